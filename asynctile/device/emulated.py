@@ -1,0 +1,58 @@
+"""A device with memory of its own, emulated: a separate mapping, real copies over a link of a given rate.
+
+For development, stress tests and CI. What it computes is bit for bit what `cpu` computes; what differs is that
+tiles must be copied in before use, by an upload and a download stream that run behind the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asynctile.device.workers import WorkerDevice
+from asynctile.stream import Event, Stream
+
+
+class Link:
+    """One direction of a link: copies take at least nbytes / rate seconds, the copying itself included."""
+
+    def __init__(self, name: str, rate: int | None) -> None:
+        self.rate = rate
+        self.stream = Stream(name)
+        self._free_at = 0.0
+
+    def copy(self, target: np.ndarray, source: np.ndarray) -> None:
+        """Runs in the stream's thread."""
+        start = time.perf_counter()
+        np.copyto(target, source)
+        if self.rate is None:
+            return
+        # A link that falls behind its rate by the coarseness of sleep catches up; one that was idle does not.
+        self._free_at = max(self._free_at, start - 0.001) + source.nbytes / self.rate
+        rest = self._free_at - time.perf_counter()
+        if rest > 0:
+            time.sleep(rest)
+
+
+class EmulatedDevice(WorkerDevice):
+    """CPU kernels in a bounded arena behind an upload and a download link of `link_rate` bytes a second each."""
+
+    name = "emulated"
+    has_link = True
+
+    def __init__(self, link_rate: int | None = None, lanes: int | None = None) -> None:
+        super().__init__(lanes)
+        self._up = Link("upload", link_rate)
+        self._down = Link("download", link_rate)
+
+    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event]) -> Event:
+        return self._up.stream.enqueue(waits, self._up.copy, (target, source), is_copy=True)
+
+    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event]) -> Event:
+        return self._down.stream.enqueue(waits, self._down.copy, (target, source), is_copy=True)
+
+    def streams(self) -> list[Stream]:
+        return [*self._compute, self._up.stream, self._down.stream]

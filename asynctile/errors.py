@@ -1,0 +1,12 @@
+"""The errors of the public face; defined in asynctile/storage/errors.py so that storage can raise them too."""
+
+from asynctile.storage.errors import (
+    AsynctileError,
+    BudgetError,
+    CheckpointError,
+    DeviceError,
+    TierError,
+    TornModelError,
+)
+
+__all__ = ["AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "TierError", "TornModelError"]

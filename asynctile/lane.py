@@ -1,0 +1,278 @@
+"""The lane of a device: issues operations in program order and carries out the moves that the pipeline decides.
+
+Runs on the device's loop only. Issuing has no await inside: an operation reserves all its tiles, is enqueued with the
+events it must wait for, and is done with Python. What may wait is the coroutine around it: for an input that nobody has
+enqueued yet, and for room when the host has run too far ahead.
+
+The way not taken: a task per operation that waits for its inputs to be computed. It costs 6 to 10 us and a trip
+through the loop where an event on the stream costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from asynctile.device.base import Device
+from asynctile.handle import Handle
+from asynctile.operation import READ, WRITE, Operation
+from asynctile.pipeline import FAR, Pipeline
+from asynctile.storage.arena import Slot
+from asynctile.storage.residency import Evict, Ledger, Load, Move
+from asynctile.storage.tile import NEVER
+from asynctile.stream import Event
+
+#: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers.
+RUN_AHEAD_OPERATIONS = 96
+RUN_AHEAD_NBYTES = 512 << 20
+
+
+class Lane:
+    """Issue on one device.
+
+    uploaded_nbytes, downloaded_nbytes, operations: counted when enqueued, never reset.
+    """
+
+    def __init__(self, device: Device, ledger: Ledger, prefetch: int) -> None:
+        self.device = device
+        self.ledger = ledger
+        self.pipeline = Pipeline(ledger, prefetch)
+        self.uploaded_nbytes = 0
+        self.downloaded_nbytes = 0
+        self.operations = 0
+        self._moves: list[Move] = []
+        self._window: deque[tuple[Event, int]] = deque()
+        self._window_nbytes = 0
+        self._unwritten: dict[Handle, asyncio.Future[None]] = {}
+        self._turn = 0
+        self._scratch = np.zeros(1)
+
+    async def launch(self, operation: Operation, number: Any = None) -> Event:
+        """The tile coroutine: waits until every input was enqueued, enqueues the operation, returns its event.
+
+        For use outside a program: its tiles rank by how recently they were used. number: float64 array of length 1
+        for what the operation reports. Raises the error of work that failed before it, BudgetError if it cannot fit.
+        """
+        operands, access = operation.operands, operation.access
+        for tile, how in zip(operands, access, strict=True):
+            if tile.slot is None and how != WRITE and not tile.valid_below:
+                await self._written(tile)
+        if len(self._window) >= RUN_AHEAD_OPERATIONS or self._window_nbytes > RUN_AHEAD_NBYTES:
+            await self.room()
+        self._turn = (self._turn + 1) % self.device.lanes
+        self.pipeline.position += 1
+        rank = (FAR - self.pipeline.position,) * len(operands)
+        event = self.issue(operation, rank, self._turn, number)
+        if self._unwritten:
+            self._announce(operands, access)
+        return event
+
+    def issue(self, operation: Operation, next_uses: Sequence[int], lane: int, number: Any) -> Event:
+        """Reserve, enqueue, record: all of an operation that Python does, without an await."""
+        operands, access = operation.operands, operation.access
+        for tile in operands:
+            if tile.slot is None:
+                self._admit(operands, access)
+                break
+        waits: list[Event] = []
+        arrays = []
+        for tile, how in zip(operands, access):  # noqa: B905  # lengths are checked when the operation is made
+            arrays.append(tile.array)
+            written = tile.written
+            if written is not None:
+                if written.done and written.error is None:
+                    tile.written = None
+                else:
+                    waits.append(written)
+            if how != READ and tile.reads:
+                waits += [event for event in tile.reads if not event.done]
+        if number is None and operation.number is not None:
+            number = self._scratch
+        event = self.device.launch(lane, operation, arrays, number, waits)
+        self.operations += 1
+        self._window.append((event, 0))
+        used = self.ledger.used
+        for tile, how, next_use in zip(operands, access, next_uses):  # noqa: B905
+            if how == READ:
+                tile.reads.append(event)
+                if len(tile.reads) > 32:
+                    tile.reads = [read for read in tile.reads if not read.done]
+                used(tile, next_use, False)
+            else:
+                tile.written = event
+                tile.reads = []
+                used(tile, next_use, True)
+            if next_use == NEVER and not tile.persistent:
+                self.release(tile)
+        return event
+
+    def fetch(self, tile: Handle, target: np.ndarray, next_use: int) -> Event:
+        """Copy a tile to a host array, in order with the operations around it."""
+        if tile.slot is None:
+            self._admit((tile,), READ)
+        event = self.device.download(target, tile.array, _failed_or_unfinished(tile.written))
+        self._count_download(event, tile.nbytes)
+        tile.reads.append(event)
+        self.ledger.used(tile, next_use, False)
+        if next_use == NEVER and not tile.persistent:
+            self.release(tile)
+        return event
+
+    def look_ahead(self, index: int) -> None:
+        """Start the transfers of the operations after entry `index`, as deep as the prefetch goes."""
+        moves = self._moves
+        self.pipeline.look_ahead(index, moves)
+        if moves:
+            self._carry_out()
+
+    def release(self, tile: Handle) -> None:
+        """The tile is dead: its slot and its backing go to whoever comes next, behind the work still on them."""
+        block = tile.backing
+        if block is not None:
+            block.guard = _unfinished(tile.below, tile.written)
+        slot = self.ledger.release(tile)
+        if slot is not None:
+            slot.guard = _unfinished(tile.written, *tile.reads)
+        tile.array = tile.written = tile.below = None
+        tile.reads = []
+
+    async def room(self) -> None:
+        """Wait until the host is at most half its limit ahead; raises the error of work that failed."""
+        window = self._window
+        self._forget_done()
+        while len(window) >= RUN_AHEAD_OPERATIONS or self._window_nbytes > RUN_AHEAD_NBYTES:
+            await window[len(window) // 2][0].settled()
+            self._forget_done()
+
+    def admit_for_host(self, tile: Handle) -> None:
+        """A slot for a tile that the host will fill in place, on devices without a link."""
+        self._admit((tile,), WRITE)
+        self.ledger.used(tile, FAR, True)
+
+    def drop(self, tile: Handle) -> None:
+        """Forget the device copy: the host has newer bytes for the backing."""
+        slot = tile.slot
+        tile.dirty = False
+        self.ledger.evict(tile)
+        self._evict(tile, slot, False)
+
+    def clear(self) -> None:
+        """Move every tile off the device."""
+        for tile in list(self.ledger.resident):
+            self._moves.append(self.ledger.evict(tile))
+        self._carry_out()
+
+    def rescue(self, tiles: Iterable[Handle]) -> list[Handle]:
+        """After a failure: drop device copies of persistent tiles that did not arrive whole; those lost for good."""
+        lost = []
+        for tile in tiles:
+            failed = tile.written is not None and tile.written.error is not None
+            if (tile.below is not None and tile.below.error is not None) or (failed and tile.dirty):
+                lost.append(tile)
+            if failed and tile.slot is not None and not tile.dirty:
+                self.ledger.evict(tile)
+                tile.array = tile.written = None
+                tile.reads = []
+        return lost
+
+    async def drain(self) -> None:
+        """Wait until everything that was enqueued has run; raises the first error among it."""
+        failed: BaseException | None = None
+        while self._window:
+            event, nbytes = self._window.popleft()
+            self._window_nbytes -= nbytes
+            await event.settled()
+            failed = failed or event.error
+        if failed is not None:
+            raise failed
+
+    def _forget_done(self) -> None:
+        window = self._window
+        while window and window[0][0].done:
+            event, nbytes = window.popleft()
+            self._window_nbytes -= nbytes
+            if event.error is not None:
+                raise event.error
+
+    def _admit(self, tiles: tuple[Handle, ...], access: str) -> None:
+        try:
+            self.pipeline.admit(tiles, access, self._moves)
+        finally:
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        moves = self._moves
+        for move in moves:
+            if isinstance(move, Evict):
+                self._evict(move.tile, move.slot, move.write_back)  # type: ignore[arg-type]
+            elif isinstance(move, Load):
+                self._load(move.tile, move.slot)  # type: ignore[arg-type]
+            else:
+                self._place(move.tile, move.slot)  # type: ignore[arg-type]
+        moves.clear()
+
+    def _evict(self, tile: Handle, slot: Slot, write_back: bool) -> None:
+        guard = _unfinished(tile.written, *tile.reads)
+        if write_back:
+            block = tile.backing
+            waits = _failed_or_unfinished(tile.written, tile.below) + _unfinished(*block.guard)
+            block.guard = ()
+            event = self.device.download(block.array(tile.shape, tile.dtype), tile.array, waits)
+            self._count_download(event, tile.nbytes)
+            tile.below = event
+            guard = (*guard, event)
+        slot.guard = guard
+        tile.array = tile.written = None
+        tile.reads = []
+
+    def _load(self, tile: Handle, slot: Slot) -> None:
+        waits = _failed_or_unfinished(tile.below) + _unfinished(*slot.guard)
+        slot.guard = ()
+        if self.pipeline.depth == 0:
+            waits += tuple(self.device.frontier())
+        tile.array = self.device.array(slot, tile.shape, tile.dtype)
+        event = self.device.upload(tile.array, tile.backing.array(tile.shape, tile.dtype), waits)
+        self.uploaded_nbytes += tile.nbytes
+        self._window.append((event, tile.nbytes))
+        self._window_nbytes += tile.nbytes
+        tile.written = event
+        tile.reads = []
+
+    def _place(self, tile: Handle, slot: Slot) -> None:
+        tile.array = self.device.array(slot, tile.shape, tile.dtype)
+        tile.written = None
+        tile.reads = list(_unfinished(*slot.guard))
+        slot.guard = ()
+
+    def _count_download(self, event: Event, nbytes: int) -> None:
+        self.downloaded_nbytes += nbytes
+        self._window.append((event, nbytes))
+        self._window_nbytes += nbytes
+
+    async def _written(self, tile: Handle) -> None:
+        """Wait until somebody has enqueued the first write of `tile`."""
+        future = self._unwritten.get(tile)
+        if future is None:
+            future = self._unwritten[tile] = asyncio.get_running_loop().create_future()
+        await asyncio.shield(future)
+
+    def _announce(self, operands: Sequence[Handle], access: str) -> None:
+        for tile, how in zip(operands, access, strict=True):
+            if how != READ and (future := self._unwritten.pop(tile, None)) is not None and not future.done():
+                future.set_result(None)
+
+
+
+
+def _unfinished(*events: Any) -> tuple[Event, ...]:
+    """What must be over before a place is used again; how it went does not matter."""
+    return tuple([event for event in events if event is not None and not event.done])
+
+
+def _failed_or_unfinished(*events: Any) -> tuple[Event, ...]:
+    """What wrote the bytes about to be read: an error must travel on."""
+    return tuple([event for event in events if event is not None and (not event.done or event.error is not None)])

@@ -1,0 +1,32 @@
+"""AdamW on one tile, and the squared norm of a gradient.
+
+Every float32 operation is rounded once, in the order written here, on every device (no contraction, no fast-math):
+    g' = g factor;  m = beta1 m + omb1 g';  v = beta2 v + omb2 (g' g')
+    w = w keep (decayed tiles only);  w = w - step (m / (sqrt(v) / root + eps))
+It is decoupled weight decay as in arXiv 1711.05101, arranged as PyTorch does.
+"""
+
+from __future__ import annotations
+
+from asynctile.handle import Handle
+from asynctile.operation import Operation, expect
+
+#: Columns of the `hyper` tile: (factor, beta1, 1 - beta1, beta2, 1 - beta2, keep = 1 - lr decay,
+#: step = lr / (1 - beta1^t), root = sqrt(1 - beta2^t), eps), each computed in float64 and rounded once.
+HYPER = 9
+
+
+def adamw(w: Handle, g: Handle, m: Handle, v: Handle, hyper: Handle, *, decay: bool, number: int) -> Operation:
+    """Update w, m, v (any shape) from g; `number` = float64 sum of squares of g, before `factor`.
+
+    Kernel: adamw(w, g, m, v, hyper, decay, number).
+    """
+    for tile in (g, m, v):
+        expect("adamw", tile, w.shape)
+    expect("adamw", hyper, (HYPER,))
+    return Operation("adamw", (w, g, m, v, hyper), "uruur", (decay,), number=number)
+
+
+def sum_squares(g: Handle, *, number: int) -> Operation:
+    """number = float64 sum of squares of g. Kernel: sum_squares(g, number)."""
+    return Operation("sum_squares", (g,), "r", number=number)

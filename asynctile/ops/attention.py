@@ -1,0 +1,72 @@
+"""Causal multi-head attention tile by tile, with a running softmax: no T x T matrix of a head is ever kept.
+
+A column tile holds g whole heads of hs columns. Query row tile i meets key/value row tiles j = 0, 1, ..., i of the
+same sequences in this order; on the diagonal (j = i) tokens see only themselves and what came before, below it they
+see all. Where a row tile holds several whole sequences (seqs > 1) there is only the diagonal, and sequences never
+see each other. Scores are scaled by 1 / sqrt(hs). The recurrence is that of FlashAttention (arXiv 2205.14135).
+"""
+
+from __future__ import annotations
+
+from asynctile.handle import Handle
+from asynctile.operation import Operation, expect
+
+
+def attention(
+    q: Handle, k: Handle, v: Handle, out: Handle, stats: Handle, *, seqs: int, heads: int, first: bool, diagonal: bool
+) -> Operation:
+    """Fold keys k and values v (Rj, g hs) into out (Ri, g hs) for queries q (Ri, g hs).
+
+    stats (2 g, Ri): row h the running maximum of head h, row g + h the running sum. `first` (j = 0) starts; the
+    diagonal is the last: it divides out by the sum and leaves the log-sum-exp in rows 0 .. g - 1 (rows g .. 2g - 1
+    are then unspecified but finite). Kernel: attention(q, k, v, out, stats, seqs, heads, first, diagonal).
+    """
+    expect("attention", out, q.shape)
+    expect("attention", v, k.shape)
+    expect("attention", stats, (2 * heads, q.shape[0]))
+    access = "rrrww" if first else "rrruu"
+    flops = _flops(q, k, seqs, diagonal, products=2)
+    return Operation("attention", (q, k, v, out, stats), access, (seqs, heads, first, diagonal), flops)
+
+
+def attention_delta(out: Handle, dout: Handle, delta: Handle, *, heads: int) -> Operation:
+    """delta (g, Ri) = row sums of out dout over each head. Kernel: attention_delta(out, dout, delta, heads)."""
+    expect("attention_delta", dout, out.shape)
+    expect("attention_delta", delta, (heads, out.shape[0]))
+    return Operation("attention_delta", (out, dout, delta), "rrw", (heads,))
+
+
+def attention_backward(
+    q: Handle,
+    k: Handle,
+    v: Handle,
+    dout: Handle,
+    stats: Handle,
+    delta: Handle,
+    dq: Handle,
+    dk: Handle,
+    dv: Handle,
+    *,
+    seqs: int,
+    heads: int,
+    first: bool,
+    diagonal: bool,
+) -> Operation:
+    """Add what queries i and keys j give to dq (Ri, g hs), dk and dv (Rj, g hs).
+
+    P = exp(q k^T / sqrt(hs) - lse); dv += P^T dout; dS = P (dout v^T - delta) / sqrt(hs); dq += dS k; dk += dS^T q.
+    `first` (j = 0) overwrites dq; the diagonal, being the first i that key tile j meets, overwrites dk and dv.
+    Kernel: attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal).
+    """
+    expect("attention_backward", dq, q.shape)
+    expect("attention_backward", dk, k.shape)
+    expect("attention_backward", dv, k.shape)
+    access = "rrrrrr" + ("w" if first else "u") + ("ww" if diagonal else "uu")
+    operands = (q, k, v, dout, stats, delta, dq, dk, dv)
+    flops = _flops(q, k, seqs, diagonal, products=5)
+    return Operation("attention_backward", operands, access, (seqs, heads, first, diagonal), flops)
+
+
+def _flops(q: Handle, k: Handle, seqs: int, diagonal: bool, products: int) -> int:
+    pairs = q.shape[0] * k.shape[0] // seqs
+    return 2 * products * pairs * q.shape[1] // (2 if diagonal else 1)

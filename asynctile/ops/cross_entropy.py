@@ -1,0 +1,36 @@
+"""Cross-entropy over logits that exist only as vocabulary tiles, with a running log-sum-exp."""
+
+from __future__ import annotations
+
+from asynctile.handle import Handle
+from asynctile.operation import NO_NUMBER, Operation, expect
+
+#: Targets of this value give no loss and no gradient, as in PyTorch.
+IGNORED = -100
+
+
+def cross_entropy(
+    logits: Handle, targets: Handle, stats: Handle, *, column: int, first: bool, last: bool, number: int = NO_NUMBER
+) -> Operation:
+    """Fold logits (R, V) of the vocabulary [column, column + V) into stats (R, 3) = (maximum, sum, target's logit).
+
+    targets (R,) int32. On the `last` tile stats[:, 0] becomes the log-sum-exp, and `number` the float64 sum of
+    lse - logit[target] over rows that are not ignored. Kernel:
+    cross_entropy(logits, targets, stats, column, first, last, number); number is a float64 array of length 1,
+    given always; it is written only on `last`.
+    """
+    expect("cross_entropy", targets, logits.shape[:1])
+    expect("cross_entropy", stats, (logits.shape[0], 3))
+    return Operation(
+        "cross_entropy", (logits, targets, stats), "rrw" if first else "rru", (column, first, last), number=number
+    )
+
+
+def cross_entropy_backward(targets: Handle, stats: Handle, scale: Handle, logits: Handle, *, column: int) -> Operation:
+    """logits (R, V) become their gradient: (exp(logit - lse) - [column + c = target]) scale[0]; 0 on ignored rows.
+
+    scale (1,) float32: 1 / number of targets that count. Kernel:
+    cross_entropy_backward(targets, stats, scale, logits, column).
+    """
+    expect("cross_entropy_backward", targets, logits.shape[:1])
+    return Operation("cross_entropy_backward", (targets, stats, scale, logits), "rrru", (column,))

@@ -1,0 +1,18 @@
+"""GELU in the tanh form of GPT-2: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+
+from __future__ import annotations
+
+from asynctile.handle import Handle
+from asynctile.operation import Operation, expect
+
+
+def gelu(x: Handle, y: Handle) -> Operation:
+    """y = gelu(x), (R, C). Kernel: gelu(x, y)."""
+    expect("gelu", y, x.shape)
+    return Operation("gelu", (x, y), "rw")
+
+
+def gelu_backward(x: Handle, grad: Handle) -> Operation:
+    """grad (R, C) *= gelu'(x), in place. Kernel: gelu_backward(x, grad)."""
+    expect("gelu_backward", grad, x.shape)
+    return Operation("gelu_backward", (x, grad), "ru")

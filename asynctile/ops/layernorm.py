@@ -1,0 +1,65 @@
+"""Layer normalisation of rows that may be cut into several column tiles.
+
+y = (x - mean) rstd gain + bias over the whole row of `width` columns. Statistics and the two row sums of the
+backward pass are gathered column tile by column tile, so that no operation needs the whole row.
+"""
+
+from __future__ import annotations
+
+from asynctile.handle import Handle
+from asynctile.operation import Operation, expect
+
+
+def layernorm_stats(x: Handle, stats: Handle, *, seen: int, last: bool, eps: float) -> Operation:
+    """Merge x (R, C) into stats (R, 2) = (mean, sum of squared deviations) of the `seen` columns before it.
+
+    Chan, Golub and LeVeque's pairwise update. seen = 0 starts; `last` turns the second column into
+    rstd = 1 / sqrt(variance + eps). Kernel: layernorm_stats(x, stats, seen, last, eps).
+    """
+    expect("layernorm_stats", stats, (x.shape[0], 2))
+    return Operation("layernorm_stats", (x, stats), "ru" if seen else "rw", (seen, last, float(eps)))
+
+
+def layernorm(x: Handle, stats: Handle, gain: Handle, bias: Handle, y: Handle) -> Operation:
+    """y (R, C) from x (R, C), stats (R, 2) = (mean, rstd), gain and bias (C,).
+
+    Kernel: layernorm(x, stats, gain, bias, y).
+    """
+    expect("layernorm", y, x.shape)
+    expect("layernorm", gain, x.shape[1:])
+    return Operation("layernorm", (x, stats, gain, bias, y), "rrrrw")
+
+
+def layernorm_sums(
+    dinp: Handle, x: Handle, stats: Handle, gain: Handle, sums: Handle, *, accumulate: bool
+) -> Operation:
+    """sums (R, 2) (+)= row sums of (dinp gain, dinp gain xhat), xhat = (x - mean) rstd; dinp (R, C) is dloss/dy.
+
+    Kernel: layernorm_sums(dinp, x, stats, gain, sums, accumulate).
+    """
+    expect("layernorm_sums", dinp, x.shape)
+    return Operation("layernorm_sums", (dinp, x, stats, gain, sums), "rrrru" if accumulate else "rrrrw", (accumulate,))
+
+
+def layernorm_backward(
+    dinp: Handle, x: Handle, stats: Handle, gain: Handle, sums: Handle, dx: Handle, *, width: int, accumulate: bool
+) -> Operation:
+    """dx (R, C) (+)= rstd (dinp gain - sums[:, 0] / width - xhat sums[:, 1] / width).
+
+    Kernel: layernorm_backward(dinp, x, stats, gain, sums, dx, width, accumulate).
+    """
+    expect("layernorm_backward", dx, x.shape)
+    access = "rrrrru" if accumulate else "rrrrrw"
+    return Operation("layernorm_backward", (dinp, x, stats, gain, sums, dx), access, (width, accumulate))
+
+
+def layernorm_gradients(
+    dinp: Handle, x: Handle, stats: Handle, dgain: Handle, dbias: Handle, *, accumulate: bool
+) -> Operation:
+    """dgain (C,) (+)= column sums of dinp xhat, dbias (C,) (+)= column sums of dinp.
+
+    Kernel: layernorm_gradients(dinp, x, stats, dgain, dbias, accumulate).
+    """
+    expect("layernorm_gradients", dgain, x.shape[1:])
+    access = "rrruu" if accumulate else "rrrww"
+    return Operation("layernorm_gradients", (dinp, x, stats, dgain, dbias), access, (accumulate,))

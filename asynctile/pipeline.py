@@ -1,0 +1,115 @@
+"""The pipeline: walks a program ahead of compute and says what must move, before each operation and ahead of others.
+
+Pure decisions over storage/residency.py, no events and no bytes: asynctile/lane.py carries them out on a device,
+asynctile/simulate.py counts them. So a plan and a run cannot disagree.
+
+Depth 0 is not another path: nothing is loaded ahead, and the lane lets each load wait for the work before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from asynctile.handle import Handle
+from asynctile.operation import WRITE, Operation
+from asynctile.program import Fetch, Program
+from asynctile.storage.residency import Ledger, Move
+from asynctile.storage.tile import NEVER
+
+#: Far enough for any program; what is used outside a program ranks behind it, longest unused first.
+FAR = 1 << 60
+
+
+class Pipeline:
+    """Order of use for the ledger, and the prefetch cursor.
+
+    depth: how many operations with something to load are served ahead of the one that is issued.
+    base: absolute position of the running program's first entry; positions never repeat.
+    """
+
+    def __init__(self, ledger: Ledger, depth: int) -> None:
+        self.ledger = ledger
+        self.depth = depth
+        self.base = 0
+        self.position = 0
+        self._program: Program | None = None
+        self._cursor = 0
+        #: positions, ahead of the issue, of operations for which something was loaded
+        self._ahead: deque[int] = deque()
+
+    def begin(self, program: Program) -> None:
+        """A run of `program` starts: what it uses first is known for every tile on the device."""
+        self.base = self.position = self.position + 1
+        self._cursor = 0
+        self._ahead.clear()
+        if program is not self._program:
+            self._program = program
+            for tile in self.ledger.resident:
+                first = program.first_uses.get(tile, FAR)
+                self.ledger.used(tile, self.base + first if first < FAR else FAR, False)
+
+    def end(self) -> None:
+        """The run is over; positions go on behind it, where its `next_uses` of persistent tiles point."""
+        if self._program is not None:
+            self.position = self.base + len(self._program) - 1
+        self._cursor = NEVER
+
+    def forget(self) -> None:
+        """A run was broken off: what its tiles were to be used for next is no longer true."""
+        self.end()
+        self._program = None
+
+    def admit(self, tiles: tuple[Handle, ...], access: str, moves: list[Move]) -> None:
+        """Moves that make `tiles` resident for the entry about to be issued."""
+        before = len(moves)
+        try:
+            self.ledger.admit(tiles, access, moves)
+        finally:
+            if len(moves) > before:
+                self._turn_back(moves[before:])
+
+    def look_ahead(self, index: int, moves: list[Move]) -> None:
+        """After entry `index` was issued: moves that bring in what the next `depth` loading operations miss."""
+        program = self._program
+        ahead = self._ahead
+        while ahead and ahead[0] <= index:
+            ahead.popleft()
+        if program is None or len(ahead) >= self.depth:
+            return
+        entries = program.entries
+        cursor = max(self._cursor, index + 1)
+        while cursor < len(entries) and len(ahead) < self.depth:
+            entry = entries[cursor]
+            if isinstance(entry, Operation):
+                loaded = self._bring(entry.operands, entry.access, self.base + cursor, moves)
+            elif isinstance(entry, Fetch):
+                loaded = self._bring((entry.tile,), "r", self.base + cursor, moves)
+            else:
+                loaded = 0
+            if loaded < 0:
+                break
+            if loaded:
+                ahead.append(cursor)
+            cursor += 1
+        self._cursor = cursor
+
+    def _bring(self, tiles: tuple[Handle, ...], access: str, needed_at: int, moves: list[Move]) -> int:
+        """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""
+        count = 0
+        for tile, how in zip(tiles, access, strict=True):
+            if tile.slot is None and how != WRITE and tile.valid_below:
+                if not self.ledger.prefetch(tile, needed_at, moves):
+                    return -1
+                tile.next_use = needed_at
+                self.ledger.used(tile, needed_at, False)
+                count += 1
+        return count
+
+    def _turn_back(self, moves: list[Move]) -> None:
+        """Something the cursor has passed was evicted: go back to where it is used."""
+        for move in moves:
+            use = move.tile.next_use - self.base
+            if move.tile.slot is None and use < self._cursor:
+                self._cursor = use
+                while self._ahead and self._ahead[-1] >= use:
+                    self._ahead.pop()

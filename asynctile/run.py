@@ -1,0 +1,91 @@
+"""One run of a program on a lane: issue its entries, stop at marks, collect what it reports.
+
+The caller decides at marks (layers/trainer.py); ordering and residency are the lane's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asynctile.handle import Handle
+from asynctile.lane import RUN_AHEAD_NBYTES, RUN_AHEAD_OPERATIONS, Lane
+from asynctile.operation import NO_NUMBER, Operation
+from asynctile.program import Fetch, Program
+from asynctile.schedule import assign
+from asynctile.storage.tile import NEVER
+from asynctile.stream import Event
+
+
+class Run:
+    """Walk `program` once: `await until(mark)` as often as wanted, then `await finish()`; `abandon` when it fails.
+
+    numbers: float64, by the program's indices, valid once `reported` or `finish` has returned.
+    outputs: host arrays that the program's fetches fill.
+    issued: entries issued so far.
+    """
+
+    def __init__(self, lane: Lane, program: Program, outputs: dict[str, np.ndarray] | None = None) -> None:
+        self.lane = lane
+        self.program = program
+        self.outputs = outputs or {}
+        self.numbers = np.zeros(len(program.numbers) + 1)
+        self.issued = 0
+        self._views = [self.numbers[index : index + 1] for index in range(len(self.numbers))]
+        self._reports: list[Event] = []
+        if lane.device.lanes not in program.streams:
+            program.streams[lane.device.lanes] = assign(program, lane.device.lanes)
+        self._streams = program.streams[lane.device.lanes]
+        lane.pipeline.begin(program)
+
+    async def until(self, mark: str) -> None:
+        """Issue everything before `mark`. KeyError if the program has no such mark."""
+        await self._issue(self.program.marks[mark])
+
+    async def finish(self) -> None:
+        """Issue the rest and wait until all of it has run; raises the first error."""
+        await self._issue(len(self.program))
+        await self.lane.drain()
+        self.lane.pipeline.end()
+
+    async def reported(self) -> None:
+        """Wait for the numbers of everything issued so far."""
+        reports, self._reports = self._reports, []
+        for event in reports:
+            await event.landed()
+
+    async def abandon(self) -> list[Handle]:
+        """Let what was enqueued run out, then free the temporaries; returns persistent tiles whose bytes are lost.
+
+        Errors of that work are swallowed: the caller raises the one that it has.
+        """
+        while True:
+            try:
+                await self.lane.drain()
+                break
+            except Exception:  # each failing event is popped once; the caller raises the first
+                continue
+        for tile in self.program.temporaries:
+            if tile.slot is not None or tile.backing is not None:
+                self.lane.release(tile)
+        self.lane.pipeline.forget()
+        return self.lane.rescue([tile for tile in self.program.first_uses if isinstance(tile, Handle)])
+
+    async def _issue(self, stop: int) -> None:
+        lane, program, views, streams = self.lane, self.program, self._views, self._streams
+        entries, next_uses, base = program.entries, program.next_uses, lane.pipeline.base
+        window = lane._window
+        while self.issued < stop:
+            index = self.issued
+            entry = entries[index]
+            if len(window) >= RUN_AHEAD_OPERATIONS or lane._window_nbytes > RUN_AHEAD_NBYTES:
+                await lane.room()
+            uses = tuple([use if use == NEVER else base + use for use in next_uses[index]])
+            if isinstance(entry, Operation):
+                number = None if entry.number is None else views[entry.number]
+                event = lane.issue(entry, uses, streams[index], number)
+                if number is not None and entry.number != NO_NUMBER:
+                    self._reports.append(event)
+            elif isinstance(entry, Fetch):
+                lane.fetch(entry.tile, self.outputs[entry.key][entry.index], uses[0])
+            lane.look_ahead(index)
+            self.issued = index + 1

@@ -1,0 +1,193 @@
+"""The arena of a device: how its cap is cut into slots, and which slots are free.
+
+Pure bookkeeping. The memory itself belongs to the device (asynctile/device), who stands in a slot is decided by
+storage/residency.py. Slots have one of a few fixed sizes ("pools"), so that there is no fragmentation: any free slot
+of a pool takes any tile of that pool. The way not taken, a general allocator, either moves tiles about to make
+room or cannot promise that a budget at the floor works.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asynctile.storage.errors import BudgetError
+from asynctile.storage.sizes import format_size
+
+#: Slots begin at multiples of a cache line.
+ALIGNMENT = 64
+
+
+class Slot:
+    """A fixed place in the arena. `guard` holds what its next owner must wait for (events; opaque here)."""
+
+    __slots__ = ("pool", "index", "guard")
+
+    def __init__(self, pool: Pool, index: int) -> None:
+        self.pool = pool
+        self.index = index
+        self.guard: tuple[object, ...] = ()
+
+
+class Pool:
+    """Slots of one size; lowest index first, so that untouched memory stays untouched.
+
+    limit: number of slots; None: as many as the arena's cap in bytes allows.
+    """
+
+    __slots__ = ("arena", "slot_nbytes", "limit", "memory", "used", "_free", "_made")
+
+    def __init__(self, arena: Arena, slot_nbytes: int, limit: int | None) -> None:
+        self.arena = arena
+        self.slot_nbytes = slot_nbytes
+        self.limit = limit
+        self.memory: Any = None
+        self.used = 0
+        self._free: list[Slot] = []
+        self._made = 0
+
+    def take(self) -> Slot | None:
+        """A free slot, or None when there is none."""
+        if self._free:
+            slot = self._free.pop()
+        elif self._made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes):
+            slot = Slot(self, self._made)
+            self._made += 1
+            self.arena.made_nbytes += self.slot_nbytes
+        else:
+            return None
+        self.used += 1
+        self.arena.used_nbytes += self.slot_nbytes
+        return slot
+
+    def give(self, slot: Slot) -> None:
+        self.used -= 1
+        self.arena.used_nbytes -= self.slot_nbytes
+        self._free.append(slot)
+
+
+class Arena:
+    """All pools of one device, largest last, under one cap in bytes (None: no cap).
+
+    divided: a capped arena whose tiles can be evicted is divided between two pools once, so that a tile of either
+    size can always push out another of its size. Otherwise every size has a pool that grows while the cap allows.
+    """
+
+    def __init__(self, cap: int | None, *, divided: bool) -> None:
+        self.cap = cap
+        self.divided = divided and cap is not None
+        self.pools: list[Pool] = []
+        self.used_nbytes = 0
+        self.made_nbytes = 0
+
+    def may_grow(self, nbytes: int) -> bool:
+        return self.cap is None or self.made_nbytes + nbytes <= self.cap
+
+    def pool_for(self, nbytes: int) -> Pool:
+        """The smallest pool whose slots take `nbytes`."""
+        for pool in self.pools:
+            if nbytes <= pool.slot_nbytes:
+                return pool
+        raise BudgetError(
+            f"a tile of {format_size(nbytes)} fits no slot of this device: it is cut into slots of "
+            f"{', '.join(format_size(pool.slot_nbytes) for pool in self.pools) or 'no size yet'}; "
+            "reserve slots of that size first",
+            floor=nbytes,
+        )
+
+    def fits(self, demand: Demand) -> bool:
+        """Whether the present cut already serves `demand`."""
+        have = [pool.slot_nbytes for pool in self.pools]
+        if not self.divided:
+            return demand.exact <= set(have)
+        if not have or demand.sizes[-1] > have[-1]:
+            return False
+        needed = dict.fromkeys(have, 0)
+        for size, count in zip(demand.sizes, demand.floor, strict=True):
+            needed[min(slot for slot in have if size <= slot)] += count
+        return all(pool.limit is None or needed[pool.slot_nbytes] <= pool.limit for pool in self.pools)
+
+    def cut(self, demand: Demand) -> list[Pool]:
+        """Make pools for `demand`; returns the new ones. A divided arena must be empty, others only gain pools.
+
+        Raises BudgetError when the cap is below the floor.
+        """
+        if not self.divided:
+            have = {pool.slot_nbytes for pool in self.pools}
+            new = [Pool(self, size, None) for size in demand.exact - have]
+            self.pools = sorted(self.pools + new, key=lambda pool: pool.slot_nbytes)
+            return new
+        assert self.cap is not None and self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
+        self.pools = [Pool(self, size, count) for size, count in demand.divide(self.cap)]
+        return self.pools
+
+
+class Demand:
+    """What slots a set of tiles wants.
+
+    sizes: bytes of a small and of a large slot, ascending (one size where all tiles are alike).
+    floor: the most slots of each size that one operation needs at once. full: slots to hold every tile at once.
+    exact: every size that occurs. resident_nbytes: bytes when nothing is ever evicted. what: the operation that
+    sets the floor, for the error message.
+    """
+
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        floor: tuple[int, ...],
+        full: tuple[int, ...],
+        *,
+        exact: set[int],
+        resident_nbytes: int,
+        what: str,
+    ) -> None:
+        self.sizes = sizes
+        self.floor = floor
+        self.full = full
+        self.exact = exact
+        self.resident_nbytes = resident_nbytes
+        self.what = what
+
+    @property
+    def floor_nbytes(self) -> int:
+        """The smallest cap that works where tiles can be evicted."""
+        return sum(size * count for size, count in zip(self.sizes, self.floor, strict=True))
+
+    def divide(self, cap: int) -> list[tuple[int, int]]:
+        """(slot size, count) under `cap`: the floor, then all the small ones if a tenth of the rest pays for them."""
+        self.check(cap)
+        spare = cap - self.floor_nbytes
+        counts = []
+        for size, floor, full in zip(self.sizes[:-1], self.floor, self.full, strict=False):
+            count = floor + max(0, min(full - floor, spare // 10 // size))
+            spare -= (count - floor) * size
+            counts.append(count)
+        most = max(self.floor[-1], self.full[-1])
+        counts.append(min(most, self.floor[-1] + spare // self.sizes[-1]))
+        return list(zip(self.sizes, counts, strict=True))
+
+    def check(self, cap: int) -> None:
+        """BudgetError if `cap` is below the floor."""
+        if cap >= self.floor_nbytes:
+            return
+        parts = " and ".join(
+            f"{count} slots of {format_size(size)}" for size, count in zip(self.sizes, self.floor, strict=True) if count
+        )
+        raise BudgetError(
+            f"device_memory of {format_size(cap)} is below the floor of {format_size(self.floor_nbytes)} "
+            f"({self.floor_nbytes} bytes): {self.what} needs {parts} at once; "
+            "raise device_memory or choose a smaller tile",
+            floor=self.floor_nbytes,
+        )
+
+    def check_resident(self, cap: int, name: str) -> None:
+        """BudgetError if everything must stay in `cap` bytes of RAM and does not fit; `name`: the argument to raise."""
+        if cap < self.resident_nbytes:
+            raise BudgetError(
+                f"{name} of {format_size(cap)} is below the floor of {format_size(self.resident_nbytes)} "
+                f"({self.resident_nbytes} bytes): on cpu every tile stays in RAM; raise {name}",
+                floor=self.resident_nbytes,
+            )
+
+
+def align(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

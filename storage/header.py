@@ -1,0 +1,184 @@
+"""The header of a safetensors file: which tensor lies where.
+
+Covers laying tensors out, writing the header, and checking a header that was read against the size of its
+file before anything trusts it. It reads no tensor data: `tensors.py` does. Format: 8 bytes of little-endian
+header length, that many bytes of JSON padded with spaces so that the data begins at a multiple of 8, then the
+data of all tensors without a gap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from .errors import CheckpointError
+
+__all__ = ["FLOATS", "TensorEntry", "float_code", "lay_out", "read_header"]
+
+#: the dtypes whose values can be read, by their name in the file; numpy has no bfloat16, its bits stand in for it
+FLOATS: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+#: bytes an element of the other dtypes, needed to check a file that carries them (masks, counters)
+_OTHER_NBYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "U16": 2,
+    "I16": 2,
+    "U32": 4,
+    "I32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
+_METADATA = "__metadata__"
+#: the limit of the safetensors library; a length beyond it is a damaged file, not a reason to allocate
+_MAX_HEADER_NBYTES = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """One tensor of a safetensors file."""
+
+    name: str
+    #: as the file spells it: "F32", "BF16", ...
+    dtype: str
+    shape: tuple[int, ...]
+    #: byte of the file at which its data begins
+    offset: int
+    nbytes: int
+
+
+def float_code(dtype: DTypeLike) -> str:
+    """The name in the file of a numpy dtype that can be written (float64, float32, float16); ValueError for
+    another.
+    """
+    wanted = np.dtype(dtype)
+    if wanted.kind != "f" or wanted not in FLOATS.values():
+        raise ValueError(
+            f"dtype {wanted} cannot be written to a safetensors file; expected float32, float16 or float64"
+        )
+    return next(code for code, known in FLOATS.items() if known == wanted)
+
+
+def lay_out(
+    tensors: Mapping[str, tuple[DTypeLike, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, list[TensorEntry]]:
+    """Place tensors {name: (dtype, shape)} in a new file: returns its first bytes and the entries in order of
+    offset.
+
+    Wider elements come first, then names in order, as the safetensors library does it: every element is
+    aligned.
+    """
+    if _METADATA in tensors:
+        raise ValueError(f"tensor name {_METADATA!r} is taken by the safetensors format; choose another")
+    codes = {name: float_code(dtype) for name, (dtype, _) in tensors.items()}
+    begin, placed = 0, []
+    for name in sorted(tensors, key=lambda name: (-FLOATS[codes[name]].itemsize, name)):
+        shape = tuple(int(n) for n in tensors[name][1])
+        nbytes = math.prod(shape) * FLOATS[codes[name]].itemsize
+        placed.append((name, shape, begin, begin + nbytes))
+        begin += nbytes
+    table: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    for name, shape, start, stop in placed:
+        table[name] = {"dtype": codes[name], "shape": list(shape), "data_offsets": [start, stop]}
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    data = 8 + len(text)
+    entries = [
+        TensorEntry(name=name, dtype=codes[name], shape=shape, offset=data + start, nbytes=stop - start)
+        for name, shape, start, stop in placed
+    ]
+    return len(text).to_bytes(8, "little") + text, entries
+
+
+def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], dict[str, str]]:
+    """Read and check the header of an open safetensors file: its entries in order of offset, and its
+    metadata.
+
+    Raises CheckpointError, naming the file, bytes expected and bytes found, unless the header is whole, every
+    tensor's bytes are what its shape needs, and together they fill the file exactly.
+    """
+    table, data, file_nbytes = _read_table(file, path)
+    metadata = table.pop(_METADATA, {})
+    if not isinstance(metadata, dict):
+        raise _damaged(path, f"its {_METADATA} is a {type(metadata).__name__}, expected an object of strings")
+    entries = sorted(
+        (_entry(path, name, fields, data) for name, fields in table.items()),
+        key=lambda e: (e.offset, e.nbytes),
+    )
+    end = data
+    for entry in entries:
+        if entry.offset != end:
+            raise _damaged(
+                path,
+                f"tensor {entry.name} begins at byte {entry.offset}, expected {end}, where the one before it ends",
+            )
+        end += entry.nbytes
+    if end != file_nbytes:
+        fault = "is truncated" if file_nbytes < end else "is longer than its header says"
+        raise CheckpointError(
+            f"{path} {fault}: expected {end} bytes, found {file_nbytes}; use another checkpoint or copy it again"
+        )
+    return entries, {str(key): str(value) for key, value in metadata.items()}
+
+
+def _read_table(file: BinaryIO, path: Path) -> tuple[dict[str, Any], int, int]:
+    """The JSON of the header, the byte at which data begins, and the bytes in the file."""
+    file_nbytes = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+    if file_nbytes < 8 or length > min(file_nbytes - 8, _MAX_HEADER_NBYTES):
+        expected = "at least 8 bytes" if file_nbytes < 8 else f"a header of {length} bytes"
+        raise CheckpointError(
+            f"{path} is truncated or is no safetensors file: expected {expected}, found {file_nbytes} bytes in all; "
+            "use another checkpoint or copy it again"
+        )
+    try:
+        table = json.loads(os.pread(file.fileno(), length, 8))
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
+        raise _damaged(path, f"its {length} bytes of header are not JSON ({error})") from error
+    if not isinstance(table, dict):
+        raise _damaged(path, f"its header is a {type(table).__name__}, expected an object of tensors")
+    return table, 8 + length, file_nbytes
+
+
+def _entry(path: Path, name: str, fields: Any, data: int) -> TensorEntry:
+    try:
+        dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
+        sound = (
+            isinstance(dtype, str)
+            and all(type(n) is int and n >= 0 for n in (begin, end, *shape))
+            and begin <= end
+        )
+    except (TypeError, KeyError, ValueError):
+        sound = False
+    if not sound:
+        raise _damaged(
+            path, f"tensor {name} is described by {fields!r}, expected dtype, shape and data_offsets"
+        )
+    item_nbytes = FLOATS[dtype].itemsize if dtype in FLOATS else _OTHER_NBYTES.get(dtype)
+    # A dtype newer than this program is let through: its tensor may be one that nobody reads.
+    if item_nbytes is not None and math.prod(shape) * item_nbytes != end - begin:
+        raise _damaged(
+            path,
+            f"tensor {name} of {dtype} and shape {tuple(shape)} needs {math.prod(shape) * item_nbytes} bytes, "
+            f"found {end - begin}",
+        )
+    return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=data + begin, nbytes=end - begin)
+
+
+def _damaged(path: Path, fault: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {fault}; use another checkpoint or copy it again")

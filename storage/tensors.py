@@ -1,0 +1,253 @@
+"""Tensors in safetensors files, written and read piece by piece, so that no whole tensor need be in memory.
+
+Covers `TensorWriter` and `TensorReader`. The layout of the file and the checks of its header are in
+`header.py`; where a piece lies and how its bytes move in `piece.py`; folders that are replaced as a whole in
+`folder.py`; which tensors a model has, in `checkpoint.py` and the layers.
+
+Both classes may be used from several threads at once: their files have no position to share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .errors import CheckpointError
+from .folder import fsync, read_json
+from .header import FLOATS, TensorEntry, lay_out, read_header
+from .piece import Index, find_piece, read_all, write_all
+
+__all__ = ["TensorReader", "TensorWriter"]
+
+
+class TensorWriter:
+    """A new safetensors file of known tensors, filled in any order of pieces.
+
+    `tensors` is {name: (dtype, shape)}, dtype one of float32, float16, float64. The space is
+    reserved at once in a file beside `path`, which takes the name `path` in `close()`; an error before that
+    removes it and leaves an older `path` as it was. Raises CheckpointError if the file cannot be made or the
+    disk has no room.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, tuple[DTypeLike, tuple[int, ...]]],
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        header, entries = lay_out(tensors, metadata or {})
+        self._entries = {entry.name: entry for entry in entries}
+        self._missing = {entry.name: entry.nbytes for entry in entries}
+        self._part = self.path.with_name(f".{self.path.name}.part")
+        nbytes = len(header) + sum(entry.nbytes for entry in entries)
+        try:
+            self._file = open(self._part, "w+b", buffering=0)  # noqa: SIM115 - closed by close() and discard()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write {self.path}: {error.strerror}; choose another folder"
+            ) from error
+        try:
+            # Reserved, not just made long: a full disk shows here, before any work, and not in the last piece.
+            os.posix_fallocate(self._file.fileno(), 0, nbytes)
+            write_all(self._file.fileno(), memoryview(header), 0)
+        except OSError as error:
+            self.discard()
+            raise CheckpointError(
+                f"cannot reserve {nbytes} bytes for {self.path}: {error.strerror}; "
+                "free space there or choose another folder"
+            ) from error
+
+    def write(self, name: str, index: Index, array: NDArray[Any]) -> None:
+        """Put `array` at `index` (one slice a dimension, step 1; () is all) of tensor `name`, converted to
+        the tensor's dtype.
+
+        Raises KeyError for an unknown name, ValueError if the array is not of the index's shape,
+        CheckpointError if the disk fails.
+        """
+        entry = _lookup(self._entries, name, self.path)
+        piece = find_piece(entry, index)
+        if np.shape(array) != piece.shape:
+            raise ValueError(
+                f"tensor {name} got an array of shape {np.shape(array)} for a piece of shape {piece.shape}"
+            )
+        source = np.ascontiguousarray(array, FLOATS[entry.dtype])
+        try:
+            for offset, view in piece.runs(source):
+                write_all(self._file.fileno(), view, offset)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write tensor {name} to {self.path}: {error.strerror}; free space there or replace it"
+            ) from error
+        self._missing[name] -= source.nbytes
+
+    def close(self) -> None:
+        """Bring the bytes to the disk and give the file its name.
+
+        Raises ValueError, and removes the file, if fewer bytes of a tensor were written than it has: the rest
+        would read as zeros.
+        """
+        if self._file.closed:
+            return
+        short = [f"{name} ({n} bytes)" for name, n in self._missing.items() if n > 0]
+        if short:
+            self.discard()
+            raise ValueError(
+                f"{self.path} was closed before all its tensors were written; missing: {', '.join(short[:4])}"
+            )
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._part, self.path)
+        fsync(self.path.parent)
+
+    def discard(self) -> None:
+        """Close and remove the unfinished file; nothing after `close()`."""
+        if not self._file.closed:
+            self._file.close()
+            self._part.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.discard()
+
+
+class TensorReader:
+    """The tensors of a `.safetensors` file, or of a folder with `model.safetensors` or
+    `model.safetensors.index.json` and shards.
+
+    Raises CheckpointError when a file is missing, unreadable, truncated or damaged, before any tensor is
+    read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.metadata: dict[str, str] = {}
+        self._entries: dict[str, TensorEntry] = {}
+        self._files: dict[str, tuple[Path, BinaryIO]] = {}  # by tensor
+        try:
+            for file, wanted in _shards(self.path):
+                self._open(file, wanted)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: Path, wanted: set[str] | None) -> None:
+        try:
+            file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read {path}: {error.strerror}; name a .safetensors file or a folder that has one"
+            ) from error
+        try:
+            entries, metadata = read_header(file, path)
+            found = {entry.name: entry for entry in entries if wanted is None or entry.name in wanted}
+            absent = sorted((wanted or set()) - found.keys())
+            if absent:
+                raise CheckpointError(
+                    f"{path} lacks tensor {absent[0]}, which the index says it holds; copy the shards again"
+                )
+        except OSError as error:  # a folder called x.safetensors opens on some systems, and fails here
+            file.close()
+            raise CheckpointError(
+                f"cannot read {path}: {error.strerror}; name a .safetensors file or a folder that has one"
+            ) from error
+        except BaseException:
+            file.close()
+            raise
+        self._entries |= found
+        self._files |= dict.fromkeys(found, (path, file))
+        self.metadata |= metadata
+
+    def names(self) -> list[str]:
+        """The tensors' names, in the order of their bytes."""
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor; KeyError for an unknown name."""
+        return _lookup(self._entries, name, self.path).shape
+
+    def dtype(self, name: str) -> str:
+        """The dtype of a tensor as the file spells it ("F32", "BF16", "I64", ...); KeyError for an unknown
+        name.
+        """
+        return _lookup(self._entries, name, self.path).dtype
+
+    def read(self, name: str, index: Index = ()) -> NDArray[np.float32]:
+        """A fresh contiguous float32 array of tensor `name` at `index` (one slice a dimension, step 1,
+        clipped; () is all).
+
+        F16, BF16 and F64 are converted. Raises KeyError for an unknown name, ValueError for an index that
+        does not fit, CheckpointError for a tensor of integers or a file that fails or has shrunk.
+        """
+        entry = _lookup(self._entries, name, self.path)
+        if entry.dtype not in FLOATS:
+            raise CheckpointError(
+                f"tensor {name} of {self.path} holds {entry.dtype}; expected one of {', '.join(FLOATS)}"
+            )
+        piece = find_piece(entry, index)
+        target = np.empty(piece.shape, FLOATS[entry.dtype])
+        path, file = self._files[name]
+        try:
+            for offset, view in piece.runs(target):
+                read_all(file.fileno(), view, offset, path)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read tensor {name} from {path}: {error.strerror}; copy the checkpoint again"
+            ) from error
+        if entry.dtype == "BF16":  # the upper half of a float32
+            return (target.astype(np.uint32) << 16).view(np.float32)
+        return target.astype(np.float32, copy=False)
+
+    def close(self) -> None:
+        """Close the files; the tensors' names and shapes stay readable."""
+        for _, file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _shards(path: Path) -> Iterable[tuple[Path, set[str] | None]]:
+    """The files of a checkpoint, each with the tensors to take from it (None: all)."""
+    index = path / "model.safetensors.index.json"
+    if not path.is_dir():
+        return [(path, None)]
+    if (path / "model.safetensors").exists() or not index.exists():
+        return [(path / "model.safetensors", None)]
+    table = read_json(index)
+    names = table.get("weight_map") if isinstance(table, dict) else None
+    if not isinstance(names, dict) or not all(
+        isinstance(file, str) and Path(file).name == file for file in names.values()
+    ):
+        raise CheckpointError(
+            f"{index} is damaged: expected a weight_map of tensor names and file names beside it; copy it again"
+        )
+    shards: dict[str, set[str]] = {}
+    for name, file in names.items():
+        shards.setdefault(file, set()).add(name)
+    return [(path / file, shards[file]) for file in sorted(shards)]
+
+
+def _lookup(entries: Mapping[str, TensorEntry], name: str, path: Path) -> TensorEntry:
+    try:
+        return entries[name]
+    except KeyError:
+        raise KeyError(
+            f"{path} has no tensor {name}; it has {len(entries)}, such as {next(iter(entries), 'none')}"
+        ) from None
