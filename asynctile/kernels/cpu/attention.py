@@ -1,0 +1,161 @@
+"""Causal attention of one query tile with one key tile; see asynctile/ops/attention.py for the contract.
+
+Its gradient is in attention_backward.py. Within the tiles it goes block by block, so that scores never leave the second
+cache, and blocks above the diagonal are skipped. A block of scores lies transposed, keys by queries: maxima, sums and
+exponentials then run over queries side by side in the lanes of a vector, and no loop reduces across lanes. The
+products are OpenBLAS's; its kernels for small matrices are fastest on dense operands of these layouts (260 against
+160 GFLOP/s for q k^T on strided rows, Zen 5), so queries are transposed once for all their keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from asynctile.kernels.cpu.blas import sgemm
+from asynctile.kernels.cpu.exp import exp
+from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, inline, kernel, piece
+
+#: Queries of a block, always computed whole (missing ones are zeros), and keys of a block: scores of 32 KiB.
+QUERIES, KEYS = 64, 128
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
+LOWEST = np.float32(-np.inf)
+
+
+@inline()
+def scale_of(hs: int) -> Any:
+    """1 / sqrt(hs), rounded once."""
+    return np.float32(1.0 / np.sqrt(np.float64(hs)))
+
+
+@piece()
+def pack_transposed(x: Any, row: int, rows: int, column: int, factor: float, packed: Any) -> None:
+    """packed (hs, QUERIES) = the transpose of a block of x times factor, zeros where rows are missing."""
+    for r in range(rows):
+        line = x[row + r, column : column + packed.shape[0]]
+        for c in range(packed.shape[0]):
+            packed[c, r] = line[c] * factor
+    for c in range(packed.shape[0]):
+        for r in range(rows, QUERIES):
+            packed[c, r] = ZERO
+
+
+@piece()
+def mask(scores: Any, keys: int, ahead: int, value: float) -> None:
+    """Query r sees the keys up to `ahead` + r; the scores of the others become `value`."""
+    for c in range(max(0, ahead + 1), keys):
+        for r in range(min(QUERIES, c - ahead)):
+            scores[c, r] = value
+
+
+@inline()
+def score(keys: int, hs: int, k: Any, at: int, step: int, packed: Any, scores: Any) -> None:
+    """scores (keys, QUERIES) = rows of k (keys, hs) times packed (hs, QUERIES)."""
+    sgemm(keys, QUERIES, hs, ONE, k, at, step, False, packed, 0, QUERIES, False, ZERO, scores, 0, QUERIES)
+
+
+@inline()
+def _larger(a: float, b: float) -> float:
+    return a if a > b else b
+
+
+@piece(FUSE)
+def _softmax(scores: Any, keys: int, top: Any, total: Any, decay: Any) -> None:
+    """Turn scores into weights under the new running maximum `top`; decay = what the old weights shrink by."""
+    for r in range(QUERIES):
+        decay[r] = top[r]
+    whole = keys - keys % 4
+    for c in range(0, whole, 4):
+        for r in range(QUERIES):
+            low = _larger(scores[c, r], scores[c + 1, r])
+            high = _larger(scores[c + 2, r], scores[c + 3, r])
+            top[r] = _larger(_larger(low, high), top[r])
+    for c in range(whole, keys):
+        for r in range(QUERIES):
+            top[r] = _larger(scores[c, r], top[r])
+    for r in range(QUERIES):
+        decay[r] = exp(decay[r] - top[r])
+        total[r] *= decay[r]
+    for c in range(keys):
+        for r in range(QUERIES):
+            weight = exp(scores[c, r] - top[r])
+            scores[c, r] = weight
+            total[r] += weight
+
+
+@piece()
+def _load(out: Any, stats: Any, row: int, rows: int, head: int, first: bool, block: Any, top: Any, total: Any) -> None:
+    """Take up the running state of a block of queries, or start it."""
+    heads, hs = stats.shape[0] // 2, block.shape[1]
+    for r in range(QUERIES):
+        old = not first and r < rows
+        top[r] = stats[head, row + r] if old else LOWEST
+        total[r] = stats[heads + head, row + r] if old else ZERO
+        if old:
+            line = out[row + r, head * hs : (head + 1) * hs]
+            for c in range(hs):
+                block[r, c] = line[c]
+        else:
+            for c in range(hs):
+                block[r, c] = ZERO
+
+
+@piece()
+def _store(out: Any, stats: Any, row: int, rows: int, head: int, last: bool, block: Any, top: Any, total: Any) -> None:
+    """Put the state back; at last divided by the sums, with the log-sum-exp."""
+    heads, hs = stats.shape[0] // 2, block.shape[1]
+    for r in range(rows):
+        share = ONE / total[r] if last else ONE
+        line = out[row + r, head * hs : (head + 1) * hs]
+        for c in range(hs):
+            line[c] = block[r, c] * share
+        stats[head, row + r] = np.float64(top[r]) + np.log(np.float64(total[r])) if last else np.float64(top[r])
+        stats[heads + head, row + r] = total[r]
+
+
+@kernel((TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG), fastmath=FUSE)
+def attention(q: Any, k: Any, v: Any, out: Any, stats: Any, seqs: int, heads: int, first: bool, diagonal: bool) -> None:
+    """Fold keys and values into out and stats."""
+    step, hs = q.shape[1], q.shape[1] // heads
+    rows, columns = q.shape[0] // seqs, k.shape[0] // seqs
+    packed, block = np.empty((hs, QUERIES), np.float32), np.empty((QUERIES, hs), np.float32)
+    scores = np.empty((KEYS, QUERIES), np.float32)
+    state = np.empty((3, QUERIES), np.float32)
+    top, total, decay = state[0], state[1], state[2]
+    for h in range(heads):
+        for s in range(seqs):
+            for i in range(0, rows, QUERIES):
+                m, row = min(QUERIES, rows - i), s * rows + i
+                pack_transposed(q, row, m, h * hs, scale_of(hs), packed)
+                _load(out, stats, row, m, h, first, block, top, total)
+                reach = min(columns, i + m) if diagonal else columns
+                for j in range(0, reach, KEYS):
+                    n = min(KEYS, reach - j)
+                    there = (s * columns + j) * step + h * hs
+                    score(n, hs, k, there, step, packed, scores)
+                    if diagonal:
+                        mask(scores, n, i - j, LOWEST)
+                    _softmax(scores, n, top, total, decay)
+                    for r in range(QUERIES):
+                        for c in range(hs):
+                            block[r, c] *= decay[r]
+                    sgemm(QUERIES, hs, n, ONE, scores, 0, QUERIES, True, v, there, step, False, ONE, block, 0, hs)
+                _store(out, stats, row, m, h, diagonal, block, top, total)
+
+
+@piece(REDUCE)
+def _dot(a: Any, b: Any) -> Any:
+    total = ZERO
+    for c in range(a.size):
+        total += a[c] * b[c]
+    return total
+
+
+@kernel((TILE, TILE, TILE, COUNT))
+def attention_delta(out: Any, dout: Any, delta: Any, heads: int) -> None:
+    """delta = row sums of out dout, head by head."""
+    hs = out.shape[1] // heads
+    for r in range(out.shape[0]):
+        for h in range(heads):
+            delta[h, r] = _dot(out[r, h * hs : (h + 1) * hs], dout[r, h * hs : (h + 1) * hs])

@@ -1,0 +1,73 @@
+"""The gradient of causal attention of one query tile with one key tile; see asynctile/ops/attention.py.
+
+Blocks lie as in attention.py, keys by queries; weights are computed anew from the log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from asynctile.kernels.cpu.attention import ONE, QUERIES, ZERO, mask, pack_transposed, scale_of, score
+from asynctile.kernels.cpu.blas import sgemm
+from asynctile.kernels.cpu.exp import exp
+from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, TILE, inline, kernel, piece
+
+#: As many as QUERIES: on the diagonal each block of dk and dv is then whole when queries first meet it.
+KEYS = QUERIES
+
+
+@piece(FUSE)
+def _weigh(p: Any, ds: Any, keys: int, scale: float, lse: Any, delta: Any) -> None:
+    """p: from scores to weights; ds: from dout v^T to the gradient of q k^T."""
+    for c in range(keys):
+        for r in range(QUERIES):
+            weight = exp(p[c, r] - lse[r])
+            p[c, r] = weight
+            ds[c, r] = weight * ((ds[c, r] - delta[r]) * scale)
+
+
+@inline()
+def _times(n: int, hs: int, m: int, a: Any, b: Any, b_at: int, beta: float, c: Any, c_at: int, step: int) -> None:
+    """c (n, hs) = a (n, m) b (m, hs) + beta c, where c and b are blocks of tiles."""
+    sgemm(n, hs, m, ONE, a, 0, QUERIES, False, b, b_at, step, False, beta, c, c_at, step)
+
+
+@kernel((TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT, FLAG, FLAG), fastmath=FUSE)
+def attention_backward(
+    q: Any, k: Any, v: Any, dout: Any, stats: Any, delta: Any, dq: Any, dk: Any, dv: Any,
+    seqs: int, heads: int, first: bool, diagonal: bool,
+) -> None:  # fmt: skip
+    """Add to dq, dk and dv what these queries and keys give."""
+    step, hs = q.shape[1], q.shape[1] // heads
+    rows, columns = q.shape[0] // seqs, k.shape[0] // seqs
+    scale = scale_of(hs)
+    qs_t, douts_t = np.empty((hs, QUERIES), np.float32), np.empty((hs, QUERIES), np.float32)
+    p, ds = np.empty((KEYS, QUERIES), np.float32), np.empty((KEYS, QUERIES), np.float32)
+    state = np.empty((2, QUERIES), np.float32)
+    for h in range(heads):
+        for s in range(seqs):
+            for i in range(0, rows, QUERIES):
+                m, row = min(QUERIES, rows - i), s * rows + i
+                here = row * step + h * hs
+                pack_transposed(q, row, m, h * hs, scale, qs_t)
+                pack_transposed(dout, row, m, h * hs, ONE, douts_t)
+                for r in range(QUERIES):
+                    state[0, r] = stats[h, row + r] if r < m else ZERO
+                    state[1, r] = delta[h, row + r] if r < m else ZERO
+                reach = min(columns, i + m) if diagonal else columns
+                for j in range(0, reach, KEYS):
+                    n = min(KEYS, reach - j)
+                    there = (s * columns + j) * step + h * hs
+                    score(n, hs, k, there, step, qs_t, p)
+                    score(n, hs, v, there, step, douts_t, ds)
+                    _weigh(p, ds, n, scale, state[0], state[1])
+                    if diagonal and j == i:
+                        mask(p, n, 0, ZERO)
+                        mask(ds, n, 0, ZERO)
+                    beta = ZERO if diagonal and j == i else ONE
+                    _times(n, hs, m, p, dout, here, beta, dv, there, step)
+                    _times(n, hs, m, ds, q, here, beta, dk, there, step)
+                    beta = ZERO if first and j == 0 else ONE
+                    sgemm(m, hs, n, ONE, ds, 0, QUERIES, True, k, there, step, False, beta, dq, here, step)

@@ -1,0 +1,74 @@
+"""How a CPU kernel is compiled: one Numba function, explicit signatures, serial, without the GIL, cached on disk.
+
+Covers the decorators and the table that `warm` walks; the arithmetic is in the file of each verb.
+Nothing is compiled when these modules are imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import extending, njit, types
+
+ROW = types.float32[::1]  # (C,)
+TILE = types.float32[:, ::1]  # (R, C)
+TOKENS = types.int32[::1]  # (R,)
+NUMBER = types.float64[::1]  # (1,)
+FLAG, COUNT, REAL = types.boolean, types.int64, types.float64
+
+#: Numba's decorator fills the first parameter of what it decorates, which type checkers cannot know.
+intrinsic: Any = extending.intrinsic
+
+#: May fuse a multiplication with an addition; for elementwise arithmetic.
+FUSE = {"contract"}
+#: May also reorder sums, which a vectorised reduction needs. Never nnan or ninf: a NaN has to come out.
+REDUCE = {"contract", "reassoc"}
+
+#: All and only the functions that devices call, by the name that operations use.
+KERNELS: dict[str, Any] = {}
+#: The argument types each of them is compiled for.
+SIGNATURES: dict[str, tuple[tuple[Any, ...], ...]] = {}
+
+#: Changes when any source of this package does: kernels cached with another stamp are compiled anew.
+STAMP = tuple(
+    (path.name, path.stat().st_mtime, path.stat().st_size) for path in sorted(Path(__file__).parent.glob("*.py"))
+)
+
+
+def kernel(*signatures: tuple[Any, ...], fastmath: Any = False) -> Callable[[Callable[..., None]], Any]:
+    """Register a kernel under its function's name for these argument types."""
+
+    def register(function: Callable[..., None]) -> Any:
+        for signature in signatures:
+            if len(signature) != len(inspect.signature(function).parameters):
+                raise TypeError(f"{function.__name__}: {len(signature)} types do not fit its parameters")
+        dispatcher = njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
+        _cache(dispatcher)
+        KERNELS[function.__name__] = dispatcher
+        SIGNATURES[function.__name__] = signatures
+        return dispatcher
+
+    return register
+
+
+def _cache(dispatcher: Any) -> None:
+    """Keep its machine code on disk, where a folder for it can be written; if none can, it is compiled every time."""
+    try:
+        dispatcher.enable_caching()
+    except RuntimeError:
+        return
+    # Numba watches the kernel's own file only; a kernel is also made of pieces from its neighbours.
+    dispatcher._cache._cache_file._source_stamp = STAMP
+
+
+def inline(fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:
+    """A piece of kernels: always inlined by LLVM, so that it vectorises in the caller but keeps its own `fastmath`."""
+    return njit(nogil=True, fastmath=fastmath, error_model="numpy", forceinline=True)
+
+
+def piece(fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:
+    """A longer piece of kernels, called or inlined as LLVM likes."""
+    return njit(nogil=True, fastmath=fastmath, error_model="numpy")

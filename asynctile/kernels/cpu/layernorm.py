@@ -1,0 +1,132 @@
+"""Layer normalisation, forward and backward, by column tiles; see asynctile/ops/layernorm.py for the contracts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REAL, REDUCE, ROW, TILE, kernel, piece
+
+ZERO = np.float32(0.0)
+#: Columns summed at a time, in two float64 buffers of 8 KiB.
+COLUMNS = 1024
+
+
+@piece(REDUCE)
+def _moments(row: Any) -> Any:
+    """(mean, sum of squared deviations) of one row, which stays in the first cache for the second pass."""
+    total = ZERO
+    for j in range(row.size):
+        total += row[j]
+    mean = total / np.float32(row.size)
+    squares, residue = ZERO, ZERO
+    for j in range(row.size):
+        deviation = row[j] - mean
+        squares += deviation * deviation
+        residue += deviation
+    # The residue is what rounding the mean left over.
+    residue /= np.float32(row.size)
+    return mean + residue, squares - residue * residue * np.float32(row.size)
+
+
+@kernel((TILE, TILE, COUNT, FLAG, REAL))
+def layernorm_stats(x: Any, stats: Any, seen: int, last: bool, eps: float) -> None:
+    """Merge the columns of x into (mean, sum of squared deviations), in the end (mean, 1 / deviation)."""
+    rows, columns = x.shape
+    width = seen + columns
+    for i in range(rows):
+        tile_mean, tile_squares = _moments(x[i])
+        mean, squares = np.float64(tile_mean), np.float64(tile_squares)
+        if seen:
+            before = np.float64(stats[i, 0])
+            delta = mean - before
+            mean = before + delta * (columns / width)
+            squares += np.float64(stats[i, 1]) + delta * delta * (seen * (columns / width))
+        stats[i, 0] = mean
+        stats[i, 1] = 1.0 / np.sqrt(squares / width + eps) if last else squares
+
+
+@kernel((TILE, TILE, ROW, ROW, TILE), fastmath=FUSE)
+def layernorm(x: Any, stats: Any, gain: Any, bias: Any, y: Any) -> None:
+    """y = (x - mean) rstd gain + bias."""
+    rows, columns = x.shape
+    for i in range(rows):
+        mean, rstd = stats[i, 0], stats[i, 1]
+        for j in range(columns):
+            y[i, j] = (x[i, j] - mean) * rstd * gain[j] + bias[j]
+
+
+@piece(REDUCE)
+def _row_sums(dinp: Any, x: Any, mean: float, gain: Any) -> Any:
+    plain, weighted = ZERO, ZERO
+    for j in range(x.size):
+        d = dinp[j] * gain[j]
+        plain += d
+        weighted += d * (x[j] - mean)
+    return plain, weighted
+
+
+@kernel((TILE, TILE, TILE, ROW, TILE, FLAG))
+def layernorm_sums(dinp: Any, x: Any, stats: Any, gain: Any, sums: Any, accumulate: bool) -> None:
+    """sums = row sums of (dinp gain, dinp gain xhat) (+ sums)."""
+    for i in range(x.shape[0]):
+        plain, weighted = _row_sums(dinp[i], x[i], stats[i, 0], gain)
+        weighted *= stats[i, 1]
+        sums[i, 0] = sums[i, 0] + plain if accumulate else plain
+        sums[i, 1] = sums[i, 1] + weighted if accumulate else weighted
+
+
+@kernel((TILE, TILE, TILE, ROW, TILE, TILE, COUNT, FLAG), fastmath=FUSE)
+def layernorm_backward(
+    dinp: Any, x: Any, stats: Any, gain: Any, sums: Any, dx: Any, width: int, accumulate: bool
+) -> None:
+    """dx = rstd (dinp gain - sums[0] / width - xhat sums[1] / width) (+ dx)."""
+    rows, columns = x.shape
+    for i in range(rows):
+        mean, rstd = stats[i, 0], stats[i, 1]
+        offset = sums[i, 0] / np.float32(width)
+        slope = rstd * sums[i, 1] / np.float32(width)
+        if accumulate:
+            for j in range(columns):
+                dx[i, j] += rstd * (dinp[i, j] * gain[j] - offset - (x[i, j] - mean) * slope)
+        else:
+            for j in range(columns):
+                dx[i, j] = rstd * (dinp[i, j] * gain[j] - offset - (x[i, j] - mean) * slope)
+
+
+@piece(FUSE)
+def _add_pair(gains: Any, biases: Any, d: Any, x: Any, mean: float, rstd: float,
+              e: Any, y: Any, mean_y: float, rstd_y: float) -> None:  # fmt: skip
+    """Two rows, summed in float32 before they join the float64 sums."""
+    for j in range(gains.size):
+        gains[j] += d[j] * ((x[j] - mean) * rstd) + e[j] * ((y[j] - mean_y) * rstd_y)
+        biases[j] += d[j] + e[j]
+
+
+@piece(FUSE)
+def _add_one(gains: Any, biases: Any, d: Any, x: Any, mean: float, rstd: float) -> None:
+    for j in range(gains.size):
+        gains[j] += d[j] * ((x[j] - mean) * rstd)
+        biases[j] += d[j]
+
+
+@kernel((TILE, TILE, TILE, ROW, ROW, FLAG))
+def layernorm_gradients(dinp: Any, x: Any, stats: Any, dgain: Any, dbias: Any, accumulate: bool) -> None:
+    """dgain, dbias = column sums of dinp xhat, of dinp (+ themselves)."""
+    rows, columns = x.shape
+    buffer = np.empty((2, min(COLUMNS, columns)), np.float64)
+    for at in range(0, columns, COLUMNS):
+        end = min(at + COLUMNS, columns)
+        gains, biases = buffer[0, : end - at], buffer[1, : end - at]
+        for j in range(gains.size):
+            gains[j] = dgain[at + j] if accumulate else 0.0
+            biases[j] = dbias[at + j] if accumulate else 0.0
+        for i in range(0, rows - 1, 2):
+            _add_pair(gains, biases, dinp[i, at:end], x[i, at:end], stats[i, 0], stats[i, 1],
+                      dinp[i + 1, at:end], x[i + 1, at:end], stats[i + 1, 0], stats[i + 1, 1])  # fmt: skip
+        if rows % 2:
+            _add_one(gains, biases, dinp[-1, at:end], x[-1, at:end], stats[-1, 0], stats[-1, 1])
+        for j in range(gains.size):
+            dgain[at + j] = gains[j]
+            dbias[at + j] = biases[j]

@@ -1,0 +1,55 @@
+"""AdamW bit for bit against float32 NumPy; squared norms in float64; no fused multiply-add in the machine code."""
+
+import platform
+import re
+
+import numpy as np
+import pytest
+from numba import njit
+
+from asynctile.kernels.cpu import KERNELS
+from asynctile.kernels.cpu.jit import SIGNATURES
+from tests.kernels import reference
+from tests.kernels.reference import random
+
+HYPER = np.array([0.37, 0.9, 1 - 0.9, 0.95, 1 - 0.95, 1 - 3e-5, 3e-4 / (1 - 0.9**3), np.sqrt(1 - 0.95**3), 1e-8])
+
+
+@pytest.mark.parametrize("shape", [(1,), (17,), (1000,), (3, 17), (129, 100)])
+@pytest.mark.parametrize("decay", [False, True])
+def test_bits(shape, decay):
+    hyper, number = HYPER.astype(np.float32), np.full(1, np.nan)
+    w, g, m, v = random(1, *shape), random(2, *shape), random(3, *shape), np.abs(random(4, *shape))
+    g.reshape(-1)[0] = 0.0
+    expected = reference.adamw(w, g, m, v, hyper, decay)
+    KERNELS["adamw"](w, g, m, v, hyper, decay, number)
+    for found, wanted in zip((w, m, v), expected, strict=True):
+        assert found.tobytes() == wanted.tobytes()
+    norm = float((g.astype(np.float64) ** 2).sum())
+    assert number[0] == pytest.approx(norm, rel=1e-13)
+    KERNELS["sum_squares"](g, number)
+    assert number[0] == pytest.approx(norm, rel=1e-13)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_reaches_the_norm(value):
+    g, number = random(1, 100), np.zeros(1)
+    g[77] = value
+    KERNELS["sum_squares"](g, number)
+    assert not np.isfinite(number[0])
+    w, m, v = random(2, 100), random(3, 100), np.ones(100, np.float32)
+    KERNELS["adamw"](w, g, m, v, HYPER.astype(np.float32), True, number)
+    assert not np.isfinite(number[0])
+    assert not np.isfinite(m[77])
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="reads x86 instructions")
+def test_the_update_is_vectorised_and_not_contracted():
+    function = KERNELS["adamw"]
+    options = {name: value for name, value in function.targetoptions.items() if name not in ("cache", "nopython")}
+    fresh = njit(**options)(function.py_func)  # code from the cache on disk cannot be shown
+    fresh.compile(SIGNATURES["adamw"][1])
+    code = fresh.inspect_asm(fresh.signatures[0])
+    assert not re.search(r"fn?m(add|sub)\w*[ps]s\b", code)
+    assert re.search(r"v?sqrtps", code)
+    assert re.search(r"v?divps", code)
