@@ -5,11 +5,12 @@ Pure; storage/arena.py divides a cap by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 
 from asynctile.handle import Handle
 from asynctile.operation import Operation
-from asynctile.program import Fetch, Program
+from asynctile.program import Entry, Program
 from asynctile.storage.arena import Demand, align
 from asynctile.storage.tile import NEVER
 
@@ -24,61 +25,52 @@ def measure(programs: Iterable[Program], standing: Iterable[Handle]) -> Demand:
     for program in programs:
         persistent.update(program.inputs.values())
     tiles = persistent.union(*(program.temporaries for program in programs))
-    exact = {align(tile.nbytes) for tile in tiles}
-    large = max(exact)
-    small = max((size for size in exact if size <= large // SMALL_SHARE), default=0)
-
-    def is_large(tile: Handle) -> int:
-        return int(align(tile.nbytes) > small)
-
+    sizes = {align(tile.nbytes) for tile in tiles}
+    large = max(sizes)
+    small = max((size for size in sizes if size <= large // SMALL_SHARE), default=0)
     floor, what = [0, 0], "the program"
     for program in programs:
         for entry in program.entries:
             counts = [0, 0]
-            for tile in _tiles(entry):
-                counts[is_large(tile)] += 1
-            if counts[1] > floor[1] or counts[0] > floor[0]:
-                what = repr(entry) if counts[1] > floor[1] else what
-                floor = [max(floor[0], counts[0]), max(floor[1], counts[1])]
-    full, resident = [0, 0], sum(align(tile.nbytes) for tile in persistent)
-    for tile in persistent:
-        full[is_large(tile)] += 1
-    peaks = [_live_peak(program, is_large) for program in programs]
-    full = [count + max((peak[kind] for peak in peaks), default=0) for kind, count in enumerate(full)]
-    resident += max((peak[2] for peak in peaks), default=0)
-    first = 0 if small else 1
-    return Demand(
-        ((small, large) if small else (large,)),
-        tuple(floor[first:]),
-        tuple(full[first:]),
-        exact=exact,
-        resident_nbytes=resident,
-        what=what,
-    )
+            for tile in set(entry.tiles):
+                counts[align(tile.nbytes) > small] += 1
+            if counts[1] > floor[1]:
+                what = _describe(entry)
+            floor = [max(floor[0], counts[0]), max(floor[1], counts[1])]
+    exact = Counter(align(tile.nbytes) for tile in persistent)
+    exact += _union(_live_peak(program) for program in programs)
+    if not small:
+        return Demand((large,), (floor[1],), exact, what)
+    return Demand((small, large), tuple(floor), exact, what)
 
 
-def _tiles(entry: object) -> set[Handle]:
-    if isinstance(entry, Operation):
-        return set(entry.operands)
-    return {entry.tile} if isinstance(entry, Fetch) else set()
+def _describe(entry: Entry) -> str:
+    kernel = entry.kernel if isinstance(entry, Operation) else "fetch"
+    return f"{kernel} of {entry.tiles[0].name}"
 
 
-def _live_peak(program: Program, is_large: Callable[[Handle], int]) -> tuple[int, int, int]:
-    """The most small and large temporaries alive at once, and their bytes."""
+def _union(counters: Iterable[Counter[int]]) -> Counter[int]:
+    """The largest count of each size: programs run one at a time."""
+    union: Counter[int] = Counter()
+    for counter in counters:
+        union |= counter
+    return union
+
+
+def _live_peak(program: Program) -> Counter[int]:
+    """For each size, the most temporaries of it that are alive at once."""
     alive: set[Handle] = set()
-    counts, nbytes = [0, 0], 0
-    peak = [0, 0, 0]
+    count: Counter[int] = Counter()
+    peak: Counter[int] = Counter()
     for entry, uses in zip(program.entries, program.next_uses, strict=True):
-        operands = entry.operands if isinstance(entry, Operation) else (entry.tile,) if isinstance(entry, Fetch) else ()
-        for tile in operands:
+        for tile in entry.tiles:
             if not tile.persistent and tile not in alive:
                 alive.add(tile)
-                counts[is_large(tile)] += 1
-                nbytes += align(tile.nbytes)
-        peak = [max(peak[0], counts[0]), max(peak[1], counts[1]), max(peak[2], nbytes)]
-        for tile, use in zip(operands, uses, strict=True):
-            if use == NEVER and not tile.persistent and tile in alive:
+                size = align(tile.nbytes)
+                count[size] += 1
+                peak[size] = max(peak[size], count[size])
+        for tile, use in zip(entry.tiles, uses, strict=True):
+            if use == NEVER and tile in alive:
                 alive.remove(tile)
-                counts[is_large(tile)] -= 1
-                nbytes -= align(tile.nbytes)
-    return peak[0], peak[1], peak[2]
+                count[align(tile.nbytes)] -= 1
+    return peak

@@ -146,6 +146,7 @@ class Engine:
         finally:
             if thread is not None:
                 await loop.run_in_executor(None, thread.close)
+            self.lane.close()
             if self._host is not None:
                 self._host.close()
             self._limits.restore_original_limits()
@@ -192,10 +193,19 @@ class Engine:
         async with self._busy:
             yield
 
-    def start(
-        self, program: Program, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray] | None = None
+    async def start(
+        self,
+        program: Program,
+        demand: Demand,
+        inputs: Mapping[str, np.ndarray],
+        outputs: dict[str, np.ndarray] | None = None,
     ) -> Run:
-        """On the device's loop, inside `exclusive`: begin a run of `program`."""
+        """On the device's loop, inside `exclusive`: begin a run of `program`.
+
+        demand: what it asks of the arena, which another program may have cut for itself since. BudgetError, before
+        any work, if the caps are below its floor.
+        """
+        await self._cut(demand)
         for name, value in inputs.items():
             self.fill(program.inputs[name], value)
         return Run(self.lane, program, outputs)
@@ -246,18 +256,19 @@ class Engine:
 
     async def _reserve(self, demand: Demand) -> None:
         async with self.exclusive():
-            if self._arena.divided:
-                demand.check(self._arena.cap or 0)
-            elif self._arena.cap is not None:
-                demand.check_resident(self._arena.cap, "host_memory")
-            if self._arena.fits(demand):
-                return
-            if self._arena.divided:
-                await self.lane.drain()
-                self.lane.clear()
-                await self.lane.drain()
-            for pool in self._arena.cut(demand):
-                self._device.map_pool(pool)
+            await self._cut(demand)
+
+    async def _cut(self, demand: Demand) -> None:
+        """Make the arena serve `demand`, moving every tile off the device if it must be divided anew."""
+        self._arena.check(demand)
+        if self._arena.fits(demand):
+            return
+        if self._arena.divided:
+            await self.lane.drain()
+            self.lane.clear()
+            await self.lane.drain()
+        for pool in self._arena.cut(demand):
+            self._device.map_pool(pool)
 
     async def _store(self, tiles: Iterable[tuple[Handle, np.ndarray]]) -> None:
         async with self.exclusive():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -84,8 +84,8 @@ class Lane:
             arrays.append(tile.array)
             written = tile.written
             if written is not None:
-                if written.done and written.error is None:
-                    tile.written = None
+                if written.done and (written.error is None or how == WRITE):
+                    tile.written = None  # what is overwritten need not have gone well
                 else:
                     waits.append(written)
             if how != READ and tile.reads:
@@ -166,17 +166,26 @@ class Lane:
             self._moves.append(self.ledger.evict(tile))
         self._carry_out()
 
+    def close(self) -> None:
+        """The device is gone: let go of its memory."""
+        for tile in self.ledger.resident:
+            cast(Handle, tile).array = None
+        for pool in self.ledger.arena.pools:
+            pool.memory = None
+
     def rescue(self, tiles: Iterable[Handle]) -> list[Handle]:
-        """After a failure: drop device copies of persistent tiles that did not arrive whole; those lost for good."""
+        """After a failure: forget copies of tiles that are not whole; returns those with no whole copy left."""
         lost = []
         for tile in tiles:
-            failed = tile.written is not None and tile.written.error is not None
-            if (tile.below is not None and tile.below.error is not None) or (failed and tile.dirty):
+            below_failed = tile.below is not None and tile.below.error is not None
+            here_failed = tile.written is not None and tile.written.error is not None
+            if tile.slot is not None and here_failed:
+                below_failed |= tile.dirty  # older bytes below are no copy
+                self.drop(tile)
+            if below_failed and tile.slot is None:
                 lost.append(tile)
-            if failed and tile.slot is not None and not tile.dirty:
-                self.ledger.evict(tile)
-                tile.array = tile.written = None
-                tile.reads = []
+                tile.valid_below = False
+                tile.below = None
         return lost
 
     async def drain(self) -> None:
@@ -219,7 +228,7 @@ class Lane:
         guard = _unfinished(tile.written, *tile.reads)
         if write_back:
             block = tile.backing
-            waits = _failed_or_unfinished(tile.written, tile.below) + _unfinished(*block.guard)
+            waits = _failed_or_unfinished(tile.written) + _unfinished(tile.below, *block.guard)
             block.guard = ()
             event = self.device.download(block.array(tile.shape, tile.dtype), tile.array, waits)
             self._count_download(event, tile.nbytes)

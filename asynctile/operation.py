@@ -41,6 +41,10 @@ class Operation:
             raise ValueError(f"{self.kernel}: {len(self.operands)} operands but access {self.access!r}")
 
     @property
+    def tiles(self) -> tuple[Handle, ...]:
+        return self.operands
+
+    @property
     def moved(self) -> int:
         return sum(tile.nbytes for tile in self.operands)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 
 from asynctile.handle import Handle
-from asynctile.operation import WRITE, Operation
-from asynctile.program import Fetch, Program
+from asynctile.operation import WRITE
+from asynctile.program import Program
 from asynctile.storage.residency import Ledger, Move
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 
 #: Far enough for any program; what is used outside a program ranks behind it, longest unused first.
 FAR = 1 << 60
@@ -36,12 +36,15 @@ class Pipeline:
         self._cursor = 0
         #: positions, ahead of the issue, of operations for which something was loaded
         self._ahead: deque[int] = deque()
+        #: tiles that an entry between the issue and the cursor overwrites: bytes of them below are old
+        self._overwritten: set[Tile] = set()
 
     def begin(self, program: Program) -> None:
         """A run of `program` starts: what it uses first is known for every tile on the device."""
         self.base = self.position = self.position + 1
         self._cursor = 0
         self._ahead.clear()
+        self._overwritten.clear()
         if program is not self._program:
             self._program = program
             for tile in self.ledger.resident:
@@ -72,6 +75,8 @@ class Pipeline:
         """After entry `index` was issued: moves that bring in what the next `depth` loading operations miss."""
         program = self._program
         ahead = self._ahead
+        if program is not None and self._overwritten:
+            self._overwritten.difference_update(program.entries[index].tiles)
         while ahead and ahead[0] <= index:
             ahead.popleft()
         if program is None or len(ahead) >= self.depth:
@@ -80,12 +85,7 @@ class Pipeline:
         cursor = max(self._cursor, index + 1)
         while cursor < len(entries) and len(ahead) < self.depth:
             entry = entries[cursor]
-            if isinstance(entry, Operation):
-                loaded = self._bring(entry.operands, entry.access, self.base + cursor, moves)
-            elif isinstance(entry, Fetch):
-                loaded = self._bring((entry.tile,), "r", self.base + cursor, moves)
-            else:
-                loaded = 0
+            loaded = self._bring(entry.tiles, entry.access, self.base + cursor, moves)
             if loaded < 0:
                 break
             if loaded:
@@ -97,7 +97,11 @@ class Pipeline:
         """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""
         count = 0
         for tile, how in zip(tiles, access, strict=True):
-            if tile.slot is None and how != WRITE and tile.valid_below:
+            if tile.slot is not None:
+                continue
+            if how == WRITE:
+                self._overwritten.add(tile)
+            elif tile.valid_below and tile not in self._overwritten:
                 if not self.ledger.prefetch(tile, needed_at, moves):
                     return -1
                 tile.next_use = needed_at

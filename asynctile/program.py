@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,6 +24,11 @@ class Fetch:
     tile: Handle
     key: str
     index: tuple[slice, ...]
+    access: ClassVar[str] = READ
+
+    @property
+    def tiles(self) -> tuple[Handle, ...]:
+        return (self.tile,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +36,8 @@ class Mark:
     """A named place in the order, where the host may look and decide ("loss", "update")."""
 
     name: str
+    tiles: ClassVar[tuple[Handle, ...]] = ()
+    access: ClassVar[str] = ""
 
 
 Entry = Operation | Fetch | Mark
@@ -45,7 +52,7 @@ class Program:
     temporaries: tiles that live within one run.
     next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
     overwritten); persistent tiles continue into the next run of the same program (position + len).
-    first_uses: position of the first use of each persistent tile.
+    standing: every persistent tile it touches. first_uses: where each of them is first read or updated.
     streams: the compute stream of each entry, by number of streams (asynctile/schedule.py), kept for the next run.
     """
 
@@ -58,6 +65,7 @@ class Program:
         self.marks: dict[str, int] = {}
         self.next_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
+        self.standing: list[Handle] = []
         self.streams: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
@@ -95,28 +103,22 @@ class Program:
         length = len(self.entries)
         upcoming: dict[Handle, int] = {}
         for position in range(length - 1, -1, -1):
-            for tile, how in _touched(self.entries[position]):
+            entry = self.entries[position]
+            for tile, how in zip(entry.tiles, entry.access, strict=True):
                 if tile.persistent and how != WRITE:
                     upcoming[tile] = position + length
                 elif tile.persistent:
                     upcoming[tile] = NEVER
+        self.standing = list(upcoming)
         self.first_uses = {tile: use - length for tile, use in upcoming.items() if use < NEVER}
         backwards: list[tuple[int, ...]] = []
         for position in range(length - 1, -1, -1):
-            touched = _touched(self.entries[position])
-            backwards.append(tuple(upcoming.get(tile, NEVER) for tile, _ in touched))
-            for tile, how in touched:
+            entry = self.entries[position]
+            backwards.append(tuple(upcoming.get(tile, NEVER) for tile in entry.tiles))
+            for tile, how in zip(entry.tiles, entry.access, strict=True):
                 upcoming[tile] = NEVER if how == WRITE else position
         self.next_uses = backwards[::-1]
         return self
 
     def operations(self) -> Iterator[Operation]:
         return (entry for entry in self.entries if isinstance(entry, Operation))
-
-
-def _touched(entry: Entry) -> list[tuple[Handle, str]]:
-    if isinstance(entry, Operation):
-        return list(zip(entry.operands, entry.access, strict=True))
-    if isinstance(entry, Fetch):
-        return [(entry.tile, READ)]
-    return []

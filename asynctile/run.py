@@ -68,7 +68,7 @@ class Run:
             if tile.slot is not None or tile.backing is not None:
                 self.lane.release(tile)
         self.lane.pipeline.forget()
-        return self.lane.rescue([tile for tile in self.program.first_uses if isinstance(tile, Handle)])
+        return self.lane.rescue(self.program.standing)
 
     async def _issue(self, stop: int) -> None:
         lane, program, views, streams = self.lane, self.program, self._views, self._streams

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from asynctile.demand import measure
 from asynctile.handle import Handle
-from asynctile.operation import READ, Operation
+from asynctile.operation import READ
 from asynctile.pipeline import Pipeline
 from asynctile.program import Fetch, Program
 from asynctile.storage.arena import Arena, align
@@ -57,7 +57,7 @@ def simulate(program: Program, standing: Sequence[Handle], cap: int | None, pref
     below = CountingTier()
     for tile in (*standing, *program.inputs.values()):
         tile.backing = below.take(tile.nbytes, tile.name)
-        tile.valid_below = True
+        tile.valid_below = tile in program.first_uses  # what is overwritten first need not be there
     ledger = Ledger(arena, below)
     pipeline = Pipeline(ledger, prefetch)
     _walk(program, pipeline)
@@ -73,14 +73,8 @@ def _walk(program: Program, pipeline: Pipeline) -> tuple[int, int]:
     moves: list[Move] = []
     loaded = written = 0
     for index, entry in enumerate(program.entries):
-        if isinstance(entry, Operation):
-            operands, access = entry.operands, entry.access
-        elif isinstance(entry, Fetch):
-            operands, access = (entry.tile,), READ
-        else:
-            operands, access = (), ""
-        pipeline.admit(operands, access, moves)
-        for tile, how, use in zip(operands, access, program.next_uses[index], strict=True):
+        pipeline.admit(entry.tiles, entry.access, moves)
+        for tile, how, use in zip(entry.tiles, entry.access, program.next_uses[index], strict=True):
             ledger.used(tile, use if use == NEVER else pipeline.base + use, how != READ)
             if use == NEVER and not tile.persistent:
                 ledger.release(tile)

@@ -8,6 +8,7 @@ room or cannot promise that a budget at the floor works.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from asynctile.storage.errors import BudgetError
@@ -31,10 +32,10 @@ class Slot:
 class Pool:
     """Slots of one size; lowest index first, so that untouched memory stays untouched.
 
-    limit: number of slots; None: as many as the arena's cap in bytes allows.
+    limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots handed out at least once.
     """
 
-    __slots__ = ("arena", "slot_nbytes", "limit", "memory", "used", "_free", "_made")
+    __slots__ = ("arena", "slot_nbytes", "limit", "memory", "used", "made", "_free")
 
     def __init__(self, arena: Arena, slot_nbytes: int, limit: int | None) -> None:
         self.arena = arena
@@ -42,16 +43,16 @@ class Pool:
         self.limit = limit
         self.memory: Any = None
         self.used = 0
+        self.made = 0
         self._free: list[Slot] = []
-        self._made = 0
 
     def take(self) -> Slot | None:
         """A free slot, or None when there is none."""
         if self._free:
             slot = self._free.pop()
-        elif self._made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes):
-            slot = Slot(self, self._made)
-            self._made += 1
+        elif self.made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes):
+            slot = Slot(self, self.made)
+            self.made += 1
             self.arena.made_nbytes += self.slot_nbytes
         else:
             return None
@@ -98,13 +99,32 @@ class Arena:
         """Whether the present cut already serves `demand`."""
         have = [pool.slot_nbytes for pool in self.pools]
         if not self.divided:
-            return demand.exact <= set(have)
+            return demand.exact.keys() <= set(have)
         if not have or demand.sizes[-1] > have[-1]:
             return False
+        assert self.cap is not None
+        # Large slots are what is left when the small ones are paid for: their floor is enough.
+        wanted = [count for _, count in demand.divide(self.cap)[:-1]] + [demand.floor[-1]]
         needed = dict.fromkeys(have, 0)
-        for size, count in zip(demand.sizes, demand.floor, strict=True):
+        for size, count in zip(demand.sizes, wanted, strict=True):
             needed[min(slot for slot in have if size <= slot)] += count
-        return all(pool.limit is None or needed[pool.slot_nbytes] <= pool.limit for pool in self.pools)
+        return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
+
+    def check(self, demand: Demand) -> None:
+        """BudgetError if the cap is below what `demand` needs: its floor, or everything where nothing can leave."""
+        if self.cap is None:
+            return
+        if self.divided:
+            demand.check(self.cap)
+            return
+        made = {pool.slot_nbytes: pool.made for pool in self.pools}
+        needed = sum(size * max(made.get(size, 0), demand.exact.get(size, 0)) for size in {*made, *demand.exact})
+        if needed > self.cap:
+            raise BudgetError(
+                f"host_memory of {format_size(self.cap)} is below the floor of {format_size(needed)} ({needed} bytes): "
+                "on cpu every tile stays in RAM; raise host_memory",
+                floor=needed,
+            )
 
     def cut(self, demand: Demand) -> list[Pool]:
         """Make pools for `demand`; returns the new ones. A divided arena must be empty, others only gain pools.
@@ -113,10 +133,11 @@ class Arena:
         """
         if not self.divided:
             have = {pool.slot_nbytes for pool in self.pools}
-            new = [Pool(self, size, None) for size in demand.exact - have]
+            new = [Pool(self, size, None) for size in demand.exact.keys() - have]
             self.pools = sorted(self.pools + new, key=lambda pool: pool.slot_nbytes)
             return new
-        assert self.cap is not None and self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
+        assert self.cap is not None
+        assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
         self.pools = [Pool(self, size, count) for size, count in demand.divide(self.cap)]
         return self.pools
 
@@ -125,27 +146,24 @@ class Demand:
     """What slots a set of tiles wants.
 
     sizes: bytes of a small and of a large slot, ascending (one size where all tiles are alike).
-    floor: the most slots of each size that one operation needs at once. full: slots to hold every tile at once.
-    exact: every size that occurs. resident_nbytes: bytes when nothing is ever evicted. what: the operation that
-    sets the floor, for the error message.
+    floor: the most slots of each size that one operation needs at once. what: the operation that sets the floor.
+    exact: for every size that occurs, how many tiles of it there are at once when nothing is ever evicted.
     """
 
-    def __init__(
-        self,
-        sizes: tuple[int, ...],
-        floor: tuple[int, ...],
-        full: tuple[int, ...],
-        *,
-        exact: set[int],
-        resident_nbytes: int,
-        what: str,
-    ) -> None:
+    def __init__(self, sizes: tuple[int, ...], floor: tuple[int, ...], exact: Mapping[int, int], what: str) -> None:
         self.sizes = sizes
         self.floor = floor
-        self.full = full
         self.exact = exact
-        self.resident_nbytes = resident_nbytes
         self.what = what
+        self.full = tuple(
+            sum(count for size, count in exact.items() if low < size <= high)
+            for low, high in zip((0, *sizes), sizes, strict=False)
+        )
+
+    @property
+    def resident_nbytes(self) -> int:
+        """Bytes when every tile stays, each in a slot of its own size."""
+        return sum(size * count for size, count in self.exact.items())
 
     @property
     def floor_nbytes(self) -> int:
@@ -161,8 +179,7 @@ class Demand:
             count = floor + max(0, min(full - floor, spare // 10 // size))
             spare -= (count - floor) * size
             counts.append(count)
-        most = max(self.floor[-1], self.full[-1])
-        counts.append(min(most, self.floor[-1] + spare // self.sizes[-1]))
+        counts.append(self.floor[-1] + spare // self.sizes[-1])
         return list(zip(self.sizes, counts, strict=True))
 
     def check(self, cap: int) -> None:
@@ -178,15 +195,6 @@ class Demand:
             "raise device_memory or choose a smaller tile",
             floor=self.floor_nbytes,
         )
-
-    def check_resident(self, cap: int, name: str) -> None:
-        """BudgetError if everything must stay in `cap` bytes of RAM and does not fit; `name`: the argument to raise."""
-        if cap < self.resident_nbytes:
-            raise BudgetError(
-                f"{name} of {format_size(cap)} is below the floor of {format_size(self.resident_nbytes)} "
-                f"({self.resident_nbytes} bytes): on cpu every tile stays in RAM; raise {name}",
-                floor=self.resident_nbytes,
-            )
 
 
 def align(nbytes: int) -> int:

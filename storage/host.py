@@ -57,7 +57,7 @@ class HostTier:
 
     def __init__(self, cap: int | None) -> None:
         self.cap = cap if cap is not None else total_memory()
-        self.memory = reserve(self.cap)
+        self.memory: mmap.mmap | None = reserve(self.cap)
         self.used_nbytes = 0
         self.peak_nbytes = 0
         self._free: dict[int, list[Block]] = {}
@@ -87,9 +87,9 @@ class HostTier:
         self._free.setdefault(block.nbytes, []).append(block)
 
     def close(self) -> None:
-        """Let the memory go as soon as the last view of it is gone."""
+        """Let the memory go, as soon as the last view of it is gone.
+
+        Views hold the mapping by reference, not by the buffer protocol: closing it would pull it from under them.
+        """
         self._free.clear()
-        try:
-            self.memory.close()
-        except BufferError:
-            pass  # a caller still holds a view; the mapping goes with it
+        self.memory = None

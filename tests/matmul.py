@@ -1,0 +1,62 @@
+"""A tiled product as a program, for tests of the engine that need no model."""
+
+import numpy as np
+
+from asynctile.demand import measure
+from asynctile.handle import Handle
+from asynctile.ops import gemm
+from asynctile.program import Program
+
+
+class Matmul:
+    """C = A B in n x n tiles of edge x edge; A and B are filled from a seed."""
+
+    def __init__(self, n=4, edge=32, seed=0):
+        self.n, self.edge = n, edge
+        rng = np.random.default_rng(seed)
+        self.a, self.b = rng.standard_normal((2, n * edge, n * edge), dtype=np.float32)
+        self.tiles = {
+            name: {
+                (i, j): Handle(f"{name}[{i},{j}]", (edge, edge), persistent=True) for i in range(n) for j in range(n)
+            }
+            for name in "abc"
+        }
+        self.program = Program("matmul")
+        for i in range(n):
+            for j in range(n):
+                for k in range(n):
+                    self.program.add(self.operation(i, j, k))
+        self.program.finish()
+        self.demand = measure([self.program], self.standing())
+        self.nbytes = edge * edge * 4
+
+    def operation(self, i, j, k):
+        return gemm(self.tiles["a"][i, k], self.tiles["b"][k, j], self.tiles["c"][i, j], accumulate=k > 0)
+
+    def standing(self):
+        return [tile for tiles in self.tiles.values() for tile in tiles.values()]
+
+    async def prepare(self, engine):
+        await engine.reserve(self.demand)
+        await engine.store(
+            (tile, self.part(matrix, *key))
+            for name, matrix in (("a", self.a), ("b", self.b))
+            for key, tile in self.tiles[name].items()
+        )
+
+    async def run(self, engine):
+        async def job():
+            async with engine.exclusive():
+                await (await engine.start(self.program, self.demand, {})).finish()
+
+        await engine.call(job())
+
+    async def result(self, engine):
+        whole = np.empty((self.n * self.edge,) * 2, np.float32)
+        for key, tile in self.tiles["c"].items():
+            self.part(whole, *key)[...] = await engine.read(tile)
+        return whole
+
+    def part(self, matrix, i, j):
+        e = self.edge
+        return matrix[i * e : (i + 1) * e, j * e : (j + 1) * e]

@@ -1,0 +1,41 @@
+"""The host tier: exact blocks under a cap."""
+
+import numpy as np
+import pytest
+
+from asynctile.errors import BudgetError
+from asynctile.storage.host import HostTier
+
+
+def test_blocks_do_not_overlap_and_keep_their_bytes():
+    tier = HostTier(1 << 16)
+    blocks = [tier.take(100 * (index + 1), "t") for index in range(5)]
+    for value, block in enumerate(blocks):
+        block.array((block.nbytes,), np.uint8)[:] = value
+    assert [int(block.array((block.nbytes,), np.uint8).sum()) for block in blocks] == [
+        value * block.nbytes for value, block in enumerate(blocks)
+    ]
+
+
+def test_a_given_block_is_used_again_for_its_size():
+    tier = HostTier(128)
+    block = tier.take(128, "a")
+    tier.give(block)
+    assert tier.take(128, "b") is block
+    assert tier.peak_nbytes == tier.used_nbytes == 128
+
+
+def test_a_full_tier_names_what_needed_how_much_and_the_way_out():
+    tier = HostTier(128)
+    tier.take(64, "a")
+    with pytest.raises(BudgetError, match=r"tile b needs 128 B .* raise host_memory") as caught:
+        tier.take(128, "tile b")
+    assert caught.value.floor == 192
+
+
+def test_closing_under_a_living_view_leaves_the_view_alone():
+    tier = HostTier(128)
+    view = tier.take(64, "a").array((16,), np.float32)
+    view[:] = 3
+    tier.close()
+    assert view.sum() == 48

@@ -1,0 +1,173 @@
+"""The engine on programs and on single operations, without a model."""
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, DeviceError, Engine
+from asynctile.handle import Handle
+from asynctile.lane import RUN_AHEAD_OPERATIONS
+from asynctile.ops import copy, fill, gemm
+
+sys.path.insert(0, str(Path(__file__).parent))
+from matmul import Matmul
+
+KINDS = [("cpu", {}), ("emulated", {}), ("emulated", {"slots": 3}), ("emulated", {"slots": 5, "prefetch": 0})]
+
+
+def engine_for(work, kind, slots=None, prefetch=2):
+    cap = None if slots is None else slots * work.nbytes
+    return Engine(kind, device_memory=cap, prefetch=prefetch)
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+async def test_a_program_gives_the_same_bits_wherever_its_tiles_were(kind, options):
+    work = Matmul()
+    async with Engine("cpu") as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        expected = await work.result(engine)
+    again = Matmul()
+    async with engine_for(again, kind, **options) as engine:
+        await again.prepare(engine)
+        for _ in range(3):
+            await again.run(engine)
+        assert np.array_equal(await again.result(engine), expected)
+    assert np.allclose(expected, work.a @ work.b, atol=1e-3)
+
+
+async def test_the_device_never_holds_more_than_its_cap():
+    work = Matmul()
+    async with engine_for(work, "emulated", slots=7) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        statistics = engine.statistics()
+        assert statistics.device_peak_bytes <= 7 * work.nbytes
+        assert statistics.uploaded_bytes > 0
+
+
+async def test_the_same_run_moves_the_same_bytes_every_time():
+    moved = []
+    for _ in range(3):
+        work = Matmul()
+        async with engine_for(work, "emulated", slots=9) as engine:
+            await work.prepare(engine)
+            await work.run(engine)
+            moved.append((engine.statistics().uploaded_bytes, engine.statistics().downloaded_bytes))
+    assert len(set(moved)) == 1
+
+
+async def test_below_the_floor_nothing_is_stored():
+    work = Matmul()
+    async with engine_for(work, "emulated", slots=2) as engine:
+        with pytest.raises(BudgetError, match="gemm") as caught:
+            await work.prepare(engine)
+        assert caught.value.floor == 3 * work.nbytes
+        assert engine.statistics().host_used_bytes == 0
+
+
+async def test_single_operations_wait_for_inputs_that_nobody_has_enqueued_yet():
+    work = Matmul(n=1)
+    async with engine_for(work, "emulated") as engine:
+        await work.prepare(engine)
+        first, second = (Handle(name, (32, 32)) for name in ("first", "second"))
+
+        async def job():
+            consumer = asyncio.create_task(engine.lane.launch(copy(first, second)))
+            await asyncio.sleep(0)
+            assert not consumer.done()
+            await engine.lane.launch(gemm(work.tiles["a"][0, 0], work.tiles["b"][0, 0], first))
+            await (await consumer).landed()
+
+        await engine.call(job())
+        assert np.allclose(await engine.read(second), work.a @ work.b, atol=1e-3)
+
+
+async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
+    work = Matmul(n=1)
+    async with engine_for(work, "cpu") as engine:
+        await work.prepare(engine)
+        gate = threading.Event()
+        engine._device.kernels["fill"] = lambda target, value: gate.wait()
+        issued = 0
+
+        async def job():
+            nonlocal issued
+            for _ in range(2 * RUN_AHEAD_OPERATIONS):
+                await engine.lane.launch(fill(work.tiles["c"][0, 0], 1.0))
+                issued += 1
+
+        running = asyncio.create_task(engine.call(job()))
+        async with asyncio.timeout(30):
+            while issued < RUN_AHEAD_OPERATIONS:  # noqa: ASYNC110  # counted on the other loop
+                await asyncio.sleep(0)
+        assert issued == RUN_AHEAD_OPERATIONS
+        gate.set()
+        await running
+        await engine.synchronize()
+
+
+async def test_a_failing_kernel_fails_what_depends_on_it_and_the_engine_goes_on():
+    work = Matmul()
+    async with engine_for(work, "emulated", slots=6) as engine:
+        await work.prepare(engine)
+        real, calls = engine._device.kernels["gemm"], []
+
+        def fails_once(*args):
+            calls.append(None)
+            if len(calls) == 20:
+                raise FloatingPointError("kernel 20")
+            real(*args)
+
+        engine._device.kernels["gemm"] = fails_once
+
+        async def job():
+            async with engine.exclusive():
+                run = await engine.start(work.program, work.demand, {})
+                try:
+                    await run.finish()
+                except FloatingPointError:
+                    return {tile.name[0] for tile in await run.abandon()}
+
+        assert await engine.call(job()) == {"c"}
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_closing_leaves_no_thread_and_a_closed_engine_says_so():
+    before = threading.active_count()
+    engine = Engine("emulated")
+    async with engine:
+        assert threading.active_count() > before
+    names = {thread.name for thread in threading.enumerate()}
+    assert not any(name.startswith("asynctile") for name in names)
+    with pytest.raises(DeviceError, match="not open"):
+        await engine.synchronize()
+
+
+async def test_reading_a_tile_that_was_never_written_names_it():
+    work = Matmul()
+    async with engine_for(work, "emulated") as engine:
+        await work.prepare(engine)
+        with pytest.raises(Exception, match=r"c\[0,0\] was never written"):
+            await engine.read(work.tiles["c"][0, 0])
+
+
+async def test_a_trace_names_streams_and_kernels(tmp_path):
+    import json
+
+    work = Matmul()
+    async with engine_for(work, "emulated", slots=6) as engine:
+        await work.prepare(engine)
+        with pytest.raises(ValueError, match="no trace was started"):
+            engine.write_trace(tmp_path / "t.json")
+        engine.start_trace()
+        await work.run(engine)
+        engine.write_trace(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {event["tid"] for event in events} >= {"compute-0", "upload"}
+    assert sum(event["name"] == "gemm" for event in events) == work.n**3

@@ -1,0 +1,98 @@
+"""Streams and events on worker threads."""
+
+import asyncio
+import threading
+
+import pytest
+
+from asynctile.stream import Event, Stream
+
+
+@pytest.fixture
+def streams():
+    made = [Stream("a"), Stream("b")]
+    yield made
+    for stream in made:
+        stream.close()
+
+
+async def test_work_runs_in_the_order_in_which_it_was_enqueued(streams):
+    seen = []
+    for index in range(100):
+        event = streams[0].enqueue((), seen.append, (index,))
+    await event.landed()
+    assert seen == list(range(100))
+
+
+async def test_a_stream_waits_for_an_event_of_another(streams):
+    gate, seen = threading.Event(), []
+    first = streams[0].enqueue((), gate.wait, ())
+    second = streams[1].enqueue((first,), seen.append, ("second",))
+    assert not second.done
+    assert seen == []
+    gate.set()
+    await second.landed()
+    assert seen == ["second"]
+
+
+async def test_an_error_travels_to_everything_that_waits_for_it_and_no_further(streams):
+    seen = []
+
+    def fail():
+        raise ValueError("bad kernel")
+
+    failed = streams[0].enqueue((), fail, ())
+    poisoned = streams[1].enqueue((failed,), seen.append, ("poisoned",))
+    healthy = streams[1].enqueue((), seen.append, ("healthy",))
+    with pytest.raises(ValueError, match="bad kernel"):
+        await poisoned.landed()
+    await healthy.landed()
+    assert seen == ["healthy"]
+
+
+async def test_settling_does_not_raise(streams):
+    failed = streams[0].enqueue((), int, ("x",))
+    await failed.settled()
+    assert isinstance(failed.error, ValueError)
+
+
+async def test_an_event_that_lands_while_nobody_listens_any_more_is_harmless(streams):
+    gate = threading.Event()
+    event = streams[0].enqueue((), gate.wait, ())
+    waiter = asyncio.create_task(event.landed())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    gate.set()
+    await event.landed()
+
+
+async def test_only_waits_for_copies_count_as_stall(streams):
+    gate = threading.Event()
+    kernel = streams[0].enqueue((), gate.wait, ())
+    after_kernel = streams[1].enqueue((kernel,), int, ())
+    gate.set()
+    await after_kernel.landed()
+    assert streams[1].waiting_s == 0.0
+    gate.clear()
+    copy = streams[0].enqueue((), gate.wait, (), is_copy=True)
+    after_copy = streams[1].enqueue((copy,), int, ())
+    await asyncio.sleep(0.01)
+    gate.set()
+    await after_copy.landed()
+    assert streams[1].waiting_s > 0.0
+
+
+def test_waiting_for_an_event_that_is_done_returns_at_once():
+    event = Event()
+    event.finish()
+    event.wait()
+
+
+def test_closing_runs_what_is_enqueued():
+    stream, seen = Stream("c"), []
+    for index in range(50):
+        stream.enqueue((), seen.append, (index,))
+    stream.close()
+    assert seen == list(range(50))
