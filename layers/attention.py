@@ -1,0 +1,107 @@
+"""Causal self-attention: c_attn, the tiles of attention itself, c_proj, one group of heads after another.
+
+A group's q, k and v are used as soon as they are there, and its output is projected at once: only that much need stay
+near. What a pair of tiles computes is asynctile/ops/attention.py.
+
+R rows of a row tile, g heads in a group, hs columns of a head; column tiles of qkv are q, k, v one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asynctile import ops
+from asynctile.layers import linear
+from asynctile.layers.recording import Grid, Recording
+from asynctile.layers.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What backward needs: qkv and out (R, g hs), stats (2 g, R) with the log-sum-exp."""
+
+    qkv: Grid
+    out: Grid
+    stats: Grid
+
+
+def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, residual: Grid) -> Kept:
+    """residual += attention(x)."""
+    tiling = recording.tiling
+    kept = Kept(
+        recording.grid(f"{layer}.qkv", tiling.sections),
+        recording.grid(f"{layer}.out", tiling.heads),
+        recording.per_head(f"{layer}.stats", 2),
+    )
+    for group in range(len(tiling.heads)):
+        for n in _sections(recording, group):
+            linear.forward(recording, rows, x, f"{layer}.c_attn", [(k, n) for k in recording.columns], kept.qkv)
+        _attend(recording, rows, kept, group)
+        visits = [(group, n) for n in recording.columns]
+        linear.forward(recording, rows, kept.out, f"{layer}.c_proj", visits, residual)
+    return kept
+
+
+def backward(
+    recording: Recording, rows: Sequence[Row], layer: str, kept: Kept, x: Grid, dresidual: Grid, dinp: Grid
+) -> None:
+    """dinp (+)= the gradient of x, from that of the residual stream behind attention; the groups in reverse."""
+    tiling = recording.tiling
+    linear.bias_backward(recording, rows, dresidual, f"{layer}.c_proj", reversed(recording.columns))
+    dout = recording.grid(f"{layer}.dout", tiling.heads)
+    dqkv = recording.grid(f"{layer}.dqkv", tiling.sections)
+    for group in reversed(range(len(tiling.heads))):
+        visits = [(group, n) for n in reversed(recording.columns)]
+        linear.backward(recording, rows, kept.out, dresidual, f"{layer}.c_proj", visits, dout)
+        _attend_backward(recording, rows, layer, kept, dout, dqkv, group)
+        for n in reversed(_sections(recording, group)):
+            linear.bias_backward(recording, rows, dqkv, f"{layer}.c_attn", [n])
+            visits = [(k, n) for k in reversed(recording.columns)]
+            linear.backward(recording, rows, x, dqkv, f"{layer}.c_attn", visits, dinp)
+
+
+def _sections(recording: Recording, group: int) -> tuple[int, int, int]:
+    """Column tiles of q, k and v of a group."""
+    groups = len(recording.tiling.heads)
+    return group, groups + group, 2 * groups + group
+
+
+def _heads(recording: Recording, group: int) -> int:
+    return recording.tiling.heads.size(group) // recording.config.head_size
+
+
+def _attend(recording: Recording, rows: Sequence[Row], kept: Kept, group: int) -> None:
+    q, k, v = _sections(recording, group)
+    heads = _heads(recording, group)
+    qkv = kept.qkv
+    for row in rows:
+        i = row.index
+        out, stats = kept.out.new(row, group), kept.stats.new(row, group)
+        for j in row.keys:
+            recording.program.add(ops.attention(
+                qkv[i, q], qkv[j, k], qkv[j, v], out, stats,
+                seqs=row.seqs, heads=heads, first=j == row.keys[0], diagonal=j == i))  # fmt: skip
+
+
+def _attend_backward(
+    recording: Recording, rows: Sequence[Row], layer: str, kept: Kept, dout: Grid, dqkv: Grid, group: int
+) -> None:
+    """For each key tile all query tiles that meet it: dk and dv stay, dq streams by."""
+    q, k, v = _sections(recording, group)
+    heads = _heads(recording, group)
+    qkv = kept.qkv
+    delta = recording.per_head(f"{layer}.delta", 1)
+    for row in rows:
+        i = row.index
+        operation = ops.attention_delta(kept.out[i, group], dout[i, group], delta.new(row, group), heads=heads)
+        recording.program.add(operation)
+    for row in rows:
+        j = row.index
+        dk, dv = dqkv.new(row, k), dqkv.new(row, v)
+        for i in row.queries:
+            query = recording.rows[i]
+            recording.program.add(ops.attention_backward(
+                qkv[i, q], qkv[j, k], qkv[j, v], dout[i, group], kept.stats[i, group], delta[i, group],
+                dqkv.new(query, q), dk, dv,
+                seqs=row.seqs, heads=heads, first=j == query.keys[0], diagonal=j == i))  # fmt: skip

@@ -1,0 +1,140 @@
+"""The shape of a GPT-2: `GPT2Config`, its checks, the standard sizes, and config.json in the Hugging Face form.
+
+How its tensors are named and cut is parameters.py and tiling.py; files are exchange.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+#: (n_layer, n_head, n_embd) of the published models; the rest are the defaults.
+STANDARD = {
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+#: Dropout is not applied here; the values of a loaded model are kept so that saving returns them.
+PDROPS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout")
+#: Variants that change the arithmetic, with the only value that is computed here.
+ONLY: dict[str, Any] = {
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+}
+#: float32 weight and two float32 moments.
+STATES_NBYTES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """A GPT-2 with a tied head, tanh-GELU and learned positions; the defaults are GPT-2 small."""
+
+    n_layer: int = 12
+    """How many blocks, a count."""
+    n_head: int = 12
+    """How many attention heads in a block, a count; divides n_embd."""
+    n_embd: int = 768
+    """Width of the residual stream, in columns."""
+    block_size: int = 1024
+    """The longest sequence, in tokens."""
+    vocab_size: int = 50257
+    """How many different tokens, a count."""
+    layer_norm_epsilon: float = 1e-5
+    """Added to the variance in layer normalisation, without unit."""
+    initializer_range: float = 0.02
+    """Standard deviation of new weights, without unit."""
+    n_inner: int | None = None
+    """Width of the MLP, in columns; None: 4 n_embd."""
+    pdrops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Dropout probabilities of a loaded config.json, kept for saving and never applied."""
+
+    def __post_init__(self) -> None:
+        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
+            _check_count(name, getattr(self, name))
+        if self.n_inner is not None:
+            _check_count("n_inner", self.n_inner)
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
+                             "choose n_head among the divisors of n_embd")
+        for name in ("layer_norm_epsilon", "initializer_range"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ValueError(f"{name} is {value!r}, expected a number above 0, such as "
+                                 f"{type(self).__dataclass_fields__[name].default}")
+
+    @classmethod
+    def named(cls, name: str, **changes: Any) -> GPT2Config:
+        """One of the published sizes: "gpt2", "gpt2-medium", "gpt2-large" or "gpt2-xl"."""
+        if name not in STANDARD:
+            raise ValueError(f"no standard model is called {name!r}; choose one of {', '.join(STANDARD)}")
+        n_layer, n_head, n_embd = STANDARD[name]
+        return cls(**{"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, **changes})
+
+    @property
+    def head_size(self) -> int:
+        """Columns of one head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def inner(self) -> int:
+        """Width of the MLP, in columns."""
+        return self.n_inner or 4 * self.n_embd
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers are trained; the tied head counts once."""
+        d, f = self.n_embd, self.inner
+        block = 2 * 2 * d + (3 * d * d + 3 * d) + (d * d + d) + (d * f + f) + (f * d + d)
+        return self.n_layer * block + (self.vocab_size + self.block_size) * d + 2 * d
+
+    @property
+    def states_nbytes(self) -> int:
+        """Bytes of weights and both moments."""
+        return STATES_NBYTES * self.parameter_count
+
+    def to_hf(self) -> dict[str, Any]:
+        """config.json of the Hugging Face GPT-2."""
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "n_layer": self.n_layer,
+            "n_head": self.n_head,
+            "n_embd": self.n_embd,
+            "n_inner": self.n_inner,
+            "n_positions": self.block_size,
+            "n_ctx": self.block_size,
+            "vocab_size": self.vocab_size,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "initializer_range": self.initializer_range,
+            **ONLY,
+            "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, **self.pdrops,
+        }
+
+    @classmethod
+    def from_hf(cls, values: Mapping[str, Any]) -> GPT2Config:
+        """From config.json of a Hugging Face GPT-2; ValueError on a variant that computes something else."""
+        kind = values.get("model_type", "gpt2")
+        if kind != "gpt2":
+            raise ValueError(f"config.json says model_type {kind!r}; only 'gpt2' can be loaded")
+        for name, expected in ONLY.items():
+            found = values.get(name, expected)
+            if found != expected:
+                raise ValueError(f"config.json says {name} {found!r}; only {expected!r} is computed here, "
+                                 "load a model without this variant")
+        # GPT2Config has n_positions for the limit; n_ctx is its older name.
+        renamed = {"block_size": values.get("n_positions", values.get("n_ctx"))}
+        own = {item.name for item in fields(cls)} - {"pdrops", "block_size"}
+        given = {name: values[name] for name in own if name in values}
+        given |= {name: value for name, value in renamed.items() if value is not None}
+        return cls(**given, pdrops={name: values[name] for name in PDROPS if name in values})
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1")

@@ -1,0 +1,143 @@
+"""Batches of tokens and targets, to train on and to validate with.
+
+Covers `Batches` and `validation_batches`, and gives the other names that a run needs for its data one place
+to be imported from. Where text comes from is `text.py`, what a token is `tokenizer.py`, the file of tokens
+and its two parts `tokens.py`, and how well a model that sees only the last token could do `entropy.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .entropy import bigram_entropy
+from .text import TextSource
+from .tokens import TokenFile, Tokens, TokenView, split, tokenise
+
+__all__ = [
+    "IGNORED",
+    "Batches",
+    "TextSource",
+    "TokenFile",
+    "TokenView",
+    "Tokens",
+    "bigram_entropy",
+    "split",
+    "tokenise",
+    "validation_batches",
+]
+
+Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
+#: a target that no loss counts
+IGNORED = -100
+
+
+class Batches:
+    """An endless iterator of (tokens, targets), int64 (B, T) each, from random windows; targets are the next
+    tokens.
+
+    Batch n is a pure function of the tokens, `seed` and n (Philox, a generator that counts): `state_dict`
+    holds where it is, and whoever loads it goes on exactly there. Raises ValueError if the tokens are fewer
+    than T + 1, or a number is out of range.
+    """
+
+    def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, seed: int) -> None:
+        _check_sizes(tokens, batch_size, seq_len, "training")
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
+            raise ValueError(f"seed {seed!r} cannot be used; expected an int from 0 to 2**64 - 1")
+        self.tokens = tokens
+        self.batch_size, self.seq_len, self.seed = int(batch_size), int(seq_len), int(seed)
+        #: the number of the batch that comes next
+        self.position = 0
+
+    def batch(self, position: int) -> Batch:
+        """Batch number `position`, without moving."""
+        # The counter's second word: each batch has 2**64 draws of its own. Raw words, and not `integers`, because
+        # numpy may change the latter between versions.
+        draws = np.random.Philox(key=self.seed, counter=[0, position, 0, 0]).random_raw(self.batch_size)
+        starts = np.asarray(draws) % np.uint64(len(self.tokens) - self.seq_len)
+        return _windows(self.tokens, starts.tolist(), self.seq_len)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = self.batch(self.position)
+        self.position += 1
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is, and what it depends on, for JSON."""
+        return {"position": self.position, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where `state` was taken. Raises ValueError if it is of other tokens, another seed, B or T."""
+        for key, value in self._identity().items():
+            if state.get(key) != value:
+                raise ValueError(
+                    f"saved batches have {key} {state.get(key)!r}, expected {value}; resume with the same "
+                    "data, seed, batch size and sequence length"
+                )
+        position = state.get("position")
+        if not isinstance(position, int) or position < 0:
+            raise ValueError(f"saved batches have position {position!r}; expected an int of 0 or more")
+        self.position = position
+
+    def _identity(self) -> dict[str, int]:
+        return {
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "tokens": len(self.tokens),
+        }
+
+
+def validation_batches(
+    tokens: Tokens, batch_size: int, seq_len: int, limit: int | None = None
+) -> Iterator[Batch]:
+    """At most `limit` batches of fixed windows that do not overlap: (tokens, targets), int64 (B, T) each.
+
+    Windows are spread evenly over the tokens, so that a few of them speak for all; the last that do not fill
+    a batch are left out. If all the windows fill no batch, one comes whose other targets are -100 (ignored).
+    Raises ValueError if the tokens are fewer than T + 1, or a number is out of range.
+    """
+    _check_sizes(tokens, batch_size, seq_len, "validation")
+    if limit is not None and limit < 1:
+        raise ValueError(
+            f"limit {limit!r} of validation batches is too small; expected 1 or more, or None for all"
+        )
+    windows = (len(tokens) - 1) // seq_len
+    count = max(1, windows // batch_size)
+    if limit is not None:
+        count = min(count, limit)
+    return _spread(tokens, batch_size, seq_len, windows, count)
+
+
+def _spread(tokens: Tokens, batch_size: int, seq_len: int, windows: int, count: int) -> Iterator[Batch]:
+    used = min(count * batch_size, windows)
+    starts = [n * windows // used * seq_len for n in range(used)]
+    for first in range(0, used, batch_size):
+        inputs, targets = _windows(tokens, starts[first : first + batch_size], seq_len)
+        missing = ((0, batch_size - len(inputs)), (0, 0))
+        yield np.pad(inputs, missing), np.pad(targets, missing, constant_values=IGNORED)
+
+
+def _windows(tokens: Tokens, starts: list[int], seq_len: int) -> Batch:
+    rows = np.empty((len(starts), seq_len + 1), np.int64)  # (B, T + 1)
+    for row, start in zip(rows, starts, strict=True):
+        row[:] = tokens[start : start + seq_len + 1]
+    return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
+
+
+def _check_sizes(tokens: Tokens, batch_size: int, seq_len: int, part: str) -> None:
+    for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} {value!r} cannot be used; expected an int of 1 or more")
+    if len(tokens) <= seq_len:
+        raise ValueError(
+            f"the {part} part of the data has {len(tokens)} tokens, shorter than one sequence: expected at least "
+            f"seq_len + 1 = {seq_len + 1}; give more text or a smaller seq_len"
+        )

@@ -1,0 +1,59 @@
+"""Token and position embeddings: the first layer forward, the last one backward.
+
+wte is also the head (head.py), whose part of its gradient is there already when this part is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asynctile.layers.recording import Grid, Recording
+from asynctile.layers.rows import Row
+from asynctile.ops import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill
+
+WTE, WPE = "transformer.wte.weight", "transformer.wpe.weight"
+
+
+def forward(recording: Recording) -> Grid:
+    """x (R, C) = wpe[position] + wte[token], all row tiles, each weight tile visited once."""
+    wte, wpe = recording.parameters[WTE], recording.parameters[WPE]
+    add = recording.program.add
+    x = recording.stream("h.0.x")
+    for p, (begin, end) in enumerate(wpe.rows):
+        for k in recording.columns:
+            for row in _standing_in(recording, begin, end):
+                tile, begun = x.open(row, k)
+                add(embed_positions(
+                    wpe.weights[p, k], tile, seqs=row.seqs, start=row.start, row=begin, first=not begun))
+    for v, (begin, _) in enumerate(wte.rows):
+        for k in recording.columns:
+            for row in recording.rows:
+                add(embed_tokens(recording.tokens[row.index], wte.weights[v, k], x[row.index, k], row=begin))
+    return x
+
+
+def backward(recording: Recording, dx: Grid) -> None:
+    """Gradients of wpe, then of wte, whose update is the last of the step."""
+    wte, wpe = recording.parameters[WTE], recording.parameters[WPE]
+    gradients = recording.gradients
+    add = recording.program.add
+    for p, (begin, end) in enumerate(wpe.rows):
+        for k in recording.columns:
+            # Positions that no sequence reaches have a gradient too: zero, and AdamW decays them.
+            dweight, _ = gradients.open(wpe, p, k)
+            add(fill(dweight, 0.0))
+            for row in _standing_in(recording, begin, end):
+                add(embed_positions_backward(
+                    dx[row.index, k], dweight, seqs=row.seqs, start=row.start, row=begin))
+            gradients.settle(wpe, p, k)
+    for v, (begin, _) in enumerate(wte.rows):
+        for k in recording.columns:
+            dweight, _ = gradients.open(wte, v, k)
+            for row in recording.rows:
+                add(embed_tokens_backward(recording.tokens[row.index], dx[row.index, k], dweight, row=begin))
+            gradients.settle(wte, v, k)
+
+
+def _standing_in(recording: Recording, begin: int, end: int) -> Iterator[Row]:
+    """Row tiles with a token at a position in [begin, end)."""
+    return (row for row in recording.rows if row.start < end and begin < row.stop)

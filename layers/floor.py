@@ -1,0 +1,25 @@
+"""The floor of a model: the smallest device memory that trains it.
+
+It is what the hungriest single operation needs at once, with full row tiles: so it depends on the tile and the width, not
+on the depth, the vocabulary, the batch or the length of sequences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from asynctile.demand import measure
+from asynctile.layers.config import GPT2Config
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling
+from asynctile.storage.arena import Demand
+
+
+def floor_demand(config: GPT2Config, tile: int) -> Demand:
+    """What one block's training step demands; `.floor_nbytes` is the floor, `.check(cap)` refuses less."""
+    config = dataclasses.replace(config, n_layer=1)
+    parameters = Parameters(config, Tiling(config, tile))
+    length = min(config.block_size, 2 * tile)
+    rows = parameters.tiling.rows(max(1, tile // length), length)
+    return measure([record("step", parameters, rows)], parameters.states())

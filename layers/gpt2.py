@@ -1,0 +1,208 @@
+"""GPT2: a model whose tiles live on an engine. Creation, logits, loss, generation, exchange with Hugging Face files.
+
+What a step computes is recorded by step.py, training is trainer.py, files are exchange.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.demand import measure
+from asynctile.engine import Engine
+from asynctile.errors import TornModelError
+from asynctile.handle import Handle
+from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
+from asynctile.layers.config import GPT2Config
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.parameters import Parameter, Parameters, initial_piece
+from asynctile.layers.sampling import Sampler
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling
+from asynctile.program import Program
+from asynctile.storage.arena import Demand
+
+#: Generation pads its window to a multiple of this many tokens, so that few programs serve all lengths.
+WINDOW = 32
+
+
+class GPT2:
+    """Made by `await GPT2.create(...)` or `await GPT2.from_pretrained(...)`, inside an open engine.
+
+    in_training: a Trainer holds it, and its moments count.
+    torn: None, or why weights and moments are of no single step (then step, save and logits refuse).
+    last_checkpoint: where the model was last saved to or loaded from, for that message.
+    """
+
+    def __init__(self, engine: Engine, config: GPT2Config, tile: int | None = None) -> None:
+        self.engine = engine
+        self.config = config
+        self.tiling = Tiling(config, tile)
+        self.parameters = Parameters(config, self.tiling)
+        self.in_training = False
+        self.torn: str | None = None
+        self.last_checkpoint: str | None = None
+        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._demands: dict[Program, Demand] = {}
+
+    @classmethod
+    async def create(cls, engine: Engine, config: GPT2Config, *, seed: int = 0, tile: int | None = None) -> Self:
+        """A new model: same seed, same weights, whatever the budget and the tile.
+
+        BudgetError, before any work, if the engine's caps are below the floor.
+        """
+        model = cls(engine, config, tile)
+        await model.fill(lambda parameter, key: initial_piece(parameter, parameter.index(*key), seed))
+        return model
+
+    @classmethod
+    async def from_pretrained(cls, engine: Engine, path: str | os.PathLike[str], *, tile: int | None = None) -> Self:
+        """A model in the Hugging Face GPT-2 layout: a folder with config.json and model.safetensors (or shards).
+
+        CheckpointError if files are missing, damaged or of another shape; ValueError for variants that compute
+        something else (an untied head, another activation).
+        """
+        from asynctile.layers.exchange import Pretrained
+
+        with await asyncio.to_thread(Pretrained, path) as source:
+            model = cls(engine, source.config, tile)
+            await model.fill(lambda parameter, key: source.read(parameter, key))
+        model.last_checkpoint = str(path)
+        return model
+
+    async def save_pretrained(self, path: str | os.PathLike[str]) -> None:
+        """Write config.json and model.safetensors in the Hugging Face layout, beside `path`, then renamed into it."""
+        from asynctile.layers.exchange import save_pretrained
+
+        self.check_whole("save")
+        await save_pretrained(self, path)
+
+    async def fill(self, value: Any) -> None:
+        """Give every weight tile value(parameter, (i, j)), made tile by tile on the engine's loop."""
+        self.check_floor()
+        await self.engine.reserve(measure([], self.weights()))
+
+        def tiles() -> Iterator[tuple[Handle, NDArray[np.float32]]]:
+            for parameter in self.parameters.values():
+                for key, tile in parameter.weights.items():
+                    yield tile, value(parameter, key)
+
+        await self.engine.store(tiles())
+
+    def weights(self) -> Iterator[Handle]:
+        """Every weight tile."""
+        for parameter in self.parameters.values():
+            yield from parameter.weights.values()
+
+    def standing(self) -> Iterator[Handle]:
+        """Every tile that stays between runs: weights, and moments once the model is in training."""
+        return self.parameters.states() if self.in_training else self.weights()
+
+    def train(self) -> None:
+        """From now on count the moments among what stands."""
+        self.in_training = True
+        self._demands.clear()
+
+    def check_floor(self) -> None:
+        """BudgetError if the device cap is below the model's floor."""
+        if self.engine.device_cap is not None and self.engine.has_link:
+            floor_demand(self.config, self.tiling.tile).check(self.engine.device_cap)
+
+    def check_whole(self, wish: str) -> None:
+        """TornModelError if a step broke off after its first update."""
+        if self.torn is not None:
+            where = self.last_checkpoint or "none was saved"
+            raise TornModelError(f"cannot {wish}: {self.torn}; load the last checkpoint ({where})")
+
+    def program(self, kind: str, batch: int, length: int, micro_batches: int = 1, recompute: bool = True) -> Program:
+        """The recorded program of this kind and shape; recorded once."""
+        key = (kind, batch, length, micro_batches, recompute)
+        if key not in self._programs:
+            rows = self.tiling.rows(batch, length, micro_batches)
+            self._programs[key] = record(kind, self.parameters, rows, recompute=recompute)
+        return self._programs[key]
+
+    def demand(self, program: Program) -> Demand:
+        """What the program asks of an arena beside the tiles that stand; measured once."""
+        if program not in self._demands:
+            self._demands[program] = measure([program], self.standing())
+        return self._demands[program]
+
+    async def state_dict(self) -> dict[str, NDArray[np.float32]]:
+        """Every tensor whole, float32, by Hugging Face name (the tied lm_head is transformer.wte.weight)."""
+        return {name: await self.gather(parameter, parameter.weights) for name, parameter in self.parameters.items()}
+
+    async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Handle]) -> NDArray[np.float32]:
+        """One tensor from its tiles."""
+        whole = np.empty(parameter.shape, np.float32)
+        for (i, j), piece in zip(tiles, await self.engine.read_all(tiles.values()), strict=True):
+            whole[parameter.index(i, j)] = piece
+        return whole
+
+    async def logits(self, tokens: Any) -> NDArray[np.float32]:
+        """Logits (B, T, V), float32, of token ids (B, T)."""
+        self.check_whole("compute logits")
+        ids = check_tokens("tokens", tokens, self.config)
+        rows = self.tiling.rows(*ids.shape)
+        program = self.program("logits", *ids.shape)
+        flat = np.empty((ids.size, self.config.vocab_size), np.float32)
+        await self.engine.call(self.run(program, token_inputs(rows, ids), {"logits": flat}))
+        return flat.reshape(*ids.shape, self.config.vocab_size)
+
+    async def loss(self, tokens: Any, targets: Any) -> float:
+        """Mean cross-entropy in nats over targets (B, T) that are not -100."""
+        self.check_whole("compute a loss")
+        ids = check_tokens("tokens", tokens, self.config)
+        wanted = check_tokens("targets", targets, self.config, ignored=True)
+        rows = self.tiling.rows(*ids.shape)
+        inputs, count = loss_inputs(rows, ids, wanted)
+        del inputs["scale"]  # only a gradient is scaled
+        program = self.program("loss", *ids.shape)
+        numbers = await self.engine.call(self.run(program, inputs, {}))
+        return sum(numbers[: len(program.numbers)].tolist()) / count
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int] | NDArray[Any],
+        *,
+        max_new_tokens: int = 50,
+        temperature: float = 0.8,
+        top_k: int | None = 50,
+        seed: int | None = None,
+    ) -> AsyncIterator[int]:
+        """Yield new token ids one by one; the window is the last block_size tokens, computed anew for each."""
+        ids = check_tokens("prompt_ids", np.asarray(prompt_ids)[None], self.config)[0].tolist()
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a whole number of at least 0")
+        sampler = Sampler(temperature, top_k, seed)
+        for _ in range(max_new_tokens):
+            window = ids[-self.config.block_size :]
+            # What stands behind the last token cannot be seen from it: attention is causal.
+            length = min(-(-len(window) // WINDOW) * WINDOW, self.config.block_size)
+            padded = np.zeros((1, length), np.int32)
+            padded[0, : len(window)] = window
+            logits = await self.logits(padded)
+            ids.append(sampler.choose(logits[0, len(window) - 1]))
+            yield ids[-1]
+
+    async def release(self) -> None:
+        """Free every tile of the model; it cannot be used afterwards."""
+        self.torn = "the model was released"
+        await self.engine.release(self.parameters.states())
+
+    async def run(self, program: Program, inputs: dict[str, Any], outputs: dict[str, Any]) -> NDArray[np.float64]:
+        """On the engine's loop: a program that changes no weights."""
+        async with self.engine.exclusive():
+            run = await self.engine.start(program, self.demand(program), inputs, outputs)
+            try:
+                await run.finish()
+            except BaseException:
+                if await run.abandon():
+                    self.torn = "a tier lost weights while the model was evaluated"
+                raise
+            return run.numbers

@@ -1,0 +1,74 @@
+"""Gradients while a step is recorded: one temporary per weight tile, and what happens when it is complete.
+
+A tile's gradient is complete when the last micro-batch has settled it. Then it is updated at once (kind "step"), kept
+for the second phase ("step_clipped") or fetched ("gradients"). Contributions are recorded by the layers.
+"""
+
+from __future__ import annotations
+
+from asynctile import ops
+from asynctile.handle import Handle
+from asynctile.layers.parameters import Key, Parameter
+from asynctile.program import Program
+
+
+class Gradients:
+    """Gradient tiles of one program.
+
+    closing: the micro-batch that is being recorded is the last one.
+    """
+
+    def __init__(self, program: Program, kind: str, hyper: Handle | None) -> None:
+        self.program = program
+        self.closing = False
+        self._hyper = hyper
+        self._complete = {"step": self._update, "step_clipped": self._keep, "gradients": self._fetch}[kind]
+        #: begun and not yet complete
+        self._open: dict[tuple[Parameter, Key], Handle] = {}
+        #: complete, waiting for the second phase, with the number of its squared norm
+        self._kept: list[tuple[Parameter, Key, Handle, int]] = []
+
+    def open(self, parameter: Parameter, i: int, j: int = 0) -> tuple[Handle, bool]:
+        """The gradient tile, and whether something has been written to it: what comes next is added then."""
+        place = (parameter, (i, j))
+        tile = self._open.get(place)
+        if tile is not None:
+            return tile, True
+        tile = self._open[place] = self.program.tile(f"d{parameter.label(i, j)}", parameter.weights[i, j].shape)
+        return tile, False
+
+    def settle(self, parameter: Parameter, i: int, j: int = 0) -> None:
+        """This micro-batch adds nothing more here, and nothing recorded later reads the weight before its update."""
+        if self.closing:
+            self._complete(parameter, (i, j), self._open.pop((parameter, (i, j))))
+
+    def update_kept(self) -> None:
+        """The second phase: update every tile whose gradient was kept.
+
+        Last complete, first updated: those are most likely still on the device.
+        """
+        self.program.mark("update")
+        for parameter, key, tile, number in reversed(self._kept):
+            # The sum of squares is the one that is there already; it is written again under its number.
+            self._adamw(parameter, key, tile, number)
+
+    def _update(self, parameter: Parameter, key: Key, tile: Handle) -> None:
+        if "update" not in self.program.marks:
+            self.program.mark("update")
+        self._adamw(parameter, key, tile, self._number(parameter, key))
+
+    def _keep(self, parameter: Parameter, key: Key, tile: Handle) -> None:
+        number = self._number(parameter, key)
+        self.program.add(ops.sum_squares(tile, number=number))
+        self._kept.append((parameter, key, tile, number))
+
+    def _fetch(self, parameter: Parameter, key: Key, tile: Handle) -> None:
+        self.program.fetch(tile, parameter.name, parameter.index(*key))
+
+    def _number(self, parameter: Parameter, key: Key) -> int:
+        return self.program.number(f"norm[{parameter.label(*key)}]")
+
+    def _adamw(self, parameter: Parameter, key: Key, tile: Handle, number: int) -> None:
+        assert self._hyper is not None, "a program that updates has hyper"
+        w, m, v = parameter.weights[key], parameter.exp_avg[key], parameter.exp_avg_sq[key]
+        self.program.add(ops.adamw(w, tile, m, v, self._hyper, decay=parameter.decay, number=number))

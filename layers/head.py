@@ -1,0 +1,103 @@
+"""The head tied to wte, fused with cross-entropy: logits exist only as tiles of the vocabulary.
+
+A strip is a group of row tiles that goes through the vocabulary together: forward over its tiles, which folds them
+into statistics and the losses, then backward over them in reverse. With recompute all row tiles are one strip, and
+logits are computed again backward; else strips are short, and their logits wait in between. Every sum has the same
+order both ways.
+
+R rows of a row tile, V rows of a vocabulary tile, v its number.
+"""
+
+from __future__ import annotations
+
+from asynctile.layers.embedding import WTE
+from asynctile.layers.recording import Grid, Recording, RowTiles
+from asynctile.operation import NO_NUMBER
+from asynctile.ops import cross_entropy, cross_entropy_backward, gemm
+
+#: Tokens in a strip whose logits are kept: enough for full tiles, and few logits.
+STRIP_TOKENS = 512
+
+
+def losses(recording: Recording, x: Grid) -> None:
+    """Report the sum of the losses of each row tile: loss[r]."""
+    _forward(recording, recording.rows, x, _stats(recording), keep=False)
+    recording.program.mark("loss")
+
+
+def logits(recording: Recording, x: Grid) -> None:
+    """Fetch all logits as outputs["logits"] of shape (batch length, vocabulary)."""
+    vocabulary = recording.tiling.vocab
+    for v in range(len(vocabulary)):
+        tiles = _logits(recording, recording.rows, x, v)
+        for row in recording.rows:
+            index = (recording.rows.part(row), vocabulary.part(v))
+            recording.program.fetch(tiles[row.index, v], "logits", index)
+
+
+def forward_backward(recording: Recording, x: Grid, *, recompute: bool) -> Grid:
+    """Losses of all row tiles, the head's part of dwte, and dinp, the gradient of x."""
+    stats = _stats(recording)
+    dinp = recording.stream("dln_f")
+    strips = [recording.rows.tiles] if recompute else recording.rows.strips(STRIP_TOKENS)
+    for strip in strips:
+        kept = _forward(recording, strip, x, stats, keep=not recompute)
+        if strip is strips[-1]:
+            recording.program.mark("loss")
+        for v in reversed(range(len(recording.tiling.vocab))):
+            dlogits = kept[v] if kept else _logits(recording, strip, x, v)
+            _backward(recording, strip, x, stats, v, dlogits, dinp)
+    return dinp
+
+
+def _stats(recording: Recording) -> Grid:
+    return recording.per_row("head.stats", 3)
+
+
+def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int) -> Grid:
+    """logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles."""
+    wte = recording.parameters[WTE]
+    tiles = recording.grid("logits", recording.tiling.vocab)
+    for k in recording.columns:
+        for row in rows:
+            tile, begun = tiles.open(row, v)
+            recording.program.add(gemm(x[row.index, k], wte.weights[v, k], tile, tb=True, accumulate=begun))
+    return tiles
+
+
+def _forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, *, keep: bool) -> list[Grid]:
+    """Fold the vocabulary into stats; the logits by vocabulary tile if they are kept."""
+    vocabulary = recording.tiling.vocab
+    final = len(vocabulary) - 1
+    kept = []
+    for v, (begin, _) in enumerate(vocabulary):
+        tiles = _logits(recording, rows, x, v)
+        for row in rows:
+            last = v == final
+            number = recording.program.number(f"loss[{row.index}]") if last else NO_NUMBER
+            recording.program.add(cross_entropy(
+                tiles[row.index, v], recording.targets[row.index], stats.new(row),
+                column=begin, first=v == 0, last=last, number=number))  # fmt: skip
+        if keep:
+            kept.append(tiles)
+    return kept
+
+
+def _backward(
+    recording: Recording, rows: RowTiles, x: Grid, stats: Grid, v: int, dlogits: Grid, dinp: Grid
+) -> None:
+    """Logits become their gradient in place; dinp[r, k] (+)= dlogits wte, dwte[v, k] (+)= dlogits^T x."""
+    wte, gradients = recording.parameters[WTE], recording.gradients
+    add = recording.program.add
+    column = recording.tiling.vocab.offsets[v]
+    for row in rows:
+        r = row.index
+        add(cross_entropy_backward(
+            recording.targets[r], stats[r, 0], recording.scale, dlogits[r, v], column=column))
+    for k in reversed(recording.columns):
+        for row in rows:
+            r = row.index
+            dx, begun = dinp.open(row, k)
+            add(gemm(dlogits[r, v], wte.weights[v, k], dx, accumulate=begun))
+            dwte, begun = gradients.open(wte, v, k)
+            add(gemm(dlogits[r, v], x[r, k], dwte, ta=True, accumulate=begun))

@@ -1,0 +1,66 @@
+"""Layer normalisation of the residual stream, whose rows are cut into column tiles.
+
+Outputs are made again from x and the statistics wherever they are needed: that costs a pass over the tile, keeping them
+a tile of memory. What the verbs compute is asynctile/ops/layernorm.py.
+"""
+
+from __future__ import annotations
+
+from asynctile.layers.recording import Grid, Recording, RowTiles
+from asynctile.ops import layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums
+
+
+def gather(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> Grid:
+    """Statistics (R, 2) = (mean, rstd) of each row tile of x."""
+    stats = recording.per_row(f"{layer}.stats", 2)
+    split, eps = recording.tiling.model, recording.config.layer_norm_epsilon
+    last = len(split) - 1
+    for row in rows:
+        for k, (start, _) in enumerate(split):
+            operation = layernorm_stats(x[row.index, k], stats.new(row), seen=start, last=k == last, eps=eps)
+            recording.program.add(operation)
+    return stats
+
+
+def forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, layer: str) -> Grid:
+    """y (R, C) by column tile."""
+    gain, bias = recording.parameters.pair(layer)
+    y = recording.stream(layer)
+    for k in recording.columns:
+        for row in rows:
+            r = row.index
+            operation = layernorm(x[r, k], stats[r, 0], gain.weights[k, 0], bias.weights[k, 0], y.new(row, k))
+            recording.program.add(operation)
+    return y
+
+
+def backward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid) -> None:
+    """dx (R, C) (+)= the gradient of x, from dinp (R, C), that of the output; gain and bias get theirs too.
+
+    Two passes over the columns, there and back: the first gathers what sums over whole rows.
+    """
+    gain, bias = recording.parameters.pair(layer)
+    sums = recording.per_row(f"{layer}.sums", 2)
+    gradients = recording.gradients
+    add = recording.program.add
+    width = recording.config.n_embd
+    for k in recording.columns:
+        g = gain.weights[k, 0]
+        for row in rows:
+            r = row.index
+            tile, begun = sums.open(row)
+            add(layernorm_sums(dinp[r, k], x[r, k], stats[r, 0], g, tile, accumulate=begun))
+            dgain, begun = gradients.open(gain, k)
+            dbias, _ = gradients.open(bias, k)
+            add(layernorm_gradients(dinp[r, k], x[r, k], stats[r, 0], dgain, dbias, accumulate=begun))
+    for k in reversed(recording.columns):
+        g = gain.weights[k, 0]
+        for row in rows:
+            r = row.index
+            tile, begun = dx.open(row, k)
+            operation = layernorm_backward(
+                dinp[r, k], x[r, k], stats[r, 0], g, sums[r, 0], tile, width=width, accumulate=begun)
+            add(operation)
+        # Only now: the line above still reads the gain.
+        gradients.settle(gain, k)
+        gradients.settle(bias, k)

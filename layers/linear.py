@@ -1,0 +1,60 @@
+"""Linear layers tile by tile: out = x W + b, and the gradients of x, W and b.
+
+A caller gives the weight tiles in the order it wants them visited, and each is used for all row tiles at once, so that
+it is loaded once. Which layers there are is attention.py and mlp.py; the head has its own loops (head.py).
+
+R rows of a row tile, K and N rows and columns of a weight tile, r, k, n their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from asynctile.layers.parameters import Key
+from asynctile.layers.recording import Grid, Recording, RowTiles
+from asynctile.ops import column_sums, gemm
+
+
+def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: Iterable[Key], out: Grid) -> None:
+    """out[r, n] (R, N) (+)= x[r, k] (R, K) W[k, n] for (k, n) in visits; the bias comes with the last k.
+
+    For each n the k must ascend. What an output tile already holds is kept: the residual.
+    """
+    weight, bias = recording.parameters.pair(layer)
+    last = len(weight.rows) - 1
+    add = recording.program.add
+    for k, n in visits:
+        w = weight.weights[k, n]
+        b = bias.weights[n, 0] if k == last else None
+        for row in rows:
+            tile, begun = out.open(row, n)
+            add(gemm(x[row.index, k], w, tile, accumulate=begun, bias=b))
+
+
+def backward(
+    recording: Recording, rows: RowTiles, x: Grid, dout: Grid, layer: str, visits: Iterable[Key], dinp: Grid
+) -> None:
+    """dinp[r, k] (+)= dout[r, n] W[k, n]^T and dweight[k, n] (+)= x[r, k]^T dout[r, n] for (k, n) in visits."""
+    weight, _ = recording.parameters.pair(layer)
+    gradients = recording.gradients
+    add = recording.program.add
+    for k, n in visits:
+        w = weight.weights[k, n]
+        for row in rows:
+            dy = dout[row.index, n]
+            dx, begun = dinp.open(row, k)
+            add(gemm(dy, w, dx, tb=True, accumulate=begun))
+            dweight, begun = gradients.open(weight, k, n)
+            add(gemm(x[row.index, k], dy, dweight, ta=True, accumulate=begun))
+        gradients.settle(weight, k, n)
+
+
+def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, columns: Iterable[int]) -> None:
+    """dbias[n] (N,) (+)= column sums of dout[r, n] for n in columns."""
+    _, bias = recording.parameters.pair(layer)
+    gradients = recording.gradients
+    for n in columns:
+        for row in rows:
+            dbias, begun = gradients.open(bias, n)
+            recording.program.add(column_sums(dout[row.index, n], dbias, accumulate=begun))
+        gradients.settle(bias, n)

@@ -1,0 +1,58 @@
+"""The MLP: c_fc, GELU, c_proj, one column tile of the hidden layer after another.
+
+The hidden layer is four times as wide as the residual stream; taken tile by tile only one of its tiles per row tile
+need be near, and the order of every sum is that of whole layers.
+
+R rows of a row tile, F columns of a hidden tile, f its number.
+"""
+
+from __future__ import annotations
+
+from asynctile.layers import linear
+from asynctile.layers.recording import Grid, Recording, RowTiles
+from asynctile.ops import gelu, gelu_backward
+
+
+def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual: Grid) -> Grid:
+    """residual += mlp(x); returns what backward may keep: the hidden layer (R, F) before GELU."""
+    hidden = recording.grid(f"{layer}.hidden", recording.tiling.hidden)
+    for f in range(len(recording.tiling.hidden)):
+        _expand(recording, rows, layer, x, f, hidden)
+        activated = _activate(recording, rows, layer, hidden, f)
+        visits = [(f, n) for n in recording.columns]
+        linear.forward(recording, rows, activated, f"{layer}.c_proj", visits, residual)
+    return hidden
+
+
+def backward(
+    recording: Recording, rows: RowTiles, layer: str, hidden: Grid | None, x: Grid, dresidual: Grid, dinp: Grid
+) -> None:
+    """dinp (+)= the gradient of x, from that of the residual stream behind the MLP; the hidden tiles in reverse.
+
+    hidden: what forward returned, or None to compute each tile again just before it is needed.
+    """
+    linear.bias_backward(recording, rows, dresidual, f"{layer}.c_proj", reversed(recording.columns))
+    dhidden = recording.grid(f"{layer}.dhidden", recording.tiling.hidden)
+    again = recording.grid(f"{layer}.hidden", recording.tiling.hidden) if hidden is None else hidden
+    for f in reversed(range(len(recording.tiling.hidden))):
+        if hidden is None:
+            _expand(recording, rows, layer, x, f, again)
+        activated = _activate(recording, rows, layer, again, f)
+        visits = [(f, n) for n in reversed(recording.columns)]
+        linear.backward(recording, rows, activated, dresidual, f"{layer}.c_proj", visits, dhidden)
+        for row in rows:
+            recording.program.add(gelu_backward(again[row.index, f], dhidden[row.index, f]))
+        linear.bias_backward(recording, rows, dhidden, f"{layer}.c_fc", [f])
+        visits = [(k, f) for k in reversed(recording.columns)]
+        linear.backward(recording, rows, x, dhidden, f"{layer}.c_fc", visits, dinp)
+
+
+def _expand(recording: Recording, rows: RowTiles, layer: str, x: Grid, f: int, hidden: Grid) -> None:
+    linear.forward(recording, rows, x, f"{layer}.c_fc", [(k, f) for k in recording.columns], hidden)
+
+
+def _activate(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f: int) -> Grid:
+    activated = recording.grid(f"{layer}.activated", recording.tiling.hidden)
+    for row in rows:
+        recording.program.add(gelu(hidden[row.index, f], activated.new(row, f)))
+    return activated

@@ -1,0 +1,84 @@
+"""AdamW's settings and its learning rate by step. The arithmetic is asynctile/ops/adamw.py, who calls it trainer.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW with decoupled decay (none on biases and layernorms), linear warm-up and cosine decay."""
+
+    lr: float = 3e-4
+    """The highest learning rate, per step."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the two moments, per step."""
+    eps: float = 1e-8
+    """Added to the root of the second moment, without unit."""
+    weight_decay: float = 0.1
+    """Share of a weight taken off, per step and unit of learning rate."""
+    warmup: int = 0
+    """Length of the linear warm-up, in steps."""
+    decay_steps: int | None = None
+    """Step at which the cosine reaches min_lr, counted from the first; None: constant after the warm-up."""
+    min_lr: float = 0.0
+    """The learning rate after decay_steps, per step."""
+
+    def __post_init__(self) -> None:
+        # Checkpoints and configuration files bring lists.
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for name in ("lr", "eps"):
+            _check_number(name, getattr(self, name), above=True)
+        for name in ("weight_decay", "min_lr"):
+            _check_number(name, getattr(self, name), above=False)
+        if len(self.betas) != 2:
+            raise ValueError(f"betas is {self.betas!r}, expected two numbers, such as (0.9, 0.95)")
+        for beta in self.betas:
+            if not _is_number(beta) or not 0 <= beta < 1:
+                raise ValueError(f"betas is {self.betas!r}, expected two numbers from 0 to below 1")
+        _check_steps("warmup", self.warmup, 0)
+        if self.decay_steps is not None:
+            _check_steps("decay_steps", self.decay_steps, 1)
+            if self.decay_steps < self.warmup:
+                raise ValueError(f"decay_steps {self.decay_steps} ends before warmup {self.warmup}; "
+                                 "it counts from the first step, choose at least warmup")
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}; choose at most lr")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, the first being 1."""
+        if step <= self.warmup:
+            return self.lr * step / self.warmup
+        if self.decay_steps is None:
+            return self.lr
+        if step >= self.decay_steps:
+            return self.min_lr
+        done = (step - self.warmup) / (self.decay_steps - self.warmup)
+        return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
+
+    def hyper(self, step: int, factor: float = 1.0) -> NDArray[np.float32]:
+        """The `hyper` tile of a step, (9,) as in asynctile/ops/adamw.py; factor scales the gradient."""
+        beta1, beta2 = self.betas
+        lr = self.rate(step)
+        keep = 1.0 - lr * self.weight_decay
+        stride = lr / (1.0 - beta1**step)
+        root = math.sqrt(1.0 - beta2**step)
+        return np.array([factor, beta1, 1.0 - beta1, beta2, 1.0 - beta2, keep, stride, root, self.eps], np.float32)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_number(name: str, value: object, *, above: bool) -> None:
+    if not _is_number(value) or value < 0 or (above and value == 0):  # type: ignore[operator]
+        raise ValueError(f"{name} is {value!r}, expected a number {'above' if above else 'of at least'} 0")
+
+
+def _check_steps(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected a whole number of steps, at least {least}")

@@ -1,0 +1,161 @@
+"""The trained tensors: their Hugging Face names, how each is cut into tiles, and what they start from.
+
+`Parameter` is one tensor with its tiles and the tiles of its two moments, `Parameters` all of a model.
+How they are trained is gradients.py and optimizer.py; reading and writing files is done by whoever holds the engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.handle import Handle
+from asynctile.layers.config import GPT2Config
+from asynctile.layers.split import Split
+from asynctile.layers.tiling import Tiling
+
+#: Names of the moments, after a tile's own name.
+MOMENTS = ("exp_avg", "exp_avg_sq")
+#: New weights are drawn in blocks of this edge, whatever the tile, so that the tile does not change them.
+BLOCK = 64
+
+Key = tuple[int, int]
+
+
+class Parameter:
+    """One tensor: a matrix cut by `rows` and `columns`, or a vector cut by `rows` (columns is None, j always 0).
+
+    weights, exp_avg, exp_avg_sq: its tiles by (i, j). decay: whether AdamW decays it.
+    mean, std: what a new one is drawn from; std 0: constant.
+    """
+
+    def __init__(
+        self, name: str, rows: Split, columns: Split | None = None, *, decay: bool, mean: float = 0.0, std: float = 0.0
+    ) -> None:
+        self.name = name
+        self.rows = rows
+        self.columns = columns
+        self.decay = decay
+        self.mean = mean
+        self.std = std
+        self.shape = tuple(split.offsets[-1] for split in (rows, columns) if split is not None)
+        self.weights: dict[Key, Handle] = {}
+        self.exp_avg: dict[Key, Handle] = {}
+        self.exp_avg_sq: dict[Key, Handle] = {}
+        for i, j in self.keys():
+            shape, label = self._shape(i, j), self.label(i, j)
+            self.weights[i, j] = Handle(label, shape, persistent=True)
+            self.exp_avg[i, j] = Handle(f"{label}.{MOMENTS[0]}", shape, persistent=True)
+            self.exp_avg_sq[i, j] = Handle(f"{label}.{MOMENTS[1]}", shape, persistent=True)
+
+    def __repr__(self) -> str:
+        return f"<Parameter {self.name} {'x'.join(map(str, self.shape))} in {len(self.weights)} tiles>"
+
+    def keys(self) -> Iterator[Key]:
+        """Every (i, j), row by row."""
+        columns = 1 if self.columns is None else len(self.columns)
+        return ((i, j) for i in range(len(self.rows)) for j in range(columns))
+
+    def index(self, i: int, j: int) -> tuple[slice, ...]:
+        """The rectangle of tile (i, j) in the whole tensor."""
+        if self.columns is None:
+            return (self.rows.part(i),)
+        return (self.rows.part(i), self.columns.part(j))
+
+    def label(self, i: int, j: int) -> str:
+        """A tile's name for people: h.7.mlp.c_fc.weight[2,0], or h.7.ln_1.bias[2]."""
+        where = f"[{i}]" if self.columns is None else f"[{i},{j}]"
+        return self.name.removeprefix("transformer.") + where
+
+    def _shape(self, i: int, j: int) -> tuple[int, ...]:
+        return (self.rows.size(i),) if self.columns is None else (self.rows.size(i), self.columns.size(j))
+
+
+class Parameters(Mapping[str, Parameter]):
+    """All tensors of a model by Hugging Face name, in the order of a forward pass."""
+
+    def __init__(self, config: GPT2Config, tiling: Tiling) -> None:
+        self.config = config
+        self.tiling = tiling
+        self._by_name: dict[str, Parameter] = {}
+        std = config.initializer_range
+        # Each block adds two projections to the residual stream; GPT-2 keeps the sum's variance.
+        projection = std / math.sqrt(2 * config.n_layer)
+        self._matrix("wte", tiling.vocab, tiling.model, std)
+        self._matrix("wpe", tiling.positions, tiling.model, std)
+        for layer in range(config.n_layer):
+            self._layernorm(f"h.{layer}.ln_1")
+            self._linear(f"h.{layer}.attn.c_attn", tiling.model, tiling.sections, std)
+            self._linear(f"h.{layer}.attn.c_proj", tiling.heads, tiling.model, projection)
+            self._layernorm(f"h.{layer}.ln_2")
+            self._linear(f"h.{layer}.mlp.c_fc", tiling.model, tiling.hidden, std)
+            self._linear(f"h.{layer}.mlp.c_proj", tiling.hidden, tiling.model, projection)
+        self._layernorm("ln_f")
+
+    def __getitem__(self, name: str) -> Parameter:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def pair(self, prefix: str) -> tuple[Parameter, Parameter]:
+        """Weight (or gain) and bias of the layer `prefix`, such as "h.0.ln_1"."""
+        return self._by_name[f"transformer.{prefix}.weight"], self._by_name[f"transformer.{prefix}.bias"]
+
+    def states(self) -> Iterator[Handle]:
+        """Every persistent tile: weights and both moments."""
+        for parameter in self._by_name.values():
+            for tiles in (parameter.weights, parameter.exp_avg, parameter.exp_avg_sq):
+                yield from tiles.values()
+
+    def _add(self, parameter: Parameter) -> None:
+        self._by_name[parameter.name] = parameter
+
+    def _matrix(self, name: str, rows: Split, columns: Split, std: float) -> None:
+        self._add(Parameter(f"transformer.{name}.weight", rows, columns, decay=True, std=std))
+
+    def _linear(self, name: str, rows: Split, columns: Split, std: float) -> None:
+        self._matrix(name, rows, columns, std)
+        self._add(Parameter(f"transformer.{name}.bias", columns, decay=False))
+
+    def _layernorm(self, name: str) -> None:
+        self._add(Parameter(f"transformer.{name}.weight", self.tiling.model, decay=False, mean=1.0))
+        self._add(Parameter(f"transformer.{name}.bias", self.tiling.model, decay=False))
+
+
+def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> NDArray[np.float32]:
+    """The values in a rectangle of a new tensor: the same whatever rectangle asks for them.
+
+    Each BLOCK x BLOCK block has its own stream of a counter-based generator, keyed by seed and name, and is drawn
+    whole: any piece can be made alone, without the rest of the tensor.
+    """
+    shape = tuple(part.stop - part.start for part in index)
+    if not parameter.std:
+        return np.full(shape, parameter.mean, np.float32)
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{parameter.name}".encode(), digest_size=16).digest(), "little")
+    rows, columns = index
+    piece = np.empty(shape, np.float32)
+    for i in range(rows.start // BLOCK, -(-rows.stop // BLOCK)):
+        for j in range(columns.start // BLOCK, -(-columns.stop // BLOCK)):
+            stream = np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, j, i], np.uint64)))
+            block = stream.standard_normal((BLOCK, BLOCK), np.float32)
+            to_rows, from_rows = _overlap(rows, i)
+            to_columns, from_columns = _overlap(columns, j)
+            piece[to_rows, to_columns] = block[from_rows, from_columns]
+    piece *= np.float32(parameter.std)
+    piece += np.float32(parameter.mean)
+    return piece
+
+
+def _overlap(part: slice, block: int) -> tuple[slice, slice]:
+    """Where a block and a part of an axis meet, counted from the part's begin and from the block's."""
+    begin = block * BLOCK
+    start, stop = max(part.start, begin), min(part.stop, begin + BLOCK)
+    return slice(start - part.start, stop - part.start), slice(start - begin, stop - begin)

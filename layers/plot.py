@@ -1,0 +1,221 @@
+"""The picture of a run: its loss, step by step.
+
+Covers reading `metrics.jsonl` and drawing it, by matplotlib where the extra `plot` is installed, else as a
+plain SVG written here. What goes into the metrics is the trainer's and the program's affair.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..storage.folder import write_file
+
+__all__ = ["loss_curve"]
+
+Points = list[tuple[int, float]]
+
+_LIGHT, _DARK, _ACCENT, _GREY = "#a9c4e0", "#1f5a96", "#c8501e", "#666666"
+_WIDTH, _HEIGHT = 800, 480
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 44, 56
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Curves:
+    training: Points
+    smoothed: Points
+    validation: Points
+    bigram_entropy: float | None
+
+
+def loss_curve(
+    metrics_jsonl_path: str | os.PathLike[str],
+    png_path: str | os.PathLike[str],
+    *,
+    bigram_entropy: float | None = None,
+) -> Path:
+    """Draw training loss a step (light), smoothed, and validation points, in nats a token, over the step.
+
+    Reads lines of JSON with `step`, `loss` and sometimes `validation_loss`; losses that are not finite are
+    left out, of lines with the same step the last counts. `bigram_entropy` draws a level to compare with.
+    Returns the path written: `png_path`, or the same with `.svg` where matplotlib is missing. Raises
+    ValueError if no line has a finite loss.
+    """
+    curves = _read(Path(metrics_jsonl_path), bigram_entropy)
+    path = Path(png_path)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        path = path.with_suffix(".svg")
+        write_file(path, _svg(curves).encode())
+        return path
+    write_file(path, _png(curves, Figure(figsize=(8, 4.8), dpi=120, layout="constrained")))
+    return path
+
+
+def _read(path: Path, bigram_entropy: float | None) -> _Curves:
+    losses: dict[int, float] = {}
+    validation: dict[int, float] = {}
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ValueError(
+            f"metrics {path} cannot be read: {error.strerror}; expected the metrics.jsonl of a run"
+        ) from error
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # a run that was killed leaves its last line cut
+        for name, curve in (("loss", losses), ("validation_loss", validation)):
+            value = record.get(name)
+            if value is not None and math.isfinite(value):
+                curve[record["step"]] = value  # resuming writes some steps twice
+    if not losses:
+        raise ValueError(
+            f"metrics {path} have no finite loss in {len(lines)} lines; expected the metrics.jsonl of a run"
+        )
+    training = sorted(losses.items())
+    return _Curves(
+        training=training,
+        smoothed=_smooth(training),
+        validation=sorted(validation.items()),
+        bigram_entropy=bigram_entropy,
+    )
+
+
+def _smooth(points: Points) -> Points:
+    """The mean of each point's neighbours: 2% of the run to either side, less at the ends so that they do not
+    lag.
+    """
+    reach = len(points) // 50
+    total = [0.0]
+    for _, loss in points:
+        total.append(total[-1] + loss)
+    smoothed = []
+    for n, (step, _) in enumerate(points):
+        near = min(reach, n, len(points) - 1 - n)
+        smoothed.append((step, (total[n + near + 1] - total[n - near]) / (2 * near + 1)))
+    return smoothed
+
+
+def _png(curves: _Curves, figure: Any) -> bytes:
+    # A Figure of its own, not pyplot: no global state, and no window system is asked for.
+    axes = figure.add_subplot()
+    axes.plot(*zip(*curves.training, strict=True), color=_LIGHT, linewidth=1, label="training, each step")
+    axes.plot(*zip(*curves.smoothed, strict=True), color=_DARK, linewidth=1.8, label="training, smoothed")
+    if curves.validation:
+        axes.plot(
+            *zip(*curves.validation, strict=True),
+            "o-",
+            color=_ACCENT,
+            markersize=5,
+            linewidth=1,
+            label="validation",
+        )
+    if curves.bigram_entropy is not None:
+        label = f"bigram entropy of the held-out text, {curves.bigram_entropy:.3f}"
+        axes.axhline(curves.bigram_entropy, color=_GREY, linewidth=1, linestyle="--", label=label)
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _svg(curves: _Curves) -> str:
+    scale = _Scale.of(curves)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+        ' font-family="sans-serif" font-size="13">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        *_axes(scale),
+        _polyline(scale, curves.training, _LIGHT, 1.0),
+        _polyline(scale, curves.smoothed, _DARK, 2.0),
+    ]
+    legend = [("training, each step", _LIGHT), ("training, smoothed", _DARK)]
+    if curves.validation:
+        parts.append(_polyline(scale, curves.validation, _ACCENT, 1.0))
+        parts += [
+            f'<circle cx="{scale.x(n):.1f}" cy="{scale.y(loss):.1f}" r="4" fill="{_ACCENT}"/>'
+            for n, loss in curves.validation
+        ]
+        legend.append(("validation", _ACCENT))
+    if curves.bigram_entropy is not None:
+        y = f"{scale.y(curves.bigram_entropy):.1f}"
+        parts.append(
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="{_GREY}" stroke-dasharray="6 4"/>'
+        )
+        legend.append((f"bigram entropy of the held-out text, {curves.bigram_entropy:.3f}", _GREY))
+    for n, (label, colour) in enumerate(legend):
+        y = str(_TOP + 12 + 20 * n)
+        parts.append(
+            f'<line x1="{_WIDTH - 340}" x2="{_WIDTH - 312}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>'
+        )
+        parts.append(f'<text x="{_WIDTH - 304}" y="{y}" dy="4">{label}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scale:
+    """From steps and losses to pixels, and the round values between which the curves lie."""
+
+    steps: list[float]
+    losses: list[float]
+
+    @classmethod
+    def of(cls, curves: _Curves) -> _Scale:
+        steps = [step for step, _ in curves.training + curves.validation]
+        losses = [loss for _, loss in curves.training + curves.validation]
+        losses += [] if curves.bigram_entropy is None else [curves.bigram_entropy]
+        return cls(steps=_ticks(min(steps), max(steps)), losses=_ticks(min(losses), max(losses)))
+
+    def x(self, step: float) -> float:
+        share = (step - self.steps[0]) / (self.steps[-1] - self.steps[0])
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, loss: float) -> float:
+        share = (loss - self.losses[0]) / (self.losses[-1] - self.losses[0])
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to ten round values a constant step of 1, 2 or 5 times a power of ten apart; the outer ones
+    enclose the range.
+    """
+    span = high - low or max(abs(high), 1.0)
+    power = 10.0 ** math.floor(math.log10(span / 4))
+    step = next(power * factor for factor in (5, 2, 1) if span >= 4 * power * factor or factor == 1)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [n * step for n in range(first, max(last, first + 1) + 1)]
+
+
+def _axes(scale: _Scale) -> list[str]:
+    bottom, middle = _HEIGHT - _BOTTOM, (_HEIGHT - _BOTTOM + _TOP) / 2
+    parts = [f'<text x="{_WIDTH / 2}" y="26" text-anchor="middle" font-size="16">Loss</text>']
+    for step in scale.steps:
+        x = f"{scale.x(step):.1f}"
+        parts.append(f'<line x1="{x}" x2="{x}" y1="{_TOP}" y2="{bottom}" stroke="#e6e6e6"/>')
+        parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{step:g}</text>')
+    for loss in scale.losses:
+        y = f"{scale.y(loss):.1f}"
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#e6e6e6"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y}" dy="4" text-anchor="end">{loss:g}</text>')
+    return [
+        *parts,
+        f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}" fill="none" stroke="black"/>',
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 12}" text-anchor="middle">step</text>',
+        f'<text transform="translate(20 {middle}) rotate(-90)" text-anchor="middle">loss (nats per token)</text>',
+    ]
+
+
+def _polyline(scale: _Scale, points: Points, colour: str, width: float) -> str:
+    path = " ".join(f"{scale.x(step):.1f},{scale.y(loss):.1f}" for step, loss in points)
+    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>'

@@ -1,0 +1,100 @@
+"""What every layer needs while a program is recorded: the program, its inputs, and grids of activation tiles.
+
+Which operations are recorded is said by the layers, in which order by step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from asynctile.handle import Handle
+from asynctile.layers.gradients import Gradients
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.rows import Row, Rows
+from asynctile.layers.split import Split
+from asynctile.ops.adamw import HYPER
+from asynctile.program import Program
+
+
+class Grid:
+    """Temporaries by (row tile, column tile), each made when it is first opened."""
+
+    __slots__ = ("_name", "_program", "_shape", "_tiles")
+
+    def __init__(self, program: Program, name: str, shape: Callable[[Row, int], tuple[int, ...]]) -> None:
+        self._program = program
+        self._name = name
+        self._shape = shape
+        self._tiles: dict[tuple[int, int], Handle] = {}
+
+    def __getitem__(self, place: tuple[int, int]) -> Handle:
+        """The tile of (row.index, column); KeyError if it was never opened."""
+        return self._tiles[place]
+
+    def open(self, row: Row, column: int = 0) -> tuple[Handle, bool]:
+        """The tile, and whether something has been written to it: what comes next is added then."""
+        place = (row.index, column)
+        tile = self._tiles.get(place)
+        if tile is not None:
+            return tile, True
+        name = f"{self._name}[{row.index},{column}]"
+        tile = self._tiles[place] = self._program.tile(name, self._shape(row, column))
+        return tile, False
+
+    def new(self, row: Row, column: int = 0) -> Handle:
+        """A tile that is about to be overwritten whole."""
+        return self.open(row, column)[0]
+
+
+class Recording:
+    """One program being recorded.
+
+    tokens, targets: int32 (R,) by row tile; targets only if a loss is wanted. scale: (1,), 1 / targets that count, and
+    gradients: only if there is a backward pass.
+    """
+
+    def __init__(self, kind: str, parameters: Parameters, rows: Rows) -> None:
+        self.program = Program(kind)
+        self.parameters = parameters
+        self.config = parameters.config
+        self.tiling = parameters.tiling
+        self.rows = rows
+        self.tokens = self._by_row("tokens")
+        self.targets: list[Handle] = [] if kind == "logits" else self._by_row("targets")
+        self.backward = kind not in ("loss", "logits")
+        if self.backward:
+            self.scale = self.program.input("scale", (1,), np.float32)
+            updates = kind != "gradients"
+            hyper = self.program.input("hyper", (HYPER,), np.float32) if updates else None
+            self.gradients = Gradients(self.program, kind, hyper)
+
+    @property
+    def columns(self) -> range:
+        """Column tiles of the residual stream."""
+        return range(len(self.tiling.model))
+
+    def grid(self, name: str, split: Split) -> Grid:
+        """Activations (R, C) with columns cut by `split`."""
+        return Grid(self.program, name, lambda row, column: (row.size, split.size(column)))
+
+    def stream(self, name: str) -> Grid:
+        """Activations (R, C) of the residual stream's width."""
+        return self.grid(name, self.tiling.model)
+
+    def per_row(self, name: str, width: int) -> Grid:
+        """A few numbers a row, (R, width)."""
+        return Grid(self.program, name, lambda row, column: (row.size, width))
+
+    def per_head(self, name: str, times: int) -> Grid:
+        """A few numbers a row and head, (times g, R), by group of heads."""
+        heads, size = self.tiling.heads, self.config.head_size
+        return Grid(self.program, name, lambda row, column: (times * heads.size(column) // size, row.size))
+
+    def _by_row(self, name: str) -> list[Handle]:
+        return [self.program.input(f"{name}[{row.index}]", (row.size,), np.int32) for row in self.rows]
+
+
+#: The row tiles that a layer is recorded for: those of one micro-batch, or of all.
+RowTiles = Iterable[Row]

@@ -1,0 +1,35 @@
+"""Choosing the next token from logits: temperature and top-k. Which logits is gpt2.py."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Sampler:
+    """Draws token ids; the same seed gives the same choices.
+
+    temperature: divides the logits; 0 takes the likeliest. top_k: only the k likeliest; None: all.
+    """
+
+    def __init__(self, temperature: float, top_k: int | None, seed: int | None) -> None:
+        if not (isinstance(temperature, int | float) and math.isfinite(temperature) and temperature >= 0):
+            raise ValueError(f"temperature is {temperature!r}, expected a number of at least 0, such as 0.8")
+        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
+            raise ValueError(f"top_k is {top_k!r}, expected a whole number of at least 1, or None for all")
+        self.temperature = temperature
+        self.top_k = top_k
+        self._random = np.random.default_rng(seed)
+
+    def choose(self, logits: NDArray[np.float32]) -> int:
+        """A token id from logits (V,)."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        scaled = logits.astype(np.float64) / self.temperature
+        if self.top_k is not None and self.top_k < scaled.size:
+            threshold = np.partition(scaled, -self.top_k)[-self.top_k]
+            scaled[scaled < threshold] = -np.inf
+        weights = np.exp(scaled - scaled.max())
+        return int(self._random.choice(weights.size, p=weights / weights.sum()))

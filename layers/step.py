@@ -1,0 +1,75 @@
+"""The order of a step: `record` turns a model and the shape of a batch into a program.
+
+Layer-major: every micro-batch goes through a block before the next block begins, so that its weights are loaded once;
+backward runs the same way in reverse, and a block is computed again right before its backward, while they are there.
+Nothing is computed here; the engine runs the program.
+"""
+
+from __future__ import annotations
+
+from asynctile.layers import block, embedding, head, layernorm
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.recording import Grid, Recording
+from asynctile.layers.rows import Rows
+from asynctile.program import Program
+
+#: step: every tile is updated as soon as its gradient is complete; step_clipped: all gradients first, then all updates;
+#: gradients: they are fetched, nothing is updated; loss, logits: forward only.
+KINDS = ("step", "step_clipped", "gradients", "loss", "logits")
+
+
+def record(kind: str, parameters: Parameters, rows: Rows, *, recompute: bool = True) -> Program:
+    """The program of one step on a batch cut into `rows`: a pure function of its arguments.
+
+    recompute: keep only each block's input and compute the rest again backward; else keep what backward needs. The
+    results are equal bit for bit.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"no program is called {kind!r}; choose one of {', '.join(KINDS)}")
+    recording = Recording(kind, parameters, rows)
+    keep = recording.backward and not recompute
+    x, kept = _blocks(recording, keep)
+    stats = layernorm.gather(recording, rows, x[-1], "ln_f")
+    normed = layernorm.forward(recording, rows, x[-1], stats, "ln_f")
+    if kind == "logits":
+        head.logits(recording, normed)
+    elif kind == "loss":
+        head.losses(recording, normed)
+    else:
+        dnormed = head.forward_backward(recording, normed, recompute=recompute)
+        _backward(recording, x, kept, stats, dnormed)
+        if kind == "step_clipped":
+            recording.gradients.update_kept()
+    return recording.program.finish()
+
+
+def _blocks(recording: Recording, keep: bool) -> tuple[list[Grid], dict[tuple[int, int], block.Kept]]:
+    """Embedding and all blocks forward: the input of each block, the last output, and what is kept of each."""
+    x = [embedding.forward(recording)]
+    kept = {}
+    for layer in range(recording.config.n_layer):
+        out = recording.stream(f"h.{layer + 1}.x")
+        for micro_batch in range(recording.rows.micro_batches):
+            rows = recording.rows.of(micro_batch)
+            whole = block.forward(recording, rows, layer, x[-1], out)
+            if keep:
+                kept[layer, micro_batch] = whole
+        x.append(out)
+    return x, kept
+
+
+def _backward(
+    recording: Recording, x: list[Grid], kept: dict[tuple[int, int], block.Kept], stats: Grid, dnormed: Grid
+) -> None:
+    """From the gradient of ln_f's output to the embeddings."""
+    gradients, micro_batches = recording.gradients, recording.rows.micro_batches
+    dx = recording.stream("dx")
+    gradients.closing = True
+    layernorm.backward(recording, recording.rows, x[-1], stats, dnormed, "ln_f", dx)
+    for layer in reversed(range(recording.config.n_layer)):
+        for micro_batch in range(micro_batches):
+            gradients.closing = micro_batch == micro_batches - 1
+            rows = recording.rows.of(micro_batch)
+            whole = kept.get((layer, micro_batch)) or block.first_half(recording, rows, layer, x[layer])
+            block.backward(recording, rows, layer, whole, dx)
+    embedding.backward(recording, dx)

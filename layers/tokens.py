@@ -1,0 +1,163 @@
+"""Token ids in a file, memory-mapped, and its parts.
+
+Covers `TokenFile`, `TokenView`, `split`, and `tokenise`, which makes the file of a text and keeps it for the
+next run. Where text comes from is `text.py`, what a token is `tokenizer.py`, batches of tokens are `data.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..storage.errors import CheckpointError
+from ..storage.folder import read_json, write_json
+from .text import TextSource
+from .tokenizer import Tokenizer
+
+__all__ = ["TokenFile", "TokenView", "Tokens", "split", "tokenise"]
+
+#: mapped pages that may have been read before they are handed back to the system
+_TOUCHED_NBYTES = 16 << 20
+#: the kernel maps this much around a page that is read, so that a short slice costs as much
+_FAULT_AROUND_NBYTES = 64 << 10
+
+
+class Tokens(Protocol):
+    """A row of token ids: a `TokenFile`, a `TokenView`, or a numpy array of one dimension."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> NDArray[Any]: ...
+
+
+class TokenFile:
+    """Raw token ids of `dtype` (uint16 or uint32) in a file, memory-mapped: a slice costs no more than
+    itself.
+
+    Raises ValueError if the file is missing or empty, or its size is not a multiple of the dtype's.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], dtype: DTypeLike) -> None:
+        self.path = Path(path)
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        try:
+            with open(path, "rb") as file:
+                nbytes = os.fstat(file.fileno()).st_size
+                if nbytes == 0 or nbytes % self.dtype.itemsize:
+                    raise ValueError(
+                        f"token file {path} has {nbytes} bytes, expected a multiple of {self.dtype.itemsize} above 0; "
+                        "remove it, so that it is made again"
+                    )
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ValueError(
+                f"token file {path} cannot be read: {error.strerror}; make it with tokenise()"
+            ) from error
+        self._tokens = np.frombuffer(self._map, self.dtype)
+        self._touched_nbytes = 0
+
+    def __len__(self) -> int:
+        return self._tokens.size
+
+    def __getitem__(self, part: slice, /) -> NDArray[Any]:
+        """A read-only view of the map; copy what is to last. Steps are 1."""
+        tokens = self._tokens[part]
+        # Pages that were read count in the process's resident set until they are dropped, and random windows would
+        # in time touch all. They stay in the system's cache: a view that is still in use reads them again.
+        self._touched_nbytes += tokens.nbytes + _FAULT_AROUND_NBYTES
+        if self._touched_nbytes > _TOUCHED_NBYTES and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+            self._touched_nbytes = tokens.nbytes
+        return tokens
+
+
+class TokenView:
+    """The tokens `start` to `stop` of a token file."""
+
+    def __init__(self, file: TokenFile, start: int, stop: int) -> None:
+        self.file, self.start, self.stop = file, start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice, /) -> NDArray[Any]:
+        """A read-only view of the map, clipped to this part."""
+        start, stop, _ = part.indices(len(self))
+        return self.file[self.start + start : self.start + max(start, stop)]
+
+
+def tokenise(
+    source: TextSource,
+    tokenizer: Tokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> TokenFile:
+    """Write the tokens of a text to `folder` (`tokens.bin`, and `tokens.json` that says of what), or open
+    them again.
+
+    What is there is used only if source, its files' sizes and times, and tokenizer are the same. `progress`
+    is called with bytes done and bytes in all. Raises ValueError if the text gives no tokens, OSError if the
+    disk fails.
+    """
+    folder = Path(folder)
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    origin = {
+        "source": str(source.path), "source_nbytes": source.nbytes, "source_fingerprint": source.fingerprint,
+        "tokenizer": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size, "dtype": dtype.name,
+    }  # fmt: skip
+    path, record = folder / "tokens.bin", folder / "tokens.json"
+    try:
+        known = read_json(record)
+        if known == origin | {"nbytes": path.stat().st_size}:
+            return TokenFile(path, dtype)
+    except (CheckpointError, OSError):
+        pass  # not there, or not whole: it is only a cache
+    folder.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        nbytes = _write_tokens(source, tokenizer, part, progress)
+        if nbytes == 0:
+            raise ValueError(
+                f"data {source.path} of {source.nbytes} bytes gives no tokens; use another text or tokenizer"
+            )
+        record.unlink(missing_ok=True)  # first: it must never stand beside tokens of another text
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    write_json(record, origin | {"nbytes": nbytes})
+    return TokenFile(path, dtype)
+
+
+def _write_tokens(
+    source: TextSource, tokenizer: Tokenizer, path: Path, progress: Callable[[int, int], None] | None
+) -> int:
+    read_nbytes = 0
+    with open(path, "wb") as file:
+        for piece in source.pieces():
+            file.write(tokenizer.encode(piece).data)
+            read_nbytes += len(piece)
+            if progress is not None:
+                progress(read_nbytes, source.nbytes)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def split(token_file: TokenFile, validation_fraction: float = 0.05) -> tuple[TokenView, TokenView]:
+    """The first tokens to train on and the last, held out, to validate; ValueError unless 0 < fraction < 1.
+    """
+    if not 0 < validation_fraction < 1:
+        raise ValueError(
+            f"validation_fraction {validation_fraction!r} leaves one part empty; expected a number between 0 and 1"
+        )
+    n = len(token_file)
+    border = n - math.ceil(n * validation_fraction)
+    return TokenView(token_file, 0, border), TokenView(token_file, border, n)

@@ -1,0 +1,291 @@
+"""Trainer: steps over a model, its optimizer state, cancellation and failure in mid-step.
+
+A step has two parts. Up to the mark "update" nothing of the model has changed: it may be cancelled or fail and the
+model is as it was. From there on weights change tile by tile: the step runs to its end under shield, and if it fails
+the model is torn. Checkpoints are checkpoint.py; what a step computes is step.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.demand import measure
+from asynctile.engine import Engine, Statistics
+from asynctile.errors import AsynctileError, DeviceError, TornModelError
+from asynctile.layers.batch import check_tokens, loss_inputs
+from asynctile.layers.gpt2 import GPT2
+from asynctile.layers.optimizer import AdamW
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.plan import check_host
+from asynctile.layers.report import StepReport
+from asynctile.layers.rows import Rows
+from asynctile.layers.step import record
+from asynctile.program import Program
+from asynctile.run import Run
+from asynctile.simulate import simulate
+
+
+class Trainer:
+    """Trains `model` with `optimizer`.
+
+    clip_norm: scale gradients to at most this global norm (then updates are a second pass); None: update each tile as
+    soon as its gradient is complete. micro_batches: parts of a batch that go through a layer one after another.
+    recompute: recompute activations in backward rather than keep them.
+
+    step_count: updates done. skipped_count: steps skipped since a loss was not finite. data_state: a JSON-able dict
+    of the caller's (where the data stands), saved and restored with checkpoints.
+    """
+
+    def __init__(
+        self,
+        model: GPT2,
+        optimizer: AdamW | None = None,
+        *,
+        clip_norm: float | None = None,
+        micro_batches: int = 1,
+        recompute: bool = True,
+    ) -> None:
+        if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm <= math.inf):
+            raise ValueError(f"clip_norm is {clip_norm!r}, expected a number above 0, or None for no clipping")
+        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ValueError(f"micro_batches is {micro_batches!r}, expected a whole number of at least 1")
+        model.train()
+        self.model = model
+        self.engine: Engine = model.engine
+        self.optimizer = optimizer if optimizer is not None else AdamW()
+        self.clip_norm = clip_norm
+        self.micro_batches = micro_batches
+        self.recompute = recompute
+        self.step_count = 0
+        self.skipped_count = 0
+        self.data_state: dict[str, Any] = {}
+        self._has_moments = False
+        self._ready: set[Program] = set()
+
+    async def step(self, tokens: Any, targets: Any) -> StepReport:
+        """One update from int arrays (B, T); targets of -100 are ignored.
+
+        Raises ValueError or TypeError for wrong arrays, BudgetError before any work if the caps are too small,
+        DeviceError if an operation failed and the model is as it was, TornModelError if it is not.
+        """
+        self.model.check_whole("step")
+        kind = "step" if self.clip_norm is None else "step_clipped"
+        program, rows, inputs, count = self._program(kind, tokens, targets)
+        await self._prepare(program, rows)
+        inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
+        before, start = self.engine.statistics(), time.perf_counter()
+        loss, norm, skipped = await self.engine.call(self._step(program, inputs, count))
+        seconds = time.perf_counter() - start
+        size = int(np.asarray(tokens).size)
+        return self._report(before, loss, norm, size, seconds, skipped)
+
+    async def run(self, batches: Any, *, steps: int | None = None) -> AsyncIterator[StepReport]:
+        """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them."""
+        done = 0
+        if steps is not None and steps <= 0:
+            return
+        async for tokens, targets in _each(batches):
+            yield await self.step(tokens, targets)
+            done += 1
+            if done == steps:
+                return
+
+    async def gradients(self, tokens: Any, targets: Any) -> dict[str, NDArray[np.float32]]:
+        """Every gradient by parameter name, float32; nothing is updated."""
+        self.model.check_whole("compute gradients")
+        program, _, inputs, _ = self._program("gradients", tokens, targets)
+        outputs = {name: np.empty(item.shape, np.float32) for name, item in self.model.parameters.items()}
+        await self.engine.call(self.model.run(program, inputs, outputs))
+        return outputs
+
+    async def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint folder, put in place whole; it is a model folder too."""
+        from asynctile.layers.checkpoint import save
+
+        self.model.check_whole("save")
+        await self.prepare_moments()
+        await save(self, path)
+
+    @classmethod
+    async def load(cls, engine: Engine, path: str | os.PathLike[str]) -> Self:
+        """A trainer with its model (`trainer.model`) from a checkpoint; goes on bitwise as if never stopped.
+
+        CheckpointError if it is damaged or no checkpoint. Warns if it was written by other libraries.
+        """
+        from asynctile.layers.checkpoint import load
+
+        return await load(cls, engine, path)
+
+    async def prepare_moments(self, value: Any = None) -> None:
+        """Create the moments: zeros, or value(parameter, family, key)."""
+        if self._has_moments:
+            return
+        parameters = self.model.parameters
+        await self.engine.reserve(measure([], parameters.states()))
+
+        def tiles() -> Any:
+            for parameter in parameters.values():
+                for family in ("exp_avg", "exp_avg_sq"):
+                    for key, tile in getattr(parameter, family).items():
+                        array = np.zeros(tile.shape, np.float32) if value is None else value(parameter, family, key)
+                        yield tile, array
+
+        await self.engine.store(tiles())
+        self._has_moments = True
+
+    def _program(self, kind: str, tokens: Any, targets: Any) -> tuple[Program, Rows, dict[str, Any], int]:
+        config = self.model.config
+        ids = check_tokens("tokens", tokens, config)
+        wanted = check_tokens("targets", targets, config, ignored=True)
+        batch, length = ids.shape
+        rows = self.model.tiling.rows(batch, length, self.micro_batches)
+        inputs, count = loss_inputs(rows, ids, wanted)
+        return self.model.program(kind, batch, length, self.micro_batches, self.recompute), rows, inputs, count
+
+    async def _prepare(self, program: Program, rows: Rows) -> None:
+        """Before the first step of a shape: refuse budgets that are too small, then make the moments."""
+        if program not in self._ready:
+            self._check_host(program, rows)
+            await self.engine.reserve(self.model.demand(program))
+            self._ready.add(program)
+        await self.prepare_moments()
+
+    def _check_host(self, program: Program, rows: Rows) -> None:
+        """BudgetError if what is evicted will not fit in host memory, found by a run without bytes."""
+        cap, model = self.engine.host_cap, self.model
+        if cap is None or not self.engine.has_link:
+            return
+        twin = Parameters(model.config, model.tiling)
+        copy = record(program.name, twin, rows, recompute=self.recompute)
+        traffic = simulate(copy, list(twin.states()), self.engine.device_cap, self.engine.prefetch)
+        check_host(traffic.host_peak_nbytes, cap)
+
+    async def _step(self, program: Program, inputs: dict[str, Any], count: int) -> tuple[float, float, bool]:
+        """On the engine's loop. Returns (loss, gradient norm, skipped)."""
+        async with self.engine.exclusive():
+            run = await self.engine.start(program, self.model.demand(program), inputs)
+            try:
+                await run.until("loss")
+                await run.reported()
+                loss = _total(program, run, "loss") / count
+                if not math.isfinite(loss):
+                    return await self._skip(run, loss, math.nan)
+                await run.until("update")
+                if self.clip_norm is not None:
+                    await run.reported()
+                    norm = math.sqrt(_total(program, run, "norm"))
+                    if not math.isfinite(norm):
+                        return await self._skip(run, loss, norm)
+                    factor = min(1.0, self.clip_norm / (norm + 1e-6))
+                    self.engine.fill(program.inputs["hyper"], self.optimizer.hyper(self.step_count + 1, factor))
+            except BaseException as error:
+                await self._break_off(run, error)
+                raise
+            return await self._update(program, run, loss)
+
+    async def _update(self, program: Program, run: Run, loss: float) -> tuple[float, float, bool]:
+        """The part that changes weights; a cancellation is raised after it has ended."""
+        try:
+            cancelled = await _under_shield(run.finish())
+        except BaseException as error:
+            await run.abandon()
+            self.model.torn = f"step {self.step_count + 1} failed after its first update: {error}"
+            raise TornModelError(self._torn_message()) from error
+        norm = math.sqrt(_total(program, run, "norm"))
+        if not math.isfinite(norm):
+            name = next(n for n, x in zip(program.numbers, run.numbers, strict=False) if not math.isfinite(x))
+            self.model.torn = f"a gradient of step {self.step_count + 1} was not finite ({name})"
+            raise TornModelError(self._torn_message() + "; clip_norm skips such steps instead")
+        self.step_count += 1
+        if cancelled:
+            raise asyncio.CancelledError
+        return loss, norm, False
+
+    async def _skip(self, run: Run, loss: float, norm: float) -> tuple[float, float, bool]:
+        await self._drop(run)
+        self.skipped_count += 1
+        return loss, norm, True
+
+    async def _break_off(self, run: Run, error: BaseException) -> None:
+        """Before the first update: let what was enqueued run out; the model is as it was unless a tier lost bytes."""
+        await _under_shield(self._drop(run))
+        if self.model.torn is not None:
+            raise TornModelError(self._torn_message()) from error
+        if isinstance(error, Exception) and not isinstance(error, AsynctileError):
+            raise DeviceError(
+                f"step {self.step_count + 1} failed before it changed the model: {error!r}; the step can be repeated"
+            ) from error
+
+    async def _drop(self, run: Run) -> None:
+        lost = await run.abandon()
+        if lost:
+            self.model.torn = f"tile {lost[0].name} was lost between two tiers"
+
+    def _torn_message(self) -> str:
+        where = self.model.last_checkpoint or "none was saved"
+        return f"{self.model.torn}; load the last checkpoint ({where})"
+
+    def _report(
+        self, before: Statistics, loss: float, norm: float, tokens: int, seconds: float, skipped: bool
+    ) -> StepReport:
+        after = self.engine.statistics()
+        return StepReport(
+            step=self.step_count,
+            loss=loss,
+            lr=self.optimizer.rate(self.step_count + int(skipped)),
+            grad_norm=norm,
+            tokens=tokens,
+            step_s=seconds,
+            tokens_per_s=tokens / seconds,
+            stall_s=after.stall_s - before.stall_s,
+            uploaded_bytes=after.uploaded_bytes - before.uploaded_bytes,
+            downloaded_bytes=after.downloaded_bytes - before.downloaded_bytes,
+            spill_read_bytes=0,
+            spill_written_bytes=0,
+            device_peak_bytes=after.device_peak_bytes,
+            host_peak_bytes=after.host_peak_bytes,
+            spill_peak_bytes=0,
+            skipped=skipped,
+        )
+
+
+def _total(program: Program, run: Run, label: str) -> float:
+    """Sum, in float64 and in the program's order, of the numbers whose label begins with `label`."""
+    pairs = zip(program.numbers, run.numbers.tolist(), strict=False)
+    return sum(value for name, value in pairs if name.startswith(label))
+
+
+async def _under_shield(work: Coroutine[Any, Any, Any]) -> bool:
+    """Await `work` to its end even if cancelled; True if a cancellation came meanwhile."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+        except BaseException:
+            break
+    task.result()
+    return cancelled
+
+
+async def _each(batches: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """The items of an iterable or an async iterable."""
+    if isinstance(batches, AsyncIterable):
+        async for item in batches:
+            yield item
+    elif isinstance(batches, Iterable):
+        for item in batches:
+            yield await item if inspect.isawaitable(item) else item
+    else:
+        raise TypeError(f"batches is {type(batches).__name__}, expected an iterable of (tokens, targets)")

@@ -1,0 +1,184 @@
+"""Runs a Program one entry after another, with every tile a NumPy array of its own: what the engine must agree with.
+
+No tiers, no evictions, no order but the program's. A temporary is NaN until it is written; an operand that an operation
+overwrites ("w") is made NaN again first; a temporary read before it was written is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.handle import Handle
+from asynctile.layers.optimizer import AdamW
+from asynctile.layers.parameters import Parameter, Parameters, initial_piece
+from asynctile.layers.rows import Rows
+from asynctile.layers.step import record
+from asynctile.operation import READ, WRITE, Operation
+from asynctile.program import Fetch, Program
+from tests.verbs import VERBS
+
+Array = NDArray[Any]
+
+#: Verbs of which several together overwrite a tile; the next verb that reads it finds what was left out.
+PARTIAL = {"embed_positions"}
+
+
+@dataclass
+class Interpreter:
+    """arrays: of persistent tiles between runs; kernels: by name, VERBS or a device's."""
+
+    arrays: dict[Handle, Array] = field(default_factory=dict)
+    kernels: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: VERBS)
+
+    def run(
+        self, program: Program, inputs: Mapping[str, Array], outputs: Mapping[str, Array] | None = None
+    ) -> dict[str, float]:
+        """Run `program`; fill `outputs`, update the persistent arrays, return the numbers by label."""
+        arrays = dict(self.arrays)
+        for name, tile in program.inputs.items():
+            arrays[tile] = np.array(inputs[name], tile.dtype)
+            assert arrays[tile].shape == tile.shape, name
+        numbers = np.full(len(program.numbers) + 1, np.nan)
+        for entry in program.entries:
+            if isinstance(entry, Operation):
+                self._execute(entry, arrays, numbers)
+            elif isinstance(entry, Fetch):
+                assert outputs is not None, f"nowhere to put {entry.key}"
+                outputs[entry.key][entry.index] = arrays[entry.tile]
+        assert not np.isnan(numbers[:-1]).any(), "a number was reserved and never reported"
+        return dict(zip(program.numbers, numbers[:-1].tolist(), strict=True))
+
+    def _execute(self, operation: Operation, arrays: dict[Handle, Array], numbers: Array) -> None:
+        """One operation; what it may only read must not change."""
+        operands, before = [], []
+        for tile, how in zip(operation.operands, operation.access, strict=True):
+            if how == WRITE:
+                arrays.setdefault(tile, np.empty(tile.shape, tile.dtype)).fill(np.nan)
+            assert tile in arrays, f"{operation} reads {tile.name}, which nothing has written"
+            operands.append(arrays[tile])
+            before.append(arrays[tile].copy() if how == READ else None)
+        number = () if operation.number is None else (numbers[operation.number :][:1],)
+        self.kernels[operation.kernel](*operands, *operation.params, *number)
+        for tile, array, old in zip(operation.operands, operands, before, strict=True):
+            if operation.kernel not in PARTIAL:
+                assert not np.isnan(array).any(), f"{operation} leaves NaN in {tile.name}"
+            assert old is None or np.array_equal(old, array), f"{operation} changed {tile.name}"
+
+
+@dataclass
+class Model:
+    """A model on the interpreter: what asynctile.layers.GPT2 and Trainer do, without an engine."""
+
+    parameters: Parameters
+    interpreter: Interpreter
+
+    @classmethod
+    def create(
+        cls, parameters: Parameters, seed: int = 0, kernels: Mapping[str, Callable[..., Any]] = VERBS
+    ) -> Model:
+        model = cls(parameters, Interpreter(kernels=kernels))
+        model.load({
+            name: initial_piece(parameter, tuple(slice(0, n) for n in parameter.shape), seed)
+            for name, parameter in parameters.items()
+        })
+        return model
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Weights from whole tensors; moments zero."""
+        for name, parameter in self.parameters.items():
+            for key, tile in parameter.weights.items():
+                piece = state[name][parameter.index(*key)]
+                self.interpreter.arrays[tile] = np.array(piece, np.float32, order="C")
+                for moment in (parameter.exp_avg[key], parameter.exp_avg_sq[key]):
+                    self.interpreter.arrays[moment] = np.zeros(tile.shape, np.float32)
+
+    def state(self, family: str = "weights") -> dict[str, Array]:
+        """Whole tensors of "weights", "exp_avg" or "exp_avg_sq"."""
+        return {name: self._gather(parameter, family) for name, parameter in self.parameters.items()}
+
+    def logits(self, tokens: Array) -> Array:
+        """(B, T, V)."""
+        rows = self._rows(tokens)
+        flat = np.full((tokens.size, self.parameters.config.vocab_size), np.nan, np.float32)
+        program = record("logits", self.parameters, rows)
+        self.interpreter.run(program, batch_inputs(rows, tokens, tokens), {"logits": flat})
+        return flat.reshape(*tokens.shape, -1)
+
+    def loss(self, tokens: Array, targets: Array) -> float:
+        rows = self._rows(tokens)
+        return _mean_loss(self._run(record("loss", self.parameters, rows), rows, tokens, targets), targets)
+
+    def gradients(
+        self, tokens: Array, targets: Array, micro_batches: int = 1, *, recompute: bool = True
+    ) -> tuple[float, dict[str, Array]]:
+        rows = self._rows(tokens, micro_batches)
+        gradients = {name: np.full(p.shape, np.nan, np.float32) for name, p in self.parameters.items()}
+        program = record("gradients", self.parameters, rows, recompute=recompute)
+        numbers = self._run(program, rows, tokens, targets, outputs=gradients)
+        return _mean_loss(numbers, targets), gradients
+
+    def step(
+        self,
+        tokens: Array,
+        targets: Array,
+        step: int = 1,
+        optimizer: AdamW | None = None,
+        *,
+        kind: str = "step",
+        micro_batches: int = 1,
+        recompute: bool = True,
+    ) -> tuple[float, float]:
+        """One update; the loss and the gradient's norm."""
+        rows = self._rows(tokens, micro_batches)
+        program = record(kind, self.parameters, rows, recompute=recompute)
+        hyper = (optimizer or AdamW()).hyper(step)
+        numbers = self._run(program, rows, tokens, targets, hyper=hyper)
+        squares = sum(value for label, value in numbers.items() if label.startswith("norm["))
+        return _mean_loss(numbers, targets), squares**0.5
+
+    def _rows(self, tokens: Array, micro_batches: int = 1) -> Rows:
+        batch, length = tokens.shape
+        return self.parameters.tiling.rows(batch, length, micro_batches)
+
+    def _run(
+        self,
+        program: Program,
+        rows: Rows,
+        tokens: Array,
+        targets: Array,
+        *,
+        hyper: Array | None = None,
+        outputs: Mapping[str, Array] | None = None,
+    ) -> dict[str, float]:
+        return self.interpreter.run(program, batch_inputs(rows, tokens, targets, hyper), outputs)
+
+    def _gather(self, parameter: Parameter, family: str) -> Array:
+        whole = np.empty(parameter.shape, np.float32)
+        for key, tile in getattr(parameter, family).items():
+            whole[parameter.index(*key)] = self.interpreter.arrays[tile]
+        return whole
+
+
+def batch_inputs(rows: Rows, tokens: Array, targets: Array, hyper: Array | None = None) -> dict[str, Array]:
+    """All inputs that any kind of program may have; tokens and targets (B, T)."""
+    inputs: dict[str, Array] = {}
+    for row in rows:
+        inputs[f"tokens[{row.index}]"] = tokens.reshape(-1)[rows.part(row)]
+        inputs[f"targets[{row.index}]"] = targets.reshape(-1)[rows.part(row)]
+    inputs["scale"] = np.array([1 / max(1, _count(targets))], np.float32)
+    if hyper is not None:
+        inputs["hyper"] = hyper
+    return inputs
+
+
+def _count(targets: Array) -> int:
+    return int((targets != -100).sum())
+
+
+def _mean_loss(numbers: Mapping[str, float], targets: Array) -> float:
+    return sum(value for label, value in numbers.items() if label.startswith("loss[")) / _count(targets)

@@ -1,0 +1,84 @@
+"""GPT2Config: checks, standard sizes, the Hugging Face form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynctile.layers.config import GPT2Config
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.tiling import Tiling
+
+#: As published with the models, the tied head counted once.
+PUBLISHED = {"gpt2": 124439808, "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200}
+
+
+@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
+def test_standard_sizes(name: str, count: int) -> None:
+    config = GPT2Config.named(name)
+    assert config.parameter_count == count
+    assert config.states_nbytes == 12 * count
+
+
+def test_parameter_count_is_that_of_the_tensors() -> None:
+    config = GPT2Config(n_layer=2, n_head=3, n_embd=33, block_size=17, vocab_size=101, n_inner=50)
+    tiles = list(Parameters(config, Tiling(config, 16)).states())
+    assert sum(tile.nbytes for tile in tiles) == config.states_nbytes
+
+
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"n_layer": 0}, "n_layer is 0"),
+    ({"n_embd": -8}, "n_embd is -8"),
+    ({"vocab_size": 1.5}, "vocab_size is 1.5"),
+    ({"block_size": True}, "block_size is True"),
+    ({"n_inner": 0}, "n_inner is 0"),
+    ({"n_embd": 100, "n_head": 3}, "n_embd 100 is not divisible by n_head 3"),
+    ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon is 0.0"),
+    ({"initializer_range": float("nan")}, "initializer_range is nan"),
+])  # fmt: skip
+def test_wrong_values_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        GPT2Config(**changes)
+
+
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gpt3.*choose one of gpt2, gpt2-medium"):
+        GPT2Config.named("gpt3")
+
+
+def test_hugging_face_form_round_trips() -> None:
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=8, block_size=16, vocab_size=11, pdrops={"attn_pdrop": 0.1})
+    values = config.to_hf()
+    assert values["n_positions"] == 16
+    assert values["activation_function"] == "gelu_new"
+    assert values["attn_pdrop"] == 0.1
+    assert values["resid_pdrop"] == 0.0
+    back = GPT2Config.from_hf(values)
+    assert back.to_hf() == values
+    assert hash(back) == hash(config)
+
+
+def test_a_published_config_is_read() -> None:
+    values = {"model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257,
+              "embd_pdrop": 0.1, "summary_first_dropout": 0.2, "summary_type": "cls_index", "task_specific_params": {}}
+    config = GPT2Config.from_hf(values)
+    assert config.block_size == 1024
+    assert config.pdrops == {"embd_pdrop": 0.1, "summary_first_dropout": 0.2}
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("model_type", "llama"), ("activation_function", "relu"), ("tie_word_embeddings", False),
+    ("scale_attn_by_inverse_layer_idx", True), ("reorder_and_upcast_attn", True), ("scale_attn_weights", False),
+])  # fmt: skip
+def test_other_arithmetic_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} {value!r}"):
+        GPT2Config.from_hf({**GPT2Config().to_hf(), name: value})
+
+
+@pytest.mark.reference
+def test_transformers_reads_the_same() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=8, block_size=16, vocab_size=11)
+    theirs = transformers.GPT2Config(**config.to_hf())
+    assert GPT2Config.from_hf(theirs.to_dict()).to_hf().items() >= config.to_hf().items()

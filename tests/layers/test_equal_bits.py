@@ -1,0 +1,229 @@
+"""The law of equal bits: where the bytes were changes nothing of a result. And the budgets: the floor, and every one above.
+
+One training with everything resident on `cpu` is the yardstick; each test repeats it under other circumstances and
+compares losses, norms, weights and moments bit for bit. What the numbers should be is tests/reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from asynctile import BudgetError, Engine
+from asynctile.demand import measure
+from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.plan import plan_step
+from asynctile.layers.step import KINDS, record
+from asynctile.layers.tiling import FLOOR_NBYTES, Tiling, default_tile
+from asynctile.loop import new_loop
+from tests.layers.shapes import SHAPES, Shape
+from tests.layers.training import RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
+
+#: None of these runs takes more than a second or two; a run that stands still must not take the whole suite with it.
+PROGRESS_S = 60
+STEPS = 3
+_yardsticks: dict[Shape, Outcome] = {}
+
+
+async def yardstick(shape: Shape) -> Outcome:
+    if shape not in _yardsticks:
+        _yardsticks[shape] = await outcome(shape, steps=STEPS, device="cpu")
+    return _yardsticks[shape]
+
+
+async def check(shape: Shape, cap: int | None, prefetch: int = 2, **more: Any) -> Outcome:
+    """A run under `cap` ends, stays below it, and gives the yardstick's bits."""
+    options = {"device_memory": cap, "prefetch": prefetch}
+    async with asyncio.timeout(PROGRESS_S):
+        found = await outcome(shape, steps=STEPS, engine_options=options, **more)
+    assert_same_bits(found, await yardstick(shape))
+    assert cap is None or found.device_peak_bytes <= cap
+    return found
+
+
+@pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
+def shape(request: pytest.FixtureRequest) -> Shape:
+    return request.param
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 8])
+@pytest.mark.parametrize("share", ["floor", 0.10, 0.25, 0.50])
+async def test_no_budget_and_no_prefetch_changes_a_bit(share: str | float, prefetch: int) -> None:
+    floor = await floor_of()
+    cap = floor if isinstance(share, str) else int(share * RAGGED.config.states_nbytes)
+    assert cap >= floor
+    found = await check(RAGGED, cap, prefetch)
+    assert found.uploaded_bytes > STEPS * RAGGED.config.states_nbytes / 3, "hardly anything was streamed"
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+@pytest.mark.parametrize("share", ["floor", 0.25, None])
+async def test_no_mode_changes_a_bit(share: str | float | None, recompute: bool, clip_norm: float | None) -> None:
+    cap = await floor_of() if share == "floor" else share and int(share * RAGGED.config.states_nbytes)
+    await check(RAGGED, cap, recompute=recompute, clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+async def test_no_mode_changes_a_bit_on_the_cpu(recompute: bool, clip_norm: float | None) -> None:
+    found = await outcome(RAGGED, steps=STEPS, device="cpu", recompute=recompute, clip_norm=clip_norm)
+    assert_same_bits(found, await yardstick(RAGGED))
+
+
+async def test_clipping_itself_is_equal_bit_for_bit_under_every_budget() -> None:
+    resident = await outcome(RAGGED, steps=STEPS, device="cpu", clip_norm=0.1)
+    assert min(resident.norms) > 0.1
+    assert resident.losses[-1] != (await yardstick(RAGGED)).losses[-1]
+    for cap in (await floor_of(), RAGGED.config.states_nbytes // 4):
+        assert_same_bits(await outcome(steps=STEPS, clip_norm=0.1, engine_options={"device_memory": cap}), resident)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, new_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_no_event_loop_changes_a_bit(loop: Any, device: str) -> None:
+    if loop is new_loop:
+        pytest.importorskip("uvloop")
+    options = {} if device == "cpu" else {"device_memory": RAGGED.config.states_nbytes // 8}
+    found = await outcome(RAGGED, steps=STEPS, device=device, make_loop=loop, engine_options=options)
+    assert_same_bits(found, await yardstick(RAGGED))
+
+
+async def test_no_link_rate_changes_a_bit() -> None:
+    options = {"device_memory": RAGGED.config.states_nbytes // 3, "link_rate": "200MB"}
+    assert_same_bits(await outcome(steps=STEPS, engine_options=options), await yardstick(RAGGED))
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+async def test_no_number_of_workers_changes_a_bit(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(lanes)))
+    await check(RAGGED, await floor_of())
+    await check(RAGGED, RAGGED.config.states_nbytes // 4)
+
+
+async def test_the_exact_floor_is_enough_for_every_shape(shape: Shape) -> None:
+    await check(shape, await floor_of(shape))
+
+
+async def test_twenty_budgets_between_the_floor_and_all_end_and_agree() -> None:
+    floor, whole = await floor_of(), 2 * RAGGED.config.states_nbytes
+    caps = [floor + (whole - floor) * index // 19 for index in range(20)]
+    for index, cap in enumerate(caps):
+        await check(RAGGED, cap, prefetch=(2, 0, 8, 1)[index % 4], recompute=index % 3 != 0)
+
+
+async def test_everything_else_at_the_floor_too() -> None:
+    """Logits, loss and gradients are programs of their own, in the arena that the step was cut for and in a fresh one."""
+    tokens, targets = RAGGED.batch_of_tokens()
+    found = []
+    for options in ({"device": "cpu"}, {"device": "emulated", "device_memory": await floor_of()}):
+        async with Engine(**options) as engine:
+            model = await lively(engine, RAGGED)
+            trainer = Trainer(model, micro_batches=2)
+            first = (await model.logits(tokens)).tobytes()
+            await trainer.step(tokens, targets)
+            gradients = await trainer.gradients(tokens, targets)
+            found.append([
+                first, await model.loss(tokens, targets), (await model.logits(tokens[:1, :7])).tobytes(),
+                {name: value.tobytes() for name, value in gradients.items()},
+                [token async for token in model.generate([1, 2, 3], max_new_tokens=3, seed=1)],
+            ])  # fmt: skip
+    assert found[0] == found[1]
+
+
+async def test_below_the_floor_is_refused_before_any_work(shape: Shape) -> None:
+    floor = await floor_of(shape)
+    async with Engine("emulated", device_memory=floor - 1) as engine:
+        with pytest.raises(BudgetError, match="device_memory") as caught:
+            await GPT2.create(engine, shape.config, tile=shape.tile)
+        statistics = engine.statistics()
+    assert caught.value.floor == floor
+    assert str(floor) in str(caught.value)
+    assert (statistics.operations, statistics.uploaded_bytes, statistics.host_peak_bytes) == (0, 0, 0)
+    plan = {"batch_size": shape.batch, "seq_len": shape.length, "micro_batches": shape.micro_batches, "tile": shape.tile}
+    assert floor_bytes(shape.config, **plan) == floor, "plan and engine disagree"
+    with pytest.raises(BudgetError) as planned:
+        plan_step(shape.config, **plan, device="emulated", device_memory=floor - 1)
+    assert planned.value.floor == floor
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_program_needs_more_than_the_floor(seed: int) -> None:
+    """Every kind of step and batch fits in what `create` accepts, so nothing is refused after work began."""
+    draw = random.Random(seed)
+    n_head = draw.randint(1, 5)
+    config = GPT2Config(
+        n_layer=draw.randint(1, 2), n_head=n_head, n_embd=n_head * draw.randint(1, 14), block_size=draw.randint(1, 60),
+        vocab_size=draw.randint(2, 80), n_inner=draw.choice([None, draw.randint(1, 60)]))  # fmt: skip
+    tile = draw.randint(1, 40)
+    length, micro_batches = draw.randint(1, config.block_size), draw.randint(1, 2)
+    parameters = Parameters(config, Tiling(config, tile))
+    rows = parameters.tiling.rows(micro_batches * draw.randint(1, 4), length, micro_batches)
+    floor = floor_demand(config, tile).floor_nbytes
+    for kind in KINDS:
+        needed = measure([record(kind, parameters, rows, recompute=draw.random() < 0.5)], parameters.states())
+        assert needed.floor_nbytes <= floor, (kind, config, tile, rows.batch, length, needed.what)
+
+
+async def test_a_step_above_the_caps_is_refused_before_any_work() -> None:
+    """RAM on cpu, and what is evicted to RAM from a device: known from the recorded step."""
+    tokens, targets = RAGGED.batch_of_tokens()
+    weights_nbytes = RAGGED.config.states_nbytes // 3
+    for options in (
+        {"device": "cpu", "host_memory": 2 * weights_nbytes},
+        {"device": "emulated", "device_memory": await floor_of(), "host_memory": 2 * weights_nbytes},
+    ):
+        async with Engine(**options) as engine:
+            trainer = Trainer(await lively(engine, RAGGED), micro_batches=2)
+            with pytest.raises(BudgetError) as caught:
+                await trainer.step(tokens, targets)
+            assert engine.statistics().operations == 0
+            assert "host_memory" in str(caught.value)
+        options["host_memory"] = caught.value.floor
+        async with Engine(**options) as engine:
+            trainer = Trainer(await lively(engine, RAGGED), micro_batches=2)
+            for batch in batches_of(RAGGED, 2):
+                await trainer.step(*batch)
+            assert engine.statistics().host_peak_bytes <= caught.value.floor
+
+
+CONFIGS = {
+    "tiny": GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=64),
+    "the first run": GPT2Config(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=256),
+    "odd": GPT2Config(n_layer=3, n_head=7, n_embd=7 * 45, block_size=100, vocab_size=1009),
+    "wide and shallow": GPT2Config(n_layer=1, n_head=8, n_embd=1024, block_size=64, vocab_size=300),
+    "one wide head": GPT2Config(n_layer=2, n_head=1, n_embd=320, block_size=64, vocab_size=500),
+    "gpt2": GPT2Config.named("gpt2"),
+}
+
+
+def floor_bytes(config: GPT2Config, *, batch_size: int = 2, seq_len: int | None = None, **more: Any) -> int:
+    plan = plan_step(config, batch_size=batch_size, seq_len=seq_len or config.block_size, device="emulated", **more)
+    return plan.floor_bytes
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_the_floor_of_the_default_tile_is_within_its_bound(config: GPT2Config) -> None:
+    assert floor_bytes(config, batch_size=1) <= max(config.states_nbytes // 10, FLOOR_NBYTES)
+
+
+def test_the_floor_does_not_depend_on_depth_vocabulary_batch_or_length_beyond_the_tile() -> None:
+    base: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 256, "vocab_size": 300}
+    tile = 64
+    one = floor_bytes(GPT2Config(**base), tile=tile)
+    for change in ({"n_layer": 5}, {"vocab_size": 3001}, {"block_size": 2048}):
+        assert floor_bytes(GPT2Config(**base | change), seq_len=256, tile=tile) == one, change
+    for batch in ({"batch_size": 8}, {"seq_len": 64}, {"seq_len": 129}, {"batch_size": 6, "micro_batches": 3}):
+        assert floor_bytes(GPT2Config(**base), tile=tile, **batch) <= one, batch
+
+
+def test_a_wider_model_has_the_floor_of_its_tile() -> None:
+    assert default_tile(CONFIGS["gpt2"]) >= 256
+    floors = {floor_bytes(GPT2Config(n_layer=1, n_head=width // 64, n_embd=width, block_size=256, vocab_size=500), tile=128)
+              for width in (256, 512, 768)}  # fmt: skip
+    assert len(floors) == 1

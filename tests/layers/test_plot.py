@@ -1,0 +1,90 @@
+"""The picture of a run's loss."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from asynctile.layers.plot import loss_curve
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with open(path, "w") as file:
+        for step in range(1, 301):
+            record = {"step": step, "loss": 5.5 * step**-0.2 + 0.2 * math.sin(step * 12.9898) ** 3}
+            if step % 50 == 0:
+                record["validation_loss"] = 5.5 * step**-0.2 + 0.1
+            file.write(json.dumps(record) + "\n")
+    return path
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
+def test_matplotlib_draws_a_png(metrics, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert loss_curve(metrics, tmp_path / "loss.png", bigram_entropy=2.4) == tmp_path / "loss.png"
+    content = (tmp_path / "loss.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert int.from_bytes(content[16:20], "big") == 960
+
+
+def test_without_matplotlib_the_same_curves_are_an_svg(metrics, tmp_path, no_matplotlib):
+    path = loss_curve(metrics, tmp_path / "loss.png", bigram_entropy=2.4)
+    assert path == tmp_path / "loss.svg"
+    root = ElementTree.parse(path).getroot()
+    lines = [line.get("points").split() for line in root.iter(f"{SVG}polyline")]
+    assert [len(points) for points in lines] == [300, 300, 6]
+    for x, y in (map(float, point.split(",")) for points in lines for point in points):
+        assert 72 <= x <= 776
+        assert 44 <= y <= 424
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"step", "loss (nats per token)", "validation", "training, smoothed"} <= set(texts)
+    assert any("2.400" in text for text in texts)
+
+
+def test_a_higher_loss_stands_higher(metrics, tmp_path, no_matplotlib):
+    metrics.write_text('{"step": 1, "loss": 5.0}\n{"step": 2, "loss": 3.0}\n')
+    root = ElementTree.parse(loss_curve(metrics, tmp_path / "loss.png")).getroot()
+    (x1, y1), (x2, y2) = (
+        map(float, p.split(",")) for p in next(root.iter(f"{SVG}polyline")).get("points").split()
+    )
+    assert x1 < x2
+    assert y1 < y2  # pixels count downwards
+    assert "validation" not in [text.text for text in root.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 1, "loss": 4.0}', '{"step": 1, "loss": 0.0}', '{"step": 1, "loss": 123456.0}']
+)
+def test_one_step_is_enough(metrics, tmp_path, line, monkeypatch):
+    metrics.write_text(line + "\n")
+    loss_curve(metrics, tmp_path / "loss.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    ElementTree.parse(loss_curve(metrics, tmp_path / "loss.png"))
+
+
+def test_skipped_steps_cut_lines_and_repeated_steps_do_no_harm(metrics, tmp_path, no_matplotlib):
+    metrics.write_text('{"step": 1, "loss": 4}\n{"step": 2, "loss": NaN}\n{"step": 3, "loss": null}\n'
+                       '{"step": 4, "loss": 3}\n{"step": 4, "loss": 3.5}\n{"step": 5, "lo')  # fmt: skip
+    root = ElementTree.parse(loss_curve(metrics, tmp_path / "loss.png")).getroot()
+    assert len(next(root.iter(f"{SVG}polyline")).get("points").split()) == 2
+
+
+def test_metrics_without_a_loss_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl cannot be read"):
+        loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n')
+    with pytest.raises(ValueError, match=r"no finite loss in 1 lines"):
+        loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
+    assert not (tmp_path / "loss.png").exists()

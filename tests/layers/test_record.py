@@ -1,0 +1,167 @@
+"""Recorded programs as lists of operations: pure, complete, small working sets, marks where the host decides."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from asynctile.handle import Handle
+from asynctile.layers.config import GPT2Config
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.step import KINDS, record
+from asynctile.layers.tiling import Tiling
+from asynctile.operation import NO_NUMBER, Operation
+from asynctile.program import Fetch, Mark, Program
+from asynctile.storage.tile import NEVER
+from tests.layers.shapes import SHAPES, Shape
+
+#: attention_backward: q, k, v, dout, dq, dk, dv; besides it statistics.
+LARGE = 7
+TRAINING = ("step", "step_clipped", "gradients")
+
+
+def recorded(shape: Shape, kind: str, *, recompute: bool = True) -> tuple[Parameters, Program]:
+    parameters = shape.parameters()
+    rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)
+    return parameters, record(kind, parameters, rows, recompute=recompute)
+
+
+@pytest.fixture(params=list(SHAPES))
+def shape(request: pytest.FixtureRequest) -> Shape:
+    return SHAPES[request.param]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_recording_is_pure(shape: Shape, kind: str, recompute: bool) -> None:
+    (_, one), (_, other) = (recorded(shape, kind, recompute=recompute) for _ in range(2))
+    assert list(map(describe, one.entries)) == list(map(describe, other.entries))
+    assert one.numbers == other.numbers
+    assert one.next_uses == other.next_uses
+
+
+def describe(entry: Operation | Fetch | Mark) -> str:
+    if isinstance(entry, Fetch):
+        return f"fetch {entry.tile.name} {entry.key} {entry.index}"
+    return repr(entry)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_temporaries_are_written_first_and_dead_at_the_end(shape: Shape, kind: str, recompute: bool) -> None:
+    _, program = recorded(shape, kind, recompute=recompute)
+    upcoming: dict[Handle, int] = {}
+    for position, entry in enumerate(program.entries):
+        touched = dict(uses(entry))
+        assert len(touched) == len(uses(entry)), f"an operand twice in {entry}"
+        for (tile, how), following in zip(uses(entry), program.next_uses[position], strict=True):
+            if tile.persistent:
+                continue
+            expected = upcoming.get(tile, NEVER)
+            assert how == "w" or expected == position, f"{describe(entry)} reads {tile.name} unannounced"
+            upcoming[tile] = following
+    assert set(upcoming.values()) <= {NEVER}
+    assert set(upcoming) == set(program.temporaries)
+
+
+def uses(entry: Operation | Fetch | Mark) -> list[tuple[Handle, str]]:
+    if isinstance(entry, Operation):
+        return list(zip(entry.operands, entry.access, strict=True))
+    return [(entry.tile, "r")] if isinstance(entry, Fetch) else []
+
+
+@pytest.mark.parametrize("kind", TRAINING)
+def test_no_operation_needs_more_than_a_few_tiles(shape: Shape, kind: str) -> None:
+    _, program = recorded(shape, kind)
+    edge = max(shape.tile, shape.config.head_size)
+    area = shape.tile * edge
+    for operation in program.operations():
+        nbytes = [tile.nbytes for tile in operation.operands]
+        assert max(nbytes) <= 4 * area or shape.tile < 16, operation
+        # Attention keeps two numbers a row and head: with heads of fewer columns than that they are no small tile.
+        large = [size for size in nbytes if size > 2 * area]
+        assert len(large) <= LARGE or shape.config.head_size < 4, operation
+
+
+def test_default_tile_keeps_the_floor() -> None:
+    """What any one operation holds is within a tenth of the states, or 512 KiB."""
+    for config in (
+        GPT2Config(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=256),
+        GPT2Config(n_layer=1, n_head=16, n_embd=128, block_size=128, vocab_size=300),
+    ):
+        parameters = Parameters(config, Tiling(config))
+        program = record("step", parameters, parameters.tiling.rows(4, config.block_size))
+        floor = max(operation.moved for operation in program.operations())
+        assert floor <= max(0.1 * config.states_nbytes, 512 << 10)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_each_tile_is_updated_once_after_its_last_use(shape: Shape, recompute: bool) -> None:
+    parameters, program = recorded(shape, "step", recompute=recompute)
+    updated: set[Handle] = set()
+    weights = {tile for p in parameters.values() for tile in p.weights.values()}
+    for entry in program.entries:
+        touched = uses(entry)
+        assert not updated & {tile for tile, _ in touched}, f"{describe(entry)} after the update"
+        if isinstance(entry, Operation) and entry.kernel == "adamw":
+            updated.add(entry.operands[0])
+    assert updated == weights
+    last = program.entries[-1]
+    assert isinstance(last, Operation)
+    assert last.kernel == "adamw"
+    assert last.operands[0].name.startswith("wte.weight")
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("kind", TRAINING)
+def test_marks_stand_before_the_first_update(shape: Shape, kind: str, recompute: bool) -> None:
+    _, program = recorded(shape, kind, recompute=recompute)
+    positions: dict[str, list[int]] = {"adamw": [], "sum_squares": [], "cross_entropy": []}
+    for position, entry in enumerate(program.entries):
+        if isinstance(entry, Operation) and entry.kernel in positions and entry.number != NO_NUMBER:
+            positions[entry.kernel].append(position)
+    assert program.marks["loss"] > max(positions["cross_entropy"])
+    if kind == "gradients":
+        assert "update" not in program.marks
+        assert not positions["adamw"]
+    else:
+        assert program.marks["loss"] < program.marks["update"] == min(positions["adamw"]) - 1
+    if kind == "step_clipped":
+        assert program.marks["update"] > max(positions["sum_squares"])
+
+
+def test_inputs_are_those_that_the_kind_needs(shape: Shape) -> None:
+    rows = len(shape.parameters().tiling.rows(shape.batch, shape.length, shape.micro_batches))
+    tokens, targets = ({f"{name}[{r}]" for r in range(rows)} for name in ("tokens", "targets"))
+    expected = {
+        "logits": tokens, "loss": tokens | targets, "gradients": tokens | targets | {"scale"},
+        "step": tokens | targets | {"scale", "hyper"}, "step_clipped": tokens | targets | {"scale", "hyper"},
+    }  # fmt: skip
+    assert {kind: set(recorded(shape, kind)[1].inputs) for kind in KINDS} == expected
+
+
+def test_a_layers_weights_are_visited_together() -> None:
+    """With recompute a weight is touched in two short spans: forward, and recomputation with backward."""
+    _, program = recorded(SHAPES["sequences cut, all ragged"], "step")
+    layers = []
+    for operation in program.operations():
+        names = [tile.name for tile in operation.operands if tile.persistent and tile.name.startswith("h.")]
+        layers += [int(name.split(".")[1]) for name in names]
+    spans = [layer for i, layer in enumerate(layers) if i == 0 or layer != layers[i - 1]]
+    assert spans == [0, 1, 0]
+
+
+def test_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="no program is called 'sgd'"):
+        recorded(SHAPES["tiles of one"], "sgd")
+
+
+def test_recording_is_fast() -> None:
+    config = GPT2Config(n_layer=8, n_head=8, n_embd=256, block_size=256, vocab_size=512)
+    parameters = Parameters(config, Tiling(config, 128))
+    begin = time.perf_counter()
+    program = record("step", parameters, parameters.tiling.rows(4, 256))
+    seconds = time.perf_counter() - begin
+    assert len(program) > 5000
+    assert seconds / len(program) < 200e-6

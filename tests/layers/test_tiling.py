@@ -1,0 +1,99 @@
+"""Split, Rows and Tiling cover exactly and stay within the edge; the default tile stays within the floor's bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile.layers.config import GPT2Config
+from asynctile.layers.rows import Rows
+from asynctile.layers.split import GRAIN, Split
+from asynctile.layers.tiling import FLOOR_NBYTES, FLOOR_SHARE, LADDER, Tiling, default_tile, floor_estimate
+
+small = st.integers(1, 400)
+
+
+@given(units=small, tile=small, multiple=st.integers(1, 40))
+def test_split_covers_exactly(units: int, tile: int, multiple: int) -> None:
+    n = units * multiple
+    split = Split.even(n, tile, multiple)
+    sizes = [stop - start for start, stop in split]
+    assert sum(sizes) == n
+    assert min(sizes) > 0
+    assert max(sizes) <= max(tile, multiple)
+    assert len(set(sizes[:-1])) <= 1
+    assert sizes[-1] <= sizes[0]
+    assert all(size % multiple == 0 for size in sizes)
+    assert [split.size(i) for i in range(len(split))] == sizes
+    if multiple == 1:
+        assert len(split) == -(-n // tile)
+
+
+@given(n=small, parts=st.integers(1, 8))
+def test_split_is_in_whole_grains_where_there_is_room(n: int, parts: int) -> None:
+    sizes = [stop - start for start, stop in Split.even(n, parts * GRAIN)]
+    assert all(size % GRAIN == 0 for size in sizes[:-1])
+
+
+def test_split_balances() -> None:
+    assert Split.even(1600, 768).offsets == (0, 544, 1088, 1600)
+    assert Split.even(100, 30).offsets == (0, 25, 50, 75, 100)
+    assert Split.even(768, 512, multiple=64).offsets == (0, 384, 768)
+    assert Split.even(6, 4).repeated(2).offsets == (0, 3, 6, 9, 12)
+
+
+@given(share=st.integers(1, 9), micro_batches=st.integers(1, 4), length=st.integers(1, 60), tile=st.integers(1, 70))
+def test_rows_cover_exactly(share: int, micro_batches: int, length: int, tile: int) -> None:
+    batch = share * micro_batches
+    rows = Rows(batch, length, micro_batches, tile)
+    seen = np.zeros(batch * length, int)
+    for index, row in enumerate(rows):
+        assert row.index == index
+        assert 1 <= row.size <= tile
+        assert row.micro_batch == row.sequence // share == (row.sequence + row.seqs - 1) // share
+        assert row.seqs == 1 or (row.start, row.stop) == (0, length)
+        part = rows.part(row)
+        assert part.stop - part.start == row.size
+        seen[part] += 1
+        same = [other.index for other in rows if other.sequence == row.sequence]
+        assert list(row.keys) == [other for other in same if other <= index]
+        assert list(row.queries) == [other for other in same if other >= index]
+    assert (seen == 1).all()
+    assert [row for m in range(micro_batches) for row in rows.of(m)] == rows.tiles
+    assert [row for strip in rows.strips(tile) for row in strip] == rows.tiles
+
+
+def test_rows_hold_whole_sequences_where_they_fit() -> None:
+    assert [row.seqs for row in Rows(10, 5, 2, 16)] == [2, 3, 2, 3]
+    assert [(row.start, row.stop) for row in Rows(1, 40, 1, 32)] == [(0, 32), (32, 40)]
+    assert [len(strip) for strip in Rows(5, 10, 1, 10).strips(20)] == [2, 2, 1]
+
+
+def test_wrong_shapes_are_refused() -> None:
+    tiling = Tiling(GPT2Config(n_layer=1, n_head=2, n_embd=8, block_size=16, vocab_size=11), 8)
+    with pytest.raises(ValueError, match="3 sequences is not divisible by micro_batches 2"):
+        tiling.rows(3, 8, 2)
+    with pytest.raises(ValueError, match=r"17 tokens.*block_size 16"):
+        tiling.rows(1, 17)
+    with pytest.raises(ValueError, match="micro_batches is 0"):
+        tiling.rows(1, 8, 0)
+    for tile in (0, -4, 1.5, True):
+        with pytest.raises(ValueError, match="tile is"):
+            Tiling(tiling.config, tile)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [
+    GPT2Config(), GPT2Config.named("gpt2-xl"),
+    GPT2Config(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=256),
+    GPT2Config(n_layer=1, n_head=1, n_embd=256, block_size=64, vocab_size=64),
+    GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11),
+])  # fmt: skip
+def test_default_tile_is_the_largest_within_the_floor(config: GPT2Config) -> None:
+    tile = default_tile(config)
+    bound = max(FLOOR_SHARE * config.states_nbytes, FLOOR_NBYTES)
+    assert floor_estimate(config, tile) <= bound
+    larger = [edge for edge in LADDER if edge > tile]
+    assert not larger or floor_estimate(config, larger[-1]) > bound
+    assert Tiling(config).tile == tile

@@ -1,0 +1,135 @@
+"""Tokenizers: bytes, tokenizer.json, and a BPE trained on the spot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile.layers.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    load_tokenizer,
+    open_tokenizer,
+    train_bpe,
+)
+from asynctile.storage.errors import CheckpointError
+
+TEXT = "def forward(self, x):\n    return self.linear(x)  # žluťoučký kůň 😀\n" * 20
+
+
+@given(st.text())
+def test_bytes_come_back(text):
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.uint16
+    assert ids.tolist() == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_bytes_that_are_no_utf8_are_no_error():
+    assert ByteTokenizer().encode(b"\xff\x00").tolist() == [255, 0]
+    assert ByteTokenizer().decode([0x41, 0xFF]) == "A\ufffd"
+    assert train_bpe([TEXT], 300).encode(b"a\xff").dtype == np.uint16
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe([TEXT], 260)])
+def test_ids_outside_the_vocabulary_are_named(tokenizer):
+    for wrong in (-1, tokenizer.vocab_size):
+        with pytest.raises(ValueError, match=f"token id {wrong} .* 0 to {tokenizer.vocab_size - 1}"):
+            tokenizer.decode([65, wrong])
+
+
+def test_a_trained_bpe_is_shorter_comes_back_and_is_the_same_again():
+    tokenizer = train_bpe([TEXT], 300)
+    assert 256 < tokenizer.vocab_size <= 300
+    ids = tokenizer.encode(TEXT)
+    assert len(ids) < len(TEXT.encode()) / 2
+    assert ids.max() < tokenizer.vocab_size
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.decode(tokenizer.encode("日本 never seen")) == "日本 never seen"
+    assert train_bpe([TEXT.encode()], 300).fingerprint == tokenizer.fingerprint
+    assert train_bpe([TEXT], 290).fingerprint != tokenizer.fingerprint
+
+
+def test_a_saved_tokenizer_opens_again(tmp_path):
+    for n, tokenizer in enumerate([ByteTokenizer(), train_bpe([TEXT], 300)]):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        tokenizer.save(folder)
+        again = open_tokenizer(folder)
+        assert type(again) is type(tokenizer)
+        assert again.fingerprint == tokenizer.fingerprint
+        assert again.vocab_size == tokenizer.vocab_size
+        np.testing.assert_array_equal(again.encode(TEXT), tokenizer.encode(TEXT))
+
+
+def test_other_programs_read_saved_bytes_with_the_same_ids(tmp_path):
+    ByteTokenizer().save(tmp_path)
+    other = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert other.encode(TEXT).ids == list(TEXT.encode())
+    assert other.decode(list(TEXT.encode())) == TEXT
+    every = "".join(map(chr, range(0x800)))
+    assert other.encode(every).ids == list(every.encode())
+
+
+def test_nothing_is_added_cut_or_padded(tmp_path):
+    raw = tokenizers.Tokenizer.from_str(train_bpe([TEXT], 300)._tokenizer.to_str())
+    raw.add_special_tokens(["<s>"])
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))]
+    )
+    raw.enable_truncation(5)
+    raw.enable_padding(length=64)
+    raw.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = HuggingFaceTokenizer.open(tmp_path / "tokenizer.json")
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
+    assert tokenizer.vocab_size == raw.token_to_id("<s>") + 1
+
+
+def test_a_large_vocabulary_takes_wider_ids():
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 70_000}, unk_token="a"))
+    tokenizer = HuggingFaceTokenizer(raw)
+    assert tokenizer.vocab_size == 70_001
+    assert tokenizer.encode("b").dtype == np.uint32
+
+
+def test_users_name_a_tokenizer_by_word_size_or_file(tmp_path):
+    assert isinstance(load_tokenizer("bytes", iter(())), ByteTokenizer)
+    trained = load_tokenizer("bpe:300", [TEXT])
+    trained.save(tmp_path)
+    assert load_tokenizer(str(tmp_path / "tokenizer.json"), iter(())).fingerprint == trained.fingerprint
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "byte", "bpe", "bpe:", "bpe:-5", "bpe:255", "bpe:1e9", "bpe:99999999", "none.json", "/"]
+)
+def test_other_names_are_refused_in_one_line(spec):
+    with pytest.raises(ValueError, match='expected "bytes"') as caught:
+        load_tokenizer(spec, [TEXT])
+    assert repr(spec) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_below_the_bytes_is_refused():
+    for size in (255, 0, True, 300.0):
+        with pytest.raises(ValueError, match="256"):
+            train_bpe([TEXT], size)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "{", '{"model": {"type": "what"}}'])
+def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer\.json"):
+        load_tokenizer(str(path), [])
+    with pytest.raises(CheckpointError, match=r"tokenizer"):
+        open_tokenizer(tmp_path)
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"cannot read .*tokenizer\.json"):
+        open_tokenizer(tmp_path)

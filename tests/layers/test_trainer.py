@@ -1,0 +1,678 @@
+"""Trainer: cancellation and failure in mid-step, skipped steps, checkpoints, running over batches.
+
+A kernel that is called for the n-th time hangs, raises or cancels: so a step is met at exactly one point, without clocks.
+That results do not depend on budgets is test_equal_bits.py; that they are right is tests/reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+import threading
+import warnings
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import AsynctileError, CheckpointError, DeviceError, Engine, TornModelError
+from asynctile.layers import GPT2, AdamW, Trainer
+from tests.layers.shapes import SHAPES
+from tests.layers.training import (
+    OPTIMIZER, SMALL, Tensors, assert_same_tensors, batches_of, floor_of, lively, moments_of,
+)  # fmt: skip
+
+#: Without and with evictions under way.
+DEVICES = {"cpu": {"device": "cpu"}, "emulated": {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 6}}
+BATCHES = batches_of(SMALL, 4)
+_uninterrupted: dict[Any, Tensors] = {}
+
+
+@pytest.fixture(params=DEVICES.values(), ids=DEVICES.keys())
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+async def trainer_on(engine: Engine, **more: Any) -> Trainer:
+    return Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, **more)
+
+
+async def states_of(trainer: Trainer) -> Tensors:
+    return await trainer.model.state_dict() | await moments_of(trainer)
+
+
+async def uninterrupted(steps: int, **more: Any) -> Tensors:
+    """Weights and moments after `steps` steps that nothing happened to."""
+    key = (steps, *more.items())
+    if key not in _uninterrupted:
+        async with Engine("cpu") as engine:
+            trainer = await trainer_on(engine, **more)
+            for batch in BATCHES[:steps]:
+                await trainer.step(*batch)
+            _uninterrupted[key] = await states_of(trainer)
+    return _uninterrupted[key]
+
+
+class Once:
+    """A kernel of `engine` in disguise: before its n-th call from now, `action` runs in the stream's thread."""
+
+    def __init__(self, engine: Engine, kernel: str, n: int, action: Callable[[], Any]) -> None:
+        self._kernels: Any = engine._device.kernels  # type: ignore[attr-defined]
+        self._name, self._true, self._left, self._action = kernel, self._kernels[kernel], n, action
+        self._lock = threading.Lock()
+        self._kernels[kernel] = self
+        self.__name__ = kernel
+
+    def __call__(self, *args: Any) -> None:
+        with self._lock:
+            self._left -= 1
+            now = self._left == 0
+        if now:
+            self._action()
+        self._true(*args)
+
+    def restore(self) -> None:
+        self._kernels[self._name] = self._true
+
+
+class Broken(RuntimeError):
+    """What a broken kernel raises."""
+
+
+def broken() -> None:
+    raise Broken("the kernel broke")
+
+
+#: (kernel, call) that come before the first update, from the first operation to the last before the mark.
+BEFORE = {
+    "the first operation": ("embed_tokens", 1),
+    "in a block forward": ("gelu", 5),
+    "in the head": ("cross_entropy", 20),
+    "in the head's backward": ("cross_entropy_backward", 30),
+}
+
+
+@pytest.mark.parametrize(("kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
+@pytest.mark.parametrize("step", [1, 2])
+async def test_a_failure_before_the_first_update_leaves_the_model_as_it_was(
+    options: dict[str, Any], kernel: str, call: int, step: int
+) -> None:
+    async with Engine(**options) as engine:
+        trainer = await trainer_on(engine)
+        for batch in BATCHES[: step - 1]:
+            await trainer.step(*batch)
+        before = await trainer.model.state_dict()
+        disguise = Once(engine, kernel, call, broken)
+        with pytest.raises(DeviceError, match=f"step {step} failed before it changed the model.*broke.*can be repeated"):
+            await trainer.step(*BATCHES[step - 1])
+        disguise.restore()
+        assert_same_tensors(await trainer.model.state_dict(), before)
+        assert (trainer.step_count, trainer.skipped_count) == (step - 1, 0)
+        for batch in BATCHES[step - 1 : 3]:
+            await trainer.step(*batch)
+        found = await states_of(trainer)
+    assert_same_tensors(found, await uninterrupted(3))
+
+
+async def test_a_failure_in_the_first_phase_of_a_clipped_step_leaves_the_model_as_it_was(options: dict[str, Any]) -> None:
+    async with Engine(**options) as engine:
+        trainer = await trainer_on(engine, clip_norm=0.5)
+        await trainer.step(*BATCHES[0])
+        disguise = Once(engine, "embed_tokens_backward", 1, broken)
+        with pytest.raises(DeviceError):
+            await trainer.step(*BATCHES[1])
+        disguise.restore()
+        await trainer.step(*BATCHES[1])
+        found = await states_of(trainer)
+    assert_same_tensors(found, await uninterrupted(2, clip_norm=0.5))
+
+
+@pytest.mark.parametrize(("kernel", "call"), [("adamw", 1), ("adamw", 90), ("attention_backward", 9)])
+@pytest.mark.parametrize("clip_norm", [None, 1e9], ids=["fused", "two-phase"])
+async def test_a_failure_after_the_first_update_tears_the_model(
+    options: dict[str, Any], kernel: str, call: int, clip_norm: float | None, tmp_path: Path
+) -> None:
+    if clip_norm is not None and kernel != "adamw":
+        pytest.skip("comes before the first update here")
+    async with Engine(**options) as engine:
+        trainer = await trainer_on(engine, clip_norm=clip_norm)
+        await trainer.step(*BATCHES[0])
+        await trainer.save(tmp_path / "one")
+        disguise = Once(engine, kernel, call, broken)
+        with pytest.raises(TornModelError, match="broke") as caught:
+            await trainer.step(*BATCHES[1])
+        disguise.restore()
+        assert isinstance(caught.value.__cause__, Broken)
+        assert trainer.step_count == 1
+        tokens, targets = BATCHES[1]
+        refusals: dict[str, Any] = {
+            "step": lambda: trainer.step(tokens, targets),
+            "gradients": lambda: trainer.gradients(tokens, targets),
+            "save": lambda: trainer.save(tmp_path / "two"),
+            "save_pretrained": lambda: trainer.model.save_pretrained(tmp_path / "two"),
+            "logits": lambda: trainer.model.logits(tokens),
+            "loss": lambda: trainer.model.loss(tokens, targets),
+        }
+        for refused in refusals.values():
+            with pytest.raises(TornModelError, match=f"load the last checkpoint .*{tmp_path / 'one'}"):
+                await refused()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["one"]
+        await trainer.model.release()
+        again = await Trainer.load(engine, tmp_path / "one")
+        await again.step(tokens, targets)
+        found = await states_of(again)
+    assert_same_tensors(found, await uninterrupted(2, clip_norm=clip_norm))
+
+
+async def test_a_torn_model_without_a_checkpoint_says_so() -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        Once(engine, "adamw", 3, broken)
+        with pytest.raises(TornModelError, match="none was saved"):
+            await trainer.step(*BATCHES[0])
+
+
+class Hang:
+    """Holds a stream at one call of one kernel until released; `reached` is awaited on the test's loop."""
+
+    def __init__(self, engine: Engine, kernel: str, call: int, *, then: Callable[[], Any] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._go = threading.Event()
+        self._then = then
+        self._disguise = Once(engine, kernel, call, self._hold)
+
+    def _hold(self) -> None:
+        self._loop.call_soon_threadsafe(self._event.set)
+        assert self._go.wait(60)
+        if self._then is not None:
+            self._then()
+
+    async def reached(self) -> None:
+        async with asyncio.timeout(60):
+            await self._event.wait()
+
+    def release(self) -> None:
+        self._disguise.restore()
+        self._go.set()
+
+
+async def settle(engine: Engine) -> None:
+    """Let both loops take what is on its way to them."""
+
+    async def turn() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    for _ in range(3):
+        await turn()
+        await engine.call(turn())
+
+
+@pytest.mark.parametrize(("kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
+async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_was(
+    options: dict[str, Any], kernel: str, call: int
+) -> None:
+    if kernel == "cross_entropy_backward" and "device_memory" not in options:
+        call = 1  # without a cap the host is further ahead
+    async with Engine(**options) as engine:
+        trainer = await trainer_on(engine)
+        await trainer.step(*BATCHES[0])
+        before = await states_of(trainer)
+        hang = Hang(engine, kernel, call)
+        task = asyncio.create_task(trainer.step(*BATCHES[1]))
+        await hang.reached()
+        task.cancel()
+        await settle(engine)
+        assert not task.done(), "the step ended while its work was under way"
+        hang.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert trainer.step_count == 1
+        assert_same_tensors(await states_of(trainer), before)
+        for batch in BATCHES[1:3]:
+            await trainer.step(*batch)
+        found = await states_of(trainer)
+    assert_same_tensors(found, await uninterrupted(3))
+
+
+@pytest.mark.parametrize("cancels", [1, 3])
+@pytest.mark.parametrize(("kernel", "call"), [("adamw", 1), ("adamw", 150), ("layernorm_backward", 9)])
+async def test_cancelled_after_its_first_update_a_step_ends_and_then_says_so(
+    options: dict[str, Any], kernel: str, call: int, cancels: int
+) -> None:
+    async with Engine(**options) as engine:
+        trainer = await trainer_on(engine)
+        await trainer.step(*BATCHES[0])
+        hang = Hang(engine, kernel, call)
+        task = asyncio.create_task(trainer.step(*BATCHES[1]))
+        await hang.reached()
+        for _ in range(cancels):
+            task.cancel()
+            await settle(engine)
+        assert not task.done()
+        hang.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert trainer.step_count == 2
+        assert trainer.model.torn is None
+        second = await states_of(trainer)
+        await trainer.step(*BATCHES[2])
+        third = await states_of(trainer)
+    assert_same_tensors(second, await uninterrupted(2))
+    assert_same_tensors(third, await uninterrupted(3))
+
+
+async def test_a_step_that_fails_after_its_first_update_tears_the_model_even_if_it_was_cancelled() -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        hang = Hang(engine, "adamw", 5, then=broken)
+        task = asyncio.create_task(trainer.step(*BATCHES[0]))
+        await hang.reached()
+        task.cancel()
+        await settle(engine)
+        hang.release()
+        with pytest.raises(TornModelError):
+            await task
+        with pytest.raises(TornModelError):
+            await trainer.step(*BATCHES[0])
+
+
+async def test_a_step_that_was_cancelled_while_it_waits_its_turn_never_begins() -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        await trainer.step(*BATCHES[0])
+        hang = Hang(engine, "gelu", 1)
+        first = asyncio.create_task(trainer.model.logits(BATCHES[0][0]))
+        await hang.reached()
+        second = asyncio.create_task(trainer.step(*BATCHES[1]))
+        await settle(engine)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        hang.release()
+        await first
+        assert trainer.step_count == 1
+        found = await states_of(trainer)
+    assert_same_tensors(found, await uninterrupted(1))
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_cancelled_logits_leave_the_engine_usable_at_the_floor(cancels: int) -> None:
+    async with Engine("emulated", device_memory=await floor_of()) as engine:
+        model = await lively(engine, SMALL)
+        expected = await model.logits(BATCHES[0][0])
+        hang = Hang(engine, "gelu", 30)
+        task = asyncio.create_task(model.logits(BATCHES[0][0]))
+        await hang.reached()
+        for _ in range(cancels):
+            task.cancel()
+            await settle(engine)
+        hang.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(2):
+            assert np.array_equal(await model.logits(BATCHES[0][0]), expected)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["fused", "two-phase"])
+async def test_a_loss_that_is_not_finite_skips_the_step(options: dict[str, Any], clip_norm: float | None) -> None:
+    poison = np.float32(np.nan)
+
+    async with Engine(**options) as engine:
+        trainer = await trainer_on(engine, clip_norm=clip_norm)
+        await trainer.step(*BATCHES[0])
+        before = await states_of(trainer)
+        true = engine._device.kernels["cross_entropy"]  # type: ignore[attr-defined]
+
+        def poisoned(*args: Any) -> None:
+            true(*args)
+            args[-1][...] = poison
+
+        engine._device.kernels["cross_entropy"] = poisoned  # type: ignore[attr-defined]
+        report = await trainer.step(*BATCHES[1])
+        engine._device.kernels["cross_entropy"] = true  # type: ignore[attr-defined]
+        assert report.skipped
+        assert math.isnan(report.loss)
+        assert json.loads(json.dumps(report.as_dict()))["loss"] == "nan"
+        assert (trainer.step_count, trainer.skipped_count, report.step) == (1, 1, 1)
+        assert_same_tensors(await states_of(trainer), before)
+        report = await trainer.step(*BATCHES[1])
+        assert not report.skipped
+        found = await states_of(trainer)
+    assert_same_tensors(found, await uninterrupted(2, clip_norm=clip_norm))
+
+
+async def test_a_gradient_that_is_not_finite_tears_a_fused_step_and_skips_a_clipped_one() -> None:
+    def poisoned(kernels: Any) -> Callable[..., None]:
+        true = kernels["column_sums"]
+
+        def kernel(*args: Any) -> None:
+            true(*args)
+            next(array for array in args if isinstance(array, np.ndarray) and array.ndim == 1)[...] = np.nan
+
+        return kernel
+
+    async with Engine("cpu") as engine:
+        kernels: Any = engine._device.kernels  # type: ignore[attr-defined]
+        true = kernels["column_sums"]
+        for clip_norm in (1.0, None):
+            trainer = await trainer_on(engine, clip_norm=clip_norm)
+            await trainer.step(*BATCHES[0])
+            before = await trainer.model.state_dict()
+            kernels["column_sums"] = poisoned(kernels)
+            if clip_norm is None:
+                with pytest.raises(TornModelError, match=r"gradient of step 2 was not finite \(norm\[.*clip_norm skips"):
+                    await trainer.step(*BATCHES[1])
+                with pytest.raises(TornModelError):
+                    await trainer.model.logits(BATCHES[1][0])
+            else:
+                report = await trainer.step(*BATCHES[1])
+                assert report.skipped
+                assert math.isfinite(report.loss)
+                assert not math.isfinite(report.grad_norm)
+                assert trainer.skipped_count == 1
+                assert_same_tensors(await trainer.model.state_dict(), before)
+            kernels["column_sums"] = true
+
+
+async def test_a_checkpoint_goes_on_bitwise_anywhere(options: dict[str, Any], tmp_path: Path) -> None:
+    async with Engine(**options, prefetch=1) as engine:
+        trainer = await trainer_on(engine)
+        await trainer.step(*BATCHES[0])
+        trainer.data_state = {"at": [1, 2.5, "x"]}
+        await trainer.step(*BATCHES[1])
+        await trainer.save(tmp_path / "two")
+        saved = await states_of(trainer)
+    for other in ({"device": "cpu"}, {"device": "emulated", "device_memory": await floor_of(), "prefetch": 8}):
+        async with Engine(**other) as engine:
+            again = await Trainer.load(engine, tmp_path / "two")
+            assert_same_tensors(await states_of(again), saved)
+            assert (again.step_count, again.optimizer, again.micro_batches) == (2, OPTIMIZER, SMALL.micro_batches)
+            assert again.data_state == {"at": [1, 2.5, "x"]}
+            assert again.model.last_checkpoint == str(tmp_path / "two")
+            for batch in BATCHES[2:4]:
+                report = await again.step(*batch)
+            assert report.step == 4
+            found = await states_of(again)
+        assert_same_tensors(found, await uninterrupted(4))
+
+
+async def test_a_checkpoint_is_a_model_folder_too_and_replaces_an_older_one(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        await trainer.save(tmp_path / "deep" / "run")
+        await trainer.step(*BATCHES[0])
+        await trainer.save(tmp_path / "deep" / "run")
+        model = await GPT2.from_pretrained(engine, tmp_path / "deep" / "run")
+        assert_same_tensors(await model.state_dict(), await trainer.model.state_dict())
+        again = await Trainer.load(engine, str(tmp_path / "deep" / "run"))
+        assert again.step_count == 1
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["run"]
+
+
+async def test_a_checkpoint_of_other_libraries_warns(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        await (await trainer_on(engine)).save(tmp_path / "c")
+        state = json.loads((tmp_path / "c" / "trainer.json").read_text())
+        state["surroundings"]["numpy"] = "0.1"
+        (tmp_path / "c" / "trainer.json").write_text(json.dumps(state))
+        with pytest.warns(UserWarning, match=r"numpy 0\.1 -> "):
+            await Trainer.load(engine, tmp_path / "c")
+
+
+def _truncate(name: str, keep: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(len(content) * keep)])
+
+    return damage
+
+
+def _rewrite(change: Callable[[dict[str, Any]], Any], name: str = "trainer.json") -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        state = json.loads((folder / name).read_text())
+        change(state)
+        (folder / name).write_text(json.dumps(state))
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "weights cut in half": _truncate("model.safetensors", 0.5),
+    "weights short of a byte": _truncate("model.safetensors", 0.99999),
+    "weights empty": _truncate("model.safetensors", 0),
+    "moments cut": _truncate("optimizer.safetensors", 0.7),
+    "state cut": _truncate("trainer.json", 0.5),
+    "state empty": _truncate("trainer.json", 0),
+    "config cut": _truncate("config.json", 0.5),
+    "weights missing": lambda folder: (folder / "model.safetensors").unlink(),
+    "moments missing": lambda folder: (folder / "optimizer.safetensors").unlink(),
+    "state missing": lambda folder: (folder / "trainer.json").unlink(),
+    "config missing": lambda folder: (folder / "config.json").unlink(),
+    "weights are noise": lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 4096),
+    "moments are the weights": lambda folder: shutil.copy(folder / "model.safetensors", folder / "optimizer.safetensors")
+    and None,
+    "a later format": _rewrite(lambda state: state.update(format=99)),
+    "a key missing": _rewrite(lambda state: state.pop("step_count")),
+    "another model's config": _rewrite(lambda config: config.update(n_embd=48), "config.json"),
+    "state is a list": lambda folder: (folder / "trainer.json").write_text("[1, 2]"),
+    "a number that is none": _rewrite(lambda state: state.update(micro_batches="two")),
+    "a format that is no number": _rewrite(lambda state: state.update(format="new")),
+    "settings that are none": _rewrite(lambda state: state.update(optimizer={"speed": 3})),
+    "a step count that is none": _rewrite(lambda state: state.update(step_count=-1)),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "whole"
+
+    async def write() -> None:
+        async with Engine("cpu") as engine:
+            trainer = await trainer_on(engine)
+            await trainer.step(*BATCHES[0])
+            await trainer.save(folder)
+
+    asyncio.run(write())
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+async def test_a_damaged_checkpoint_is_refused_in_one_line(
+    damage: Callable[[Path], None], checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(checkpoint, folder)
+    damage(folder)
+    async with Engine("cpu") as engine:
+        with pytest.raises(CheckpointError) as caught:
+            await Trainer.load(engine, folder)
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert engine.statistics().operations == 0
+
+
+async def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("hello")
+    (tmp_path / "file").write_text("hello")
+    async with Engine("cpu") as engine:
+        for name in ("foreign", "file", "nowhere"):
+            for load in (Trainer.load, GPT2.from_pretrained):
+                with pytest.raises(CheckpointError, match=name):
+                    await load(engine, tmp_path / name)
+
+
+async def test_a_failed_save_leaves_the_older_checkpoint(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        await trainer.save(tmp_path / "c")
+        await trainer.step(*BATCHES[0])
+        trainer.data_state = {"no JSON": object()}
+        with pytest.raises(TypeError):
+            await trainer.save(tmp_path / "c")
+        assert [path.name for path in tmp_path.iterdir()] == ["c"]
+        assert (await Trainer.load(engine, tmp_path / "c")).step_count == 0
+        (tmp_path / "file").write_text("mine")
+        trainer.data_state = {}
+        with pytest.raises((ValueError, AsynctileError), match="file"):
+            await trainer.save(tmp_path / "file")
+        assert (tmp_path / "file").read_text() == "mine"
+
+
+async def test_gradients_change_nothing(options: dict[str, Any]) -> None:
+    async with Engine(**options) as engine:
+        trainer = await trainer_on(engine)
+        await trainer.step(*BATCHES[0])
+        before = await states_of(trainer)
+        one = await trainer.gradients(*BATCHES[1])
+        assert_same_tensors(one, await trainer.gradients(*BATCHES[1]))
+        assert one.keys() == trainer.model.parameters.keys()
+        assert_same_tensors(await states_of(trainer), before)
+        report = await trainer.step(*BATCHES[1])
+        norm = math.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in one.values()))
+        assert report.grad_norm == pytest.approx(norm, rel=1e-12)
+        found = await states_of(trainer)
+    assert_same_tensors(found, await uninterrupted(2))
+
+
+async def test_two_trainers_share_an_engine(options: dict[str, Any]) -> None:
+    """Each as if it were alone, though their steps and other work take turns as they come."""
+    small = SHAPES["several sequences in a tile"]
+    async with Engine("cpu") as engine:
+        alone = Trainer(await lively(engine, small), OPTIMIZER, micro_batches=2)
+        for batch in batches_of(small, 3):
+            await alone.step(*batch)
+        expected = await states_of(alone)
+    async with Engine(**options) as engine:
+        one = await trainer_on(engine)
+        other = Trainer(await lively(engine, small), OPTIMIZER, micro_batches=2)
+
+        async def train(trainer: Trainer, batches: Any) -> None:
+            async for _ in trainer.run(batches):
+                await trainer.model.loss(*batches[0])
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(train(one, BATCHES[:3]))
+            group.create_task(train(other, batches_of(small, 3)))
+        found, theirs = await states_of(one), await states_of(other)
+    assert_same_tensors(found, await uninterrupted(3))
+    assert_same_tensors(theirs, expected)
+
+
+async def test_a_released_model_gives_its_memory_back_and_is_refused() -> None:
+    async with Engine("cpu") as engine:
+        for _ in range(2):
+            trainer = await trainer_on(engine)
+            await trainer.step(*BATCHES[0])
+            peak = engine.statistics().host_peak_bytes
+            await trainer.model.release()
+            with pytest.raises(TornModelError, match="released"):
+                await trainer.step(*BATCHES[0])
+        assert engine.statistics().host_peak_bytes == peak
+
+
+async def test_run_takes_lists_generators_async_generators_and_awaitable_items() -> None:
+    async def later() -> AsyncIterator[Any]:
+        for batch in BATCHES[:2]:
+            await asyncio.sleep(0)
+            yield batch
+
+    async def one(index: int) -> Any:
+        return BATCHES[index]
+
+    sources: dict[str, Callable[[], Any]] = {
+        "list": lambda: BATCHES[:2],
+        "generator": lambda: (batch for batch in BATCHES[:2]),
+        "async generator": later,
+        "coroutines": lambda: (one(index) for index in range(2)),
+    }
+    losses = set()
+    async with Engine("cpu") as engine:
+        for source in sources.values():
+            trainer = await trainer_on(engine)
+            reports = [report async for report in trainer.run(source())]
+            assert [report.step for report in reports] == [1, 2]
+            losses.add(tuple(report.loss for report in reports))
+            await trainer.model.release()
+    assert len(losses) == 1
+
+
+async def test_run_stops_after_its_steps_and_takes_no_batch_too_many() -> None:
+    taken = iter(BATCHES)
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        assert [report.step async for report in trainer.run(taken, steps=2)] == [1, 2]
+        assert next(taken) is BATCHES[2]
+        assert [report.step async for report in trainer.run(taken, steps=0)] == []
+        assert [report.step async for report in trainer.run(taken)] == [3]
+        with pytest.raises(TypeError, match="int"):
+            async for _ in trainer.run(3):
+                pass
+
+
+async def test_a_report_says_what_happened() -> None:
+    cap = SMALL.config.states_nbytes // 4
+    async with Engine("emulated", device_memory=cap) as engine:
+        trainer = await trainer_on(engine)
+        reports = [report async for report in trainer.run(BATCHES[:3])]
+        statistics = engine.statistics()
+    for number, report in enumerate(reports, 1):
+        assert (report.step, report.tokens, report.skipped) == (number, SMALL.batch * SMALL.length, False)
+        assert report.lr == OPTIMIZER.rate(number)
+        assert report.tokens_per_s == pytest.approx(report.tokens / report.step_s)
+        assert 0 < report.device_peak_bytes <= cap
+        assert report.uploaded_bytes > 0
+        assert report.downloaded_bytes > 0
+        assert report.stall_s >= 0
+    assert sum(report.uploaded_bytes for report in reports) == statistics.uploaded_bytes
+    # The same program moves the same bytes, once the first one has found the device empty.
+    assert reports[1].uploaded_bytes == reports[2].uploaded_bytes
+
+
+async def test_a_step_that_is_skipped_or_repeated_leaks_nothing() -> None:
+    async with Engine("emulated", device_memory=SMALL.config.states_nbytes // 10) as engine:
+        trainer = await trainer_on(engine)
+        for batch in BATCHES[:2]:
+            await trainer.step(*batch)
+        used = engine.statistics().host_used_bytes
+        for _ in range(3):
+            disguise = Once(engine, "cross_entropy", 7, broken)
+            with pytest.raises(DeviceError):
+                await trainer.step(*BATCHES[2])
+            disguise.restore()
+        await trainer.step(*BATCHES[2])
+        assert engine.statistics().host_used_bytes == used
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"clip_norm": 0}, "clip_norm is 0.*above 0"),
+        ({"clip_norm": -1.0}, "clip_norm is -1.0.*above 0"),
+        ({"clip_norm": float("nan")}, "clip_norm is nan.*above 0"),
+        ({"clip_norm": "1"}, "clip_norm is '1'.*above 0"),
+        ({"micro_batches": 0}, "micro_batches is 0.*at least 1"),
+        ({"micro_batches": 1.5}, "micro_batches is 1.5.*at least 1"),
+        ({"micro_batches": True}, "micro_batches is True.*at least 1"),
+    ],
+)
+async def test_wrong_settings_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    async with Engine("cpu") as engine:
+        model = await GPT2.create(engine, SMALL.config, tile=SMALL.tile)
+        with pytest.raises(ValueError, match=sentence):
+            Trainer(model, AdamW(), **arguments)
+
+
+async def test_work_on_a_closed_engine_is_refused() -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DeviceError, match="async with"):
+            await trainer.step(*BATCHES[0])

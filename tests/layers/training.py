@@ -1,0 +1,122 @@
+"""Short trainings through the real Engine, and what is compared of them. For the tests of this folder and tests/reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile import BudgetError, Engine
+from asynctile.layers import GPT2, AdamW, Trainer
+from tests.layers.shapes import SHAPES, Shape
+from tests.layers.shapes import shape as make_shape
+
+Tensors = dict[str, NDArray[Any]]
+Batches = Sequence[tuple[NDArray[Any], NDArray[Any]]]
+
+#: Ragged in every direction, cut in T, and small: a step takes a tenth of a second.
+RAGGED = SHAPES["sequences cut, all ragged"]
+#: For what is not about values: one block, cut in every direction, 1000 operations a step.
+SMALL = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2, n_layer=1)
+OPTIMIZER = AdamW(lr=1e-2, warmup=2, decay_steps=9, min_lr=1e-3)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What must not depend on where bytes were, and the peak, which must not exceed the cap."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: Tensors
+    moments: Tensors
+    device_peak_bytes: int
+    uploaded_bytes: int
+
+
+def batches_of(shape: Shape, count: int, first: int = 1) -> Batches:
+    return [shape.batch_of_tokens(seed) for seed in range(first, first + count)]
+
+
+async def lively(engine: Engine, shape: Shape, seed: int = 1) -> GPT2:
+    """A model whose biases are not zero and whose weights are larger than new ones: no gradient is near zero.
+
+    Piece by piece from a stream of its own for each tile, so it depends on the shape and the seed only.
+    """
+    model = await GPT2.create(engine, shape.config, seed=seed, tile=shape.tile)
+    state = await model.state_dict()
+    random = np.random.default_rng(seed)
+    for name, value in state.items():
+        state[name] = 2 * value + np.float32(0.05) * random.standard_normal(value.shape, np.float32)
+    await model.fill(lambda parameter, key: state[parameter.name][parameter.index(*key)])
+    return model
+
+
+async def moments_of(trainer: Trainer) -> Tensors:
+    found = {}
+    for name, parameter in trainer.model.parameters.items():
+        for family in ("exp_avg", "exp_avg_sq"):
+            found[f"{name}.{family}"] = await trainer.model.gather(parameter, getattr(parameter, family))
+    return found
+
+
+async def outcome(
+    shape: Shape = RAGGED,
+    *,
+    steps: int = 3,
+    device: str = "emulated",
+    make_loop: Callable[[], Any] | None = None,
+    engine_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Outcome:
+    """Train `steps` steps in an engine of its own. options: of Trainer."""
+    more = dict(engine_options or {})
+    if make_loop is not None:
+        more["make_loop"] = make_loop
+    async with Engine(device, **more) as engine:
+        model = await lively(engine, shape)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=shape.micro_batches, **options)
+        reports = [report async for report in trainer.run(batches_of(shape, steps))]
+        statistics = engine.statistics()
+        return Outcome(
+            [report.loss for report in reports],
+            [report.grad_norm for report in reports],
+            await model.state_dict(),
+            await moments_of(trainer),
+            statistics.device_peak_bytes,
+            statistics.uploaded_bytes,
+        )
+
+
+async def floor_of(shape: Shape = RAGGED) -> int:
+    """The floor that the error of a cap far too small names."""
+    async with Engine("emulated", device_memory=1) as engine:
+        try:
+            await GPT2.create(engine, shape.config, tile=shape.tile)
+        except BudgetError as error:
+            return error.floor
+    raise AssertionError("a cap of one byte was accepted")
+
+
+def assert_same_tensors(one: Tensors, other: Tensors) -> None:
+    """Equal bit for bit."""
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert value.dtype == other[name].dtype, name
+        assert value.shape == other[name].shape, name
+        assert value.tobytes() == other[name].tobytes(), name
+
+
+def assert_same_bits(one: Outcome, other: Outcome) -> None:
+    assert one.losses == other.losses
+    assert one.norms == other.norms
+    assert_same_tensors(one.weights, other.weights)
+    assert_same_tensors(one.moments, other.moments)
+
+
+def distance(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Norm of the difference over the norm, in float64."""
+    wide = expected.astype(np.float64)
+    return float(np.linalg.norm(found - wide) / np.linalg.norm(wide))

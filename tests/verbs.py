@@ -1,0 +1,225 @@
+"""Every verb once more in plain NumPy, float64 inside, written from the contracts in asynctile/ops alone.
+
+VERBS has the shape of a device's kernels: function(*arrays, *params[, number]). Slow and obvious on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+IGNORED = -100
+
+
+def gemm(a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+    gemm_bias(a, b, np.zeros(c.shape[1]), c, ta, tb, accumulate)
+
+
+def gemm_bias(a: Array, b: Array, bias: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    product = (a.T if ta else a) @ (b.T if tb else b) + bias
+    c[:] = c + product if accumulate else product
+
+
+def copy(source: Array, target: Array) -> None:
+    target[:] = source
+
+
+def fill(target: Array, value: float) -> None:
+    target[:] = value
+
+
+def column_sums(x: Array, sums: Array, accumulate: bool) -> None:
+    _add(sums, x.sum(0, dtype=np.float64), accumulate)
+
+
+def _add(target: Array, value: Array, accumulate: bool) -> None:
+    target[:] = target + value if accumulate else value
+
+
+def gelu(x: Array, y: Array) -> None:
+    y[:] = 0.5 * x * (1 + _tanh(x))
+
+
+def gelu_backward(x: Array, grad: Array) -> None:
+    wide, t = x.astype(np.float64), _tanh(x)
+    inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * wide**2)
+    grad[:] = grad * (0.5 * (1 + t) + 0.5 * wide * (1 - t**2) * inner)
+
+
+def _tanh(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    return np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))
+
+
+def layernorm_stats(x: Array, stats: Array, seen: int, last: bool, eps: float) -> None:
+    wide, columns = x.astype(np.float64), x.shape[1]
+    mean = wide.mean(1)
+    squares = ((wide - mean[:, None]) ** 2).sum(1)
+    if seen:
+        before, total = stats.astype(np.float64), seen + columns
+        apart = mean - before[:, 0]
+        mean = before[:, 0] + apart * columns / total
+        squares = before[:, 1] + squares + apart**2 * seen * columns / total
+    stats[:, 0] = mean
+    stats[:, 1] = 1 / np.sqrt(squares / (seen + columns) + eps) if last else squares
+
+
+def _normed(x: Array, stats: Array) -> Array:
+    wide = stats.astype(np.float64)
+    return (x - wide[:, :1]) * wide[:, 1:]
+
+
+def layernorm(x: Array, stats: Array, gain: Array, bias: Array, y: Array) -> None:
+    y[:] = _normed(x, stats) * gain + bias
+
+
+def layernorm_sums(dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, accumulate: bool) -> None:
+    scaled = dinp.astype(np.float64) * gain
+    _add(sums, np.stack([scaled.sum(1), (scaled * _normed(x, stats)).sum(1)], axis=1), accumulate)
+
+
+def layernorm_backward(
+    dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, dx: Array, width: int, accumulate: bool
+) -> None:
+    mean = sums.astype(np.float64) / width
+    value = dinp.astype(np.float64) * gain - mean[:, :1] - _normed(x, stats) * mean[:, 1:]
+    _add(dx, stats[:, 1:] * value, accumulate)
+
+
+def layernorm_gradients(dinp: Array, x: Array, stats: Array, dgain: Array, dbias: Array, accumulate: bool) -> None:
+    _add(dgain, (dinp * _normed(x, stats)).sum(0), accumulate)
+    _add(dbias, dinp.sum(0, dtype=np.float64), accumulate)
+
+
+def _heads(q: Array, k: Array, seqs: int, heads: int) -> Iterator[tuple[int, slice, slice, slice]]:
+    """(head, its columns, rows of queries, rows of keys) for every head of every sequence."""
+    size, queries, keys = q.shape[1] // heads, q.shape[0] // seqs, k.shape[0] // seqs
+    for s in range(seqs):
+        for h in range(heads):
+            columns = slice(h * size, (h + 1) * size)
+            yield h, columns, slice(s * queries, (s + 1) * queries), slice(s * keys, (s + 1) * keys)
+
+
+def _scores(q: Array, k: Array, diagonal: bool) -> Array:
+    scores = q.astype(np.float64) @ k.astype(np.float64).T / np.sqrt(q.shape[1])
+    if diagonal:
+        scores[np.triu_indices_from(scores, 1)] = -np.inf
+    return scores
+
+
+def attention(
+    q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int, first: bool, diagonal: bool
+) -> None:
+    for h, columns, i, j in _heads(q, k, seqs, heads):
+        scores = _scores(q[i, columns], k[j, columns], diagonal)
+        largest, total, value = scores.max(1), 0.0, 0.0
+        if not first:
+            largest = np.maximum(largest, stats[h, i])
+            shrink = np.exp(stats[h, i] - largest)
+            total, value = stats[heads + h, i] * shrink, out[i, columns] * shrink[:, None]
+        weights = np.exp(scores - largest[:, None])
+        total = total + weights.sum(1)
+        value = value + weights @ v[j, columns]
+        out[i, columns] = value / total[:, None] if diagonal else value
+        stats[h, i] = largest + np.log(total) if diagonal else largest
+        stats[heads + h, i] = total
+
+
+def attention_delta(out: Array, dout: Array, delta: Array, heads: int) -> None:
+    product = (out.astype(np.float64) * dout).reshape(out.shape[0], heads, -1)
+    delta[:] = product.sum(2).T
+
+
+def attention_backward(
+    q: Array, k: Array, v: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array, dv: Array,
+    seqs: int, heads: int, first: bool, diagonal: bool,
+) -> None:  # fmt: skip
+    for h, columns, i, j in _heads(q, k, seqs, heads):
+        weights = np.exp(_scores(q[i, columns], k[j, columns], diagonal) - stats[h, i][:, None].astype(np.float64))
+        dweights = dout[i, columns].astype(np.float64) @ v[j, columns].T
+        dscores = weights * (dweights - delta[h, i][:, None]) / np.sqrt(columns.stop - columns.start)
+        _add(dq[i, columns], dscores @ k[j, columns], not first)
+        _add(dk[j, columns], dscores.T @ q[i, columns], not diagonal)
+        _add(dv[j, columns], weights.T @ dout[i, columns], not diagonal)
+
+
+def cross_entropy(
+    logits: Array, targets: Array, stats: Array, column: int, first: bool, last: bool, number: Array
+) -> None:
+    wide = logits.astype(np.float64)
+    before = np.full(stats.shape, [-np.inf, 0.0, 0.0]) if first else stats.astype(np.float64)
+    largest = np.maximum(before[:, 0], wide.max(1))
+    total = before[:, 1] * np.exp(before[:, 0] - largest) + np.exp(wide - largest[:, None]).sum(1)
+    here = (targets >= column) & (targets < column + logits.shape[1])
+    rows = np.flatnonzero(here)
+    before[rows, 2] = wide[rows, targets[rows] - column]
+    stats[:, 0] = largest + np.log(total) if last else largest
+    stats[:, 1], stats[:, 2] = total, before[:, 2]
+    if last:
+        number[0] = (largest + np.log(total) - before[:, 2])[targets != IGNORED].sum()
+
+
+def cross_entropy_backward(targets: Array, stats: Array, scale: Array, logits: Array, column: int) -> None:
+    grad = np.exp(logits.astype(np.float64) - stats[:, :1])
+    rows = np.flatnonzero((targets >= column) & (targets < column + logits.shape[1]))
+    grad[rows, targets[rows] - column] -= 1
+    logits[:] = np.where((targets == IGNORED)[:, None], 0.0, grad * scale[0])
+
+
+def _positions(x: Array, seqs: int, start: int) -> Array:
+    return np.tile(np.arange(start, start + x.shape[0] // seqs), seqs)
+
+
+def embed_positions(wpe: Array, x: Array, seqs: int, start: int, row: int) -> None:
+    for r, position in enumerate(_positions(x, seqs, start) - row):
+        if 0 <= position < len(wpe):
+            x[r] = wpe[position]
+
+
+def embed_positions_backward(dx: Array, dwpe: Array, seqs: int, start: int, row: int) -> None:
+    for r, position in enumerate(_positions(dx, seqs, start) - row):
+        if 0 <= position < len(dwpe):
+            dwpe[position] += dx[r]
+
+
+def embed_tokens(tokens: Array, wte: Array, x: Array, row: int) -> None:
+    for r, token in enumerate(tokens - row):
+        if 0 <= token < len(wte):
+            x[r] += wte[token]
+
+
+def embed_tokens_backward(tokens: Array, dx: Array, dwte: Array, row: int) -> None:
+    for r, token in enumerate(tokens - row):
+        if 0 <= token < len(dwte):
+            dwte[token] += dx[r]
+
+
+def adamw(w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, number: Array) -> None:
+    """NumPy rounds each float32 operation once, in the order written: the bits are those of the contract."""
+    factor, beta1, omb1, beta2, omb2, keep, step, root, eps = hyper
+    sum_squares(g, number)
+    scaled = g * factor
+    m[:] = beta1 * m + omb1 * scaled
+    v[:] = beta2 * v + omb2 * (scaled * scaled)
+    if decay:
+        w *= keep
+    w -= step * (m / (np.sqrt(v) / root + eps))
+
+
+def sum_squares(g: Array, number: Array) -> None:
+    number[0] = np.square(g, dtype=np.float64).sum()
+
+
+VERBS: dict[str, Callable[..., None]] = {
+    verb.__name__: verb
+    for verb in (
+        adamw, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy, cross_entropy_backward,
+        embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu, gelu_backward, gemm,
+        gemm_bias, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, sum_squares,
+    )
+}  # fmt: skip
