@@ -1,0 +1,48 @@
+# make train   set everything up and train a small GPT-2 under a cap that does not hold it
+# make test    set everything up, check the sources and run the tests
+# make lint    ruff and mypy alone
+# make reference   the comparisons with torch and transformers
+# The first call makes .venv; a later one only repeats what pyproject.toml changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN ?= runs/first
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: train test lint reference
+
+# The cap is below half of the states. A run that was stopped goes on; RUN=runs/second starts another.
+train: $(VENV)/.has-plot
+	$(BIN)/asynctile train --device emulated --device-memory 4MiB --lr 2e-3 --out $(RUN) \
+		$(if $(wildcard $(RUN)/run.json),--resume)
+
+test: lint
+	$(BIN)/python -m pytest -m "not reference"
+
+lint: $(VENV)/.has-test
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p asynctile
+
+reference: $(VENV)/.has-reference
+	$(BIN)/python -m pytest -m reference
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "asynctile needs Python 3.11 or later; name one: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.has-plot: pyproject.toml | $(BIN)/python
+	@echo "installing asynctile into $(VENV) (once)"
+	$(PIP) --editable ".[plot]"
+	@touch $@
+
+$(VENV)/.has-test: pyproject.toml | $(BIN)/python
+	@echo "installing asynctile and its tests' tools into $(VENV) (once)"
+	$(PIP) --editable ".[plot,test]"
+	@touch $@ $(VENV)/.has-plot
+
+# torch is pinned: any other version, or none, would be another yardstick, and the newest may bring gigabytes of CUDA.
+$(VENV)/.has-reference: pyproject.toml | $(VENV)/.has-test
+	$(PIP) --editable ".[plot,test,reference]"
+	@touch $@ $(VENV)/.has-test $(VENV)/.has-plot
