@@ -1,0 +1,59 @@
+"""The program `asynctile`: picks the command and turns the user's errors into one line and exit status 2.
+
+Covers `main` only. Options are read in arguments.py; each command is the module of its name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+
+from asynctile.cli.arguments import build_parser
+from asynctile.errors import AsynctileError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 2 for what the user can mend, 130 when stopped by a signal."""
+    parser = build_parser()
+    given = vars(parser.parse_args(join_negative_values(sys.argv[1:] if argv is None else argv)))
+    command = given.pop("command")
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(f"asynctile {command}: {message}", file=sys.stderr)
+            # Imported when needed: `--help` does not wait for the kernels' modules.
+            status: int = import_module(f"asynctile.cli.{command}").run(given)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) has left: what remains in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except (AsynctileError, ValueError, TypeError, OSError) as error:
+        print(f"asynctile {command}: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def join_negative_values(argv: Sequence[str]) -> list[str]:
+    """Write `--steps -3` as `--steps=-3`: argparse would take `-3MiB` for an unknown option and not name the value."""
+    joined: list[str] = []
+    for word in argv:
+        negative = word[:1] == "-" and (word[1:2].isdigit() or word[1:2] == "." or word[1:] in ("inf", "nan"))
+        if negative and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def one_line(error: BaseException) -> str:
+    """The sentence of an error, without line breaks."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,140 @@
+"""The command line: commands, options and their help.
+
+Options of `train` that were not typed are absent from the result, so that a resumed run can tell them from those that
+were. Their defaults stand in options.py; single values are checked in values.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from asynctile.cli import values
+from asynctile.cli.options import Options
+
+__all__ = ["build_parser"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; argparse would print its usage before."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole program; its result has `command` and that command's options."""
+    parser = Parser(prog="asynctile", allow_abbrev=False,
+                    description="Train a GPT-2 that does not fit on the device, tile by tile.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, summary: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=summary, description=summary, allow_abbrev=False,
+                                   argument_default=argparse.SUPPRESS)
+
+    _add_training(command("train", "Train a GPT-2 on text, and leave a folder with checkpoints and metrics."))
+    _add_generate(command("generate", "Continue a prompt with a trained model."))
+    _add_training(command("plan", "Say what a training step needs and what bounds it, without doing it."))
+    command("info", "Show devices, memory tiers and the libraries in use.")
+    return parser
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is trained on what")
+    group.add_argument("--data", metavar="PATH", type=_path,
+                       help="a text file or a folder of them (default: the source of Python's standard library)")
+    group.add_argument("--model", metavar="NAME|DIR|FILE", type=_path,
+                       help="gpt2, gpt2-medium, gpt2-large or gpt2-xl for a new model of that shape, a config.json for "
+                            "another shape, or a model folder to start from its weights (default: a small new model)")
+    group.add_argument("--tokenizer", metavar="bytes|FILE|bpe:N", type=_path,
+                       help="bytes, a tokenizer.json, or a byte-pair encoding of N tokens trained on the data "
+                            "(default: that of the model folder, else bytes)")
+    _add_placement(parser)
+    _add_arithmetic(parser.add_argument_group("how it is trained"))
+    _add_output(parser.add_argument_group("what is kept"))
+
+
+def _add_placement(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where the bytes are (sizes such as 512MiB; none of this changes the result)")
+    group.add_argument("--device", metavar="NAME", type=_path,
+                       help=f"auto, cpu, emulated or cuda:N (default: {Options.device})")
+    group.add_argument("--device-memory", metavar="SIZE", type=values.size,
+                       help="the most bytes to use on the device (default: what is there)")
+    group.add_argument("--host-memory", metavar="SIZE", type=values.size,
+                       help="the most RAM that tiles may take; on cpu, RAM is the device (default: what is there)")
+    group.add_argument("--spill", metavar="DIR", type=_path, help="a folder on a fast disk for what RAM cannot hold "
+                                                                  "(not there yet)")
+    group.add_argument("--spill-limit", metavar="SIZE", type=values.size,
+                       help="the most bytes to use in the spill folder (not there yet)")
+    group.add_argument("--link-rate", metavar="SIZE", type=values.rate,
+                       help="bytes a second each way between RAM and the emulated device (default: as fast as it goes)")
+    group.add_argument("--prefetch", metavar="N", type=values.natural,
+                       help="how many operations ahead tiles are fetched; 0 shows the run without overlap "
+                            f"(default: {Options.prefetch})")
+
+
+def _add_arithmetic(group: Any) -> None:
+    group.add_argument("--precision", metavar="NAME", type=_path, help="fp32, the only one so far")
+    group.add_argument("--tile", metavar="N", type=values.count,
+                       help="rows and columns of a tile; part of the result's last bits (default: chosen for you)")
+    group.add_argument("--recompute", action=argparse.BooleanOptionalAction,
+                       help="compute activations again in backward instead of keeping them (default: yes)")
+    group.add_argument("--steps", metavar="N", type=values.count, help=f"steps in all (default: {Options.steps})")
+    group.add_argument("--batch-size", metavar="B", type=values.count,
+                       help=f"sequences a step (default: {Options.batch_size})")
+    group.add_argument("--micro-batches", metavar="M", type=values.count,
+                       help="parts that a batch is cut into, to need less memory at once "
+                            f"(default: {Options.micro_batches})")
+    group.add_argument("--seq-len", metavar="T", type=values.count,
+                       help="tokens a sequence (default: as many as the model takes)")
+    group.add_argument("--lr", metavar="RATE", type=values.positive,
+                       help=f"the highest learning rate; it ends at a tenth of it (default: {Options.lr})")
+    group.add_argument("--warmup", metavar="N", type=values.natural,
+                       help="steps until the learning rate is at its highest (default: a tenth of all, at most 100)")
+    group.add_argument("--weight-decay", metavar="RATE", type=values.fraction,
+                       help=f"AdamW's decay of weights (default: {Options.weight_decay})")
+    group.add_argument("--clip-norm", metavar="NORM", type=values.positive,
+                       help="limit of the gradient's norm; needs RAM for all gradients (default: none)")
+    group.add_argument("--seed", metavar="N", type=values.natural,
+                       help=f"of the new weights and of the order of the data (default: {Options.seed})")
+
+
+def _add_output(group: Any) -> None:
+    group.add_argument("--out", metavar="DIR", type=_path,
+                       help="the folder of the run (default: a new one in runs/, named after the time)")
+    group.add_argument("--save-every", metavar="N", type=values.count,
+                       help=f"steps between checkpoints (default: {Options.save_every})")
+    group.add_argument("--keep", metavar="N", type=values.count,
+                       help=f"how many of the newest checkpoints stay (default: {Options.keep})")
+    group.add_argument("--resume", action="store_true",
+                       help="go on with the run in --out from its newest checkpoint; its options are used again, and "
+                            "memory, prefetch, steps and what is kept may be changed")
+    group.add_argument("--trace", metavar="FILE", type=_path, help="write what ran when, for chrome://tracing")
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", type=_path, help="the folder of a run, or of a model")
+    parser.add_argument("--prompt", metavar="TEXT", required=True, type=_prompt, help="the text to continue")
+    parser.add_argument("--max-new-tokens", metavar="N", type=values.count, default=200,
+                        help="how many tokens to add (default: %(default)s)")
+    parser.add_argument("--temperature", metavar="X", type=values.fraction, default=0.8,
+                        help="0 takes the likeliest token each time, higher is wilder (default: %(default)s)")
+    parser.add_argument("--top-k", metavar="N", type=values.count, default=50,
+                        help="choose among the N likeliest tokens (default: %(default)s)")
+    parser.add_argument("--seed", metavar="N", type=values.natural, default=1,
+                        help="of the choice of tokens (default: %(default)s)")
+    parser.add_argument("--tokenizer", metavar="bytes|FILE", type=_path, default=None,
+                        help="for a model folder that has none of its own")
+    _add_placement(parser)
+
+
+def _path(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty value cannot be used; write one or leave the option out")
+    return text
+
+
+def _prompt(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty prompt has nothing to continue; write at least one character")
+    return text

@@ -1,0 +1,95 @@
+"""`asynctile info`: devices, memory tiers and libraries, as this process finds them.
+
+Covers finding and printing. It measures no speed; that is bench/.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import psutil
+import scipy.linalg  # noqa: F401  (loads the BLAS that the kernels call, so that threadpoolctl sees it)
+from threadpoolctl import threadpool_info
+
+from asynctile import __version__
+from asynctile.cli.rows import print_rows
+from asynctile.device import open_device
+from asynctile.errors import DeviceError
+from asynctile.loop import new_loop
+from asynctile.storage.sizes import format_size
+
+__all__ = ["run"]
+
+_LIBRARIES = (
+    "numpy", "scipy", "numba", "llvmlite", "uvloop", "safetensors", "tokenizers", "threadpoolctl", "matplotlib",
+    "cupy-cuda12x", "cupy-cuda13x", "torch",
+)  # fmt: skip
+
+
+def run(given: dict[str, Any]) -> int:
+    """Print what there is; returns the exit status."""
+    del given  # it has no options
+    print_rows([("asynctile", __version__), *_devices(), *_tiers(), *_blas(), ("loop", _loop()), *_libraries()])
+    if core := os.environ.get("OPENBLAS_CORETYPE"):
+        print(f"OPENBLAS_CORETYPE={core} is set and overrides the core that OpenBLAS finds, which can halve "
+                      "its speed and changes last bits; unset it unless you mean it")
+    return 0
+
+
+def _devices() -> list[tuple[str, str]]:
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    rows = [("cpu", f"{_processor()}, {threads} threads"), ("emulated", "the same processor behind a link of its own")]
+    try:
+        open_device("cuda:0", link_rate=None).close()
+        rows.append(("cuda:0", "there"))
+    except DeviceError as error:
+        rows.append(("cuda:0", str(error)))
+    return rows
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _tiers() -> list[tuple[str, str]]:
+    memory, disk = psutil.virtual_memory(), shutil.disk_usage(".")
+    return [("RAM", f"{format_size(memory.available)} of {format_size(memory.total)} available"),
+            ("disk here", f"{format_size(disk.free)} of {format_size(disk.total)} free")]
+
+
+def _blas() -> list[tuple[str, str]]:
+    np.ones((2, 2)) @ np.ones((2, 2))
+    rows = []
+    for library in threadpool_info():
+        if library["user_api"] == "blas":
+            core = library.get("architecture", "unknown")
+            rows.append(("BLAS", f"{library['internal_api']} {library['version']}, core {core}, "
+                                 f"{library['num_threads']} threads, {os.path.basename(library['filepath'])}"))
+    return rows
+
+
+def _loop() -> str:
+    loop = new_loop()
+    loop.close()
+    return type(loop).__module__.partition(".")[0]
+
+
+def _libraries() -> list[tuple[str, str]]:
+    rows = [("python", sys.version.split()[0])]
+    for name in _LIBRARIES:
+        try:
+            rows.append((name, version(name)))
+        except PackageNotFoundError:
+            rows.append((name, "not installed"))
+    return rows

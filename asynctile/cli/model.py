@@ -1,0 +1,69 @@
+"""Which model a run trains: the shape that --model names, and its weights.
+
+Covers `choose_shape` and `open_model`. Shapes are checked in asynctile/layers/config.py, weights read in gpt2.py there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from asynctile import Engine
+from asynctile.cli.options import Options
+from asynctile.layers import GPT2, GPT2Config
+from asynctile.layers.config import STANDARD
+
+__all__ = ["choose_shape", "model_folder", "open_model"]
+
+#: Without --model: what two CPU cores train to readable text in a few minutes.
+SMALL = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64)
+
+
+def model_folder(options: Options) -> Path | None:
+    """The folder whose weights are the start, if --model names one."""
+    if options.model is None or options.model in STANDARD or not Path(options.model).is_dir():
+        return None
+    return Path(options.model)
+
+
+def choose_shape(options: Options, vocab_size: int) -> GPT2Config:
+    """The shape that --model names; `vocab_size` is the tokenizer's.
+
+    Raises ValueError if there is no such model, its vocabulary is smaller than the tokenizer's, or --seq-len is longer
+    than it takes.
+    """
+    shape = _named_shape(options.model, vocab_size)
+    if vocab_size > shape.vocab_size:
+        raise ValueError(f"the tokenizer has {vocab_size} tokens and the model {options.model} only "
+                         f"{shape.vocab_size}; use a smaller tokenizer or another model")
+    if options.seq_len is not None and options.seq_len > shape.block_size:
+        raise ValueError(f"--seq-len {options.seq_len} is longer than the {shape.block_size} tokens that the model "
+                         f"takes; choose at most {shape.block_size}, or another model")
+    return shape
+
+
+async def open_model(engine: Engine, options: Options, shape: GPT2Config) -> GPT2:
+    """A new model of this shape, or that of the folder which --model names."""
+    folder = model_folder(options)
+    if folder is not None:
+        return await GPT2.from_pretrained(engine, folder, tile=options.tile)
+    return await GPT2.create(engine, shape, seed=options.seed, tile=options.tile)
+
+
+def _named_shape(name: str | None, vocab_size: int) -> GPT2Config:
+    if name is None:
+        return replace(SMALL, vocab_size=vocab_size)
+    if name in STANDARD:
+        return GPT2Config.named(name)
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    try:
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"--model {name} cannot be read ({path}: {error.strerror}); expected a model folder, a "
+                         f"config.json or one of {', '.join(STANDARD)}") from error
+    except ValueError as error:
+        raise ValueError(f"--model {name}: {path} is not JSON ({error}); expected a GPT-2's config.json") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"--model {name}: {path} is not the config.json of a GPT-2: it holds no object")
+    return GPT2Config.from_hf(values)

@@ -1,0 +1,129 @@
+"""The options of a training run: their defaults, what fits together, and which may change when a run goes on.
+
+Covers `Options`, `new_options` and `resumed_options`. How they are typed is arguments.py; where they are kept is
+run_folder.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from asynctile.layers.config import STANDARD
+
+__all__ = ["Options", "new_options", "resumed_options"]
+
+#: Where bytes are, how long and how often: none of these changes a bit of a step, so a resumed run may set them anew.
+CHANGEABLE = frozenset({
+    "device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "steps", "out",
+    "save_every", "keep", "trace",
+})  # fmt: skip
+_DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `asynctile train` was asked for. Sizes are bytes, rates bytes a second."""
+
+    data: str | None = None
+    """Absolute path of a text file or folder; None: the source of Python's standard library."""
+    model: str | None = None
+    """A standard name, a model folder or a config.json; None: a small model."""
+    tokenizer: str | None = None
+    """"bytes", "bpe:N" or a file; None: that of the model folder, else bytes."""
+    device: str = "auto"
+    device_memory: int | None = None
+    host_memory: int | None = None
+    spill: str | None = None
+    spill_limit: int | None = None
+    link_rate: int | None = None
+    prefetch: int = 2
+    precision: str = "fp32"
+    tile: int | None = None
+    recompute: bool = True
+    steps: int = 2000
+    batch_size: int = 12
+    """Sequences a step."""
+    micro_batches: int = 1
+    seq_len: int | None = None
+    """Tokens a sequence; None: what the model takes."""
+    lr: float = 1e-3
+    warmup: int | None = None
+    """Steps; None: a tenth of all, at most 100."""
+    weight_decay: float = 0.1
+    clip_norm: float | None = None
+    seed: int = 1
+    out: str | None = None
+    save_every: int = 500
+    keep: int = 2
+    trace: str | None = None
+
+    @property
+    def warmup_steps(self) -> int:
+        return min(100, self.steps // 10) if self.warmup is None else self.warmup
+
+    def check(self) -> Self:
+        """Refuse, with ValueError, what cannot work whatever the data and the model are."""
+        if not _DEVICE.fullmatch(self.device):
+            raise ValueError(f"--device {self.device} is not known; expected auto, cpu, emulated or cuda:N")
+        if self.spill is not None or self.spill_limit is not None:
+            raise ValueError("--spill and --spill-limit are not there yet; leave them out and keep the states in RAM")
+        if self.precision != "fp32":
+            raise ValueError(f"--precision {self.precision} is not there yet; leave it out or write fp32")
+        if self.device == "cpu" and self.device_memory is not None:
+            raise ValueError("--device-memory is not for --device cpu, where RAM is the device; use --host-memory")
+        if self.device != "emulated" and self.link_rate is not None:
+            raise ValueError(f"--link-rate does not go with --device {self.device}; it is for --device emulated")
+        if self.batch_size % self.micro_batches:
+            raise ValueError(f"--batch-size {self.batch_size} cannot be cut in --micro-batches {self.micro_batches}; "
+                             "choose a divisor")
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"--warmup {self.warmup_steps} is above --steps {self.steps}; choose at most --steps")
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def new_options(given: Mapping[str, Any]) -> Options:
+    """The options of a new run from those that were typed."""
+    return Options(**_settled(given)).check()
+
+
+def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folder: Path) -> Options:
+    """The options of a run that goes on: the recorded ones, with those of CHANGEABLE that were typed.
+
+    Raises ValueError for one that was typed, may not change and differs.
+    """
+    known = {field.name for field in fields(Options)}
+    options = Options(**{name: value for name, value in recorded.items() if name in known})
+    typed = _settled(given)
+    for name, value in typed.items():
+        was = getattr(options, name)
+        if name not in CHANGEABLE and value != was:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} {value} differs from {_shown(was)} in the run {folder}; leave {flag} out, or "
+                             "start another run with another --out")
+    changes = {name: value for name, value in typed.items() if name in CHANGEABLE}
+    if changes.get("device", options.device) != options.device:
+        # Caps and rates belong to the device they were chosen for.
+        options = replace(options, device_memory=None, host_memory=None, link_rate=None)
+    # The schedule was fixed when the run began; a warm-up that `steps` implied stays what it was.
+    options = replace(options, warmup=options.warmup_steps)
+    return replace(options, **changes).check()
+
+
+def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
+    typed = dict(given)
+    for name in ("data", "model", "tokenizer"):
+        # A path that is relative means another place when the run goes on from elsewhere.
+        if typed.get(name) not in (None, "bytes", *STANDARD) and Path(typed[name]).exists():
+            typed[name] = str(Path(typed[name]).resolve())
+    return typed
+
+
+def _shown(value: Any) -> str:
+    return "the default" if value is None else str(value)

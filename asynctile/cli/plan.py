@@ -1,0 +1,43 @@
+"""`asynctile plan`: what a training step needs and what bounds it, without a model and without a device.
+
+Covers choosing the shape from the options of `train`, and printing. The planning is asynctile/layers/plan.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asynctile.cli.corpus import choose_tokenizer
+from asynctile.cli.model import choose_shape
+from asynctile.cli.options import Options, new_options
+from asynctile.cli.rows import print_rows
+from asynctile.layers.plan import plan_step
+from asynctile.layers.tokenizer import load_tokenizer
+
+__all__ = ["run"]
+
+
+def run(given: dict[str, Any]) -> int:
+    """Print the plan; returns the exit status."""
+    options = new_options({name: value for name, value in given.items() if name != "resume"})
+    shape = choose_shape(options, _vocab_size(options))
+    seq_len = options.seq_len or shape.block_size
+    plan = plan_step(shape, batch_size=options.batch_size, seq_len=seq_len, micro_batches=options.micro_batches,
+                     recompute=options.recompute, tile=options.tile, device=options.device,
+                     device_memory=options.device_memory, host_memory=options.host_memory, prefetch=options.prefetch,
+                     link_rate=options.link_rate, clip_norm=options.clip_norm)
+    print_rows([
+        ("model", f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary {shape.vocab_size}"),
+        ("batch", f"{options.batch_size} sequences of {seq_len} tokens, micro-batches: {options.micro_batches}"),
+        *plan.lines(),
+    ])  # fmt: skip
+    return 0
+
+
+def _vocab_size(options: Options) -> int:
+    """Of the tokenizer; one that would be trained on the data is taken at its word."""
+    name = choose_tokenizer(options)
+    if name.startswith("bpe:"):
+        load_tokenizer(name, ())  # refuses a number that cannot be used
+        return int(name.removeprefix("bpe:"))
+    return load_tokenizer(name, ()).vocab_size

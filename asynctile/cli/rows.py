@@ -1,0 +1,14 @@
+"""Facts in two columns, for `plan` and `info`: plain text, one line each, so that other programs can read it too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["print_rows"]
+
+
+def print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    """Print (name, text) pairs, the texts below each other."""
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        print(f"{name:<{width}}  {text}")

@@ -1,0 +1,54 @@
+"""Text that a model writes, piece by piece.
+
+Covers `stream_text` and `printable`. Choosing tokens is the model's `generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.layers import GPT2
+from asynctile.layers.tokenizer import Tokenizer
+
+__all__ = ["printable", "stream_text"]
+
+#: What a tokenizer decodes bytes to that are no character, or not yet.
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_CONTROL = {code: _UNFINISHED for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    """Text without control characters: a model of bytes writes any of them, and a terminal would obey."""
+    return text.translate(_CONTROL)
+
+
+async def stream_text(
+    model: GPT2,
+    tokenizer: Tokenizer,
+    prompt: NDArray[np.int64],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+) -> AsyncIterator[str]:
+    """The continuation of `prompt` (ids) in printable pieces that never cut a character."""
+    ids: list[int] = []
+    shown = ""
+    tokens = model.generate(prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
+    async for token in tokens:
+        ids.append(int(token))
+        if ids[-1] >= tokenizer.vocab_size:
+            # A model may have more rows than its tokenizer has tokens; an untrained one picks them too.
+            ids.pop()
+            continue
+        text = tokenizer.decode(ids)
+        if not text.endswith(_UNFINISHED) and text.startswith(shown):
+            yield printable(text[len(shown):])
+            shown = text
+    rest = tokenizer.decode(ids) if ids else ""
+    if rest != shown:
+        yield printable(rest[len(shown):])

@@ -1,0 +1,124 @@
+"""The end of a run: the validation loss beside what a bigram model could reach, a picture, a sample, the sums.
+
+Covers `finish`. It reads metrics.jsonl, so that a run of several sessions is summed as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from asynctile.cli.corpus import Corpus
+from asynctile.cli.run_folder import RunFolder
+from asynctile.cli.sample import printable, stream_text
+from asynctile.cli.session import Session
+from asynctile.layers.data import bigram_entropy
+from asynctile.layers.plot import loss_curve
+from asynctile.storage.folder import write_file, write_json
+from asynctile.storage.sizes import format_size
+
+__all__ = ["Sums", "finish"]
+
+_PROMPT_TOKENS, _SAMPLE_TOKENS = 32, 160
+
+
+@dataclass
+class Sums:
+    """Over all steps of a run: counts, seconds, bytes; peaks are the highest of any session."""
+
+    steps: int = 0
+    tokens: int = 0
+    step_s: float = 0.0
+    stall_s: float = 0.0
+    uploaded_bytes: int = 0
+    downloaded_bytes: int = 0
+    device_peak_bytes: int = 0
+    host_peak_bytes: int = 0
+    validation_loss: float | None = None
+    """Of the newest line that has one."""
+    validated_step: int = 0
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Sums:
+        sums = cls()
+        for line in folder.lines():
+            sums.steps = max(sums.steps, line["step"])
+            for name in ("tokens", "step_s", "stall_s", "uploaded_bytes", "downloaded_bytes"):
+                setattr(sums, name, getattr(sums, name) + line[name])
+            for name in ("device_peak_bytes", "host_peak_bytes"):
+                setattr(sums, name, max(getattr(sums, name), line[name]))
+            if "validation_loss" in line:
+                sums.validation_loss, sums.validated_step = line["validation_loss"], line["step"]
+        return sums
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / max(self.step_s, 1e-9)
+
+    @property
+    def stalled(self) -> float:
+        return self.stall_s / max(self.step_s, 1e-9)
+
+
+async def finish(session: Session) -> None:
+    """Write loss.png, sample.txt and summary.json, and say what they hold."""
+    folder, note = session.folder, session.display.note
+    sums = Sums.of(folder)
+    if sums.validated_step != session.trainer.step_count:
+        # The run had been stopped between its last step and this.
+        sums.validation_loss = await session.validate()
+    entropy = await asyncio.to_thread(_held_out_entropy, session.corpus)
+    picture = await asyncio.to_thread(loss_curve, folder.metrics, folder.path / "loss.png", bigram_entropy=entropy)
+    text = await _sample(session)
+    if session.interrupt.requested:
+        return
+    write_file(folder.path / "sample.txt", text.encode())
+    write_json(folder.path / "summary.json", _as_json(sums, entropy))
+    note(f"\n{text}\n")
+    for line in _sentences(sums, entropy):
+        note(line)
+    note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
+
+
+async def _sample(session: Session) -> str:
+    """Held-out text and how the model goes on from it."""
+    session.display.stage("writing a sample")
+    tokenizer, block_size = session.corpus.tokenizer, session.trainer.model.config.block_size
+    prompt = session.corpus.held_out[: min(_PROMPT_TOKENS, max(1, block_size // 2))].astype("int64")
+    pieces = stream_text(session.trainer.model, tokenizer, prompt, max_new_tokens=_SAMPLE_TOKENS, temperature=0.8,
+                         top_k=50, seed=session.options.seed)
+    text = printable(tokenizer.decode(prompt))
+    async for piece in pieces:
+        text += piece
+        if session.interrupt.requested:
+            break
+    return text
+
+
+def _held_out_entropy(corpus: Corpus) -> float:
+    return bigram_entropy(corpus.held_out, corpus.tokenizer.vocab_size)
+
+
+def _sentences(sums: Sums, entropy: float) -> list[str]:
+    lines = []
+    if sums.validation_loss is not None:
+        difference = entropy - sums.validation_loss
+        side = "below" if difference >= 0 else "above"
+        lines.append(f"validation loss {sums.validation_loss:.4f} nats a token, {abs(difference):.4f} {side} the "
+                     f"bigram entropy of the same held-out text, {entropy:.4f}")
+    lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s; stalled for "
+                 f"{sums.stalled:.1%} of the time")
+    up, down = format_size(sums.uploaded_bytes), format_size(sums.downloaded_bytes)
+    device, host = format_size(sums.device_peak_bytes), format_size(sums.host_peak_bytes)
+    lines.append(f"moved {up} to the device and {down} back; peak {device} on the device, {host} in RAM")
+    return lines
+
+
+def _as_json(sums: Sums, entropy: float) -> dict[str, Any]:
+    return {
+        "steps": sums.steps, "tokens": sums.tokens, "tokens_per_s": sums.tokens_per_s, "stalled": sums.stalled,
+        "validation_loss": sums.validation_loss, "bigram_entropy": entropy,
+        "uploaded_bytes": sums.uploaded_bytes, "downloaded_bytes": sums.downloaded_bytes,
+        "device_peak_bytes": sums.device_peak_bytes, "host_peak_bytes": sums.host_peak_bytes,
+    }  # fmt: skip

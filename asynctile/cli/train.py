@@ -1,0 +1,166 @@
+"""`asynctile train`: sets a run up, lets session.py do its steps, and ends it.
+
+Covers new and resumed runs, and what happens when the set-up fails: a new run then leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from asynctile import Engine, __version__
+from asynctile.cli.corpus import Corpus, choose_tokenizer, prepare_tokenizer, prepare_tokens
+from asynctile.cli.display import Display, open_display
+from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
+from asynctile.cli.model import choose_shape, open_model
+from asynctile.cli.options import Options, new_options, resumed_options
+from asynctile.cli.run_folder import RunFolder
+from asynctile.cli.session import Session, go_on
+from asynctile.cli.summary import finish
+from asynctile.layers import AdamW, GPT2Config, Trainer
+from asynctile.layers.data import Batches, TextSource
+from asynctile.storage.sizes import format_size
+
+__all__ = ["run"]
+
+#: The learning rate ends at this share of its highest.
+_LAST_RATE = 0.1
+_RECORDED = ("numpy", "scipy", "numba", "uvloop", "tokenizers", "safetensors")
+
+
+def run(given: dict[str, Any]) -> int:
+    """Do what was typed; returns the exit status."""
+    return asyncio.run(_train(given))
+
+
+async def _train(given: dict[str, Any]) -> int:
+    options, folder = open_run(given)
+    done = max((int(path.name.removeprefix("step-")) for path in folder.checkpoints()), default=0)
+    display = open_display(Console(), options.steps, done)
+    interrupt = Interrupt()
+    try:
+        with interrupt.listening(display.note), display:
+            await _run(options, folder, display, interrupt)
+    except (asyncio.CancelledError, InterruptedError):
+        if not interrupt.requested:
+            raise
+        folder.discard_unless_begun()
+        print("asynctile train: stopped before the first step; nothing was changed")
+        return EXIT_STATUS
+    except BaseException:
+        folder.discard_unless_begun()
+        raise
+    folder.close()
+    if interrupt.requested:
+        newest = folder.checkpoints()[-1:]
+        folder.discard_unless_begun()
+        print(f"asynctile train: stopped; {newest[0]} is saved, --resume --out {folder.path} goes on" if newest
+              else "asynctile train: stopped before the first step; nothing was changed")
+        return EXIT_STATUS
+    return 0
+
+
+def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
+    """The options and the folder of the run that was asked for, a new one or one that goes on."""
+    typed = {name: value for name, value in given.items() if name != "resume"}
+    if given.get("resume"):
+        if "out" not in typed:
+            raise ValueError("--resume needs to know which run goes on; name its folder with --out")
+        folder = RunFolder.open(Path(typed["out"]))
+        return resumed_options(typed, folder.read_record()["options"], folder.path), folder
+    options = new_options(typed)
+    if options.out is None:
+        options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
+    options = replace(options, tokenizer=choose_tokenizer(options))
+    # Before anything is made: a mistyped path is the likeliest mistake.
+    TextSource(options.data)
+    if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
+        raise ValueError(f"--trace {options.trace} is in no folder that exists; make it, or name another place")
+    assert options.out is not None
+    return options, RunFolder.create(Path(options.out), _record(options, None))
+
+
+async def _run(options: Options, folder: RunFolder, display: Display, interrupt: Interrupt) -> None:
+    display.stage("reading the text")
+    tokenizer = await asyncio.to_thread(prepare_tokenizer, options, folder)
+    shape = choose_shape(options, tokenizer.vocab_size)
+    options = replace(options, seq_len=options.seq_len or shape.block_size)
+    folder.write_record(_record(options, shape))
+
+    def progress(done: int, total: int) -> None:
+        interrupt.check()
+        display.stage(f"making tokens of the text: {format_size(done)} of {format_size(total)}")
+
+    assert options.seq_len is not None
+    corpus = await asyncio.to_thread(prepare_tokens, options, folder, tokenizer, options.seq_len, progress)
+    async with AsyncExitStack() as stack:
+        display.stage("opening the device")
+        engine = await stack.enter_async_context(_engine(options, display))
+        session = await _open_session(options, folder, shape, corpus, engine, display, interrupt)
+        display.note(_opening(options, folder, session))
+        display.watch(engine.statistics)
+        stack.callback(display.watch, None)
+        if options.trace is not None:
+            engine.start_trace()
+            stack.callback(engine.write_trace, options.trace)
+        interrupt.begin_steps()
+        await session.run()
+        if not interrupt.requested:
+            await finish(session)
+
+
+def _engine(options: Options, display: Display) -> Engine:
+    def compiled(kernel: str, ready: int, total: int) -> None:
+        display.stage(f"compiling kernels, once on this machine: {ready} of {total} ({kernel})")
+
+    return Engine(options.device, device_memory=options.device_memory, host_memory=options.host_memory,
+                  link_rate=options.link_rate, prefetch=options.prefetch, report=compiled)
+
+
+async def _open_session(options: Options, folder: RunFolder, shape: GPT2Config, corpus: Corpus, engine: Engine,
+                        display: Display, interrupt: Interrupt) -> Session:
+    assert options.seq_len is not None
+    batches = Batches(corpus.training, options.batch_size, options.seq_len, options.seed)
+    checkpoints = folder.checkpoints()
+    if checkpoints:
+        display.stage(f"reading {checkpoints[-1]}")
+        trainer = await Trainer.load(engine, checkpoints[-1])
+        go_on(trainer, batches, checkpoints[-1])
+    else:
+        display.stage("making the model")
+        model = await open_model(engine, options, shape)
+        optimizer = AdamW(lr=options.lr, weight_decay=options.weight_decay, warmup=options.warmup_steps,
+                          decay_steps=options.steps, min_lr=options.lr * _LAST_RATE)
+        trainer = Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.micro_batches,
+                          recompute=options.recompute)
+    folder.trim(trainer.step_count)
+    return Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
+                   display=display, interrupt=interrupt)
+
+
+def _opening(options: Options, folder: RunFolder, session: Session) -> str:
+    shape, tokens = session.trainer.model.config, len(session.corpus.training)
+    cap = options.host_memory if session.engine.device == "cpu" else options.device_memory
+    memory = "no cap" if cap is None else f"a cap of {format_size(cap)}"
+    return (f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on "
+            f"{session.engine.device} with {memory}; {tokens:,} tokens to train on; "
+            f"steps {session.trainer.step_count + 1} to {options.steps}, in {folder.path}")
+
+
+def _record(options: Options, shape: GPT2Config | None) -> dict[str, Any]:
+    found = {"asynctile": __version__, "python": sys.version.split()[0]}
+    for name in _RECORDED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {"options": options.to_json(), "model": None if shape is None else shape.to_hf(), "versions": found}

@@ -1,0 +1,49 @@
+"""A text, a model of a few hundred numbers, and the program called in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asynctile.cli import main
+
+#: status, stdout, stderr
+Result = tuple[int, str, str]
+Program = Callable[..., Result]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {n}: the tile moved from {n * 7 % 11} to {n * 5 % 13}\n" for n in range(400)))
+    return path
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> Path:
+    path = tmp_path / "shape.json"
+    path.write_text(json.dumps({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256}))
+    return path
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Program:
+    def call(*words: object) -> Result:
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as leaving:  # argparse
+            status = int(leaving.code or 0)
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def train(program: Program, text: Path, shape: Path) -> Program:
+    """`asynctile train` on that text and model; further words may repeat and so replace options."""
+    return lambda *words: program("train", "--data", text, "--model", shape, "--device", "cpu", "--batch-size", 4,
+                                  "--steps", 6, *words)

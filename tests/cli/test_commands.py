@@ -1,0 +1,71 @@
+"""`plan`, `info`, `--help`, and the program as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Program
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_plan(program: Program) -> None:
+    status, out, err = program("plan", "--device", "emulated", "--device-memory", "16MiB", "--link-rate", "1GB")
+    assert (status, err) == (0, "")
+    for said in ("states", "floor", "uploaded", "bound"):
+        assert said in out
+
+
+def test_plan_of_a_large_model_makes_none(program: Program) -> None:
+    words = ("--device", "emulated", "--device-memory", "256MiB", "--batch-size", 1, "--seq-len", 256)
+    status, out, _ = program("plan", "--model", "gpt2", *words)
+    assert status == 0 and "50257" in out
+
+
+def test_info(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    status, out, err = program("info")
+    assert (status, err) == (0, "")
+    for said in ("cpu", "cuda:0", "RAM", "BLAS", "core", "loop", "numba", "OPENBLAS_CORETYPE=Haswell"):
+        assert said in out
+    monkeypatch.delenv("OPENBLAS_CORETYPE")
+    assert "OPENBLAS_CORETYPE" not in program("info")[1]
+
+
+@pytest.mark.parametrize("command", ["train", "generate", "plan", "info"])
+def test_help(program: Program, command: str) -> None:
+    status, out, _ = program(command, "--help")
+    assert status == 0 and "None" not in out and "==SUPPRESS==" not in out
+
+
+def test_as_a_module_into_a_closed_pipe() -> None:
+    command = f"{sys.executable} -m asynctile info | true"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    """Even when the loop is stuck: the first asks, nobody answers, the second must not wait."""
+    script = textwrap.dedent("""
+        import asyncio, os, signal, time
+        from asynctile.cli.interrupt import Interrupt
+
+        async def work():
+            interrupt = Interrupt()
+            with interrupt.listening(print):
+                interrupt.begin_steps()
+                os.kill(os.getpid(), signal.SIGINT)
+                assert interrupt.requested
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+
+        asyncio.run(work())
+    """)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -1,0 +1,120 @@
+"""What a user can get wrong: each is one line that names the value, exit status 2, and nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Program
+
+
+def refused(result: tuple[int, str, str], *words: str, command: str = "train") -> None:
+    status, out, err = result
+    assert status == 2
+    assert err.startswith(f"asynctile {command}: ")
+    assert err.count("\n") == 1 and err.endswith("\n")
+    assert "Traceback" not in out + err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--steps", "-3"), ("--steps", "0"), ("--steps", "1.5"), ("--steps", "many"), ("--steps", "nan"),
+        ("--batch-size", "0"), ("--micro-batches", "-1"), ("--seq-len", "0"), ("--tile", "0"),
+        ("--lr", "0"), ("--lr", "-0.1"), ("--lr", "nan"), ("--lr", "inf"), ("--lr", "-inf"), ("--lr", "fast"),
+        ("--weight-decay", "-.1"), ("--clip-norm", "0"), ("--warmup", "-1"), ("--seed", "-1"), ("--prefetch", "-1"),
+        ("--save-every", "0"), ("--keep", "0"),
+        ("--device-memory", "-5MiB"), ("--device-memory", "0"), ("--device-memory", "5 apples"),
+        ("--host-memory", "much"), ("--link-rate", "0"), ("--link-rate", "-1GB"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_numbers(program: Program, command: str, option: str, value: str) -> None:
+    refused(program(command, option, value), option, value, command=command)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--device", "tpu"], ["tpu", "emulated"]),
+        (["--device", "cuda:x"], ["cuda:x"]),
+        (["--spill", "/tmp"], ["--spill", "not there yet"]),
+        (["--spill-limit", "1GiB"], ["--spill-limit", "not there yet"]),
+        (["--precision", "bf16"], ["bf16", "not there yet"]),
+        (["--device", "cpu", "--device-memory", "1GiB"], ["--device-memory", "--host-memory"]),
+        (["--device", "cpu", "--link-rate", "1GiB"], ["--link-rate", "emulated"]),
+        (["--micro-batches", "3"], ["4", "3"]),
+        (["--seq-len", "33"], ["33", "32"]),
+        (["--warmup", "7"], ["7", "6"]),
+        (["--data", "/no/such/text"], ["/no/such/text"]),
+        (["--model", "/no/such/model"], ["/no/such/model", "gpt2-xl"]),
+        (["--tokenizer", "words"], ["words", "bpe:N"]),
+        (["--tokenizer", "bpe:12"], ["bpe:12"]),
+        (["--tokenizer", "bpe:300"], ["256", "tokenizer"]),
+        (["--trace", "/no/such/folder/trace.json"], ["/no/such/folder"]),
+        (["--device", "emulated", "--device-memory", "1KiB"], ["floor", "device_memory"]),
+        (["--host-memory", "1KiB"], ["host_memory"]),
+        (["--out", ""], ["--out"]),
+    ],
+)
+def test_what_does_not_fit_together(train: Program, tmp_path: Path, words: list[str], expected: list[str]) -> None:
+    before = sorted(tmp_path.iterdir())
+    refused(train("--out", tmp_path / "a" / "run", *words), *expected)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"short"])
+def test_text_without_a_sequence(train: Program, tmp_path: Path, content: bytes) -> None:
+    text = tmp_path / "little.txt"
+    text.write_bytes(content)
+    refused(train("--data", text, "--out", tmp_path / "run"), "little.txt")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"n_head": 3, "n_embd": 16}', '{"model_type": "llama"}'])
+def test_a_shape_that_is_none(train: Program, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "wrong.json"
+    path.write_text(content)
+    refused(train("--model", path, "--out", tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_taken(train: Program, tmp_path: Path) -> None:
+    other = tmp_path / "letters"
+    other.mkdir()
+    (other / "letter.txt").write_text("dear")
+    refused(train("--out", other), "letters")
+    assert [path.name for path in other.iterdir()] == ["letter.txt"]
+    refused(train("--out", other / "letter.txt"), "letter.txt")
+    refused(train("--out", other / "letter.txt" / "run"), "letter.txt")
+
+
+def test_an_empty_folder_stays_when_refused(train: Program, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    refused(train("--out", tmp_path / "run", "--host-memory", "1KiB"))
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_resume_of_nothing(train: Program, tmp_path: Path) -> None:
+    refused(train("--resume"), "--out")
+    refused(train("--resume", "--out", tmp_path / "run"), "holds no run")
+
+
+def test_generate(program: Program, tmp_path: Path) -> None:
+    refused(program("generate", tmp_path / "no", "--prompt", "a"), "no", command="generate")
+    refused(program("generate", tmp_path, "--prompt", "a"), "run.json", command="generate")
+    refused(program("generate", tmp_path, "--prompt", ""), "--prompt", command="generate")
+    refused(program("generate", tmp_path), "--prompt", command="generate")
+    refused(program("generate", tmp_path, "--prompt", "a", "--temperature", "-1"), "-1", command="generate")
+
+
+def test_an_unknown_command(program: Program) -> None:
+    status, _, err = program("fly")
+    assert status == 2 and err.count("\n") == 1 and "fly" in err
+
+
+def test_a_negative_word_may_be_a_prompt(program: Program, tmp_path: Path) -> None:
+    refused(program("generate", tmp_path, "--prompt", "-5 apples"), "run.json", command="generate")

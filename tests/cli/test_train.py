@@ -1,0 +1,187 @@
+"""`asynctile train` with the real engine on a tiny model: what a run leaves, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile.cli.display import PlainDisplay
+from asynctile.cli.session import Session
+from tests.cli.conftest import Program
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path, step: int) -> bytes:
+    folder = run / "checkpoints" / f"step-{step:06d}"
+    return (folder / "model.safetensors").read_bytes() + (folder / "optimizer.safetensors").read_bytes()
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
+    """Send this process a signal once, as a step is shown."""
+    show, sent = PlainDisplay.step, []
+
+    def shown(self: PlainDisplay, report: Any) -> None:
+        show(self, report)
+        if report.step == step and not sent:
+            sent.append(step)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(PlainDisplay, "step", shown)
+
+
+def test_what_a_run_leaves(train: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    status, out, err = train("--out", run, "--save-every", 2, "--keep", 2)
+    assert (status, err) == (0, "")
+    names = {path.name for path in run.iterdir()} - {"loss.png", "loss.svg"}
+    files = {"run.json", "tokenizer.json", "metrics.jsonl", "sample.txt", "summary.json"}
+    assert names == files | {"tokens", "checkpoints"}
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
+    lines = metrics(run)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["validation_loss"] == lines[-1]["validation_loss"]
+    for said in ("validation loss", "bigram entropy", "tokens/s", "stalled", (run / "sample.txt").read_text()):
+        assert said in out
+    recorded = json.loads((run / "run.json").read_text())
+    assert recorded["options"]["seq_len"] == 32 and recorded["options"]["tokenizer"] == "bytes"
+    assert recorded["model"]["n_embd"] == 16 and "numpy" in recorded["versions"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_and_resumed_is_as_never_stopped(
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert train("--out", whole, "--clip-norm", 1, "--micro-batches", 2)[0] == 0
+    stop_after(monkeypatch, 2, number)
+    before = signal.getsignal(number)
+    status, out, _ = train("--out", cut, "--clip-norm", 1, "--micro-batches", 2)
+    assert status == 130 and "--resume" in out
+    assert signal.getsignal(number) is before
+    stopped = len(metrics(cut))
+    assert (cut / "checkpoints" / f"step-{stopped:06d}").is_dir() and stopped < 6
+    status, _, err = program("train", "--resume", "--out", cut, "--device", "emulated", "--device-memory", "1MiB",
+                             "--prefetch", 0)
+    assert (status, err) == (0, "")
+    assert weights(cut, 6) == weights(whole, 6)
+    timeless = ("step", "loss", "lr", "grad_norm", "validation_loss")
+    assert [[line.get(name) for name in timeless] for line in metrics(cut)] == [
+        [line.get(name) for name in timeless] for line in metrics(whole)
+    ]
+
+
+def test_killed_after_its_checkpoint(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps after the newest checkpoint are done again, and their lines with them; a torn last line is no harm."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train("--out", whole)[0] == 0
+
+    async def killed(session: Session) -> None:
+        while session.trainer.step_count < 5:
+            await session._step()
+            if session.trainer.step_count == 3:
+                await session._save()
+        raise OSError("the machine went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "run", killed)
+        assert train("--out", run)[0] == 2
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 6, "lo')
+    assert train("--out", run)[0] == 2  # not without --resume
+    assert train("--out", run, "--resume")[0] == 0
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4, 5, 6]
+    assert weights(run, 6) == weights(whole, 6)
+
+
+def test_a_finished_run_says_so_again(train: Program, program: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run)[0] == 0
+    before = metrics(run)
+    status, out, _ = program("train", "--resume", "--out", run)
+    assert status == 0 and "validation loss" in out
+    assert metrics(run) == before
+
+
+@pytest.mark.parametrize("words", [["--seq-len", 16], ["--lr", 0.5], ["--seed", 9], ["--tile", 16], ["--clip-norm", 1]])
+def test_resume_refuses_what_would_be_another_run(
+    train: Program, program: Program, tmp_path: Path, words: list[object]
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 1)[0] == 0
+    status, _, err = program("train", "--resume", "--out", run, *words)
+    assert status == 2 and str(words[0]) in err and err.count("\n") == 1
+
+
+def test_a_run_may_be_made_longer(train: Program, program: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    assert program("train", "--resume", "--out", run, "--steps", 4)[0] == 0
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
+
+
+def test_a_damaged_checkpoint(train: Program, program: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    path = run / "checkpoints" / "step-000002" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    status, _, err = program("train", "--resume", "--out", run, "--steps", 4)
+    assert status == 2 and "step-000002" in err and err.count("\n") == 1
+    assert len(metrics(run)) == 2
+
+
+def test_stopped_before_the_first_step(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = PlainDisplay.stage
+
+    def stopping(self: PlainDisplay, text: str) -> None:
+        stage(self, text)
+        if text == "making the model":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(PlainDisplay, "stage", stopping)
+    status, out, _ = train("--out", tmp_path / "run")
+    assert status == 130 and "nothing was changed" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_stays_infinite(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skipped steps do not count; a run of nothing else must end."""
+    from asynctile.layers import Trainer
+
+    step = Trainer.step
+
+    async def skipped(self: Trainer, tokens: Any, targets: Any) -> Any:
+        from dataclasses import replace
+
+        report = await step(self, tokens, targets)
+        self.step_count = 0
+        return replace(report, step=0, loss=float("nan"), skipped=True)
+
+    monkeypatch.setattr(Trainer, "step", skipped)
+    status, _, err = train("--out", tmp_path / "run")
+    assert status == 2 and "not finite" in err
+
+
+def test_trained_tokenizer_and_trace(train: Program, program: Program, tmp_path: Path) -> None:
+    run, trace = tmp_path / "run", tmp_path / "trace.json"
+    shape = tmp_path / "wide.json"
+    shape.write_text(json.dumps({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 300}))
+    words = ("--model", shape, "--tokenizer", "bpe:280", "--trace", trace, "--device", "emulated", "--steps", 2)
+    status, _, err = train("--out", run, *words)
+    assert (status, err) == (0, "")
+    assert json.loads(trace.read_text())
+    status, out, err = program("generate", run, "--prompt", "line 7: é", "--max-new-tokens", 5)
+    assert (status, err) == (0, "") and out.startswith("line 7: é")
+    folder = run / "checkpoints" / "step-000002"
+    assert program("generate", folder, "--prompt", "a", "--max-new-tokens", 2)[0] == 2  # a model without its tokenizer
+    status, out, _ = program("generate", folder, "--prompt", "a", "--max-new-tokens", 2, "--tokenizer",
+                             run / "tokenizer.json")
+    assert status == 0
