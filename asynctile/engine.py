@@ -208,7 +208,7 @@ class Engine:
         await self._cut(demand)
         for name, value in inputs.items():
             self.fill(program.inputs[name], value)
-        return Run(self.lane, program, outputs)
+        return Run(self.lane, program, demand, outputs)
 
     def fill(self, tile: Handle, value: np.ndarray) -> None:
         """On the device's loop: put host bytes in a tile that no work in flight uses."""

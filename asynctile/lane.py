@@ -61,7 +61,7 @@ class Lane:
         for tile, how in zip(operands, access, strict=True):
             if tile.slot is None and how != WRITE and not tile.valid_below:
                 await self._written(tile)
-        if len(self._window) >= RUN_AHEAD_OPERATIONS or self._window_nbytes > RUN_AHEAD_NBYTES:
+        if self.is_far_ahead():
             await self.room()
         self._turn = (self._turn + 1) % self.device.lanes
         self.pipeline.position += 1
@@ -140,12 +140,17 @@ class Lane:
         tile.array = tile.written = tile.below = None
         tile.reads = []
 
+    def is_far_ahead(self) -> bool:
+        """Whether the host has enqueued as much as it may, in operations or in bytes to be copied."""
+        return len(self._window) >= RUN_AHEAD_OPERATIONS or self._window_nbytes > RUN_AHEAD_NBYTES
+
     async def room(self) -> None:
         """Wait until the host is at most half its limit ahead; raises the error of work that failed."""
-        window = self._window
         self._forget_done()
-        while len(window) >= RUN_AHEAD_OPERATIONS or self._window_nbytes > RUN_AHEAD_NBYTES:
-            await window[len(window) // 2][0].settled()
+        while self.is_far_ahead():
+            middle = self._window[len(self._window) // 2][0]
+            # Streams overtake each other: while the head is not done, waiting for a middle that is would spin.
+            await (self._window[0][0] if middle.done else middle).settled()
             self._forget_done()
 
     def admit_for_host(self, tile: Handle) -> None:
@@ -192,10 +197,12 @@ class Lane:
         """Wait until everything that was enqueued has run; raises the first error among it."""
         failed: BaseException | None = None
         while self._window:
-            event, nbytes = self._window.popleft()
-            self._window_nbytes -= nbytes
+            event, nbytes = self._window[0]
             await event.settled()
             failed = failed or event.error
+            if self._window and self._window[0][0] is event:  # nobody else dropped it meanwhile
+                self._window.popleft()
+                self._window_nbytes -= nbytes
         if failed is not None:
             raise failed
 

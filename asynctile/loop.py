@@ -72,3 +72,18 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+
+async def under_shield(work: Coroutine[Any, Any, Any]) -> bool:
+    """Await `work` to its end even if cancelled; True if a cancellation came meanwhile."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+        except BaseException:
+            break
+    task.result()
+    return cancelled

@@ -3,6 +3,11 @@
 Pure decisions over storage/residency.py, no events and no bytes: asynctile/lane.py carries them out on a device,
 asynctile/simulate.py counts them. So a plan and a run cannot disagree.
 
+How far ahead is counted in slots, since slots are what it costs: half of them hold tiles that were loaded before their
+use, half are kept free behind it. The free half matters as much. The tile used furthest away is often the one used last;
+a load into its slot would wait for that very use and then for its write-back. So victims leave early, and their slots
+age before they are filled.
+
 Depth 0 is not another path: nothing is loaded ahead, and the lane lets each load wait for the work before it.
 """
 
@@ -13,9 +18,14 @@ from collections import deque
 from asynctile.handle import Handle
 from asynctile.operation import WRITE
 from asynctile.program import Program
+from asynctile.storage.arena import Demand
 from asynctile.storage.residency import Ledger, Move
 from asynctile.storage.tile import NEVER, Tile
 
+#: Tiles loaded ahead, and slots kept free, for each unit of prefetch depth.
+UNIT = 4
+#: The most of either, as a share of the slots.
+SHARE = 1 / 16
 #: Far enough for any program; what is used outside a program ranks behind it, longest unused first.
 FAR = 1 << 60
 
@@ -23,7 +33,7 @@ FAR = 1 << 60
 class Pipeline:
     """Order of use for the ledger, and the prefetch cursor.
 
-    depth: how many operations with something to load are served ahead of the one that is issued.
+    depth: prefetch, in units of UNIT tiles loaded ahead and UNIT slots kept free; at most SHARE of the slots each.
     base: absolute position of the running program's first entry; positions never repeat.
     """
 
@@ -34,13 +44,22 @@ class Pipeline:
         self.position = 0
         self._program: Program | None = None
         self._cursor = 0
-        #: positions, ahead of the issue, of operations for which something was loaded
+        self._reserve = 0
+        self._most_ahead = 0
+        #: a position for each tile that was loaded ahead of the issue
         self._ahead: deque[int] = deque()
         #: tiles that an entry between the issue and the cursor overwrites: bytes of them below are old
         self._overwritten: set[Tile] = set()
 
-    def begin(self, program: Program) -> None:
+    def begin(self, program: Program, demand: Demand) -> None:
         """A run of `program` starts: what it uses first is known for every tile on the device."""
+        self._large = self.ledger.arena.pools[-1]
+        depth = UNIT * self.depth
+        if self._large.limit is not None:
+            depth = min(depth, max(min(self.depth, 1), int(SHARE * self._large.limit)))
+        self._most_ahead = depth
+        # Where everything fits nothing need leave early.
+        self._reserve = 0 if self.ledger.arena.holds(demand) else depth
         self.base = self.position = self.position + 1
         self._cursor = 0
         self._ahead.clear()
@@ -72,26 +91,38 @@ class Pipeline:
                 self._turn_back(moves[before:])
 
     def look_ahead(self, index: int, moves: list[Move]) -> None:
-        """After entry `index` was issued: moves that bring in what the next `depth` loading operations miss."""
+        """After entry `index` was issued: moves that free slots and bring in what the next operations miss."""
         program = self._program
         ahead = self._ahead
+        self._keep_free(moves)
         if program is not None and self._overwritten:
             self._overwritten.difference_update(program.entries[index].tiles)
         while ahead and ahead[0] <= index:
             ahead.popleft()
-        if program is None or len(ahead) >= self.depth:
+        if program is None or len(ahead) >= self._most_ahead:
             return
         entries = program.entries
         cursor = max(self._cursor, index + 1)
-        while cursor < len(entries) and len(ahead) < self.depth:
+        while cursor < len(entries) and len(ahead) < self._most_ahead:
             entry = entries[cursor]
             loaded = self._bring(entry.tiles, entry.access, self.base + cursor, moves)
             if loaded < 0:
                 break
-            if loaded:
-                ahead.append(cursor)
+            ahead.extend([cursor] * loaded)
             cursor += 1
         self._cursor = cursor
+
+    def _keep_free(self, moves: list[Move]) -> None:
+        """Let tiles leave early so that the reserve of free slots is whole."""
+        pool = self._large
+        free = pool.free
+        if free is None:
+            return
+        before = len(moves)
+        while free < self._reserve and self.ledger.evict_ahead(pool, self.base + self._cursor, moves):
+            free += 1
+        if len(moves) > before:
+            self._turn_back(moves[before:])
 
     def _bring(self, tiles: tuple[Handle, ...], access: str, needed_at: int, moves: list[Move]) -> int:
         """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""

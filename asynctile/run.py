@@ -8,10 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from asynctile.handle import Handle
-from asynctile.lane import RUN_AHEAD_NBYTES, RUN_AHEAD_OPERATIONS, Lane
+from asynctile.lane import Lane
 from asynctile.operation import NO_NUMBER, Operation
 from asynctile.program import Fetch, Program
 from asynctile.schedule import assign
+from asynctile.storage.arena import Demand
 from asynctile.storage.tile import NEVER
 from asynctile.stream import Event
 
@@ -24,7 +25,9 @@ class Run:
     issued: entries issued so far.
     """
 
-    def __init__(self, lane: Lane, program: Program, outputs: dict[str, np.ndarray] | None = None) -> None:
+    def __init__(
+        self, lane: Lane, program: Program, demand: Demand, outputs: dict[str, np.ndarray] | None = None
+    ) -> None:
         self.lane = lane
         self.program = program
         self.outputs = outputs or {}
@@ -35,7 +38,7 @@ class Run:
         if lane.device.lanes not in program.streams:
             program.streams[lane.device.lanes] = assign(program, lane.device.lanes)
         self._streams = program.streams[lane.device.lanes]
-        lane.pipeline.begin(program)
+        lane.pipeline.begin(program, demand)
 
     async def until(self, mark: str) -> None:
         """Issue everything before `mark`. KeyError if the program has no such mark."""
@@ -73,11 +76,10 @@ class Run:
     async def _issue(self, stop: int) -> None:
         lane, program, views, streams = self.lane, self.program, self._views, self._streams
         entries, next_uses, base = program.entries, program.next_uses, lane.pipeline.base
-        window = lane._window
         while self.issued < stop:
             index = self.issued
             entry = entries[index]
-            if len(window) >= RUN_AHEAD_OPERATIONS or lane._window_nbytes > RUN_AHEAD_NBYTES:
+            if lane.is_far_ahead():
                 await lane.room()
             uses = tuple([use if use == NEVER else base + use for use in next_uses[index]])
             if isinstance(entry, Operation):

@@ -6,6 +6,7 @@ first step whether the host tier will hold what gets evicted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from asynctile.handle import Handle
 from asynctile.operation import READ
 from asynctile.pipeline import Pipeline
 from asynctile.program import Fetch, Program
-from asynctile.storage.arena import Arena, align
+from asynctile.storage.arena import Arena, Demand, align
 from asynctile.storage.residency import Ledger, Load, Move
 from asynctile.storage.tile import NEVER
 
@@ -31,19 +32,22 @@ class Traffic:
 
 
 class CountingTier:
-    """A tier below that only counts."""
+    """A tier below that only counts: peak_nbytes is what asynctile/storage/host.py must have, which reuses by size."""
 
     def __init__(self) -> None:
-        self.used_nbytes = 0
         self.peak_nbytes = 0
+        self._free: Counter[int] = Counter()
 
     def take(self, nbytes: int, what: str) -> int:
-        self.used_nbytes += align(nbytes)
-        self.peak_nbytes = max(self.peak_nbytes, self.used_nbytes)
-        return align(nbytes)
+        block = align(nbytes)
+        if self._free[block]:
+            self._free[block] -= 1
+        else:
+            self.peak_nbytes += block
+        return block
 
     def give(self, block: int) -> None:
-        self.used_nbytes -= block
+        self._free[block] += 1
 
 
 def simulate(program: Program, standing: Sequence[Handle], cap: int | None, prefetch: int) -> Traffic:
@@ -60,16 +64,16 @@ def simulate(program: Program, standing: Sequence[Handle], cap: int | None, pref
         tile.valid_below = tile in program.first_uses  # what is overwritten first need not be there
     ledger = Ledger(arena, below)
     pipeline = Pipeline(ledger, prefetch)
-    _walk(program, pipeline)
-    loaded, written = _walk(program, pipeline)
+    _walk(program, demand, pipeline)
+    loaded, written = _walk(program, demand, pipeline)
     fetched = sum(entry.tile.nbytes for entry in program.entries if isinstance(entry, Fetch))
     return Traffic(loaded, written, fetched, ledger.peak_nbytes, below.peak_nbytes)
 
 
-def _walk(program: Program, pipeline: Pipeline) -> tuple[int, int]:
+def _walk(program: Program, demand: Demand, pipeline: Pipeline) -> tuple[int, int]:
     """One run; bytes loaded and written back."""
     ledger = pipeline.ledger
-    pipeline.begin(program)
+    pipeline.begin(program, demand)
     moves: list[Move] = []
     loaded = written = 0
     for index, entry in enumerate(program.entries):

@@ -85,16 +85,19 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
     _check_state(state, folder)
     moments_file = folder / "optimizer.safetensors"
     with await asyncio.to_thread(Pretrained, folder) as source, TensorReader(moments_file) as moments:
-        model = GPT2(engine, source.config, state["tile"])
+        try:
+            model = GPT2(engine, source.config, state["tile"])
+            trainer = cls(
+                model,
+                AdamW(**state["optimizer"]),
+                clip_norm=state["clip_norm"],
+                micro_batches=state["micro_batches"],
+                recompute=state["recompute"],
+            )
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{folder / 'trainer.json'} was damaged or edited: {error}") from error
         _check_moments(model, moments, folder)
         await model.fill(lambda parameter, key: source.read(parameter, key))
-        trainer = cls(
-            model,
-            AdamW(**state["optimizer"]),
-            clip_norm=state["clip_norm"],
-            micro_batches=state["micro_batches"],
-            recompute=state["recompute"],
-        )
 
         def moment(parameter: Parameter, family: str, key: tuple[int, int]) -> Any:
             return moments.read(tensor_name(parameter.name, family), parameter.index(*key))
@@ -108,12 +111,18 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
 
 
 def _check_state(state: Any, folder: Path) -> None:
-    if not isinstance(state, dict) or state.get("format", FORMAT + 1) > FORMAT:
-        found = state.get("format") if isinstance(state, dict) else None
+    found = state.get("format") if isinstance(state, dict) else None
+    if not _is_count(found) or found > FORMAT:
         raise CheckpointError(f"{folder} has checkpoint format {found}, this version reads up to {FORMAT}: update it")
+    file = folder / "trainer.json"
     missing = STATE - state.keys()
     if missing:
-        raise CheckpointError(f"{folder / 'trainer.json'} lacks {', '.join(sorted(missing))}; it was damaged or edited")
+        raise CheckpointError(f"{file} lacks {', '.join(sorted(missing))}; it was damaged or edited")
+    for name in ("step_count", "skipped_count"):
+        if not _is_count(state[name]):
+            raise CheckpointError(f"{file} has {name} {state[name]!r}, expected a whole number; it was damaged or edited")
+    if not isinstance(state["data_state"], dict):
+        raise CheckpointError(f"{file} has data_state {state['data_state']!r}, expected an object; it was damaged or edited")
     now, then = surroundings(), state.get("surroundings", {})
     changed = [f"{name} {then.get(name)} -> {value}" for name, value in now.items() if then.get(name) != value]
     if changed:
@@ -121,6 +130,10 @@ def _check_state(state: Any, folder: Path) -> None:
             f"{folder} was written under other libraries ({', '.join(changed)}): results will not be bitwise the same",
             stacklevel=4,
         )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _check_moments(model: GPT2, moments: TensorReader, folder: Path) -> None:

@@ -20,6 +20,5 @@ def floor_demand(config: GPT2Config, tile: int) -> Demand:
     """What one block's training step demands; `.floor_nbytes` is the floor, `.check(cap)` refuses less."""
     config = dataclasses.replace(config, n_layer=1)
     parameters = Parameters(config, Tiling(config, tile))
-    length = min(config.block_size, 2 * tile)
-    rows = parameters.tiling.rows(max(1, tile // length), length)
+    rows = parameters.tiling.rows(tile, 1)  # no other length fills a row tile for every block_size
     return measure([record("step", parameters, rows)], parameters.states())

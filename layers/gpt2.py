@@ -24,7 +24,9 @@ from asynctile.layers.parameters import Parameter, Parameters, initial_piece
 from asynctile.layers.sampling import Sampler
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.loop import under_shield
 from asynctile.program import Program
+from asynctile.run import Run
 from asynctile.storage.arena import Demand
 
 #: Generation pads its window to a multiple of this many tokens, so that few programs serve all lengths.
@@ -202,7 +204,12 @@ class GPT2:
             try:
                 await run.finish()
             except BaseException:
-                if await run.abandon():
-                    self.torn = "a tier lost weights while the model was evaluated"
+                await under_shield(self.abandon(run))
                 raise
             return run.numbers
+
+    async def abandon(self, run: Run) -> None:
+        """On the engine's loop: end a run that failed or was given up; the model is torn if that lost weights."""
+        lost = await run.abandon()
+        if lost:
+            self.torn = f"tile {lost[0].name} was lost between two tiers"

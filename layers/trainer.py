@@ -12,7 +12,7 @@ import inspect
 import math
 import os
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import Any, Self
 
 import numpy as np
@@ -29,6 +29,7 @@ from asynctile.layers.plan import check_host
 from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import record
+from asynctile.loop import under_shield
 from asynctile.program import Program
 from asynctile.run import Run
 from asynctile.simulate import simulate
@@ -195,7 +196,7 @@ class Trainer:
     async def _update(self, program: Program, run: Run, loss: float) -> tuple[float, float, bool]:
         """The part that changes weights; a cancellation is raised after it has ended."""
         try:
-            cancelled = await _under_shield(run.finish())
+            cancelled = await under_shield(run.finish())
         except BaseException as error:
             await run.abandon()
             self.model.torn = f"step {self.step_count + 1} failed after its first update: {error}"
@@ -211,24 +212,19 @@ class Trainer:
         return loss, norm, False
 
     async def _skip(self, run: Run, loss: float, norm: float) -> tuple[float, float, bool]:
-        await self._drop(run)
+        await self.model.abandon(run)
         self.skipped_count += 1
         return loss, norm, True
 
     async def _break_off(self, run: Run, error: BaseException) -> None:
         """Before the first update: let what was enqueued run out; the model is as it was unless a tier lost bytes."""
-        await _under_shield(self._drop(run))
+        await under_shield(self.model.abandon(run))
         if self.model.torn is not None:
             raise TornModelError(self._torn_message()) from error
         if isinstance(error, Exception) and not isinstance(error, AsynctileError):
             raise DeviceError(
                 f"step {self.step_count + 1} failed before it changed the model: {error!r}; the step can be repeated"
             ) from error
-
-    async def _drop(self, run: Run) -> None:
-        lost = await run.abandon()
-        if lost:
-            self.model.torn = f"tile {lost[0].name} was lost between two tiers"
 
     def _torn_message(self) -> str:
         where = self.model.last_checkpoint or "none was saved"
@@ -262,21 +258,6 @@ def _total(program: Program, run: Run, label: str) -> float:
     """Sum, in float64 and in the program's order, of the numbers whose label begins with `label`."""
     pairs = zip(program.numbers, run.numbers.tolist(), strict=False)
     return sum(value for name, value in pairs if name.startswith(label))
-
-
-async def _under_shield(work: Coroutine[Any, Any, Any]) -> bool:
-    """Await `work` to its end even if cancelled; True if a cancellation came meanwhile."""
-    task = asyncio.ensure_future(work)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            cancelled = True
-        except BaseException:
-            break
-    task.result()
-    return cancelled
 
 
 async def _each(batches: Any) -> AsyncIterator[tuple[Any, Any]]:

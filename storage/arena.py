@@ -8,6 +8,7 @@ room or cannot promise that a budget at the floor works.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,9 +34,13 @@ class Pool:
     """Slots of one size; lowest index first, so that untouched memory stays untouched.
 
     limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots handed out at least once.
+
+    Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first:
+    compute has just been there and nothing else is on them. Those of evicted tiles go first to loads, oldest first:
+    their write-back has had the longest time to end, so the load need not wait for it.
     """
 
-    __slots__ = ("arena", "slot_nbytes", "limit", "memory", "used", "made", "_free")
+    __slots__ = ("arena", "slot_nbytes", "limit", "memory", "used", "made", "_dead", "_evicted")
 
     def __init__(self, arena: Arena, slot_nbytes: int, limit: int | None) -> None:
         self.arena = arena
@@ -44,12 +49,22 @@ class Pool:
         self.memory: Any = None
         self.used = 0
         self.made = 0
-        self._free: list[Slot] = []
+        self._dead: deque[Slot] = deque()
+        self._evicted: deque[Slot] = deque()
 
-    def take(self) -> Slot | None:
+    @property
+    def free(self) -> int | None:
+        """How many slots can be taken; None: unbounded."""
+        return None if self.limit is None else self.limit - self.used
+
+    def take(self, *, for_load: bool) -> Slot | None:
         """A free slot, or None when there is none."""
-        if self._free:
-            slot = self._free.pop()
+        if for_load and self._evicted:
+            slot = self._evicted.popleft()
+        elif self._dead:
+            slot = self._dead.popleft() if for_load else self._dead.pop()
+        elif self._evicted:
+            slot = self._evicted.popleft()
         elif self.made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes):
             slot = Slot(self, self.made)
             self.made += 1
@@ -60,10 +75,10 @@ class Pool:
         self.arena.used_nbytes += self.slot_nbytes
         return slot
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: Slot, *, evicted: bool) -> None:
         self.used -= 1
         self.arena.used_nbytes -= self.slot_nbytes
-        self._free.append(slot)
+        (self._evicted if evicted else self._dead).append(slot)
 
 
 class Arena:
@@ -108,6 +123,15 @@ class Arena:
         needed = dict.fromkeys(have, 0)
         for size, count in zip(demand.sizes, wanted, strict=True):
             needed[min(slot for slot in have if size <= slot)] += count
+        return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
+
+    def holds(self, demand: Demand) -> bool:
+        """Whether every tile of `demand` can stay at once."""
+        if not self.divided:
+            return True
+        needed = dict.fromkeys((pool.slot_nbytes for pool in self.pools), 0)
+        for size, count in demand.exact.items():
+            needed[self.pool_for(size).slot_nbytes] += count
         return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
 
     def check(self, demand: Demand) -> None:

@@ -89,16 +89,24 @@ class Ledger:
         held = set(tiles)
         for tile, how in zip(tiles, access, strict=True):
             if tile.slot is None:
-                slot = self._slot_for(tile, held, moves, beyond=-1)
+                slot = self._slot_for(tile, held, moves, beyond=-1, for_load=how != "w")
                 assert slot is not None
                 self._settle(tile, slot, how != "w", moves)
 
     def prefetch(self, tile: Tile, needed_at: int, moves: list[Move]) -> bool:
         """Bring `tile` in ahead of position `needed_at`; False if that would push out a tile needed sooner."""
-        slot = self._slot_for(tile, (), moves, beyond=needed_at)
+        slot = self._slot_for(tile, (), moves, beyond=needed_at, for_load=True)
         if slot is None:
             return False
         self._settle(tile, slot, True, moves)
+        return True
+
+    def evict_ahead(self, pool: Pool, beyond: int, moves: list[Move]) -> bool:
+        """Free the slot of the tile used furthest away, before anyone needs it; False if none is used after `beyond`."""
+        victim = self._victim(pool, (), beyond)
+        if victim is None:
+            return False
+        moves.append(self._evict(victim, victim.slot, give=True))
         return True
 
     def used(self, tile: Tile, next_use: int, wrote: bool) -> None:
@@ -116,7 +124,7 @@ class Ledger:
         if slot is not None:
             tile.slot = None
             self.resident.discard(tile)
-            slot.pool.give(slot)
+            slot.pool.give(slot, evicted=False)
         if tile.backing is not None and self.backing is not None:
             self.backing.give(tile.backing)
             tile.backing = None
@@ -141,10 +149,10 @@ class Ledger:
         if slot.pool.limit is not None:
             self._push(slot.pool, tile)
 
-    def _slot_for(self, tile: Tile, held: Any, moves: list[Move], beyond: int) -> Slot | None:
+    def _slot_for(self, tile: Tile, held: Any, moves: list[Move], *, beyond: int, for_load: bool) -> Slot | None:
         """A free slot, or that of the tile used furthest away, if that lies beyond position `beyond`."""
         pool = self.arena.pool_for(tile.nbytes)
-        slot = pool.take()
+        slot = pool.take(for_load=for_load)
         if slot is not None:
             return slot
         victim = self._victim(pool, held, beyond)
@@ -169,7 +177,7 @@ class Ledger:
         victim.dirty = False
         self.resident.discard(victim)
         if give:
-            slot.pool.give(slot)
+            slot.pool.give(slot, evicted=True)
         return Evict(victim, slot, write_back)
 
     def _victim(self, pool: Pool, held: Any, beyond: int) -> Tile | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from asynctile import Engine
+from asynctile.pipeline import SHARE, UNIT
 from asynctile.simulate import simulate
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -28,9 +29,17 @@ async def test_a_simulated_run_moves_what_a_real_one_moves(slots, prefetch):
     assert traffic.device_peak_nbytes == second.device_peak_bytes
 
 
-def test_prefetching_moves_no_more_than_a_little_more_when_there_is_room():
+@pytest.mark.parametrize("slots", [30, 60, 100])
+def test_prefetching_costs_no_more_loads_than_the_slots_that_it_holds(slots):
     loads = {}
     for depth in (0, 2):
         work = Matmul(n=8)
-        loads[depth] = simulate(work.program, work.standing(), 100 * work.nbytes, depth).loaded_nbytes
-    assert 0 < loads[0] <= loads[2] <= 1.1 * loads[0]
+        loads[depth] = simulate(work.program, work.standing(), slots * work.nbytes, depth).loaded_nbytes // work.nbytes
+    held = 2 * min(2 * UNIT, int(SHARE * slots))
+    sweeps = 8  # the product goes over B once for each row of A
+    assert 0 < loads[0] <= loads[2] <= loads[0] + sweeps * held
+
+
+def test_nothing_leaves_early_where_everything_fits():
+    work = Matmul(n=8)
+    assert simulate(work.program, work.standing(), 193 * work.nbytes, 8).loaded_nbytes == 0

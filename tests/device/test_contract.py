@@ -24,7 +24,7 @@ def slots(device):
     arena = Arena(4 * 64, divided=True)
     for pool in arena.cut(Demand((64,), (1,), {64: 4}, "copy")):
         device.map_pool(pool)
-    return [arena.pools[0].take() for _ in range(4)]
+    return [arena.pools[0].take(for_load=True) for _ in range(4)]
 
 
 def array(device, slot, value=None):
@@ -103,7 +103,7 @@ def test_a_link_takes_at_least_the_time_its_rate_says():
     arena = Arena(None, divided=False)
     for pool in arena.cut(Demand((40_000,), (1,), {40_000: 1}, "copy")):
         device.map_pool(pool)
-    view = device.array(arena.pools[0].take(), (10_000,), np.float32)
+    view = device.array(arena.pools[0].take(for_load=True), (10_000,), np.float32)
     start = time.perf_counter()
     device.upload(view, np.ones(10_000, np.float32), ()).wait()
     assert time.perf_counter() - start >= 0.035

@@ -16,11 +16,11 @@ def test_a_slot_is_handed_out_again_only_after_it_was_given_back():
     arena = Arena(2048, divided=True)
     arena.cut(Demand((1024,), (1,), {1024: 9}, "gemm"))
     pool = arena.pool_for(1000)
-    first, second = pool.take(), pool.take()
-    assert pool.take() is None
+    first, second = pool.take(for_load=True), pool.take(for_load=True)
+    assert pool.take(for_load=True) is None
     assert first is not second
-    pool.give(first)
-    assert pool.take() is first
+    pool.give(first, evicted=True)
+    assert pool.take(for_load=True) is first
     assert arena.used_nbytes == 2048
 
 
@@ -52,7 +52,7 @@ def test_a_division_keeps_to_the_cap_and_above_the_floor(cap):
 def test_an_undivided_arena_gains_pools_and_keeps_what_it_has():
     arena = Arena(4096, divided=False)
     (pool,) = arena.cut(Demand((1024,), (1,), {1024: 9}, "gemm"))
-    kept = pool.take()
+    kept = pool.take(for_load=True)
     arena.cut(demand())
     assert {pool.slot_nbytes for pool in arena.pools} == {64, 1024}
     assert kept.pool is arena.pool_for(1024)
@@ -61,9 +61,9 @@ def test_an_undivided_arena_gains_pools_and_keeps_what_it_has():
 def test_an_undivided_arena_stops_growing_at_its_cap():
     arena = Arena(1024 + 64, divided=False)
     arena.cut(demand())
-    assert arena.pool_for(1024).take() is not None
-    assert arena.pool_for(1024).take() is None
-    assert arena.pool_for(64).take() is not None
+    assert arena.pool_for(1024).take(for_load=True) is not None
+    assert arena.pool_for(1024).take(for_load=True) is None
+    assert arena.pool_for(64).take(for_load=True) is not None
 
 
 def test_a_cap_on_ram_below_everything_resident_names_the_argument():
@@ -77,6 +77,6 @@ def test_a_cap_on_ram_below_everything_resident_names_the_argument():
 def test_slots_of_an_earlier_program_count_against_the_cap_on_ram():
     arena = Arena(100 * 64 + 50 * 1024, divided=False)
     arena.cut(Demand((128,), (1,), {128: 9}, "gemm"))
-    arena.pool_for(128).take()
+    arena.pool_for(128).take(for_load=True)
     with pytest.raises(BudgetError):
         arena.check(demand())
