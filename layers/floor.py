@@ -20,5 +20,10 @@ def floor_demand(config: GPT2Config, tile: int) -> Demand:
     """What one block's training step demands; `.floor_nbytes` is the floor, `.check(cap)` refuses less."""
     config = dataclasses.replace(config, n_layer=1)
     parameters = Parameters(config, Tiling(config, tile))
-    rows = parameters.tiling.rows(tile, 1)  # no other length fills a row tile for every block_size
-    return measure([record("step", parameters, rows)], parameters.states())
+    # Full row tiles, which only tokens of one fill for every block_size; and half full ones, whose slots can be cut worse.
+    lengths = {1, min(config.block_size, tile + 1), min(config.block_size, 2 * tile)}
+    demands = [
+        measure([record("step", parameters, parameters.tiling.rows(max(1, tile // length), length))], parameters.states())
+        for length in sorted(lengths)
+    ]
+    return max(demands, key=lambda demand: demand.floor_nbytes)

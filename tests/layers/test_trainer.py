@@ -2,6 +2,8 @@
 
 A kernel that is called for the n-th time hangs, raises or cancels: so a step is met at exactly one point, without clocks.
 That results do not depend on budgets is test_equal_bits.py; that they are right is tests/reference.
+
+Long because each way in which a step can end is met at several points, with the same few helpers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from asynctile import AsynctileError, CheckpointError, DeviceError, Engine, Torn
 from asynctile.layers import GPT2, AdamW, Trainer
 from tests.layers.shapes import SHAPES
 from tests.layers.training import (
-    OPTIMIZER, SMALL, Tensors, assert_same_tensors, batches_of, floor_of, lively, moments_of,
+    OPTIMIZER,
+    SMALL,
+    Tensors,
+    assert_same_tensors,
+    batches_of,
+    floor_of,
+    lively,
+    moments_of,
 )  # fmt: skip
 
 #: Without and with evictions under way.
@@ -87,13 +96,8 @@ def broken() -> None:
     raise Broken("the kernel broke")
 
 
-#: (kernel, call) that come before the first update, from the first operation to the last before the mark.
-BEFORE = {
-    "the first operation": ("embed_tokens", 1),
-    "in a block forward": ("gelu", 5),
-    "in the head": ("cross_entropy", 20),
-    "in the head's backward": ("cross_entropy_backward", 30),
-}
+#: (kernel, call) before the first update, that is before the loss is known: later the host may be ahead of a failure.
+BEFORE = {"the first operation": ("embed_tokens", 1), "in a block": ("gelu", 5), "in the head": ("cross_entropy", 9)}
 
 
 @pytest.mark.parametrize(("kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
@@ -131,7 +135,7 @@ async def test_a_failure_in_the_first_phase_of_a_clipped_step_leaves_the_model_a
     assert_same_tensors(found, await uninterrupted(2, clip_norm=0.5))
 
 
-@pytest.mark.parametrize(("kernel", "call"), [("adamw", 1), ("adamw", 90), ("attention_backward", 9)])
+@pytest.mark.parametrize(("kernel", "call"), [("adamw", 1), ("adamw", 60), ("attention_backward", 9)])
 @pytest.mark.parametrize("clip_norm", [None, 1e9], ids=["fused", "two-phase"])
 async def test_a_failure_after_the_first_update_tears_the_model(
     options: dict[str, Any], kernel: str, call: int, clip_norm: float | None, tmp_path: Path
@@ -188,12 +192,12 @@ class Hang:
 
     def _hold(self) -> None:
         self._loop.call_soon_threadsafe(self._event.set)
-        assert self._go.wait(60)
+        assert self._go.wait(20)
         if self._then is not None:
             self._then()
 
     async def reached(self) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):
             await self._event.wait()
 
     def release(self) -> None:
@@ -213,12 +217,12 @@ async def settle(engine: Engine) -> None:
         await engine.call(turn())
 
 
-@pytest.mark.parametrize(("kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
+@pytest.mark.parametrize(
+    ("kernel", "call"), [*BEFORE.values(), ("cross_entropy_backward", 1)], ids=[*BEFORE.keys(), "in the head's backward"]
+)
 async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_was(
     options: dict[str, Any], kernel: str, call: int
 ) -> None:
-    if kernel == "cross_entropy_backward" and "device_memory" not in options:
-        call = 1  # without a cap the host is further ahead
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine)
         await trainer.step(*BATCHES[0])
@@ -241,7 +245,7 @@ async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_w
 
 
 @pytest.mark.parametrize("cancels", [1, 3])
-@pytest.mark.parametrize(("kernel", "call"), [("adamw", 1), ("adamw", 150), ("layernorm_backward", 9)])
+@pytest.mark.parametrize(("kernel", "call"), [("adamw", 1), ("adamw", 70), ("layernorm_backward", 9)])
 async def test_cancelled_after_its_first_update_a_step_ends_and_then_says_so(
     options: dict[str, Any], kernel: str, call: int, cancels: int
 ) -> None:
@@ -306,7 +310,7 @@ async def test_cancelled_logits_leave_the_engine_usable_at_the_floor(cancels: in
     async with Engine("emulated", device_memory=await floor_of()) as engine:
         model = await lively(engine, SMALL)
         expected = await model.logits(BATCHES[0][0])
-        hang = Hang(engine, "gelu", 30)
+        hang = Hang(engine, "gelu", 14)
         task = asyncio.create_task(model.logits(BATCHES[0][0]))
         await hang.reached()
         for _ in range(cancels):
@@ -549,6 +553,8 @@ async def test_two_trainers_share_an_engine(options: dict[str, Any]) -> None:
         for batch in batches_of(small, 3):
             await alone.step(*batch)
         expected = await states_of(alone)
+    if "device_memory" in options:
+        options = options | {"device_memory": await floor_of(small)}
     async with Engine(**options) as engine:
         one = await trainer_on(engine)
         other = Trainer(await lively(engine, small), OPTIMIZER, micro_batches=2)

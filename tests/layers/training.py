@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from asynctile import BudgetError, Engine
 from asynctile.layers import GPT2, AdamW, Trainer
-from tests.layers.shapes import SHAPES, Shape
+from tests.layers.shapes import Shape
 from tests.layers.shapes import shape as make_shape
 
 Tensors = dict[str, NDArray[Any]]
 Batches = Sequence[tuple[NDArray[Any], NDArray[Any]]]
 
-#: Ragged in every direction, cut in T, and small: a step takes a tenth of a second.
-RAGGED = SHAPES["sequences cut, all ragged"]
+#: Ragged in every direction, cut in T, groups of heads uneven; 4000 operations a step.
+RAGGED = make_shape(40, 5, 101, 50, tile=22, batch=2, length=41, micro_batches=2)
 #: For what is not about values: one block, cut in every direction, 1000 operations a step.
 SMALL = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2, n_layer=1)
 OPTIMIZER = AdamW(lr=1e-2, warmup=2, decay_steps=9, min_lr=1e-3)
@@ -69,13 +69,15 @@ async def outcome(
     device: str = "emulated",
     make_loop: Callable[[], Any] | None = None,
     engine_options: dict[str, Any] | None = None,
+    prepare: Callable[[Engine], None] = lambda _: None,
     **options: Any,
 ) -> Outcome:
-    """Train `steps` steps in an engine of its own. options: of Trainer."""
+    """Train `steps` steps in an engine of its own. options: of Trainer; prepare: done to the engine first."""
     more = dict(engine_options or {})
     if make_loop is not None:
         more["make_loop"] = make_loop
     async with Engine(device, **more) as engine:
+        prepare(engine)
         model = await lively(engine, shape)
         trainer = Trainer(model, OPTIMIZER, micro_batches=shape.micro_batches, **options)
         reports = [report async for report in trainer.run(batches_of(shape, steps))]

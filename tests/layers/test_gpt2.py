@@ -1,0 +1,275 @@
+"""GPT2 as a caller meets it: what it refuses and in which words, what does not depend on the tile, names, generation.
+
+Values are tests/reference, files from elsewhere tests/reference/test_transformers.py, the trainer test_trainer.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import DeviceError, Engine, TornModelError
+from asynctile.layers import GPT2, GPT2Config, Trainer
+from tests.layers.training import SMALL, assert_same_tensors, floor_of, lively
+
+CONFIG = SMALL.config
+TOKENS, TARGETS = SMALL.batch_of_tokens()
+Arguments = dict[str, Any]
+
+
+def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    """It fits on one line and names what it should: the value, what was expected, the way out."""
+    text = str(error.value)
+    assert "\n" not in text
+    for part in parts:
+        assert re.search(part, text), f"{part!r} is not in {text!r}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "parts"),
+    [
+        ({"device": "gpu"}, DeviceError, ("'gpu'", "expected", "'cpu'", "'emulated'")),
+        ({"device": ""}, DeviceError, ("''", "expected")),
+        ({"device": "cuda:0"}, DeviceError, ("cuda:0", "'cpu' or 'emulated'")),
+        ({"device": "cuda"}, DeviceError, ("cuda", "'cpu' or 'emulated'")),
+        ({"device": "cpu", "device_memory": "1GiB"}, ValueError, ("device_memory", "cpu", "host_memory")),
+        ({"device": "auto", "device_memory": 1 << 30}, ValueError, ("device_memory", "host_memory")),
+        ({"device": "cpu", "link_rate": "1GB"}, ValueError, ("link_rate", "emulated", "leave it out")),
+        ({"spill": "/tmp/x"}, ValueError, ("spill", "not built", "leave")),
+        ({"spill_limit": "1GiB"}, ValueError, ("spill_limit", "not built", "leave")),
+        ({"precision": "bf16"}, ValueError, ("'bf16'", "expected 'fp32'")),
+        ({"prefetch": -1}, ValueError, ("prefetch is -1", "0 or more")),
+        ({"prefetch": 1.5}, ValueError, ("prefetch is 1.5", "0 or more")),
+        ({"prefetch": True}, ValueError, ("prefetch is True", "0 or more")),
+        ({"host_memory": -5}, ValueError, ("-5", "negative|above zero")),
+        ({"host_memory": 0}, ValueError, ("host_memory is 0", "above zero")),
+        ({"device": "emulated", "device_memory": "-1MiB"}, ValueError, ("-1MiB", "negative")),
+        ({"device": "emulated", "device_memory": "much"}, ValueError, ("'much'", "512MiB")),
+        ({"device": "emulated", "device_memory": float("nan")}, ValueError, ("nan", "512MiB")),
+        ({"device": "emulated", "device_memory": "1 furlong"}, ValueError, ("furlong", "GiB")),
+        ({"device": "emulated", "link_rate": 0}, ValueError, ("link_rate is 0", "above zero")),
+    ],
+)
+def test_an_engine_refuses_wrong_arguments(arguments: Arguments, kind: type[Exception], parts: tuple[str, ...]) -> None:
+    with pytest.raises(kind) as caught:
+        Engine(**arguments)
+    one_sentence(caught, *parts)
+
+
+T = np.zeros((2, 5), np.int64)
+BAD_TOKENS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
+    "floats": (T.astype(np.float32), TypeError, ("float32", "integer token ids")),
+    "text": ([["a", "b"]], TypeError, ("dtype", "integer")),
+    "booleans": (T.astype(bool), TypeError, ("bool", "integer")),
+    "nothing": (None, TypeError, ("object", "integer")),
+    "one dimension": (T[0], ValueError, (r"\(5,\)", r"\(B, T\)")),
+    "three dimensions": (T[None], ValueError, (r"\(1, 2, 5\)", r"\(B, T\)")),
+    "no sequences": (T[:0], ValueError, (r"\(0, 5\)", r"\(B, T\)")),
+    "empty sequences": (T[:, :0], ValueError, (r"\(2, 0\)", r"\(B, T\)")),
+    "too large an id": (T + CONFIG.vocab_size, ValueError, (str(CONFIG.vocab_size), "vocab_size", "tokenizer")),
+    "a negative id": (T - 1, ValueError, ("-1", "from 0 to")),
+    "an id that would wrap": (T + 2**32 + 1, ValueError, (str(2**32 + 1), "from 0 to")),
+    "beyond block_size": (np.zeros((1, CONFIG.block_size + 1), int), ValueError, ("25", "block_size is 24", "shorten")),
+}
+
+
+@pytest.mark.parametrize(("tokens", "kind", "parts"), BAD_TOKENS.values(), ids=BAD_TOKENS.keys())
+async def test_wrong_tokens_are_refused_everywhere(tokens: Any, kind: type[Exception], parts: tuple[str, ...]) -> None:
+    async with Engine("cpu") as engine:
+        model = await GPT2.create(engine, CONFIG, tile=SMALL.tile)
+        trainer = Trainer(model)
+        good = np.zeros(np.shape(tokens) if np.ndim(tokens) == 2 else (2, 5), int)
+        for call in (
+            lambda: model.logits(tokens),
+            lambda: model.loss(tokens, good),
+            lambda: trainer.step(tokens, good),
+            lambda: trainer.gradients(tokens, good),
+        ):
+            with pytest.raises(kind) as caught:
+                await call()
+            one_sentence(caught, "tokens", *parts)
+        assert engine.statistics().operations == 0
+        assert trainer.step_count == 0
+
+
+async def test_wrong_targets_are_refused() -> None:
+    async with Engine("cpu") as engine:
+        model = await GPT2.create(engine, CONFIG, tile=SMALL.tile)
+        trainer = Trainer(model, micro_batches=2)
+        cases: list[tuple[Any, Any, str]] = [
+            (T, T[:, :4], r"targets have shape \(2, 4\).*\(2, 5\)"),
+            (T, T - 100, "every target is -100"),
+            (T, T - 99, "targets contains -99.* or -100"),
+            (np.zeros((3, 5), int), np.zeros((3, 5), int), "3 sequences is not divisible by micro_batches 2"),
+        ]
+        for tokens, targets, sentence in cases:
+            with pytest.raises(ValueError, match=sentence) as caught:
+                await trainer.step(tokens, targets)
+            one_sentence(caught)
+        assert engine.statistics().operations == 0
+
+
+async def test_every_integer_dtype_and_lists_are_the_same_tokens() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SMALL)
+        expected = await model.logits(TOKENS)
+        for tokens in (TOKENS.astype(np.uint8), TOKENS.astype(np.int32), TOKENS.tolist(), np.asfortranarray(TOKENS)):
+            assert np.array_equal(await model.logits(tokens), expected)
+        assert expected.shape == (*TOKENS.shape, CONFIG.vocab_size)
+        assert expected.dtype == np.float32
+
+
+@pytest.mark.parametrize("tile", [0, -3, 1.5, "16", True])
+async def test_a_wrong_tile_is_refused(tile: Any) -> None:
+    async with Engine("cpu") as engine:
+        with pytest.raises(ValueError, match=f"tile is {tile!r}.*at least 1"):
+            await GPT2.create(engine, CONFIG, tile=tile)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"n_head": 3}, "n_embd 20 is not divisible by n_head 3; choose"),
+        ({"n_layer": 0}, "n_layer is 0.*at least 1"),
+        ({"n_embd": -8}, "n_embd is -8.*at least 1"),
+        ({"vocab_size": 1.5}, "vocab_size is 1.5.*whole number"),
+        ({"block_size": "64"}, "block_size is '64'.*whole number"),
+        ({"layer_norm_epsilon": -1.0}, "layer_norm_epsilon is -1.0.*above 0"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(changes: Arguments, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        GPT2Config(**{"n_layer": 1, "n_head": 2, "n_embd": 20, "block_size": 24, "vocab_size": 35} | changes)
+
+
+async def test_a_new_model_is_the_same_for_every_tile_budget_and_device() -> None:
+    found = []
+    for tile in (1, 7, 12, None):
+        async with Engine("cpu") as engine:
+            found.append(await (await GPT2.create(engine, CONFIG, seed=3, tile=tile)).state_dict())
+    async with Engine("emulated", device_memory=await floor_of(SMALL)) as engine:
+        found.append(await (await GPT2.create(engine, CONFIG, seed=3, tile=SMALL.tile)).state_dict())
+    for other in found[1:]:
+        assert_same_tensors(other, found[0])
+    async with Engine("cpu") as engine:
+        another = await (await GPT2.create(engine, CONFIG, seed=4)).state_dict()
+    assert not np.array_equal(another["transformer.wte.weight"], found[0]["transformer.wte.weight"])
+
+
+async def test_new_weights_are_gpt2s() -> None:
+    config = GPT2Config(n_layer=8, n_head=2, n_embd=64, block_size=64, vocab_size=300)
+    async with Engine("cpu") as engine:
+        state = await (await GPT2.create(engine, config, seed=0)).state_dict()
+    for name, value in state.items():
+        if value.ndim == 2:
+            std = 0.02 / 4 if name.endswith("c_proj.weight") else 0.02
+            assert value.std() == pytest.approx(std, rel=0.05), name
+            assert abs(value.mean()) < std / 10, name
+        else:
+            assert (value == float(".ln_" in name and name.endswith("weight"))).all(), name
+    assert not np.array_equal(state["transformer.h.0.mlp.c_fc.weight"], state["transformer.h.1.mlp.c_fc.weight"])
+
+
+async def test_names_and_shapes_are_hugging_faces() -> None:
+    d, inner = CONFIG.n_embd, 4 * CONFIG.n_embd
+    block = {
+        "ln_1.weight": (d,), "ln_1.bias": (d,), "ln_2.weight": (d,), "ln_2.bias": (d,),
+        "attn.c_attn.weight": (d, 3 * d), "attn.c_attn.bias": (3 * d,),
+        "attn.c_proj.weight": (d, d), "attn.c_proj.bias": (d,),
+        "mlp.c_fc.weight": (d, inner), "mlp.c_fc.bias": (inner,),
+        "mlp.c_proj.weight": (inner, d), "mlp.c_proj.bias": (d,),
+    }  # fmt: skip
+    expected = {f"transformer.h.{n}.{name}": shape for n in range(CONFIG.n_layer) for name, shape in block.items()} | {
+        "transformer.wte.weight": (CONFIG.vocab_size, d), "transformer.wpe.weight": (CONFIG.block_size, d),
+        "transformer.ln_f.weight": (d,), "transformer.ln_f.bias": (d,),
+    }  # fmt: skip
+    async with Engine("cpu") as engine:
+        state = await (await GPT2.create(engine, CONFIG, tile=SMALL.tile)).state_dict()
+    assert {name: value.shape for name, value in state.items()} == expected
+    assert {value.dtype for value in state.values()} == {np.dtype(np.float32)}
+    assert sum(value.size for value in state.values()) == CONFIG.parameter_count
+
+
+async def test_logits_see_no_later_token_and_no_other_sequence() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SMALL)
+        whole = await model.logits(TOKENS)
+        changed = TOKENS.copy()
+        changed[0, 9:] = (changed[0, 9:] + 1) % CONFIG.vocab_size
+        other = await model.logits(changed)
+    assert np.array_equal(other[0, :9], whole[0, :9])
+    assert np.array_equal(other[1], whole[1])
+    assert not np.array_equal(other[0, 9:], whole[0, 9:])
+
+
+async def test_the_loss_is_that_of_the_logits() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SMALL)
+        logits = (await model.logits(TOKENS)).astype(np.float64)
+        loss = await model.loss(TOKENS, TARGETS)
+    counts = TARGETS != -100
+    wide = logits - logits.max(-1, keepdims=True)
+    losses = np.log(np.exp(wide).sum(-1)) - np.take_along_axis(wide, np.where(counts, TARGETS, 0)[..., None], -1)[..., 0]
+    assert loss == pytest.approx(losses[counts].mean(), rel=1e-6)
+
+
+async def tokens_of(model: GPT2, *args: Any, **more: Any) -> list[int]:
+    return [token async for token in model.generate(*args, **more)]
+
+
+async def test_generation_is_reproducible_by_its_seed() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SMALL)
+        one, same, other = [await tokens_of(model, [1, 2], max_new_tokens=12, seed=seed) for seed in (5, 5, 6)]
+        assert one == same
+        assert one != other
+        assert len(one) == 12
+        assert set(one) <= set(range(CONFIG.vocab_size))
+        assert await tokens_of(model, np.array([1, 2]), max_new_tokens=0) == []
+
+
+async def test_temperature_zero_and_top_1_take_the_likeliest_also_beyond_block_size() -> None:
+    """More tokens than block_size: the window slides."""
+    count = 2 * CONFIG.block_size
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SMALL)
+        greedy = await tokens_of(model, [4], max_new_tokens=count, temperature=0)
+        assert greedy == await tokens_of(model, [4], max_new_tokens=count, temperature=0.7, top_k=1, seed=1)
+        ids = [4]
+        for _ in range(count):
+            ids.append(int((await model.logits([ids[-CONFIG.block_size :]]))[0, -1].argmax()))
+    assert greedy == ids[1:]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "arguments", "kind", "sentence"),
+    [
+        ([], {}, TypeError, "prompt_ids has dtype float64.*integer"),
+        (["a"], {}, TypeError, "prompt_ids.*integer"),
+        ([35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),
+        ([-1], {}, ValueError, "prompt_ids contains -1"),
+        ([1], {"max_new_tokens": -1}, ValueError, "max_new_tokens is -1.*at least 0"),
+        ([1], {"temperature": -0.1}, ValueError, "temperature is -0.1.*at least 0"),
+        ([1], {"temperature": float("nan")}, ValueError, "temperature is nan"),
+        ([1], {"top_k": 0}, ValueError, "top_k is 0.*at least 1"),
+    ],
+)
+async def test_wrong_prompts_and_settings_are_refused(
+    prompt: Any, arguments: Arguments, kind: type[Exception], sentence: str
+) -> None:
+    async with Engine("cpu") as engine:
+        model = await GPT2.create(engine, CONFIG)
+        with pytest.raises(kind, match=sentence) as caught:
+            await tokens_of(model, prompt, **arguments)
+        one_sentence(caught)
+
+
+async def test_a_released_model_is_refused() -> None:
+    async with Engine("cpu") as engine:
+        model = await GPT2.create(engine, CONFIG)
+        await model.release()
+        with pytest.raises(TornModelError, match="released"):
+            await model.logits(TOKENS)

@@ -1,0 +1,64 @@
+"""The bounds against PyTorch and transformers, with the one exception that they need. Prints the worst that it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.layers import AdamW
+from tests.layers.training import distance
+
+__all__ = ["GRADIENT", "LOGITS", "OPTIMIZER", "STEPS", "TRAINED", "check_gradients", "check_trained", "distance"]
+
+LOGITS = 1e-5
+GRADIENT = 5e-6
+TRAINED = 5e-5
+STEPS = 50
+OPTIMIZER = AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+def _parts(name: str, value: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """What is determined, and the key third of c_attn.bias if it is that tensor.
+
+    Softmax does not see a shift of all scores of a row, so the true gradient of the keys' bias is zero: both sides hold
+    rounding noise there, which AdamW brings to full size (PyTorch differs from itself by 5e-4).
+    """
+    if not name.endswith("c_attn.bias"):
+        return value, None
+    q, k, v = np.split(value, 3)
+    return np.concatenate([q, v]), k
+
+
+def check_gradients(found: Tensors, expected: Tensors, bound: float) -> None:
+    assert found.keys() == expected.keys()
+    worst = ("", 0.0)
+    for name, value in expected.items():
+        assert found[name].shape == value.shape, name
+        mine, keys = _parts(name, found[name])
+        theirs, _ = _parts(name, value)
+        worst = max(worst, (name, distance(mine, theirs)), key=lambda pair: pair[1])
+        if keys is not None:
+            assert np.linalg.norm(keys) < 1e-5 * np.linalg.norm(mine), name
+    print(f"worst gradient: {worst[1]:.2e} at {worst[0]}, bound {bound:.0e}")
+    assert worst[1] < bound, worst
+
+
+def check_trained(found: Tensors, expected: Tensors, bound: float, *, steps: int = STEPS, keys_at_zero: bool = True) -> None:
+    """keys_at_zero: the model began with zero biases, so the key third of c_attn.bias must have stayed near zero."""
+    assert found.keys() == expected.keys()
+    worst = ("", 0.0)
+    for name, value in expected.items():
+        mine, keys = _parts(name, found[name])
+        theirs, _ = _parts(name, value)
+        worst = max(worst, (name, distance(mine, theirs)), key=lambda pair: pair[1])
+        if keys is not None and keys_at_zero:
+            share = float(np.linalg.norm(keys)) / (0.01 * OPTIMIZER.lr * steps * keys.size**0.5)
+            print(f"{name}, keys: {share:.3f} of its limit")
+            assert share < 1, name
+    print(f"worst tensor after {steps} steps: {worst[1]:.2e} at {worst[0]}, bound {bound:.0e}")
+    assert worst[1] < bound, worst
