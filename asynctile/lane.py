@@ -48,7 +48,6 @@ class Lane:
         self._window: deque[tuple[Event, int]] = deque()
         self._window_nbytes = 0
         self._unwritten: dict[Handle, asyncio.Future[None]] = {}
-        self._turn = 0
         self._scratch = np.zeros(1)
 
     async def launch(self, operation: Operation, number: Any = None) -> Event:
@@ -63,15 +62,14 @@ class Lane:
                 await self._written(tile)
         if self.is_far_ahead():
             await self.room()
-        self._turn = (self._turn + 1) % self.device.lanes
         self.pipeline.position += 1
         rank = (FAR - self.pipeline.position,) * len(operands)
-        event = self.issue(operation, rank, self._turn, number)
+        event = self.issue(operation, rank, number)
         if self._unwritten:
             self._announce(operands, access)
         return event
 
-    def issue(self, operation: Operation, next_uses: Sequence[int], lane: int, number: Any) -> Event:
+    def issue(self, operation: Operation, next_uses: Sequence[int], number: Any) -> Event:
         """Reserve, enqueue, record: all of an operation that Python does, without an await."""
         operands, access = operation.operands, operation.access
         for tile in operands:
@@ -92,7 +90,7 @@ class Lane:
                 waits += [event for event in tile.reads if not event.done]
         if number is None and operation.number is not None:
             number = self._scratch
-        event = self.device.launch(lane, operation, arrays, number, waits)
+        event = self.device.launch(operation, arrays, number, waits)
         self.operations += 1
         self._window.append((event, 0))
         used = self.ledger.used

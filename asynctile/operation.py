@@ -24,7 +24,7 @@ class Operation:
     operands: the tiles, in the order of the kernel's arguments.
     access: one letter an operand: "r" read; "w" overwritten whole, old bytes are not needed; "u" read and written.
     params: plain ints, floats and bools that follow the arrays.
-    flops: floating-point operations of its GEMMs; moved: bytes touched. Both feed the planner's cost estimate.
+    flops: floating-point operations of its GEMMs, for the plan's estimate.
     number: index among the program's float64 numbers that the host reads afterwards; NO_NUMBER: a place to
     ignore; None: its kernel takes none.
     """
@@ -43,10 +43,6 @@ class Operation:
     @property
     def tiles(self) -> tuple[Handle, ...]:
         return self.operands
-
-    @property
-    def moved(self) -> int:
-        return sum(tile.nbytes for tile in self.operands)
 
     def __repr__(self) -> str:
         tiles = ", ".join(f"{tile.name}:{how}" for tile, how in zip(self.operands, self.access, strict=True))

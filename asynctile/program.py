@@ -53,7 +53,6 @@ class Program:
     next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
     overwritten); persistent tiles continue into the next run of the same program (position + len).
     standing: every persistent tile it touches. first_uses: where each of them is first read or updated.
-    streams: the compute stream of each entry, by number of streams (asynctile/schedule.py), kept for the next run.
     """
 
     def __init__(self, name: str) -> None:
@@ -66,7 +65,6 @@ class Program:
         self.next_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
         self.standing: list[Handle] = []
-        self.streams: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self.entries)

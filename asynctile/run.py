@@ -11,7 +11,6 @@ from asynctile.handle import Handle
 from asynctile.lane import Lane
 from asynctile.operation import NO_NUMBER, Operation
 from asynctile.program import Fetch, Program
-from asynctile.schedule import assign
 from asynctile.storage.arena import Demand
 from asynctile.storage.tile import NEVER
 from asynctile.stream import Event
@@ -35,9 +34,6 @@ class Run:
         self.issued = 0
         self._views = [self.numbers[index : index + 1] for index in range(len(self.numbers))]
         self._reports: list[Event] = []
-        if lane.device.lanes not in program.streams:
-            program.streams[lane.device.lanes] = assign(program, lane.device.lanes)
-        self._streams = program.streams[lane.device.lanes]
         lane.pipeline.begin(program, demand)
 
     async def until(self, mark: str) -> None:
@@ -74,7 +70,7 @@ class Run:
         return self.lane.rescue(self.program.standing)
 
     async def _issue(self, stop: int) -> None:
-        lane, program, views, streams = self.lane, self.program, self._views, self._streams
+        lane, program, views = self.lane, self.program, self._views
         entries, next_uses, base = program.entries, program.next_uses, lane.pipeline.base
         while self.issued < stop:
             index = self.issued
@@ -84,7 +80,7 @@ class Run:
             uses = tuple([use if use == NEVER else base + use for use in next_uses[index]])
             if isinstance(entry, Operation):
                 number = None if entry.number is None else views[entry.number]
-                event = lane.issue(entry, uses, streams[index], number)
+                event = lane.issue(entry, uses, number)
                 if number is not None and entry.number != NO_NUMBER:
                     self._reports.append(event)
             elif isinstance(entry, Fetch):

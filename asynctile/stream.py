@@ -1,11 +1,14 @@
-"""Streams and events on the host: worker threads that run work in order, behind the loop that enqueues it.
+"""Streams and events on the host: worker threads that run work behind the loop that enqueues it.
 
-A stream is one thread and a queue. An event is recorded when work is enqueued and is done when it has run; other
-streams wait for it without the event loop. An event carries the error of its work, and work that waits for a failed
-event fails with the same error instead of running: one bad kernel fails everything downstream and nothing else.
+A stream is a queue and one or more threads. Work names the events it must wait for; it runs when all of them are done,
+the work enqueued first before the rest. So nothing that is ready waits behind something that is not, and no thread
+ever blocks on an event: streams cannot deadlock, since an event exists before anything can wait for it.
 
-One thread a stream, chosen when the work is issued, and an event exists before anyone may wait for it: so a wait
-always points backwards in program order and streams cannot deadlock.
+An event carries the error of its work, and work that waits for a failed event fails with the same error instead of
+running: one bad kernel fails everything downstream and nothing else.
+
+The way not taken: a thread a stream that runs strictly in order, with the stream chosen when work is issued, as on a
+GPU. With two cores and guessed costs each waited for the other for a quarter of the forward pass.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
+from heapq import heappop, heappush
 from typing import Any
 
 #: One piece of work in a trace: stream, work, start and end in seconds.
@@ -27,36 +30,29 @@ class Event:
     error: what the work raised, or inherited; None if it went well. is_copy: moved bytes over the link.
     """
 
-    __slots__ = ("done", "error", "is_copy", "_waiters")
+    __slots__ = ("done", "error", "is_copy", "_dependents", "_wakers")
 
     def __init__(self, is_copy: bool = False) -> None:
         self.done = False
         self.error: BaseException | None = None
         self.is_copy = is_copy
-        self._waiters: list[Callable[[], Any]] = []
-
-    def finish(self) -> None:
-        """Called by the stream. The order (flag first, then the waiters) is what `wait` relies on."""
-        self.done = True
-        waiters, self._waiters = self._waiters, []
-        for wake in waiters:
-            wake()
+        self._dependents: list[_Task] = []
+        self._wakers: list[Callable[[], Any]] = []
 
     def wait(self) -> None:
-        """Block the calling worker thread until done."""
+        """Block the calling thread until done."""
         lock = threading.Lock()
         lock.acquire()
-        self._waiters.append(lock.release)
-        if self.done:
-            return  # finished in between; an unheard release of our own lock harms nobody
-        lock.acquire()
+        self._wakers.append(lock.release)
+        if not self.done:
+            lock.acquire()
 
     async def settled(self) -> None:
         """Wait on the event loop until done, well or not."""
         if not self.done:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
-            self._waiters.append(lambda: loop.call_soon_threadsafe(resolve, future))
+            self._wakers.append(lambda: loop.call_soon_threadsafe(resolve, future))
             if not self.done:
                 await future
 
@@ -66,65 +62,153 @@ class Event:
         if self.error is not None:
             raise self.error
 
+    def _wake(self) -> None:
+        """After `done` is set. Whoever adds a waker looks at `done` afterwards, so none is missed."""
+        wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+
+class _Task:
+    """Work that waits: for `waiting` events, `copies` of them copies."""
+
+    __slots__ = ("order", "stream", "event", "work", "args", "waiting", "copies")
+
+    def __init__(self, stream: Stream, event: Event, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.stream = stream
+        self.event = event
+        self.work = work
+        self.args = args
+        self.order = self.waiting = self.copies = 0
+
+    def __lt__(self, other: _Task) -> bool:
+        return self.order < other.order
+
 
 class Stream:
-    """A thread that runs work in the order of `enqueue`.
+    """Threads that run work as it becomes ready. Streams whose work waits for one another share a lock.
 
-    waiting_s: seconds for which its head waited for a copy (the pipeline was late); counted in the thread.
-    trace: None, or a list that gets (stream, work, start, end) in seconds of time.perf_counter.
+    waiting_s: seconds, summed over its threads, for which there was nothing to run but work that waits for a copy.
+    trace: None, or a list that gets a Span for each piece of work.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lock: threading.Lock, threads: int = 1) -> None:
         self.name = name
         self.waiting_s = 0.0
-        self.last: Event | None = None
         self.trace: list[Span] | None = None
-        self._queue: SimpleQueue[Any] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"asynctile-{name}", daemon=True)
-        self._thread.start()
+        self._lock = lock
+        self._changed = threading.Condition(lock)
+        self._ready: list[_Task] = []
+        self._idle = 0
+        self._enqueued = 0
+        self._unfinished = 0
+        #: tasks that wait for a copy, and since when there are any
+        self._starved = 0
+        self._starved_since = 0.0
+        self._closing = False
+        names = [name] if threads == 1 else [f"{name}-{index}" for index in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(name,), name=f"asynctile-{name}", daemon=True) for name in names
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def enqueue(
         self, waits: Iterable[Event], work: Callable[..., Any], args: tuple[Any, ...], is_copy: bool = False
     ) -> Event:
-        """Run work(*args) after everything enqueued here before and after `waits`."""
+        """Run work(*args) once all of `waits` are done; returns its event."""
         event = Event(is_copy)
-        self.last = event
-        self._queue.put((event, waits, work, args))
+        task = _Task(self, event, work, args)
+        with self._lock:
+            self._enqueued += 1
+            self._unfinished += 1
+            task.order = self._enqueued
+            for before in waits:
+                if before.done:
+                    event.error = event.error or before.error
+                else:
+                    before._dependents.append(task)
+                    task.waiting += 1
+                    task.copies += before.is_copy
+            if task.copies:
+                self._starved += 1
+                if self._starved == 1:
+                    self._starved_since = time.perf_counter()
+            if not task.waiting:
+                heappush(self._ready, task)
+                if self._idle:
+                    self._changed.notify()
         return event
 
     def close(self) -> None:
-        """Run what is enqueued, then end the thread."""
-        self._queue.put(None)
-        self._thread.join()
+        """Run what is enqueued, then end the threads."""
+        with self._lock:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
-    def _run(self) -> None:
-        take = self._queue.get
-        while (item := take()) is not None:
-            event, waits, work, args = item
-            try:
-                for before in waits:
-                    if not before.done:
-                        self._await(before)
-                    if before.error is not None:
-                        raise before.error
-                if self.trace is None:
-                    work(*args)
-                else:
-                    start = time.perf_counter()
-                    work(*args)
-                    self.trace.append((self.name, work.__name__, start, time.perf_counter()))
-            except BaseException as error:  # the event carries it to whoever waits
-                event.error = error
-            event.finish()
-            item = event = waits = work = args = None  # keep nothing alive while idle
+    def _run(self, name: str) -> None:
+        task: _Task | None = None
+        while (task := self._next(task)) is not None:
+            event = task.event
+            if event.error is None:
+                start = time.perf_counter()
+                try:
+                    task.work(*task.args)
+                except BaseException as error:  # the event carries it to whoever waits
+                    event.error = error
+                if self.trace is not None:
+                    self.trace.append((name, task.work.__name__, start, time.perf_counter()))
 
-    def _await(self, event: Event) -> None:
-        if not event.is_copy:
-            event.wait()
-            return
-        start = time.perf_counter()
-        event.wait()
-        self.waiting_s += time.perf_counter() - start
+    def _next(self, finished: _Task | None) -> _Task | None:
+        """Hand on a finished task and take a ready one, waiting if there is none; None when closed."""
+        with self._lock:
+            if finished is not None:
+                self._finish(finished)
+            while not self._ready:
+                if self._closing and not self._unfinished:
+                    self._changed.notify_all()
+                    break
+                if finished is not None:
+                    # Wakers may call into an event loop; not under the lock.
+                    self._lock.release()
+                    finished.event._wake()
+                    self._lock.acquire()
+                    finished = None
+                    continue
+                self._rest()
+            task = heappop(self._ready) if self._ready else None
+        if finished is not None:
+            finished.event._wake()
+        return task
+
+    def _rest(self) -> None:
+        """Under the lock: wait for something to be ready, and count how long that was for a copy."""
+        start, starved = time.perf_counter(), self._starved
+        self._idle += 1
+        self._changed.wait()
+        self._idle -= 1
+        if starved or self._starved_since > start:
+            self.waiting_s += time.perf_counter() - max(start, self._starved_since)
+
+    def _finish(self, task: _Task) -> None:
+        """Under the lock: the task's event is done; what waited for nothing else becomes ready."""
+        event = task.event
+        event.done = True
+        self._unfinished -= 1
+        for dependent in event._dependents:
+            dependent.waiting -= 1
+            dependent.event.error = dependent.event.error or event.error
+            stream = dependent.stream
+            if event.is_copy:
+                dependent.copies -= 1
+                stream._starved -= dependent.copies == 0
+            if not dependent.waiting:
+                heappush(stream._ready, dependent)
+                if stream._idle and (stream is not self or len(self._ready) > 1):
+                    stream._changed.notify()
+        event._dependents.clear()
 
 
 def resolve(future: asyncio.Future[None]) -> None:

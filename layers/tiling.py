@@ -13,7 +13,7 @@ from asynctile.layers.split import Split
 __all__ = ["Split", "Tiling", "check_tile", "default_tile", "floor_estimate"]
 
 #: Edges to choose from, in rows or columns. The first is the largest that is worth it (bench/bench_tiles.py).
-LADDER = (768, 640, 512, 384, 320, 256, 192, 160, 128, 96, 64, 48, 32, 16)
+LADDER = (512, 384, 320, 256, 192, 160, 128, 96, 64, 48, 32, 16)
 #: The floor is about 8 square float32 tiles and some small ones; 12 is on the safe side.
 FLOOR_TILES = 12
 #: The floor with the default tile is at most this share of the states, or this many bytes if that is more.

@@ -5,12 +5,13 @@ import threading
 
 import pytest
 
-from asynctile.stream import Event, Stream
+from asynctile.stream import Stream
 
 
 @pytest.fixture
 def streams():
-    made = [Stream("a"), Stream("b")]
+    lock = threading.Lock()
+    made = [Stream("a", lock), Stream("b", lock)]
     yield made
     for stream in made:
         stream.close()
@@ -84,14 +85,33 @@ async def test_only_waits_for_copies_count_as_stall(streams):
     assert streams[1].waiting_s > 0.0
 
 
-def test_waiting_for_an_event_that_is_done_returns_at_once():
-    event = Event()
-    event.finish()
+async def test_what_is_ready_does_not_wait_behind_what_is_not(streams):
+    gate, seen = threading.Event(), []
+    held = streams[0].enqueue((), gate.wait, ())
+    late = streams[1].enqueue((held,), seen.append, ("late",))
+    await streams[1].enqueue((), seen.append, ("early",)).landed()
+    gate.set()
+    await late.landed()
+    assert seen == ["early", "late"]
+
+
+async def test_a_stream_of_several_threads_runs_as_many_at_once():
+    stream = Stream("pool", threading.Lock(), threads=3)
+    meeting = threading.Barrier(3)
+    events = [stream.enqueue((), meeting.wait, (20,)) for _ in range(3)]
+    for event in events:
+        await event.landed()
+    stream.close()
+
+
+def test_waiting_for_an_event_that_is_done_returns_at_once(streams):
+    event = streams[0].enqueue((), int, ())
+    event.wait()
     event.wait()
 
 
 def test_closing_runs_what_is_enqueued():
-    stream, seen = Stream("c"), []
+    stream, seen = Stream("c", threading.Lock()), []
     for index in range(50):
         stream.enqueue((), seen.append, (index,))
     stream.close()

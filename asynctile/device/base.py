@@ -23,12 +23,10 @@ class Device(Protocol):
     """The contract that every device passes (tests/device/test_contract.py).
 
     name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used.
-    lanes: number of compute streams.
     """
 
     name: str
     has_link: bool
-    lanes: int
 
     def warm(self, report: Report | None) -> None:
         """Compile what is compiled on first use. Blocks."""
@@ -39,10 +37,8 @@ class Device(Protocol):
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
         """The device array over a slot."""
 
-    def launch(
-        self, lane: int, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]
-    ) -> Event:
-        """Run an operation's kernel on compute stream `lane`; `number`: float64 view for what it reports, or None."""
+    def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
+        """Run an operation's kernel; `number`: float64 view for what it reports, or None."""
 
     def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event]) -> Event:
         """Host array to device array."""
@@ -51,10 +47,10 @@ class Device(Protocol):
         """Device array to host array."""
 
     def frontier(self) -> list[Event]:
-        """The last event of each compute stream that is not done."""
+        """Events of the last operations launched, as many as run at once: when they are done, all before them are begun."""
 
     def stall_s(self) -> float:
-        """Seconds, averaged over the compute streams, in which the next operation waited for a copy."""
+        """Seconds, averaged over what computes in parallel, in which operations waited for copies and nothing else ran."""
 
     def streams(self) -> list[Stream]:
         """All streams, for a trace."""

@@ -6,6 +6,7 @@ tiles must be copied in before use, by an upload and a download stream that run 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,9 +20,9 @@ from asynctile.stream import Event, Stream
 class Link:
     """One direction of a link: copies take at least nbytes / rate seconds, the copying itself included."""
 
-    def __init__(self, name: str, rate: int | None) -> None:
+    def __init__(self, name: str, rate: int | None, lock: threading.Lock) -> None:
         self.rate = rate
-        self.stream = Stream(name)
+        self.stream = Stream(name, lock)
         self._free_at = 0.0
 
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
@@ -43,10 +44,10 @@ class EmulatedDevice(WorkerDevice):
     name = "emulated"
     has_link = True
 
-    def __init__(self, link_rate: int | None = None, lanes: int | None = None) -> None:
-        super().__init__(lanes)
-        self._up = Link("upload", link_rate)
-        self._down = Link("download", link_rate)
+    def __init__(self, link_rate: int | None = None, threads: int | None = None) -> None:
+        super().__init__(threads)
+        self._up = Link("upload", link_rate, self._lock)
+        self._down = Link("download", link_rate, self._lock)
 
     def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event]) -> Event:
         return self._up.stream.enqueue(waits, self._up.copy, (target, source), is_copy=True)
@@ -55,4 +56,4 @@ class EmulatedDevice(WorkerDevice):
         return self._down.stream.enqueue(waits, self._down.copy, (target, source), is_copy=True)
 
     def streams(self) -> list[Stream]:
-        return [*self._compute, self._up.stream, self._down.stream]
+        return [self._compute, self._up.stream, self._down.stream]

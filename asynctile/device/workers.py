@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +19,17 @@ from asynctile.stream import Event, Stream
 
 
 class WorkerDevice:
-    """Compute streams on threads, slots in anonymous memory. Kernels use one thread each; tiles are the parallelism."""
+    """A compute stream with a thread a core, slots in anonymous memory. Kernels are serial; tiles are the parallelism."""
 
     name = "workers"
     has_link = False
 
-    def __init__(self, lanes: int | None = None) -> None:
-        self.lanes = lanes or len(os.sched_getaffinity(0))
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads or len(os.sched_getaffinity(0))
         self.kernels = dict(kernels.KERNELS)
-        self._compute = [Stream(f"compute-{index}") for index in range(self.lanes)]
+        self._lock = threading.Lock()
+        self._compute = Stream("compute", self._lock, self.threads)
+        self._last: deque[Event] = deque(maxlen=self.threads)
 
     def warm(self, report: Report | None) -> None:
         kernels.warm(report)
@@ -38,26 +42,26 @@ class WorkerDevice:
         pool = slot.pool
         return np.ndarray(shape, dtype, pool.memory, slot.index * pool.slot_nbytes)
 
-    def launch(
-        self, lane: int, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]
-    ) -> Event:
+    def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
-        return self._compute[lane].enqueue(waits, self.kernels[operation.kernel], args)
+        event = self._compute.enqueue(waits, self.kernels[operation.kernel], args)
+        self._last.append(event)
+        return event
 
     def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event]) -> Event:
-        return self._compute[0].enqueue(waits, np.copyto, (target, source))
+        return self._compute.enqueue(waits, np.copyto, (target, source))
 
     def download(self, target: np.ndarray, source: Any, waits: Sequence[Event]) -> Event:
-        return self._compute[0].enqueue(waits, np.copyto, (target, source))
+        return self._compute.enqueue(waits, np.copyto, (target, source))
 
     def frontier(self) -> list[Event]:
-        return [stream.last for stream in self._compute if stream.last is not None and not stream.last.done]
+        return [event for event in self._last if not event.done]
 
     def stall_s(self) -> float:
-        return sum(stream.waiting_s for stream in self._compute) / self.lanes
+        return self._compute.waiting_s / self.threads
 
     def streams(self) -> list[Stream]:
-        return self._compute
+        return [self._compute]
 
     def close(self) -> None:
         for stream in self.streams():

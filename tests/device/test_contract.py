@@ -58,8 +58,8 @@ def test_a_kernel_waits_for_the_events_it_is_given(device, slots):
     device.kernels["hold"] = lambda *arrays: gate.wait()
     a, b = array(device, slots[0], 5), array(device, slots[1], 0)
     tiles = Handle("a", (16,)), Handle("b", (16,))
-    held = device.launch(0, type(copy(*tiles))("hold", tiles, "rw"), (a, b), None, ())
-    after = device.launch(device.lanes - 1, copy(*tiles), (a, b), None, (held,))
+    held = device.launch(type(copy(*tiles))("hold", tiles, "rw"), (a, b), None, ())
+    after = device.launch(copy(*tiles), (a, b), None, (held,))
     assert not after.done
     gate.set()
     after.wait()
@@ -71,7 +71,7 @@ def test_the_frontier_is_what_has_not_run_yet(device, slots):
     device.kernels["hold"] = lambda *arrays: gate.wait()
     tiles = Handle("a", (16,)), Handle("b", (16,))
     views = array(device, slots[0], 5), array(device, slots[1], 0)
-    held = device.launch(0, type(copy(*tiles))("hold", tiles, "rw"), views, None, ())
+    held = device.launch(type(copy(*tiles))("hold", tiles, "rw"), views, None, ())
     assert held in device.frontier()
     gate.set()
     held.wait()
@@ -85,7 +85,7 @@ def test_a_failing_kernel_is_carried_by_its_event(device, slots):
     device.kernels["bad"] = bad
     tiles = Handle("a", (16,)), Handle("b", (16,))
     views = array(device, slots[0], 5), array(device, slots[1], 0)
-    event = device.launch(0, type(copy(*tiles))("bad", tiles, "rw"), views, None, ())
+    event = device.launch(type(copy(*tiles))("bad", tiles, "rw"), views, None, ())
     event.wait()
     assert isinstance(event.error, ZeroDivisionError)
 

@@ -1,0 +1,231 @@
+"""Does throughput hold when the model gets deeper and the memory does not?
+
+    python bench/bench_depth.py [--rounds 3] [--layers 4 8 16 32] [--write]
+
+Models of 4 to 32 layers of one width through one cap that holds none of them, over one link. If nothing is lost with depth,
+tokens/s times layers is constant (target: within 5%). The vocabulary is so small that the head does not count.
+Beside it, on the same engine, what other schedulers do: the same program under plain LRU; and the order of a greedy issuer
+that runs whatever operation is ready with the most of its inputs resident (NNTile's dmdasd, from StarPU), under LRU too,
+since who guesses the order cannot know the next use. Both are replaced decisions in this file, no switches of the product.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import heapq
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from common import Table, alternate, arguments, batch, publish, show, target, trainer_on
+
+from asynctile import Engine
+from asynctile.lane import Lane
+from asynctile.layers import GPT2Config, Trainer
+from asynctile.operation import Operation
+from asynctile.program import Fetch, Mark, Program
+from asynctile.storage.arena import Pool
+from asynctile.storage.residency import Ledger
+from asynctile.storage.tile import Tile
+
+WIDTH, HEADS, LENGTH, BATCH = 384, 6, 256, 4
+#: The slower direction takes this share of the deepest model's step, in the product's order, on a link without a limit.
+LINK_SHARE = 0.8
+OURS, LRU, GREEDY = "asynctile", "LRU", "greedy order, LRU"
+
+
+def config_of(layers: int) -> GPT2Config:
+    return GPT2Config(n_layer=layers, n_head=HEADS, n_embd=WIDTH, block_size=LENGTH, vocab_size=256)
+
+
+class RecencyLedger(Ledger):
+    """Evicts what was least recently used; knows nothing of what comes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._recent: dict[Pool, OrderedDict[Tile, None]] = defaultdict(OrderedDict)
+
+    def _push(self, pool: Pool, tile: Tile) -> None:
+        self._recent[pool][tile] = None
+        self._recent[pool].move_to_end(tile)
+
+    def _victim(self, pool: Pool, held: Any, beyond: int) -> Tile | None:
+        recent = self._recent[pool]
+        for tile in [tile for tile in recent if tile.slot is None or tile.slot.pool is not pool]:
+            del recent[tile]
+        return next((tile for tile in recent if tile not in held), None)
+
+
+def greedy(program: Program, pools: Sequence[tuple[int, int]]) -> Program:
+    """The same operations in the order of a greedy issuer; what depends on what is kept, and so are marks.
+
+    pools: (slot bytes, slots); the issuer sees an LRU cache of that size.
+    """
+    ordered = copy.copy(program)
+    ordered.entries, ordered.marks = [], {}
+    cache: list[OrderedDict[Any, None]] = [OrderedDict() for _ in pools]
+    segment: list[Any] = []
+    for entry in [*program.entries, None]:
+        if entry is None or isinstance(entry, Mark):
+            ordered.entries += _greedy_segment(segment, cache, pools)
+            segment = []
+            if entry is not None:
+                ordered.mark(entry.name)
+        else:
+            segment.append(entry)
+    return ordered.finish()
+
+
+def _greedy_segment(entries: list[Any], cache: list[OrderedDict[Any, None]], pools: Sequence[tuple[int, int]]) -> list[Any]:
+    after, blocked = _dependencies(entries)
+    users: dict[Any, set[int]] = defaultdict(set)  # of what is ready, by tile
+    best: list[tuple[int, int]] = []
+    current: dict[int, int] = {}  # bytes that what is ready misses
+    order = []
+
+    def pool_of(tile: Any) -> int:
+        return next(index for index, (nbytes, _) in enumerate(pools) if tile.nbytes <= nbytes)
+
+    def rate(index: int) -> None:
+        needed = {tile for tile, how in _touched(entries[index]) if how != "w"}
+        current[index] = sum(tile.nbytes for tile in needed if tile not in cache[pool_of(tile)])
+        heapq.heappush(best, (current[index], index))
+
+    def make_ready(index: int) -> None:
+        for tile, _ in _touched(entries[index]):
+            users[tile].add(index)
+        rate(index)
+
+    for index, count in enumerate(blocked):
+        if count == 0:
+            make_ready(index)
+    while best:
+        missing, index = heapq.heappop(best)
+        if current.get(index) != missing:
+            continue
+        del current[index]
+        order.append(entries[index])
+        changed = set()
+        for tile, _ in _touched(entries[index]):
+            users[tile].discard(index)
+            held = cache[pool_of(tile)]
+            if tile not in held:
+                changed.add(tile)
+            held[tile] = None
+            held.move_to_end(tile)
+            if len(held) > pools[pool_of(tile)][1]:
+                changed.add(held.popitem(last=False)[0])
+        for other in {user for tile in changed for user in users[tile]}:
+            rate(other)
+        for later in after[index]:
+            blocked[later] -= 1
+            if blocked[later] == 0:
+                make_ready(later)
+    assert len(order) == len(entries)
+    return order
+
+
+def _dependencies(entries: list[Any]) -> tuple[list[list[int]], list[int]]:
+    """Who follows each entry, and how many each waits for: reads after writes, writes after reads and writes."""
+    after: list[list[int]] = [[] for _ in entries]
+    blocked = [0] * len(entries)
+    written: dict[Any, int] = {}
+    read: dict[Any, list[int]] = defaultdict(list)
+    for index, entry in enumerate(entries):
+        before = set()
+        for tile, how in _touched(entry):
+            if tile in written:
+                before.add(written[tile])
+            if how == "r":
+                read[tile].append(index)
+            else:
+                before.update(read.pop(tile, ()))
+                written[tile] = index
+        before.discard(index)
+        blocked[index] = len(before)
+        for earlier in before:
+            after[earlier].append(index)
+    return after, blocked
+
+
+def _touched(entry: Any) -> list[tuple[Any, str]]:
+    if isinstance(entry, Operation):
+        return list(zip(entry.operands, entry.access, strict=True))
+    return [(entry.tile, "r")] if isinstance(entry, Fetch) else []
+
+
+async def open_side(
+    stack: AsyncExitStack, policy: str, tile: int, layers: Sequence[int], **options: Any
+) -> dict[int, Trainer]:
+    """A trainer a depth on one engine that decides by `policy`."""
+    engine = await stack.enter_async_context(Engine(device="emulated", **options))
+    if policy != OURS:
+        engine._ledger = RecencyLedger(engine._arena, engine._host)
+        engine.lane = Lane(engine._device, engine._ledger, engine.prefetch)
+    trainers = {depth: await trainer_on(engine, config_of(depth), tile=tile) for depth in layers}
+    if policy == GREEDY:
+        for trainer in trainers.values():
+            key = ("step", BATCH, LENGTH, 1, True)
+            program = trainer.model.program(*key)
+            await trainer.engine.reserve(trainer.model.demand(program))
+            pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine._arena.pools]
+            trainer.model._programs[key] = greedy(program, pools)
+    return trainers
+
+
+def side(trainer: Trainer, moved: dict[Any, float], key: Any, count: int) -> Callable[[], Awaitable[float]]:
+    """Seconds of a step, after one that brings this model's own tiles in; MB loaded a layer go into moved[key]."""
+    tokens, targets = batch(trainer.model.config, BATCH, LENGTH)
+
+    async def run() -> float:
+        await trainer.step(tokens, targets)
+        reports = [await trainer.step(tokens, targets) for _ in range(count)]
+        moved[key] = sum(report.uploaded_bytes for report in reports) / count / trainer.model.config.n_layer / 1e6
+        return sum(report.step_s for report in reports) / count
+
+    return run
+
+
+async def main() -> None:
+    options = arguments(__doc__, rounds=3, steps=2, layers=(4, 8, 16, 32), tile=256, cap_mb=16, no_others=False)
+    cap, layers = options.cap_mb << 20, sorted(options.layers)
+    policies = [OURS] if options.no_others else [OURS, LRU, GREEDY]
+    moved: dict[Any, float] = {}
+    async with AsyncExitStack() as stack:
+        free = await open_side(stack, OURS, options.tile, layers[-1:], device_memory=cap)
+        seconds = (await alternate({"no link limit": side(free[layers[-1]], moved, "free", 1)}, 2))["no link limit"]
+        rate = int(moved["free"] * 1e6 * layers[-1] / (LINK_SHARE * seconds))
+        trainers = {
+            (policy, depth): trainer
+            for policy in policies
+            for depth, trainer in (
+                await open_side(stack, policy, options.tile, layers, device_memory=cap, link_rate=rate)).items()
+        }  # fmt: skip
+        sides = {f"{p}, {n} layers": side(t, moved, (p, n), options.steps) for (p, n), t in trainers.items()}
+        found = dict(zip(trainers, (await alternate(sides, options.rounds)).values(), strict=True))
+
+    tokens = BATCH * LENGTH
+    columns = ("layers", *policies, *(f"{name}: MB loaded a layer" for name in policies))
+    table = Table("block tokens/s: tokens/s times layers", columns)
+    block = {key: tokens / value * key[1] for key, value in found.items()}
+    for depth in layers:
+        row = [block[policy, depth] for policy in policies]
+        table.rows.append((depth, *row, *(moved[policy, depth] for policy in policies)))
+    worst = Table("least against most over the depths", ("policy", "ratio", "target"))
+    for policy in policies:
+        values = [block[policy, depth] for depth in layers]
+        ratio = min(values) / max(values)
+        worst.rows.append((policy, ratio, target(ratio, 0.95) if policy == OURS else None))
+    configuration = {
+        "model": f"GPT-2, n_embd {WIDTH}, n_head {HEADS}, vocab 256, T {LENGTH}, B {BATCH}, float32, recompute",
+        "states": ", ".join(f"{show(config_of(n).states_nbytes / 1e6)} MB" for n in layers),
+        "cap": f"{cap / 1e6:.1f} MB, link {rate / 1e6:.0f} MB/s each way, prefetch 2, tile {options.tile}",
+        "repeats": f"median of {options.rounds} rounds of {options.steps} steps after one to settle, sides in turn",
+    }
+    publish("bench_depth", __doc__, configuration, [table, worst], write=options.write)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

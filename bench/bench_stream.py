@@ -1,0 +1,147 @@
+"""What does streaming cost, and are the bytes it moves the fewest possible?
+
+    python bench/bench_stream.py [--rounds 5] [--steps 2] [--tile 256] [--caps 0.25 0.10] [--write]
+
+Caps of 25% and 10% of the states. The link's rate is set so that the slower direction alone takes 0.6 of the resident step:
+a perfect overlap then hides it all, none at all gives 1 / 1.6 = 0.62. Targets: with prefetch 2 at least 0.90 of the resident
+speed; bytes loaded at most 1.05 of MIN (Belady) on the same program with the same slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import defaultdict
+from contextlib import AsyncExitStack
+from typing import Any
+
+from common import Table, alternate, arguments, batch, publish, steps, target, trainer_on
+
+from asynctile import Engine
+from asynctile.layers import GPT2Config, Trainer
+from asynctile.operation import Operation
+from asynctile.program import Fetch, Program
+
+BATCH, LENGTH = 4, 512
+CONFIG = GPT2Config(n_layer=12, n_head=8, n_embd=512, block_size=LENGTH, vocab_size=2048)
+LINK_SHARE = 0.6
+
+
+def min_loads(program: Program, pools: list[tuple[int, int]]) -> int:
+    """Bytes that the second of two steps must load, evicting what is used furthest away (Belady's MIN).
+
+    pools: (slot bytes, slots). Shares no code with the engine: a trace of (tile, access), the positions of its uses, and
+    one set of resident tiles a pool.
+    """
+    trace: list[list[tuple[Any, str]]] = []
+    for entry in program.entries:
+        if isinstance(entry, Operation):
+            trace.append(list(zip(entry.operands, entry.access, strict=True)))
+        else:
+            trace.append([(entry.tile, "r")] if isinstance(entry, Fetch) else [])
+    length, inputs = len(trace), set(program.inputs.values())
+    uses: dict[Any, list[int]] = defaultdict(list)
+    needs: dict[Any, list[bool]] = defaultdict(list)  # whether that use needs the bytes of before
+    for position in range(2 * length):
+        for tile, how in trace[position % length]:
+            uses[tile].append(position)
+            needs[tile].append(how != "w")
+
+    def next_use(tile: Any, position: int) -> int:
+        later = bisect_right(uses[tile], position)
+        if later == len(uses[tile]) or not needs[tile][later]:
+            return 3 * length
+        found = uses[tile][later]
+        again = found >= length > position  # a temporary is dead, an input is filled anew, in the next step
+        return 3 * length if again and (tile in inputs or not tile.persistent) else found
+
+    inside: list[set[Any]] = [set() for _ in pools]
+    loaded = 0
+    for position in range(2 * length):
+        if position == length:
+            for held in inside:
+                held -= inputs
+        needed = trace[position % length]
+        operands = {tile for tile, _ in needed}
+        for tile, how in needed:
+            pool = next(index for index, (nbytes, _) in enumerate(pools) if tile.nbytes <= nbytes)
+            held = inside[pool]
+            if tile in held:
+                continue
+            if len(held) >= pools[pool][1]:
+                held.remove(max(held - operands, key=lambda item: next_use(item, position)))
+            held.add(tile)
+            loaded += tile.nbytes if how != "w" and position >= length else 0
+        for tile in operands:
+            if not tile.persistent and next_use(tile, position) == 3 * length:
+                for held in inside:
+                    held.discard(tile)
+    return loaded
+
+
+async def engine_of(stack: AsyncExitStack, tile: int | None, **options: Any) -> Trainer:
+    engine = await stack.enter_async_context(Engine(device="emulated", **options))
+    return await trainer_on(engine, CONFIG, tile=tile)
+
+
+async def main() -> None:
+    options = arguments(__doc__, rounds=5, steps=2, tile=256, caps=(0.25, 0.10), no_min=False)
+    tokens, targets = batch(CONFIG, BATCH, LENGTH)
+    tile = options.tile or None
+    speed = Table("speed", ("cap", "link MB/s", "side", "s a step", "of resident", "stalled", "target"))
+    moved = Table("bytes of a step", ("cap", "what", "MB", "of MIN", "target"))
+    used = 0
+    for share in options.caps:
+        cap = int(share * CONFIG.states_nbytes)
+        label = f"{share:.0%}"
+        async with AsyncExitStack() as stack:
+            resident = await engine_of(stack, tile)
+            used = resident.model.tiling.tile
+            free = await engine_of(stack, tile, device_memory=cap)
+            first = {"resident": steps(resident, tokens, targets, options.steps)}
+            await alternate(first, 1)
+            resident_s = (await alternate(first, max(1, options.rounds // 2)))["resident"]
+            await free.step(tokens, targets)
+            report = await free.step(tokens, targets)
+            up, down = report.uploaded_bytes, report.downloaded_bytes
+            rate = int(max(up, down) / (LINK_SHARE * resident_s))
+            streamed = await engine_of(stack, tile, device_memory=cap, link_rate=rate)
+            waiting = await engine_of(stack, tile, device_memory=cap, link_rate=rate, prefetch=0)
+            trainers = {"resident": resident, "no link limit": free, "prefetch 2": streamed, "prefetch 0": waiting}
+            sides = {name: steps(trainer, tokens, targets, options.steps) for name, trainer in trainers.items()}
+            for name in ("prefetch 2", "prefetch 0"):
+                await sides[name]()
+            found = await alternate(sides, options.rounds)
+            for name, seconds in found.items():
+                ratio = found["resident"] / seconds
+                stalled = (await trainers[name].step(tokens, targets)).stall_s / seconds
+                goal = target(ratio, 0.90) if name == "prefetch 2" else None
+                speed.rows.append((label, rate / 1e6, name, seconds, ratio, stalled, goal))
+            link_s = max(up, down) / rate
+            speed.rows.append((label, rate / 1e6, "the slower link alone", link_s, link_s / found["resident"], None, None))
+            moved.rows += bytes_moved(label, streamed, up, down, counted=not options.no_min)
+    configuration = {
+        "model": f"GPT-2, n_layer {CONFIG.n_layer}, n_embd {CONFIG.n_embd}, n_head {CONFIG.n_head}, "
+        f"vocab {CONFIG.vocab_size}, T {LENGTH}, B {BATCH}, float32, recompute",
+        "states": f"{CONFIG.states_nbytes / 1e6:.0f} MB",
+        "tile": used,
+        "repeats": f"median of {options.rounds} rounds of {options.steps} steps, sides in turn",
+    }
+    publish("bench_stream", __doc__, configuration, [speed, moved], write=options.write)
+
+
+def bytes_moved(label: str, trainer: Trainer, up: int, down: int, *, counted: bool) -> list[tuple[Any, ...]]:
+    """Rows of the table: loads against MIN, and write-backs."""
+    rows: list[tuple[Any, ...]] = [(label, "loaded", up / 1e6, None, None), (label, "written back", down / 1e6, None, None)]
+    if counted:
+        pools = [(pool.slot_nbytes, pool.limit or 0) for pool in trainer.engine._arena.pools]
+        least = min_loads(trainer.model.program("step", BATCH, LENGTH, 1, trainer.recompute), pools)
+        goal = target(up / least, 1.05, above=False)
+        rows[0] = (label, "loaded", up / 1e6, up / least, goal)
+        slots = ", ".join(f"{count} of {nbytes // 1024} KiB" for nbytes, count in pools)
+        rows.insert(0, (label, f"MIN with the slots it has ({slots})", least / 1e6, 1.0, None))
+    return rows
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

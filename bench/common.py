@@ -1,0 +1,218 @@
+"""What the benchmarks share: a clean environment, repeats that alternate, tables, and the record of a run.
+
+Importing this file starts the program again without OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE when they are set: they change
+the speed of every matrix product. Nothing is written without --write; what is written names no path of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HARMFUL = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+if any(name in os.environ for name in HARMFUL):
+    _clean = {name: value for name, value in os.environ.items() if name not in HARMFUL}
+    print(f"starting again without {', '.join(name for name in HARMFUL if name in os.environ)}", file=sys.stderr, flush=True)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _clean)
+
+import numpy as np  # noqa: E402
+import scipy.linalg.blas  # noqa: E402
+import threadpoolctl  # noqa: E402
+
+from asynctile.kernels.cpu.jit import KERNELS  # noqa: E402
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer  # noqa: E402
+
+RESULTS = Path(__file__).parent / "results"
+LIBRARIES = ("asynctile", "numpy", "scipy", "numba", "uvloop", "threadpoolctl", "torch")
+CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass
+class Table:
+    """Rows under columns; floats are printed with three significant digits or whole."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[Any]] = field(default_factory=list)
+
+    def cells(self) -> list[list[str]]:
+        return [list(self.columns), *([show(value) for value in row] for row in self.rows)]
+
+    def text(self) -> str:
+        cells = self.cells()
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        lines = [
+            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+            for row in cells
+        ]  # fmt: skip
+        return "\n".join([self.title, *(f"  {line}" for line in lines)])
+
+    def markdown(self) -> str:
+        cells = self.cells()
+        rule = ["---", *("---:" for _ in self.columns[1:])]
+        return "\n".join([f"### {self.title}", "", *(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))])
+
+
+def show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) >= 1 else f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+
+
+def target(value: float, bound: float, *, above: bool = True) -> str:
+    """The target beside a number: 'at least 0.65: met'."""
+    met = value >= bound if above else value <= bound
+    return f"at {'least' if above else 'most'} {bound:g}: {'met' if met else 'MISSED'}"
+
+
+def arguments(text: str | None, **options: Any) -> argparse.Namespace:
+    """Options of a benchmark: one for each keyword, of the type of its default, and --write."""
+    parser = argparse.ArgumentParser(description=(text or "").strip(), formatter_class=argparse.RawTextHelpFormatter)
+    for name, default in options.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, tuple):
+            parser.add_argument(flag, type=type(default[0]), nargs="+", default=list(default))
+        else:
+            parser.add_argument(flag, type=type(default), default=default, help=f"default {default}")
+    parser.add_argument("--write", action="store_true", help="write bench/results/<name>.json and .md")
+    return parser.parse_args()
+
+
+def machine() -> dict[str, Any]:
+    """CPU, cores, BLAS core types and versions: what a reader needs to judge the numbers."""
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            lines = dict(line.split(":", 1) for line in file if ":" in line)
+        found = {key.strip(): value.strip() for key, value in lines.items()}
+        cpu = f"{found.get('model name', cpu)} (family {found.get('cpu family')}, model {found.get('model')})"
+    except OSError:
+        pass
+    blas = sorted({
+        f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')}".strip()
+        for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"
+    })  # fmt: skip
+    versions = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        if library == "asynctile" or library in sys.modules:
+            versions[library] = importlib.metadata.version(library)
+    return {"cpu": cpu, "cores": CORES, "load": os.getloadavg()[0], "blas": blas, "versions": versions}
+
+
+def publish(
+    name: str, text: str | None, configuration: Mapping[str, Any], tables: Iterable[Table], *, write: bool
+) -> None:
+    """Print the tables; with `write`, keep them as bench/results/<name>.json and .md."""
+    tables, where = list(tables), machine()
+    lines = [f"{key}: {value}" for key, value in {**configuration, **where}.items()]
+    print("\n".join(lines), "\n\n", "\n\n".join(table.text() for table in tables), sep="")
+    if not write:
+        return
+    RESULTS.mkdir(exist_ok=True)
+    content = {
+        "name": name,
+        "configuration": dict(configuration),
+        "machine": where,
+        "tables": [{"title": table.title, "columns": list(table.columns), "rows": table.rows} for table in tables],
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    body = [f"# {name}", (text or "").strip(), "\n".join(f"- {line}" for line in lines)]
+    body += [table.markdown() for table in tables]
+    (RESULTS / f"{name}.md").write_text("\n\n".join(body) + "\n", encoding="utf-8")
+
+
+async def alternate(sides: Mapping[str, Callable[[], Awaitable[float]]], rounds: int) -> dict[str, float]:
+    """Medians of what each side returns, all sides in turn in every round, so that they meet the same machine.
+
+    Every second round goes backwards.
+    """
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name in list(sides) if turn % 2 == 0 else reversed(list(sides)):
+            values[name].append(await sides[name]())
+        print(f"round {turn + 1} of {rounds}: " + ", ".join(f"{n} {show(v[-1])}" for n, v in values.items()),
+              file=sys.stderr, flush=True)  # fmt: skip
+    return {name: statistics.median(items) for name, items in values.items()}
+
+
+def batch(config: GPT2Config, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random tokens and targets (B, T)."""
+    ids = np.random.default_rng(1).integers(0, config.vocab_size, (size, length + 1)).astype(np.int32)
+    return ids[:, :-1].copy(), ids[:, 1:].copy()
+
+
+async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None, recompute: bool = True) -> Trainer:
+    model = await GPT2.create(engine, config, seed=1, tile=tile)
+    return Trainer(model, AdamW(lr=1e-4), recompute=recompute)
+
+
+def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Callable[[], Awaitable[float]]:
+    """A side for `alternate`: seconds a step, over `count` steps."""
+
+    async def side() -> float:
+        return sum([(await trainer.step(tokens, targets)).step_s for _ in range(count)]) / count
+
+    return side
+
+
+def step_flops(config: GPT2Config, tokens: int, length: int) -> int:
+    """FLOPs of the GEMMs of a step without recomputation, attention counted in full."""
+    d, layers = config.n_embd, config.n_layer
+    return tokens * (72 * layers * d * d + 12 * layers * length * d + 6 * config.vocab_size * d)
+
+
+def library_gemm_gflops(n: int = 4096) -> float:
+    """One large square product by our BLAS on all cores, lifting the limit that an open engine sets."""
+    a = np.asfortranarray(np.random.default_rng(1).standard_normal((n, n), np.float32))
+    c = np.empty((n, n), np.float32, order="F")
+    with threadpoolctl.threadpool_limits(CORES, user_api="blas"):
+        scipy.linalg.blas.sgemm(1.0, a, a, c=c, overwrite_c=True)
+        start = time.perf_counter()
+        scipy.linalg.blas.sgemm(1.0, a, a, c=c, overwrite_c=True)
+        return 2e-9 * n**3 / (time.perf_counter() - start)
+
+
+def tile_gemm_gflops(shape: tuple[int, int, int] = (512, 768, 768), seconds: float = 0.5) -> float:
+    """Products (R, K, N) of tiles on one thread a core at the same time, by the kernel that operations run."""
+    rows, inner, columns = shape
+    gemm, once = KERNELS["gemm"], 2e-9 * rows * inner * columns
+    rate = [0.0] * CORES
+    barrier = threading.Barrier(CORES)
+
+    def work(worker: int) -> None:
+        rng = np.random.default_rng(worker)
+        a = [rng.standard_normal((rows, inner), np.float32) for _ in range(4)]
+        b = [rng.standard_normal((inner, columns), np.float32) for _ in range(4)]
+        c = [np.zeros((rows, columns), np.float32) for _ in range(4)]
+        gemm(a[0], b[0], c[0], False, False, False)
+        barrier.wait()
+        start, count = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            gemm(a[count % 4], b[count % 4], c[count % 4], False, False, False)
+            count += 1
+        rate[worker] = count * once / (time.perf_counter() - start)
+
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in range(CORES)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return sum(rate)
