@@ -35,12 +35,14 @@ class Lane:
     """Issue on one device.
 
     uploaded_nbytes, downloaded_nbytes, operations: counted when enqueued, never reset.
+    overlap: loads run beside compute. Without (prefetch 0) each waits for the work before it, and work waits for it.
     """
 
     def __init__(self, device: Device, ledger: Ledger, prefetch: int) -> None:
         self.device = device
         self.ledger = ledger
         self.pipeline = Pipeline(ledger, prefetch)
+        self.overlap = prefetch > 0
         self.uploaded_nbytes = 0
         self.downloaded_nbytes = 0
         self.operations = 0
@@ -49,6 +51,8 @@ class Lane:
         self._window_nbytes = 0
         self._unwritten: dict[Handle, asyncio.Future[None]] = {}
         self._scratch = np.zeros(1)
+        self._load_before: Event | None = None
+        self._work_before: list[Event] = []
 
     async def launch(self, operation: Operation, number: Any = None) -> Event:
         """The tile coroutine: waits until every input was enqueued, enqueues the operation, returns its event.
@@ -90,7 +94,11 @@ class Lane:
                 waits += [event for event in tile.reads if not event.done]
         if number is None and operation.number is not None:
             number = self._scratch
-        event = self.device.launch(operation, arrays, number, waits)
+        if self.overlap:
+            event = self.device.launch(operation, arrays, number, waits)
+        else:
+            event = self.device.launch(operation, arrays, number, (*waits, *_unfinished(self._load_before)))
+            self._work_before = [*_unfinished(*self._work_before), event]
         self.operations += 1
         self._window.append((event, 0))
         used = self.ledger.used
@@ -246,10 +254,12 @@ class Lane:
     def _load(self, tile: Handle, slot: Slot) -> None:
         waits = _failed_or_unfinished(tile.below) + _unfinished(*slot.guard)
         slot.guard = ()
-        if self.pipeline.depth == 0:
-            waits += tuple(self.device.frontier())
+        if not self.overlap:
+            waits += _unfinished(*self._work_before)
+            self._work_before.clear()
         tile.array = self.device.array(slot, tile.shape, tile.dtype)
         event = self.device.upload(tile.array, tile.backing.array(tile.shape, tile.dtype), waits)
+        self._load_before = event
         self.uploaded_nbytes += tile.nbytes
         self._window.append((event, tile.nbytes))
         self._window_nbytes += tile.nbytes

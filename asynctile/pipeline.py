@@ -23,9 +23,9 @@ from asynctile.storage.residency import Ledger, Move
 from asynctile.storage.tile import NEVER, Tile
 
 #: Tiles loaded ahead, and slots kept free, for each unit of prefetch depth.
-UNIT = 4
-#: The most of either, as a share of the slots.
-SHARE = 1 / 16
+AHEAD, FREE = 4, 4
+#: The most of both, as a share of the slots.
+SHARE = 1 / 8
 #: Far enough for any program; what is used outside a program ranks behind it, longest unused first.
 FAR = 1 << 60
 
@@ -33,7 +33,7 @@ FAR = 1 << 60
 class Pipeline:
     """Order of use for the ledger, and the prefetch cursor.
 
-    depth: prefetch, in units of UNIT tiles loaded ahead and UNIT slots kept free; at most SHARE of the slots each.
+    depth: prefetch, in units of AHEAD tiles loaded ahead and FREE slots kept free; both at most SHARE of the slots.
     base: absolute position of the running program's first entry; positions never repeat.
     """
 
@@ -54,12 +54,9 @@ class Pipeline:
     def begin(self, program: Program, demand: Demand) -> None:
         """A run of `program` starts: what it uses first is known for every tile on the device."""
         self._large = self.ledger.arena.pools[-1]
-        depth = UNIT * self.depth
-        if self._large.limit is not None:
-            depth = min(depth, max(min(self.depth, 1), int(SHARE * self._large.limit)))
-        self._most_ahead = depth
+        self._most_ahead = self._slots(AHEAD)
         # Where everything fits nothing need leave early.
-        self._reserve = 0 if self.ledger.arena.holds(demand) else depth
+        self._reserve = 0 if self.ledger.arena.holds(demand) else self._slots(FREE)
         self.base = self.position = self.position + 1
         self._cursor = 0
         self._ahead.clear()
@@ -69,6 +66,13 @@ class Pipeline:
             for tile in self.ledger.resident:
                 first = program.first_uses.get(tile, FAR)
                 self.ledger.used(tile, self.base + first if first < FAR else FAR, False)
+
+    def _slots(self, unit: int) -> int:
+        """`unit` slots for each unit of depth, but no more than a fair share of the arena, and one if any."""
+        slots, limit = unit * self.depth, self._large.limit
+        if limit is None:
+            return slots
+        return min(slots, max(min(self.depth, 1), int(limit * SHARE * unit / (AHEAD + FREE))))
 
     def end(self) -> None:
         """The run is over; positions go on behind it, where its `next_uses` of persistent tiles point."""

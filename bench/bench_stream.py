@@ -1,6 +1,6 @@
 """What does streaming cost, and are the bytes it moves the fewest possible?
 
-    python bench/bench_stream.py [--rounds 5] [--steps 2] [--tile 256] [--caps 0.25 0.10] [--write]
+    python bench/bench_stream.py [--rounds 5] [--steps 2] [--tile N] [--caps 0.25 0.10] [--write]
 
 Caps of 25% and 10% of the states. The link's rate is set so that the slower direction alone takes 0.6 of the resident step:
 a perfect overlap then hides it all, none at all gives 1 / 1.6 = 0.62. Targets: with prefetch 2 at least 0.90 of the resident
@@ -85,7 +85,7 @@ async def engine_of(stack: AsyncExitStack, tile: int | None, **options: Any) -> 
 
 
 async def main() -> None:
-    options = arguments(__doc__, rounds=5, steps=2, tile=256, caps=(0.25, 0.10), no_min=False)
+    options = arguments(__doc__, rounds=5, steps=2, tile=0, caps=(0.25, 0.10), no_min=False)
     tokens, targets = batch(CONFIG, BATCH, LENGTH)
     tile = options.tile or None
     speed = Table("speed", ("cap", "link MB/s", "side", "s a step", "of resident", "stalled", "target"))

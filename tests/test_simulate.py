@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asynctile import Engine
-from asynctile.pipeline import SHARE, UNIT
+from asynctile.pipeline import AHEAD, FREE, SHARE
 from asynctile.simulate import simulate
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,7 +35,7 @@ def test_prefetching_costs_no_more_loads_than_the_slots_that_it_holds(slots):
     for depth in (0, 2):
         work = Matmul(n=8)
         loads[depth] = simulate(work.program, work.standing(), slots * work.nbytes, depth).loaded_nbytes // work.nbytes
-    held = 2 * min(2 * UNIT, int(SHARE * slots))
+    held = min(2 * (AHEAD + FREE), int(SHARE * slots) + 1)
     sweeps = 8  # the product goes over B once for each row of A
     assert 0 < loads[0] <= loads[2] <= loads[0] + sweeps * held
 

@@ -46,9 +46,6 @@ class Device(Protocol):
     def download(self, target: np.ndarray, source: Any, waits: Sequence[Event]) -> Event:
         """Device array to host array."""
 
-    def frontier(self) -> list[Event]:
-        """Events of the last operations launched, as many as run at once: when they are done, all before them are begun."""
-
     def stall_s(self) -> float:
         """Seconds, averaged over what computes in parallel, in which operations waited for copies and nothing else ran."""
 

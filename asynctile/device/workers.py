@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ class WorkerDevice:
         self.kernels = dict(kernels.KERNELS)
         self._lock = threading.Lock()
         self._compute = Stream("compute", self._lock, self.threads)
-        self._last: deque[Event] = deque(maxlen=self.threads)
 
     def warm(self, report: Report | None) -> None:
         kernels.warm(report)
@@ -44,18 +42,13 @@ class WorkerDevice:
 
     def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
-        event = self._compute.enqueue(waits, self.kernels[operation.kernel], args)
-        self._last.append(event)
-        return event
+        return self._compute.enqueue(waits, self.kernels[operation.kernel], args)
 
     def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event]) -> Event:
         return self._compute.enqueue(waits, np.copyto, (target, source))
 
     def download(self, target: np.ndarray, source: Any, waits: Sequence[Event]) -> Event:
         return self._compute.enqueue(waits, np.copyto, (target, source))
-
-    def frontier(self) -> list[Event]:
-        return [event for event in self._last if not event.done]
 
     def stall_s(self) -> float:
         return self._compute.waiting_s / self.threads

@@ -66,18 +66,6 @@ def test_a_kernel_waits_for_the_events_it_is_given(device, slots):
     assert fetched(device, b)[0] == 5
 
 
-def test_the_frontier_is_what_has_not_run_yet(device, slots):
-    gate = threading.Event()
-    device.kernels["hold"] = lambda *arrays: gate.wait()
-    tiles = Handle("a", (16,)), Handle("b", (16,))
-    views = array(device, slots[0], 5), array(device, slots[1], 0)
-    held = device.launch(type(copy(*tiles))("hold", tiles, "rw"), views, None, ())
-    assert held in device.frontier()
-    gate.set()
-    held.wait()
-    assert held not in device.frontier()
-
-
 def test_a_failing_kernel_is_carried_by_its_event(device, slots):
     def bad(*arrays):
         raise ZeroDivisionError
