@@ -19,7 +19,6 @@ from asynctile.simulate import simulate
 from asynctile.storage.arena import Arena
 from asynctile.storage.sizes import format_size, parse_size
 
-
 #: A rough GEMM rate of one CPU core, float32.
 FLOPS_PER_S = 200e9
 
