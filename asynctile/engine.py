@@ -58,7 +58,8 @@ class Engine:
 
     device: "auto", "cpu" or "emulated". device_memory: cap on device bytes. host_memory: cap on RAM that tiles may take
     (on cpu this is the budget, and device_memory is refused). link_rate: emulated only, bytes a second each way.
-    prefetch: how many operations with something to load are served ahead of compute; 0 is the run without overlap.
+    prefetch: how far transfers run ahead of compute: for each unit 4 tiles are loaded before their use and 4 slots kept
+    free for the next (at most an eighth of the slots in all); 0 is the run without overlap.
     report: called while kernels are compiled, with (kernel, ready, total), from a worker thread.
 
     While an engine is open BLAS libraries of the process use one thread (threadpoolctl); that is undone on close.
@@ -84,7 +85,7 @@ class Engine:
         if precision != "fp32":
             raise ValueError(f"precision {precision!r} is not built yet: expected 'fp32'")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-            raise ValueError(f"prefetch is {prefetch!r}: expected a number of operations, 0 or more")
+            raise ValueError(f"prefetch is {prefetch!r}: expected a whole number of at least 0, such as 2")
         self._link_rate = None if link_rate is None else _positive("link_rate", link_rate)
         self._device_memory = None if device_memory is None else _positive("device_memory", device_memory)
         self._host_memory = None if host_memory is None else _positive("host_memory", host_memory)

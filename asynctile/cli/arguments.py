@@ -69,7 +69,7 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--link-rate", metavar="SIZE", type=values.rate,
                        help="bytes a second each way between RAM and the emulated device (default: as fast as it goes)")
     group.add_argument("--prefetch", metavar="N", type=values.natural,
-                       help="how many operations ahead tiles are fetched; 0 shows the run without overlap "
+                       help="how far ahead tiles are fetched, in units of 4 tiles; 0 shows the run without overlap "
                             f"(default: {Options.prefetch})")
 
 

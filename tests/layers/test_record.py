@@ -92,7 +92,7 @@ def test_default_tile_keeps_the_floor() -> None:
     ):
         parameters = Parameters(config, Tiling(config))
         program = record("step", parameters, parameters.tiling.rows(4, config.block_size))
-        floor = max(operation.moved for operation in program.operations())
+        floor = max(sum(tile.nbytes for tile in operation.operands) for operation in program.operations())
         assert floor <= max(0.1 * config.states_nbytes, 512 << 10)
 
 
