@@ -40,8 +40,8 @@ def measure(programs: Iterable[Program], standing: Iterable[Handle]) -> Demand:
     exact = Counter(align(tile.nbytes) for tile in persistent)
     exact += _union(_live_peak(program) for program in programs)
     if not small:
-        return Demand((large,), (floor[1],), exact, what)
-    return Demand((small, large), tuple(floor), exact, what)
+        return Demand((large,), (floor[1],), exact, what, persistent)
+    return Demand((small, large), tuple(floor), exact, what, persistent)
 
 
 def _describe(entry: Entry) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,18 +16,18 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
+from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.device import open_device
 from asynctile.device.base import Report
-from asynctile.errors import AsynctileError, DeviceError
+from asynctile.errors import AsynctileError, DeviceError, TierError
 from asynctile.handle import Handle
 from asynctile.lane import Lane
 from asynctile.loop import LoopThread, new_loop
 from asynctile.operation import Operation
 from asynctile.program import Program
 from asynctile.run import Run
-from asynctile.storage.arena import Arena, Demand
+from asynctile.storage.arena import Arena, Demand, align
 from asynctile.storage.host import HostTier
 from asynctile.storage.residency import Ledger
 from asynctile.storage.sizes import parse_size
@@ -97,7 +98,7 @@ class Engine:
         self._report = report
         self._make_loop = make_loop
         self._loop: LoopThread | None = None
-        self._limits: Any = None
+        self._used = False
         self._busy: asyncio.Lock | None = None
         self._trace: Trace | None = None
 
@@ -120,37 +121,42 @@ class Engine:
         return self._host_memory
 
     async def __aenter__(self) -> Self:
-        self._limits = threadpool_limits(1, user_api="blas")
-        loop = asyncio.get_running_loop()
+        if self._used:
+            raise DeviceError("an engine opens once: make a new Engine to go on")
+        self._used = True
+        hold_one_thread()
         try:
-            await loop.run_in_executor(None, self._device.warm, self._report)
+            self._device.start()
+            await asyncio.get_running_loop().run_in_executor(None, self._device.warm, self._report)
+            self._host = HostTier(self._host_memory) if self._device.has_link else None
+            self._arena = Arena(self.device_cap, divided=self._device.has_link)
+            self._ledger = Ledger(self._arena, self._host)
+            self.lane = Lane(self._device, self._ledger, self.prefetch)
+            self._busy = asyncio.Lock()
+            self._loop = LoopThread(self._make_loop)
+            self._loop.start()
         except BaseException:
             self._device.close()
-            self._limits.restore_original_limits()
+            let_go()
             raise
-        self._host = HostTier(self._host_memory) if self._device.has_link else None
-        self._arena = Arena(self.device_cap, divided=self._device.has_link)
-        self._ledger = Ledger(self._arena, self._host)
-        self.lane = Lane(self._device, self._ledger, self.prefetch)
-        self._busy = asyncio.Lock()
-        self._loop = LoopThread(self._make_loop)
-        self._loop.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Cancel what still runs, run out what was enqueued, end all threads."""
         loop = asyncio.get_running_loop()
         thread, self._loop = self._loop, None
+        assert thread is not None
         try:
+            await thread.end_jobs()
             await loop.run_in_executor(None, self._device.close)
         finally:
-            if thread is not None:
-                await loop.run_in_executor(None, thread.close)
+            await loop.run_in_executor(None, thread.close)
             self.lane.close()
             if self._host is not None:
                 self._host.close()
-            self._limits.restore_original_limits()
+            let_go()
 
     async def call(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the device's loop and await it from here. DeviceError once the engine is closed."""
@@ -161,11 +167,11 @@ class Engine:
 
     async def launch(self, operation: Operation, number: Any = None) -> Event:
         """Issue one operation outside a program; returns when it is enqueued, with its event. See Lane.launch."""
-        return await self.call(self.lane.launch(operation, number))
+        return await self.call(self._launch(operation, number))
 
     async def synchronize(self) -> None:
         """Wait until everything that was launched has run; raises its first error."""
-        await self.call(self.lane.drain())
+        await self.call(self._synchronize())
 
     async def reserve(self, demand: Demand) -> None:
         """Cut the arena for tiles of these sizes; BudgetError below the floor, before anything moves."""
@@ -219,6 +225,7 @@ class Engine:
             if tile.slot is None:
                 self.lane.admit_for_host(tile)
             np.copyto(tile.array, value)
+            tile.written = None
             return
         if tile.slot is not None:
             self.lane.drop(tile)
@@ -226,6 +233,7 @@ class Engine:
             tile.backing = self._host.take(tile.nbytes, f"tile {tile.name}")
         np.copyto(tile.backing.array(tile.shape, tile.dtype), value)
         tile.valid_below = True
+        tile.below = None
 
     def statistics(self) -> Statistics:
         """What the engine holds and has moved, at this moment."""
@@ -255,21 +263,45 @@ class Engine:
             raise ValueError("no trace was started: call start_trace() before the work to be traced")
         self._trace.write(path)
 
+    async def _launch(self, operation: Operation, number: Any) -> Event:
+        await self.lane.inputs_enqueued(operation)
+        async with self.exclusive():
+            return await self.lane.launch(operation, number)
+
+    async def _synchronize(self) -> None:
+        async with self.exclusive():
+            await self.lane.drain()
+
     async def _reserve(self, demand: Demand) -> None:
         async with self.exclusive():
             await self._cut(demand)
 
     async def _cut(self, demand: Demand) -> None:
-        """Make the arena serve `demand`, moving every tile off the device if it must be divided anew."""
-        self._arena.check(demand)
+        """Make the tiers serve `demand`, moving every tile off the device if it must be divided anew.
+
+        BudgetError before anything moves, if a cap is below what it needs.
+        """
+        await self.lane.settle()
+        self._arena.check(demand, self._foreign(demand))
+        if self._host is not None:
+            here = Counter(align(tile.nbytes) for tile in demand.standing if tile.backing is not None)
+            self._host.reserve({size: count - here[size] for size, count in demand.exact.items()})
         if self._arena.fits(demand):
             return
         if self._arena.divided:
-            await self.lane.drain()
             self.lane.clear()
             await self.lane.drain()
+            for pool in self._arena.pools:
+                pool.memory = None
+            self._ledger.forget_pools()
         for pool in self._arena.cut(demand):
             self._device.map_pool(pool)
+
+    def _foreign(self, demand: Demand) -> Counter[int]:
+        """Resident tiles by size that `demand` does not count, where they cannot leave."""
+        if self._arena.divided:
+            return Counter()
+        return Counter(align(tile.nbytes) for tile in self._ledger.resident if tile not in demand.standing)
 
     async def _store(self, tiles: Iterable[tuple[Handle, np.ndarray]]) -> None:
         async with self.exclusive():
@@ -286,6 +318,8 @@ class Engine:
                     copy = np.empty(tile.shape, tile.dtype)
                     self.lane.fetch(tile, copy, tile.next_use)
                     await self.lane.drain()
+                elif tile.below is not None and tile.below.error is not None:
+                    raise TierError(f"tile {tile.name} was lost on its way to host memory") from tile.below.error
                 elif tile.valid_below:
                     copy = tile.backing.array(tile.shape, tile.dtype).copy()
                 else:

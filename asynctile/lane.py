@@ -35,7 +35,7 @@ class Lane:
     """Issue on one device.
 
     uploaded_nbytes, downloaded_nbytes, operations: counted when enqueued, never reset.
-    overlap: loads run beside compute. Without (prefetch 0) each waits for the work before it, and work waits for it.
+    overlap: copies run beside compute. Without (prefetch 0) each waits for the work before it, and work waits for it.
     """
 
     def __init__(self, device: Device, ledger: Ledger, prefetch: int) -> None:
@@ -51,7 +51,7 @@ class Lane:
         self._window_nbytes = 0
         self._unwritten: dict[Handle, asyncio.Future[None]] = {}
         self._scratch = np.zeros(1)
-        self._load_before: Event | None = None
+        self._copies_before: tuple[Event, ...] = ()
         self._work_before: list[Event] = []
 
     async def launch(self, operation: Operation, number: Any = None) -> Event:
@@ -60,18 +60,21 @@ class Lane:
         For use outside a program: its tiles rank by how recently they were used. number: float64 array of length 1
         for what the operation reports. Raises the error of work that failed before it, BudgetError if it cannot fit.
         """
-        operands, access = operation.operands, operation.access
-        for tile, how in zip(operands, access, strict=True):
-            if tile.slot is None and how != WRITE and not tile.valid_below:
-                await self._written(tile)
+        await self.inputs_enqueued(operation)
         if self.is_far_ahead():
             await self.room()
         self.pipeline.position += 1
-        rank = (FAR - self.pipeline.position,) * len(operands)
+        rank = (FAR - self.pipeline.position,) * len(operation.operands)
         event = self.issue(operation, rank, number)
         if self._unwritten:
-            self._announce(operands, access)
+            self._announce(operation.operands, operation.access)
         return event
+
+    async def inputs_enqueued(self, operation: Operation) -> None:
+        """Wait until somebody has enqueued the work that writes each input."""
+        for tile, how in zip(operation.operands, operation.access, strict=True):
+            if tile.slot is None and how != WRITE and not tile.valid_below:
+                await self._written(tile)
 
     def issue(self, operation: Operation, next_uses: Sequence[int], number: Any) -> Event:
         """Reserve, enqueue, record: all of an operation that Python does, without an await."""
@@ -97,7 +100,7 @@ class Lane:
         if self.overlap:
             event = self.device.launch(operation, arrays, number, waits)
         else:
-            event = self.device.launch(operation, arrays, number, (*waits, *_unfinished(self._load_before)))
+            event = self.device.launch(operation, arrays, number, (*waits, *_unfinished(*self._copies_before)))
             self._work_before = [*_unfinished(*self._work_before), event]
         self.operations += 1
         self._window.append((event, 0))
@@ -130,10 +133,11 @@ class Lane:
 
     def look_ahead(self, index: int) -> None:
         """Start the transfers of the operations after entry `index`, as deep as the prefetch goes."""
-        moves = self._moves
-        self.pipeline.look_ahead(index, moves)
-        if moves:
-            self._carry_out()
+        try:
+            self.pipeline.look_ahead(index, self._moves)
+        finally:
+            if self._moves:
+                self._carry_out()
 
     def release(self, tile: Handle) -> None:
         """The tile is dead: its slot and its backing go to whoever comes next, behind the work still on them."""
@@ -151,7 +155,7 @@ class Lane:
         return len(self._window) >= RUN_AHEAD_OPERATIONS or self._window_nbytes > RUN_AHEAD_NBYTES
 
     async def room(self) -> None:
-        """Wait until the host is at most half its limit ahead; raises the error of work that failed."""
+        """Wait until the host is within its limit again; raises the error of work that failed."""
         self._forget_done()
         while self.is_far_ahead():
             middle = self._window[len(self._window) // 2][0]
@@ -212,6 +216,14 @@ class Lane:
         if failed is not None:
             raise failed
 
+    async def settle(self) -> None:
+        """Wait until everything that was enqueued has run, well or not: its events say how."""
+        while self._window:
+            try:
+                await self.drain()
+            except Exception:  # drain has emptied the window before it raises
+                continue
+
     def _forget_done(self) -> None:
         window = self._window
         while window and window[0][0].done:
@@ -227,7 +239,7 @@ class Lane:
             self._carry_out()
 
     def _carry_out(self) -> None:
-        moves = self._moves
+        moves, self._moves = self._moves, []
         for move in moves:
             if isinstance(move, Evict):
                 self._evict(move.tile, move.slot, move.write_back)  # type: ignore[arg-type]
@@ -235,7 +247,6 @@ class Lane:
                 self._load(move.tile, move.slot)  # type: ignore[arg-type]
             else:
                 self._place(move.tile, move.slot)  # type: ignore[arg-type]
-        moves.clear()
 
     def _evict(self, tile: Handle, slot: Slot, write_back: bool) -> None:
         guard = _unfinished(tile.written, *tile.reads)
@@ -243,7 +254,7 @@ class Lane:
             block = tile.backing
             waits = _failed_or_unfinished(tile.written) + _unfinished(tile.below, *block.guard)
             block.guard = ()
-            event = self.device.download(block.array(tile.shape, tile.dtype), tile.array, waits)
+            event = self.device.download(block.array(tile.shape, tile.dtype), tile.array, waits + self._alone())
             self._count_download(event, tile.nbytes)
             tile.below = event
             guard = (*guard, event)
@@ -254,15 +265,10 @@ class Lane:
     def _load(self, tile: Handle, slot: Slot) -> None:
         waits = _failed_or_unfinished(tile.below) + _unfinished(*slot.guard)
         slot.guard = ()
-        if not self.overlap:
-            waits += _unfinished(*self._work_before)
-            self._work_before.clear()
         tile.array = self.device.array(slot, tile.shape, tile.dtype)
-        event = self.device.upload(tile.array, tile.backing.array(tile.shape, tile.dtype), waits)
-        self._load_before = event
+        event = self.device.upload(tile.array, tile.backing.array(tile.shape, tile.dtype), waits + self._alone())
         self.uploaded_nbytes += tile.nbytes
-        self._window.append((event, tile.nbytes))
-        self._window_nbytes += tile.nbytes
+        self._count_copy(event, tile.nbytes)
         tile.written = event
         tile.reads = []
 
@@ -274,8 +280,17 @@ class Lane:
 
     def _count_download(self, event: Event, nbytes: int) -> None:
         self.downloaded_nbytes += nbytes
+        self._count_copy(event, nbytes)
+
+    def _count_copy(self, event: Event, nbytes: int) -> None:
         self._window.append((event, nbytes))
         self._window_nbytes += nbytes
+        if not self.overlap:
+            self._copies_before = (*_unfinished(*self._copies_before), event)
+
+    def _alone(self) -> tuple[Event, ...]:
+        """What a copy waits for beyond its own tiles: nothing, or without overlap all the work before it."""
+        return () if self.overlap else _unfinished(*self._work_before)
 
     async def _written(self, tile: Handle) -> None:
         """Wait until somebody has enqueued the first write of `tile`."""

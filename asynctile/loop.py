@@ -30,6 +30,7 @@ class LoopThread:
 
     def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop) -> None:
         self.loop = make_loop()
+        self._jobs: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="asynctile-loop", daemon=True)
 
     def start(self) -> None:
@@ -41,6 +42,17 @@ class LoopThread:
         self._thread.join()
         self.loop.close()
 
+    async def end_jobs(self) -> None:
+        """Cancel what still runs here and wait for it to end. Called from another loop, before `close`."""
+
+        async def cancel_all() -> None:
+            others = [task for task in self._jobs if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        await self.call(cancel_all())
+
     async def call(self, job: Coroutine[Any, Any, T]) -> T:
         """Run `job` as a task on this loop; its result or exception. Cancellation is passed on and waited for."""
         here = asyncio.get_running_loop()
@@ -51,6 +63,8 @@ class LoopThread:
         def begin() -> None:
             nonlocal task
             task = self.loop.create_task(job)
+            self._jobs.add(task)
+            task.add_done_callback(self._jobs.discard)
             task.add_done_callback(lambda _: here.call_soon_threadsafe(resolve, done))
 
         def cancel() -> None:

@@ -26,6 +26,8 @@ from asynctile.storage.tile import NEVER, Tile
 AHEAD, FREE = 4, 4
 #: The most of both, as a share of the slots.
 SHARE = 1 / 8
+#: Entries that the cursor looks at ahead of the issue: where nothing is missing it would walk to the end at once.
+HORIZON = 512
 #: Far enough for any program; what is used outside a program ranks behind it, longest unused first.
 FAR = 1 << 60
 
@@ -103,11 +105,12 @@ class Pipeline:
             self._overwritten.difference_update(program.entries[index].tiles)
         while ahead and ahead[0] <= index:
             ahead.popleft()
-        if program is None or len(ahead) >= self._most_ahead:
+        if program is None or self.ledger.backing is None or len(ahead) >= self._most_ahead:
             return
         entries = program.entries
         cursor = max(self._cursor, index + 1)
-        while cursor < len(entries) and len(ahead) < self._most_ahead:
+        stop = min(len(entries), index + HORIZON)
+        while cursor < stop and len(ahead) < self._most_ahead:
             entry = entries[cursor]
             loaded = self._bring(entry.tiles, entry.access, self.base + cursor, moves)
             if loaded < 0:
@@ -122,11 +125,8 @@ class Pipeline:
         free = pool.free
         if free is None:
             return
-        before = len(moves)
         while free < self._reserve and self.ledger.evict_ahead(pool, self.base + self._cursor, moves):
             free += 1
-        if len(moves) > before:
-            self._turn_back(moves[before:])
 
     def _bring(self, tiles: tuple[Handle, ...], access: str, needed_at: int, moves: list[Move]) -> int:
         """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""

@@ -5,6 +5,8 @@ The caller decides at marks (layers/trainer.py); ordering and residency are the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from asynctile.handle import Handle
@@ -44,6 +46,7 @@ class Run:
         """Issue the rest and wait until all of it has run; raises the first error."""
         await self._issue(len(self.program))
         await self.lane.drain()
+        self._release(self.program.inputs.values())
         self.lane.pipeline.end()
 
     async def reported(self) -> None:
@@ -57,17 +60,16 @@ class Run:
 
         Errors of that work are swallowed: the caller raises the one that it has.
         """
-        while True:
-            try:
-                await self.lane.drain()
-                break
-            except Exception:  # each failing event is popped once; the caller raises the first
-                continue
-        for tile in self.program.temporaries:
-            if tile.slot is not None or tile.backing is not None:
-                self.lane.release(tile)
+        await self.lane.settle()
+        self._release(self.program.temporaries)
+        self._release(self.program.inputs.values())
         self.lane.pipeline.forget()
         return self.lane.rescue(self.program.standing)
+
+    def _release(self, tiles: Iterable[Handle]) -> None:
+        for tile in tiles:
+            if tile.slot is not None or tile.backing is not None:
+                self.lane.release(tile)
 
     async def _issue(self, stop: int) -> None:
         lane, program, views = self.lane, self.program, self._views

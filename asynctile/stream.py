@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
+from asynctile.errors import DeviceError
+
 #: One piece of work in a trace: stream, work, start and end in seconds.
 Span = tuple[str, str, float, float]
 
@@ -66,7 +68,10 @@ class Event:
         """After `done` is set. Whoever adds a waker looks at `done` afterwards, so none is missed."""
         wakers, self._wakers = self._wakers, []
         for wake in wakers:
-            wake()
+            try:
+                wake()
+            except RuntimeError:
+                pass  # the loop that waited has been closed meanwhile; nobody is there to be told
 
 
 class _Task:
@@ -102,24 +107,28 @@ class Stream:
         self._idle = 0
         self._enqueued = 0
         self._unfinished = 0
-        #: tasks that wait for a copy, and since when there are any
+        #: tasks that wait for a copy; until when waiting_s is counted
         self._starved = 0
-        self._starved_since = 0.0
+        self._counted = 0.0
         self._closing = False
         names = [name] if threads == 1 else [f"{name}-{index}" for index in range(threads)]
         self._threads = [
             threading.Thread(target=self._run, args=(name,), name=f"asynctile-{name}", daemon=True) for name in names
         ]
+
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def enqueue(
         self, waits: Iterable[Event], work: Callable[..., Any], args: tuple[Any, ...], is_copy: bool = False
     ) -> Event:
-        """Run work(*args) once all of `waits` are done; returns its event."""
+        """Run work(*args) once all of `waits` are done; returns its event. DeviceError once the stream is closed."""
         event = Event(is_copy)
         task = _Task(self, event, work, args)
         with self._lock:
+            if self._closing:
+                raise DeviceError(f"stream {self.name} is closed: the engine was closed while it worked")
             self._enqueued += 1
             self._unfinished += 1
             task.order = self._enqueued
@@ -131,9 +140,8 @@ class Stream:
                     task.waiting += 1
                     task.copies += before.is_copy
             if task.copies:
+                self._count_waiting()
                 self._starved += 1
-                if self._starved == 1:
-                    self._starved_since = time.perf_counter()
             if not task.waiting:
                 heappush(self._ready, task)
                 if self._idle:
@@ -146,7 +154,8 @@ class Stream:
             self._closing = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def _run(self, name: str) -> None:
         task: _Task | None = None
@@ -184,13 +193,19 @@ class Stream:
         return task
 
     def _rest(self) -> None:
-        """Under the lock: wait for something to be ready, and count how long that was for a copy."""
-        start, starved = time.perf_counter(), self._starved
+        """Under the lock: wait for something to be ready."""
+        self._count_waiting()
         self._idle += 1
         self._changed.wait()
+        self._count_waiting()
         self._idle -= 1
-        if starved or self._starved_since > start:
-            self.waiting_s += time.perf_counter() - max(start, self._starved_since)
+
+    def _count_waiting(self) -> None:
+        """Under the lock, before `_idle` or `_starved` changes: idle threads were waiting for a copy if any task was."""
+        now = time.perf_counter()
+        if self._starved:
+            self.waiting_s += self._idle * (now - self._counted)
+        self._counted = now
 
     def _finish(self, task: _Task) -> None:
         """Under the lock: the task's event is done; what waited for nothing else becomes ready."""
@@ -203,7 +218,9 @@ class Stream:
             stream = dependent.stream
             if event.is_copy:
                 dependent.copies -= 1
-                stream._starved -= dependent.copies == 0
+                if not dependent.copies:
+                    stream._count_waiting()
+                    stream._starved -= 1
             if not dependent.waiting:
                 heappush(stream._ready, dependent)
                 if stream._idle and (stream is not self or len(self._ready) > 1):

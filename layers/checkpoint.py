@@ -18,11 +18,11 @@ from threadpoolctl import threadpool_info
 
 from asynctile.engine import Engine
 from asynctile.errors import CheckpointError
-from asynctile.layers.exchange import Pretrained, tensor_name, write_tensors, write_weights
+from asynctile.layers.exchange import Pretrained, replaced, tensor_name, write_tensors, write_weights
 from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
-from asynctile.storage.folder import read_json, replace_folder, write_json
+from asynctile.storage.folder import read_json, write_json
 from asynctile.storage.tensors import TensorReader
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def save(trainer: Trainer, path: str | os.PathLike[str]) -> None:
         "surroundings": surroundings(),
         "data_state": trainer.data_state,
     }
-    with replace_folder(final) as folder:
+    async with replaced(final) as folder:
         await write_weights(model, folder)
         await write_tensors(model, folder / "optimizer.safetensors", MOMENTS)
         write_json(folder / "trainer.json", state)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -99,9 +101,22 @@ async def save_pretrained(model: GPT2, path: str | os.PathLike[str]) -> None:
     """Write `model` to the folder `path`, put in place whole."""
     final = Path(path)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with replace_folder(final) as folder:
+    async with replaced(final) as folder:
         await write_weights(model, folder)
     model.last_checkpoint = str(final)
+
+
+@asynccontextmanager
+async def replaced(final: Path) -> AsyncIterator[Path]:
+    """`replace_folder` with its file work in a thread: syncing a checkpoint takes seconds."""
+    context = replace_folder(final)
+    folder = await asyncio.to_thread(context.__enter__)
+    try:
+        yield folder
+    except BaseException as error:
+        await asyncio.to_thread(context.__exit__, type(error), error, error.__traceback__)
+        raise
+    await asyncio.to_thread(context.__exit__, None, None, None)
 
 
 async def write_weights(model: GPT2, folder: Path) -> None:
@@ -117,13 +132,17 @@ async def write_tensors(model: GPT2, path: Path, families: tuple[str, ...]) -> N
         for parameter in model.parameters.values()
         for family in families
     }
-    with TensorWriter(path, tensors, {"format": "pt"}) as writer:
+    writer = await asyncio.to_thread(TensorWriter, path, tensors, {"format": "pt"})
+    try:
         for parameter in model.parameters.values():
             for family in families:
                 for key, tile in getattr(parameter, family).items():
                     piece = await model.engine.read(tile)
                     name = tensor_name(parameter.name, family)
                     await asyncio.to_thread(writer.write, name, parameter.index(*key), piece)
+        await asyncio.to_thread(writer.close)
+    finally:
+        writer.discard()  # does nothing once it is closed
 
 
 def tensor_name(parameter: str, family: str) -> str:

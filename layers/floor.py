@@ -20,10 +20,16 @@ def floor_demand(config: GPT2Config, tile: int) -> Demand:
     """What one block's training step demands; `.floor_nbytes` is the floor, `.check(cap)` refuses less."""
     config = dataclasses.replace(config, n_layer=1)
     parameters = Parameters(config, Tiling(config, tile))
-    # Full row tiles, which only tokens of one fill for every block_size; and half full ones, whose slots can be cut worse.
+    # Full row tiles, which only tokens of one fill for every block_size; and half full ones, whose slots are cut otherwise.
     lengths = {1, min(config.block_size, tile + 1), min(config.block_size, 2 * tile)}
     demands = [
-        measure([record("step", parameters, parameters.tiling.rows(max(1, tile // length), length))], parameters.states())
+        measure([record(kind, parameters, parameters.tiling.rows(max(1, tile // length), length))], parameters.states())
         for length in sorted(lengths)
+        for kind in ("step", "step_clipped")
     ]
-    return max(demands, key=lambda demand: demand.floor_nbytes)
+    hungriest = max(demands, key=lambda demand: demand.floor_nbytes)
+    if len({len(demand.sizes) for demand in demands}) > 1:
+        return hungriest
+    sizes = tuple(map(max, zip(*(demand.sizes for demand in demands), strict=True)))
+    floor = tuple(map(max, zip(*(demand.floor for demand in demands), strict=True)))
+    return Demand(sizes, floor, hungriest.exact, hungriest.what)

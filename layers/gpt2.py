@@ -49,6 +49,8 @@ class GPT2:
         self.in_training = False
         self.torn: str | None = None
         self.last_checkpoint: str | None = None
+        #: held by whoever changes the weights or must see those of one step
+        self.changing = asyncio.Lock()
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._demands: dict[Program, Demand] = {}
 
@@ -81,8 +83,9 @@ class GPT2:
         """Write config.json and model.safetensors in the Hugging Face layout, beside `path`, then renamed into it."""
         from asynctile.layers.exchange import save_pretrained
 
-        self.check_whole("save")
-        await save_pretrained(self, path)
+        async with self.changing:
+            self.check_whole("save")
+            await save_pretrained(self, path)
 
     async def fill(self, value: Any) -> None:
         """Give every weight tile value(parameter, (i, j)), made tile by tile on the engine's loop."""
@@ -94,7 +97,11 @@ class GPT2:
                 for key, tile in parameter.weights.items():
                     yield tile, value(parameter, key)
 
-        await self.engine.store(tiles())
+        try:
+            await self.engine.store(tiles())
+        except BaseException:
+            await self.release()
+            raise
 
     def weights(self) -> Iterator[Handle]:
         """Every weight tile."""
@@ -137,7 +144,8 @@ class GPT2:
 
     async def state_dict(self) -> dict[str, NDArray[np.float32]]:
         """Every tensor whole, float32, by Hugging Face name (the tied lm_head is transformer.wte.weight)."""
-        return {name: await self.gather(parameter, parameter.weights) for name, parameter in self.parameters.items()}
+        async with self.changing:
+            return {name: await self.gather(item, item.weights) for name, item in self.parameters.items()}
 
     async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Handle]) -> NDArray[np.float32]:
         """One tensor from its tiles."""
@@ -148,23 +156,21 @@ class GPT2:
 
     async def logits(self, tokens: Any) -> NDArray[np.float32]:
         """Logits (B, T, V), float32, of token ids (B, T)."""
-        self.check_whole("compute logits")
         ids = check_tokens("tokens", tokens, self.config)
         rows = self.tiling.rows(*ids.shape)
-        program = self.program("logits", *ids.shape)
+        program = await asyncio.to_thread(self.program, "logits", *ids.shape)
         flat = np.empty((ids.size, self.config.vocab_size), np.float32)
         await self.engine.call(self.run(program, token_inputs(rows, ids), {"logits": flat}))
         return flat.reshape(*ids.shape, self.config.vocab_size)
 
     async def loss(self, tokens: Any, targets: Any) -> float:
         """Mean cross-entropy in nats over targets (B, T) that are not -100."""
-        self.check_whole("compute a loss")
         ids = check_tokens("tokens", tokens, self.config)
         wanted = check_tokens("targets", targets, self.config, ignored=True)
         rows = self.tiling.rows(*ids.shape)
         inputs, count = loss_inputs(rows, ids, wanted)
         del inputs["scale"]  # only a gradient is scaled
-        program = self.program("loss", *ids.shape)
+        program = await asyncio.to_thread(self.program, "loss", *ids.shape)
         numbers = await self.engine.call(self.run(program, inputs, {}))
         return sum(numbers[: len(program.numbers)].tolist()) / count
 
@@ -200,6 +206,7 @@ class GPT2:
     async def run(self, program: Program, inputs: dict[str, Any], outputs: dict[str, Any]) -> NDArray[np.float64]:
         """On the engine's loop: a program that changes no weights."""
         async with self.engine.exclusive():
+            self.check_whole("compute")
             run = await self.engine.start(program, self.demand(program), inputs, outputs)
             try:
                 await run.finish()

@@ -101,8 +101,8 @@ def plan_step(
             floor.check(cap)
         traffic = simulate(program, standing, cap, prefetch)
         uploaded, downloaded = traffic.loaded_nbytes, traffic.written_back_nbytes
-        device_peak, host = traffic.device_peak_nbytes, traffic.host_peak_nbytes
-        check_host(host, _size(host_memory))
+        device_peak, host = traffic.device_peak_nbytes, demand.resident_nbytes
+        _check_host(host, _size(host_memory))
     else:
         Arena(cap, divided=False).check(demand)
         device_peak, host = 0, demand.resident_nbytes
@@ -138,12 +138,11 @@ def _bound(compute_s: float, link_s: float | None) -> str:
     return f"{compute}; the link takes {link_s:.2f} s beside it"
 
 
-def check_host(needed: int, cap: int | None) -> None:
-    """BudgetError if what a step keeps below the device is more than `cap` (None: no cap)."""
+def _check_host(needed: int, cap: int | None) -> None:
     if cap is not None and needed > cap:
         raise BudgetError(
-            f"host_memory of {format_size(cap)} is below the {format_size(needed)} ({needed} bytes) that this step "
-            "keeps in RAM under the given device_memory; raise host_memory or device_memory",
+            f"host_memory of {format_size(cap)} is below the floor of {format_size(needed)} ({needed} bytes): every tile "
+            "that is alive at once must find a place below the device; raise host_memory",
             floor=needed,
         )
 

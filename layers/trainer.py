@@ -24,15 +24,10 @@ from asynctile.errors import AsynctileError, DeviceError, TornModelError
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
-from asynctile.layers.parameters import Parameters
-from asynctile.layers.plan import check_host
 from asynctile.layers.report import StepReport
-from asynctile.layers.rows import Rows
-from asynctile.layers.step import record
 from asynctile.loop import under_shield
 from asynctile.program import Program
 from asynctile.run import Run
-from asynctile.simulate import simulate
 
 
 class Trainer:
@@ -70,7 +65,6 @@ class Trainer:
         self.skipped_count = 0
         self.data_state: dict[str, Any] = {}
         self._has_moments = False
-        self._ready: set[Program] = set()
 
     async def step(self, tokens: Any, targets: Any) -> StepReport:
         """One update from int arrays (B, T); targets of -100 are ignored.
@@ -78,16 +72,17 @@ class Trainer:
         Raises ValueError or TypeError for wrong arrays, BudgetError before any work if the caps are too small,
         DeviceError if an operation failed and the model is as it was, TornModelError if it is not.
         """
-        self.model.check_whole("step")
         kind = "step" if self.clip_norm is None else "step_clipped"
-        program, rows, inputs, count = self._program(kind, tokens, targets)
-        await self._prepare(program, rows)
-        inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
-        before, start = self.engine.statistics(), time.perf_counter()
-        loss, norm, skipped = await self.engine.call(self._step(program, inputs, count))
-        seconds = time.perf_counter() - start
-        size = int(np.asarray(tokens).size)
-        return self._report(before, loss, norm, size, seconds, skipped)
+        async with self.model.changing:
+            self.model.check_whole("step")
+            program, inputs, count = await asyncio.to_thread(self._program, kind, tokens, targets)
+            await self._prepare(program)
+            inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
+            before, start = self.engine.statistics(), time.perf_counter()
+            loss, norm, skipped = await self.engine.call(self._step(program, inputs, count))
+            seconds = time.perf_counter() - start
+            size = int(np.asarray(tokens).size)
+            return self._report(before, loss, norm, size, seconds, skipped)
 
     async def run(self, batches: Any, *, steps: int | None = None) -> AsyncIterator[StepReport]:
         """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them."""
@@ -102,8 +97,7 @@ class Trainer:
 
     async def gradients(self, tokens: Any, targets: Any) -> dict[str, NDArray[np.float32]]:
         """Every gradient by parameter name, float32; nothing is updated."""
-        self.model.check_whole("compute gradients")
-        program, _, inputs, _ = self._program("gradients", tokens, targets)
+        program, inputs, _ = await asyncio.to_thread(self._program, "gradients", tokens, targets)
         outputs = {name: np.empty(item.shape, np.float32) for name, item in self.model.parameters.items()}
         await self.engine.call(self.model.run(program, inputs, outputs))
         return outputs
@@ -112,9 +106,10 @@ class Trainer:
         """Write a checkpoint folder, put in place whole; it is a model folder too."""
         from asynctile.layers.checkpoint import save
 
-        self.model.check_whole("save")
-        await self.prepare_moments()
-        await save(self, path)
+        async with self.model.changing:
+            self.model.check_whole("save")
+            await self.prepare_moments()
+            await save(self, path)
 
     @classmethod
     async def load(cls, engine: Engine, path: str | os.PathLike[str]) -> Self:
@@ -143,32 +138,20 @@ class Trainer:
         await self.engine.store(tiles())
         self._has_moments = True
 
-    def _program(self, kind: str, tokens: Any, targets: Any) -> tuple[Program, Rows, dict[str, Any], int]:
+    def _program(self, kind: str, tokens: Any, targets: Any) -> tuple[Program, dict[str, Any], int]:
         config = self.model.config
         ids = check_tokens("tokens", tokens, config)
         wanted = check_tokens("targets", targets, config, ignored=True)
         batch, length = ids.shape
         rows = self.model.tiling.rows(batch, length, self.micro_batches)
         inputs, count = loss_inputs(rows, ids, wanted)
-        return self.model.program(kind, batch, length, self.micro_batches, self.recompute), rows, inputs, count
+        return self.model.program(kind, batch, length, self.micro_batches, self.recompute), inputs, count
 
-    async def _prepare(self, program: Program, rows: Rows) -> None:
-        """Before the first step of a shape: refuse budgets that are too small, then make the moments."""
-        if program not in self._ready:
-            self._check_host(program, rows)
+    async def _prepare(self, program: Program) -> None:
+        """Before the first step: refuse budgets that are too small, then make the moments."""
+        if not self._has_moments:
             await self.engine.reserve(self.model.demand(program))
-            self._ready.add(program)
-        await self.prepare_moments()
-
-    def _check_host(self, program: Program, rows: Rows) -> None:
-        """BudgetError if what is evicted will not fit in host memory, found by a run without bytes."""
-        cap, model = self.engine.host_cap, self.model
-        if cap is None or not self.engine.has_link:
-            return
-        twin = Parameters(model.config, model.tiling)
-        copy = record(program.name, twin, rows, recompute=self.recompute)
-        traffic = simulate(copy, list(twin.states()), self.engine.device_cap, self.engine.prefetch)
-        check_host(traffic.host_peak_nbytes, cap)
+            await self.prepare_moments()
 
     async def _step(self, program: Program, inputs: dict[str, Any], count: int) -> tuple[float, float, bool]:
         """On the engine's loop. Returns (loss, gradient norm, skipped)."""
@@ -198,8 +181,8 @@ class Trainer:
         try:
             cancelled = await under_shield(run.finish())
         except BaseException as error:
-            await run.abandon()
             self.model.torn = f"step {self.step_count + 1} failed after its first update: {error}"
+            await under_shield(run.abandon())
             raise TornModelError(self._torn_message()) from error
         norm = math.sqrt(_total(program, run, "norm"))
         if not math.isfinite(norm):
@@ -213,6 +196,8 @@ class Trainer:
 
     async def _skip(self, run: Run, loss: float, norm: float) -> tuple[float, float, bool]:
         await self.model.abandon(run)
+        if self.model.torn is not None:
+            raise TornModelError(self._torn_message())
         self.skipped_count += 1
         return loss, norm, True
 

@@ -9,11 +9,12 @@ room or cannot promise that a budget at the floor works.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asynctile.storage.errors import BudgetError
 from asynctile.storage.sizes import format_size
+from asynctile.storage.tile import Tile
 
 #: Slots begin at multiples of a cache line.
 ALIGNMENT = 64
@@ -121,8 +122,12 @@ class Arena:
         # Large slots are what is left when the small ones are paid for: their floor is enough.
         wanted = [count for _, count in demand.divide(self.cap)[:-1]] + [demand.floor[-1]]
         needed = dict.fromkeys(have, 0)
-        for size, count in zip(demand.sizes, wanted, strict=True):
-            needed[min(slot for slot in have if size <= slot)] += count
+        places = [min(slot for slot in have if size <= slot) for size in demand.sizes]
+        for place, count in zip(places, wanted, strict=True):
+            needed[place] += count
+        # A tile above the small size must not find itself in a pool that was counted for small ones.
+        if any(self.pool_for(size).slot_nbytes != places[-1] for size in demand.exact if size > demand.small):
+            return False
         return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
 
     def holds(self, demand: Demand) -> bool:
@@ -134,15 +139,20 @@ class Arena:
             needed[self.pool_for(size).slot_nbytes] += count
         return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
 
-    def check(self, demand: Demand) -> None:
-        """BudgetError if the cap is below what `demand` needs: its floor, or everything where nothing can leave."""
+    def check(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> None:
+        """BudgetError if the cap is below what `demand` needs: its floor, or everything where nothing can leave.
+
+        foreign: tiles by size that are resident and not among the demand's, where nothing can leave.
+        """
         if self.cap is None:
             return
         if self.divided:
             demand.check(self.cap)
             return
-        made = {pool.slot_nbytes: pool.made for pool in self.pools}
-        needed = sum(size * max(made.get(size, 0), demand.exact.get(size, 0)) for size in {*made, *demand.exact})
+        needed = 0
+        made, others = {pool.slot_nbytes: pool.made for pool in self.pools}, foreign or {}
+        for size in {*made, *demand.exact}:
+            needed += size * max(made.get(size, 0), demand.exact.get(size, 0) + others.get(size, 0))
         if needed > self.cap:
             raise BudgetError(
                 f"host_memory of {format_size(self.cap)} is below the floor of {format_size(needed)} ({needed} bytes): "
@@ -172,9 +182,18 @@ class Demand:
     sizes: bytes of a small and of a large slot, ascending (one size where all tiles are alike).
     floor: the most slots of each size that one operation needs at once. what: the operation that sets the floor.
     exact: for every size that occurs, how many tiles of it there are at once when nothing is ever evicted.
+    standing: the tiles that stay between runs; they are counted in `exact`.
     """
 
-    def __init__(self, sizes: tuple[int, ...], floor: tuple[int, ...], exact: Mapping[int, int], what: str) -> None:
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        floor: tuple[int, ...],
+        exact: Mapping[int, int],
+        what: str,
+        standing: Iterable[Tile] = (),
+    ) -> None:
+        self.standing = frozenset(standing)
         self.sizes = sizes
         self.floor = floor
         self.exact = exact
@@ -183,6 +202,11 @@ class Demand:
             sum(count for size, count in exact.items() if low < size <= high)
             for low, high in zip((0, *sizes), sizes, strict=False)
         )
+
+    @property
+    def small(self) -> int:
+        """The largest size that counts as small; 0 where all tiles are alike."""
+        return self.sizes[0] if len(self.sizes) > 1 else 0
 
     @property
     def resident_nbytes(self) -> int:

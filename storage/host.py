@@ -1,14 +1,15 @@
 """The host tier: RAM below the device, one mapping cut exactly to the size of each tile.
 
 Covers the place of tiles that are not on the device (or that have an older copy here). Which tiles come here is
-decided by storage/residency.py. Few sizes occur, so freed blocks wait in a list by size and nothing is lost to
-rounding; fresh memory is touched only when it is used.
+decided by storage/residency.py. Few sizes occur, so freed blocks wait in a list by size; when another program wants other
+sizes they are joined and cut anew. Fresh memory is touched only when it is used.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -61,26 +62,71 @@ class HostTier:
         self.used_nbytes = 0
         self.peak_nbytes = 0
         self._free: dict[int, list[Block]] = {}
+        self._holes: list[Block] = []
         self._end = 0
+
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        """Make sure that so many blocks of each size can be taken; BudgetError if they cannot. Nothing may be in flight."""
+        counts = {align(size): count - len(self._free.get(align(size), ())) for size, count in counts.items()}
+        counts = {size: count for size, count in counts.items() if count > 0}
+        wanted = sum(size * count for size, count in counts.items())
+        if self._end + wanted > self.cap:
+            self._merge()
+        for size in sorted(counts, reverse=True):
+            blocks = [self._new(size) for _ in range(counts[size])]
+            self._free.setdefault(size, []).extend(block for block in blocks if block is not None)
+            if None in blocks:
+                needed = self.used_nbytes + wanted
+                raise BudgetError(
+                    f"host_memory of {format_size(self.cap)} is below the floor of {format_size(needed)} ({needed} bytes): "
+                    f"{format_size(self.used_nbytes)} are in use, and every tile that is alive at once must find a place "
+                    "below the device; raise host_memory",
+                    floor=needed,
+                )
 
     def take(self, nbytes: int, what: str) -> Block:
         """A block of at least `nbytes` for `what`; BudgetError when the cap is reached."""
         nbytes = align(nbytes)
         free = self._free.get(nbytes)
-        if free:
-            block = free.pop()
-        else:
-            if self._end + nbytes > self.cap:
-                raise BudgetError(
-                    f"{what} needs {format_size(nbytes)} of host memory; {format_size(self.cap - self._end)} of "
-                    f"{format_size(self.cap)} are free; raise host_memory, or device_memory so that less is kept here",
-                    floor=self._end + nbytes,
-                )
-            block = Block(self, self._end, nbytes)
-            self._end += nbytes
+        block = free.pop() if free else self._new(nbytes)
+        if block is None:
+            raise BudgetError(
+                f"{what} needs {format_size(nbytes)} of host memory; {format_size(self.cap - self.used_nbytes)} of "
+                f"{format_size(self.cap)} are free, not all in one piece; raise host_memory",
+                floor=self.used_nbytes + nbytes,
+            )
         self.used_nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.used_nbytes)
         return block
+
+    def _new(self, nbytes: int) -> Block | None:
+        """A block from a hole or from memory never used."""
+        for hole in self._holes:
+            if hole.nbytes >= nbytes:
+                block = Block(self, hole.offset, nbytes)
+                hole.offset += nbytes
+                hole.nbytes -= nbytes
+                return block
+        if self._end + nbytes > self.cap:
+            return None
+        block = Block(self, self._end, nbytes)
+        self._end += nbytes
+        return block
+
+    def _merge(self) -> None:
+        """Make holes of all free blocks, neighbours joined, so that other sizes can be cut from them.
+
+        Nothing is in flight then, so there is nothing to guard.
+        """
+        free = [block for blocks in self._free.values() for block in blocks]
+        self._free.clear()
+        holes: list[Block] = []
+        for block in sorted([*free, *(hole for hole in self._holes if hole.nbytes)], key=lambda block: block.offset):
+            if holes and holes[-1].offset + holes[-1].nbytes == block.offset:
+                holes[-1].nbytes += block.nbytes
+            else:
+                holes.append(Block(self, block.offset, block.nbytes))
+        self._holes = holes
 
     def give(self, block: Block) -> None:
         self.used_nbytes -= block.nbytes

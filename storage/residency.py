@@ -136,6 +136,10 @@ class Ledger:
         slot: Slot = tile.slot
         return self._evict(tile, slot, give=True)
 
+    def forget_pools(self) -> None:
+        """The arena was cut anew: nothing is resident, and the old pools are gone."""
+        self._heaps.clear()
+
     def _settle(self, tile: Tile, slot: Slot, load: bool, moves: list[Move]) -> None:
         if load and not tile.valid_below:
             raise AssertionError(f"{tile.name} is read before anything wrote it")
@@ -220,11 +224,12 @@ class Ledger:
                 raise self._no_room(max(tiles, key=lambda tile: tile.nbytes), pool, count)
 
     def _no_room(self, tile: Tile, pool: Pool, count: int | None = None) -> BudgetError:
-        limit = pool.limit or 0
+        limit = pool.made
         wanted = count if count is not None else limit + 1
         nbytes = wanted * pool.slot_nbytes
         return BudgetError(
-            f"tile {tile.name} needs a slot of {format_size(pool.slot_nbytes)} on the device; all {limit} are held"
+            f"tile {tile.name} needs a slot of {format_size(pool.slot_nbytes)} on the device; all {limit} that the cap "
+            f"of {format_size(self.arena.cap or 0)} allows are held"
             + (f" by its operation, which needs {count}" if count is not None else " and nothing can leave them")
             + "; raise device_memory (host_memory on cpu) or choose a smaller tile",
             floor=nbytes,

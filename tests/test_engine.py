@@ -171,3 +171,44 @@ async def test_a_trace_names_streams_and_kernels(tmp_path):
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert {event["tid"] for event in events} >= {"compute-0", "upload"}
     assert sum(event["name"] == "gemm" for event in events) == work.n**3
+
+
+async def test_moves_that_were_decided_before_an_error_are_carried_out():
+    work = Matmul()
+    async with engine_for(work, "emulated", slots=6) as engine:
+        await work.prepare(engine)
+        look_ahead, calls = engine.lane.pipeline.look_ahead, []
+
+        def fails_once(index, moves):
+            look_ahead(index, moves)
+            if moves and not calls:
+                calls.append(len(moves))
+                raise BudgetError("full", floor=0)
+
+        engine.lane.pipeline.look_ahead = fails_once
+
+        async def job():
+            async with engine.exclusive():
+                run = await engine.start(work.program, work.demand, {})
+                with pytest.raises(BudgetError, match="full"):
+                    await run.finish()
+                assert await run.abandon() == []
+
+        await engine.call(job())
+        assert calls
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_without_prefetch_no_copy_runs_beside_a_kernel(tmp_path):
+    work = Matmul()
+    async with engine_for(work, "emulated", slots=6, prefetch=0) as engine:
+        await work.prepare(engine)
+        engine.start_trace()
+        await work.run(engine)
+        spans = [span for spans in engine._trace._spans for span in spans]
+    kernels = [span for span in spans if span[1] == "gemm"]
+    copies = [span for span in spans if span[0] in ("upload", "download")]
+    assert copies
+    for _, _, start, end in copies:
+        assert not any(begin < end and start < finish for _, _, begin, finish in kernels)

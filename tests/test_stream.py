@@ -12,6 +12,8 @@ from asynctile.stream import Stream
 def streams():
     lock = threading.Lock()
     made = [Stream("a", lock), Stream("b", lock)]
+    for stream in made:
+        stream.start()
     yield made
     for stream in made:
         stream.close()
@@ -97,6 +99,7 @@ async def test_what_is_ready_does_not_wait_behind_what_is_not(streams):
 
 async def test_a_stream_of_several_threads_runs_as_many_at_once():
     stream = Stream("pool", threading.Lock(), threads=3)
+    stream.start()
     meeting = threading.Barrier(3)
     events = [stream.enqueue((), meeting.wait, (20,)) for _ in range(3)]
     for event in events:
@@ -112,7 +115,20 @@ def test_waiting_for_an_event_that_is_done_returns_at_once(streams):
 
 def test_closing_runs_what_is_enqueued():
     stream, seen = Stream("c", threading.Lock()), []
+    stream.start()
     for index in range(50):
         stream.enqueue((), seen.append, (index,))
     stream.close()
     assert seen == list(range(50))
+
+
+async def test_time_in_which_nobody_asked_for_anything_is_no_stall(streams):
+    gate = threading.Event()
+    copy = streams[0].enqueue((), gate.wait, (), is_copy=True)
+    after = streams[1].enqueue((copy,), int, ())
+    gate.set()
+    await after.landed()
+    before = streams[1].waiting_s
+    await asyncio.sleep(0.05)
+    await streams[1].enqueue((), int, ()).landed()
+    assert streams[1].waiting_s == before

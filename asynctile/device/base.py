@@ -28,6 +28,9 @@ class Device(Protocol):
     name: str
     has_link: bool
 
+    def start(self) -> None:
+        """Start the streams."""
+
     def warm(self, report: Report | None) -> None:
         """Compile what is compiled on first use. Blocks."""
 

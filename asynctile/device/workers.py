@@ -29,6 +29,10 @@ class WorkerDevice:
         self._lock = threading.Lock()
         self._compute = Stream("compute", self._lock, self.threads)
 
+    def start(self) -> None:
+        for stream in self.streams():
+            stream.start()
+
     def warm(self, report: Report | None) -> None:
         kernels.warm(report)
 

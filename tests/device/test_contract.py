@@ -15,6 +15,7 @@ from asynctile.storage.arena import Arena, Demand
 @pytest.fixture(params=[CpuDevice, EmulatedDevice])
 def device(request):
     made = request.param()
+    made.start()
     yield made
     made.close()
 
@@ -88,6 +89,7 @@ def test_a_link_takes_at_least_the_time_its_rate_says():
     import time
 
     device = EmulatedDevice(link_rate=1_000_000)
+    device.start()
     arena = Arena(None, divided=False)
     for pool in arena.cut(Demand((40_000,), (1,), {40_000: 1}, "copy")):
         device.map_pool(pool)

@@ -1,5 +1,7 @@
 """The host tier: exact blocks under a cap."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -39,3 +41,23 @@ def test_closing_under_a_living_view_leaves_the_view_alone():
     view[:] = 3
     tier.close()
     assert view.sum() == 48
+
+
+def test_blocks_of_other_sizes_are_cut_from_what_was_given_back():
+    tier = HostTier(512)
+    blocks = [tier.take(128, "t") for _ in range(4)]
+    for block in blocks[:3]:
+        tier.give(block)
+    tier.reserve({320: 1, 64: 1})
+    taken = [tier.take(320, "a"), tier.take(64, "b"), blocks[3]]
+    spans = sorted((block.offset, block.offset + block.nbytes) for block in taken)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_a_reservation_that_cannot_be_kept_is_refused_with_what_it_takes():
+    tier = HostTier(512)
+    tier.take(256, "t")
+    with pytest.raises(BudgetError, match="raise host_memory") as caught:
+        tier.reserve({128: 3})
+    assert caught.value.floor == 256 + 3 * 128
+    tier.reserve({128: 2})

@@ -1,0 +1,35 @@
+"""One BLAS thread for as long as any engine of the process is open.
+
+A product split among threads is added up in another order, and two engines that open and close in turn must not give
+each other more threads. So the limit is set by the first and undone by the last.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+_lock = threading.Lock()
+_holders = 0
+_limits: Any = None
+
+
+def hold_one_thread() -> None:
+    """Limit BLAS libraries to one thread each, until `let_go` was called as often as this."""
+    global _holders, _limits
+    with _lock:
+        if _holders == 0:
+            _limits = threadpool_limits(1, user_api="blas")
+        _holders += 1
+
+
+def let_go() -> None:
+    """Undo one `hold_one_thread`."""
+    global _holders, _limits
+    with _lock:
+        _holders -= 1
+        if _holders == 0:
+            _limits.restore_original_limits()
+            _limits = None

@@ -1,0 +1,100 @@
+"""What a cap promises holds for everything that an engine is asked to do, not only for the first step."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, DeviceError, Engine
+from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.layers.plan import plan_step
+
+CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=70)
+
+
+def tokens(batch: int = 2, length: int = 20) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(batch * length).integers(0, CONFIG.vocab_size, (batch, length))
+
+
+def plan(**options: Any) -> Any:
+    return plan_step(CONFIG, batch_size=2, seq_len=20, tile=16, **options)
+
+
+async def test_on_cpu_the_floor_of_a_step_is_enough_for_losses_between_steps() -> None:
+    floor = plan(device="cpu").floor_bytes
+    async with Engine("cpu", host_memory=floor) as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
+        for _ in range(2):
+            await trainer.step(tokens(), tokens())
+            await trainer.model.loss(tokens(), tokens())
+
+
+async def test_on_cpu_a_second_model_that_does_not_fit_is_refused_and_the_first_goes_on() -> None:
+    floor = plan(device="cpu").floor_bytes
+    async with Engine("cpu", host_memory=floor + 4096) as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
+        await trainer.step(tokens(), tokens())
+        with pytest.raises(BudgetError, match="host_memory"):
+            await GPT2.create(engine, CONFIG, tile=16)
+        await trainer.step(tokens(), tokens())
+
+
+async def test_the_host_memory_of_the_plan_is_enough_and_other_work_is_refused_before_it_begins() -> None:
+    planned = plan(device="emulated", device_memory="64KiB")
+    async with Engine("emulated", device_memory="64KiB", host_memory=planned.host_bytes) as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
+        refused = 0
+        for batch in (tokens(), tokens(4, 24), tokens(2, 13), tokens()):
+            for work in (trainer.step, trainer.gradients, trainer.model.loss):
+                operations = engine.statistics().operations
+                try:
+                    await work(batch, batch)
+                except BudgetError:
+                    refused += 1
+                    assert engine.statistics().operations == operations
+        assert refused > 0
+        assert trainer.model.torn is None
+        await trainer.step(tokens(), tokens())
+        assert engine.statistics().host_peak_bytes <= planned.host_bytes
+
+
+async def test_host_memory_one_byte_below_the_plan_is_refused_before_any_work() -> None:
+    planned = plan(device="emulated", device_memory="64KiB")
+    async with Engine("emulated", device_memory="64KiB", host_memory=planned.host_bytes - 1) as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
+        with pytest.raises(BudgetError, match="raise host_memory") as caught:
+            await trainer.step(tokens(), tokens())
+        assert caught.value.floor == planned.host_bytes
+        assert engine.statistics().operations == 0
+
+
+async def test_memory_of_an_arena_that_was_cut_anew_is_let_go() -> None:
+    async with Engine("emulated", device_memory="256KiB") as engine:
+        await (await GPT2.create(engine, CONFIG, tile=8)).logits(tokens())
+        old = list(engine._arena.pools)
+        await (await GPT2.create(engine, CONFIG, tile=32)).logits(tokens())
+        assert not set(old) & set(engine._arena.pools)
+        assert all(pool.memory is None for pool in old)
+
+
+async def test_an_engine_that_closes_ends_the_work_in_it_and_does_not_hang() -> None:
+    async with Engine("emulated", device_memory="64KiB", link_rate="1MB") as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
+        step = asyncio.create_task(trainer.step(tokens(), tokens()))
+        while engine.statistics().operations == 0:  # noqa: ASYNC110  # counted on the engine's loop
+            await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        (ended,) = await asyncio.gather(step, return_exceptions=True)
+    assert isinstance(ended, asyncio.CancelledError | DeviceError)
+    with pytest.raises(DeviceError, match="opens once"):
+        await engine.__aenter__()
+
+
+async def test_steps_asked_for_at_once_count_one_after_another() -> None:
+    async with Engine("cpu") as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
+        reports = await asyncio.gather(*(trainer.step(tokens(), tokens()) for _ in range(3)))
+        assert sorted(report.step for report in reports) == [1, 2, 3]
