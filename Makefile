@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 # The cap is below half of the states. A run that was stopped goes on; RUN=runs/second starts another.
 train: $(VENV)/.has-plot
-	$(BIN)/asynctile train --device emulated --device-memory 4MiB --lr 2e-3 --out $(RUN) \
+	$(BIN)/asynctile train --device emulated --device-memory 4MiB --lr 2e-3 --steps 2500 --out $(RUN) \
 		$(if $(wildcard $(RUN)/run.json),--resume)
 
 test: lint
