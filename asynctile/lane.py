@@ -35,7 +35,7 @@ class Lane:
     """Issue on one device.
 
     uploaded_nbytes, downloaded_nbytes, operations: counted when enqueued, never reset.
-    overlap: copies run beside compute. Without (prefetch 0) each waits for the work before it, and work waits for it.
+    overlap: loads run beside compute. Without (prefetch 0) each waits for the work before it, and work waits for it.
     """
 
     def __init__(self, device: Device, ledger: Ledger, prefetch: int) -> None:
@@ -51,7 +51,7 @@ class Lane:
         self._window_nbytes = 0
         self._unwritten: dict[Handle, asyncio.Future[None]] = {}
         self._scratch = np.zeros(1)
-        self._copies_before: tuple[Event, ...] = ()
+        self._loads_before: tuple[Event, ...] = ()
         self._work_before: list[Event] = []
 
     async def launch(self, operation: Operation, number: Any = None) -> Event:
@@ -100,7 +100,7 @@ class Lane:
         if self.overlap:
             event = self.device.launch(operation, arrays, number, waits)
         else:
-            event = self.device.launch(operation, arrays, number, (*waits, *_unfinished(*self._copies_before)))
+            event = self.device.launch(operation, arrays, number, (*waits, *_unfinished(*self._loads_before)))
             self._work_before = [*_unfinished(*self._work_before), event]
         self.operations += 1
         self._window.append((event, 0))
@@ -254,7 +254,7 @@ class Lane:
             block = tile.backing
             waits = _failed_or_unfinished(tile.written) + _unfinished(tile.below, *block.guard)
             block.guard = ()
-            event = self.device.download(block.array(tile.shape, tile.dtype), tile.array, waits + self._alone())
+            event = self.device.download(block.array(tile.shape, tile.dtype), tile.array, waits)
             self._count_download(event, tile.nbytes)
             tile.below = event
             guard = (*guard, event)
@@ -266,7 +266,11 @@ class Lane:
         waits = _failed_or_unfinished(tile.below) + _unfinished(*slot.guard)
         slot.guard = ()
         tile.array = self.device.array(slot, tile.shape, tile.dtype)
-        event = self.device.upload(tile.array, tile.backing.array(tile.shape, tile.dtype), waits + self._alone())
+        if not self.overlap:
+            waits += _unfinished(*self._work_before)
+        event = self.device.upload(tile.array, tile.backing.array(tile.shape, tile.dtype), waits)
+        if not self.overlap:
+            self._loads_before = (*_unfinished(*self._loads_before), event)
         self.uploaded_nbytes += tile.nbytes
         self._count_copy(event, tile.nbytes)
         tile.written = event
@@ -285,12 +289,6 @@ class Lane:
     def _count_copy(self, event: Event, nbytes: int) -> None:
         self._window.append((event, nbytes))
         self._window_nbytes += nbytes
-        if not self.overlap:
-            self._copies_before = (*_unfinished(*self._copies_before), event)
-
-    def _alone(self) -> tuple[Event, ...]:
-        """What a copy waits for beyond its own tiles: nothing, or without overlap all the work before it."""
-        return () if self.overlap else _unfinished(*self._work_before)
 
     async def _written(self, tile: Handle) -> None:
         """Wait until somebody has enqueued the first write of `tile`."""

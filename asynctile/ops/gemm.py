@@ -1,4 +1,4 @@
-"""C = op(A) op(B) + beta C, with an optional bias row added at the end."""
+"""C = op(A) op(B) + beta C, with an optional bias row."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def gemm(
     accumulate: bool = False,
     bias: Handle | None = None,
 ) -> Operation:
-    """c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate`, then plus bias (C,).
+    """c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate`, plus bias (C,).
 
     ta, tb: use the transpose of a or b. Kernel: gemm(a, b, c, ta, tb, accumulate) or
-    gemm_bias(a, b, bias, c, ta, tb, accumulate).
+    gemm_bias(a, b, bias, c, ta, tb, accumulate), which adds the bias first and the product to the sum.
     """
     rows, inner = a.shape[::-1] if ta else a.shape
     columns = b.shape[0] if tb else b.shape[1]
