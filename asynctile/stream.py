@@ -77,7 +77,7 @@ class Event:
 class _Task:
     """Work that waits: for `waiting` events, `copies` of them copies."""
 
-    __slots__ = ("order", "stream", "event", "work", "args", "waiting", "copies")
+    __slots__ = ("order", "stream", "event", "work", "args", "waiting", "copies", "ready_at")
 
     def __init__(self, stream: Stream, event: Event, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.stream = stream
@@ -85,6 +85,7 @@ class _Task:
         self.work = work
         self.args = args
         self.order = self.waiting = self.copies = 0
+        self.ready_at = 0.0
 
     def __lt__(self, other: _Task) -> bool:
         return self.order < other.order
@@ -95,12 +96,14 @@ class Stream:
 
     waiting_s: seconds, summed over its threads, for which there was nothing to run but work that waits for a copy.
     trace: None, or a list that gets a Span for each piece of work.
+    ready_at: when the work that a one-thread stream runs now could have begun, time.perf_counter.
     """
 
     def __init__(self, name: str, lock: threading.Lock, threads: int = 1) -> None:
         self.name = name
         self.waiting_s = 0.0
         self.trace: list[Span] | None = None
+        self.ready_at = 0.0
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._ready: list[_Task] = []
@@ -143,6 +146,7 @@ class Stream:
                 self._count_waiting()
                 self._starved += 1
             if not task.waiting:
+                task.ready_at = time.perf_counter()
                 heappush(self._ready, task)
                 if self._idle:
                     self._changed.notify()
@@ -163,6 +167,7 @@ class Stream:
             event = task.event
             if event.error is None:
                 start = time.perf_counter()
+                self.ready_at = task.ready_at
                 try:
                     task.work(*task.args)
                 except BaseException as error:  # the event carries it to whoever waits
@@ -222,6 +227,7 @@ class Stream:
                     stream._count_waiting()
                     stream._starved -= 1
             if not dependent.waiting:
+                dependent.ready_at = time.perf_counter()
                 heappush(stream._ready, dependent)
                 if stream._idle and (stream is not self or len(self._ready) > 1):
                     stream._changed.notify()

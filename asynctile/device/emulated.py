@@ -27,12 +27,11 @@ class Link:
 
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
         """Runs in the stream's thread."""
-        start = time.perf_counter()
         np.copyto(target, source)
         if self.rate is None:
             return
-        # A link that falls behind its rate by the coarseness of sleep catches up; one that was idle does not.
-        self._free_at = max(self._free_at, start - 0.001) + source.nbytes / self.rate
+        # Counted from when the copy could begin, not from when a busy core let this thread run: a link has no such wait.
+        self._free_at = max(self._free_at, self.stream.ready_at) + source.nbytes / self.rate
         rest = self._free_at - time.perf_counter()
         if rest > 0:
             time.sleep(rest)
