@@ -1,0 +1,254 @@
+"""A spill file that fails on purpose: errors, short transfers, damaged bytes, a slow disk.
+
+Covers what a disk may do to the spill tier, planned one transfer at a time. `asynctile stress` trains through it, the tests of
+storage/spill.py hold the tier to the table below, and benchmarks take its `rate`. It stands between the tier and the real file
+(storage/container.py), so everything above runs as it does on a healthy disk; which faults a tier must survive is said here,
+that it does is storage/spill.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from asynctile.storage.container import ALIGNMENT, RawFile, aligned_array
+
+__all__ = ["FAULTS", "SURVIVED", "SURVIVED_LASTING", "Armed", "Fault", "Faults"]
+
+Direction = Literal["read", "write"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A kind of fault, and what a correct tier makes of it."""
+
+    #: What the disk does.
+    what: str
+    #: The transfers that it applies to.
+    to: frozenset[Direction]
+    #: Whether the tier gets over one; over one in every transfer.
+    once: bool
+    lasting: bool
+    #: If it does not: who raises TierError. Until then a lost write is a write like any other.
+    raised_by: Direction | None
+
+
+_READ: frozenset[Direction] = frozenset({"read"})
+_WRITE: frozenset[Direction] = frozenset({"write"})
+
+# fmt: off
+FAULTS: dict[str, Fault] = {
+    "eio_read":     Fault(to=_READ, once=True, lasting=False, raised_by="read", what="a read fails with EIO"),
+    "eio_write":    Fault(to=_WRITE, once=True, lasting=False, raised_by="write", what="a write fails with EIO"),
+    "enospc":       Fault(to=_WRITE, once=False, lasting=False, raised_by="write", what="a write fails with ENOSPC"),
+    "short_read":   Fault(to=_READ, once=True, lasting=True, raised_by=None, what="half is read, and said so"),
+    "short_write":  Fault(to=_WRITE, once=True, lasting=True, raised_by=None, what="half is written, and said so"),
+    "torn_write":   Fault(to=_WRITE, once=False, lasting=False, raised_by="read", what="half is written, all is reported"),
+    "lost_write":   Fault(to=_WRITE, once=False, lasting=False, raised_by="read", what="nothing is written, all is reported"),
+    "flip_read":    Fault(to=_READ, once=True, lasting=False, raised_by="read", what="a bit flips on the way from the disk"),
+    "flip_written": Fault(to=_WRITE, once=False, lasting=False, raised_by="read", what="a bit is another one on the disk"),
+    "slow":         Fault(to=_READ | _WRITE, once=True, lasting=True, raised_by=None, what="a transfer takes delay_s longer"),
+    "gone":         Fault(to=_READ | _WRITE, once=False, lasting=False, raised_by="read", what="the file is cut to nothing"),
+}
+# fmt: on
+
+#: The kinds after which every tile still reads as it was written: when they come once, and when they stay.
+SURVIVED = frozenset(kind for kind, fault in FAULTS.items() if fault.once)
+SURVIVED_LASTING = frozenset(kind for kind, fault in FAULTS.items() if fault.lasting)
+
+
+class Armed(NamedTuple):
+    """A planned fault: it meets the transfer after `after` others of those that it applies to, or every one from there."""
+
+    kind: str
+    after: int
+    lasting: bool
+
+
+class Faults:
+    """Faults planned for the files that it wraps. Any thread may arm, at any time.
+
+    seed: which bits flip. delay_s: seconds that "slow" takes. rate: bytes a second that reads and writes share, None: as fast
+    as the disk is.
+    """
+
+    def __init__(self, seed: int = 0, *, delay_s: float = 0.005, rate: int | None = None) -> None:
+        if rate is not None and rate <= 0:
+            raise ValueError(f"rate of {rate} bytes a second moves nothing; give a positive one, or None for no limit")
+        self.delay_s = delay_s
+        self.rate = rate
+        #: How many transfers each kind has met.
+        self.injected: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._armed: list[Armed] = []
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def wrap(self, file: RawFile) -> RawFile:
+        """`file` with these faults; what `SpillTier(wrap=...)` takes."""
+        return _FaultyFile(file, self)
+
+    def arm(self, kind: str, after: int = 0, lasting: bool = False) -> None:
+        """Plan a fault for the `after`-th transfer from now that it applies to (0: the next); lasting: and all later ones.
+
+        "gone" is always lasting: what was cut off does not come back.
+        """
+        if kind not in FAULTS:
+            raise ValueError(f"there is no fault {kind!r}; expected one of {', '.join(FAULTS)}")
+        if after < 0:
+            raise ValueError(f"fault {kind} is planned after {after} transfers; expected 0 or more")
+        with self._lock:
+            self._armed.append(Armed(kind, after, lasting or kind == "gone"))
+
+    @property
+    def armed(self) -> tuple[Armed, ...]:
+        """What is planned still, lasting faults that are at work included."""
+        with self._lock:
+            return tuple(self._armed)
+
+    def disarm(self) -> None:
+        """Forget what is planned; `injected` stays."""
+        with self._lock:
+            self._armed.clear()
+
+    def due(self, direction: Direction) -> list[str]:
+        """Count one transfer; the kinds that meet it: perhaps "slow", and one other at most. The rest wait for the next."""
+        kinds: list[str] = []
+        with self._lock:
+            later: list[Armed] = []
+            for armed in self._armed:
+                kind, after, lasting = armed
+                if direction not in FAULTS[kind].to:
+                    later.append(armed)
+                elif after:
+                    later.append(Armed(kind, after - 1, lasting))
+                elif kind in kinds or (kind != "slow" and set(kinds) - {"slow"}):
+                    later.append(armed)
+                else:
+                    kinds.append(kind)
+                    if lasting:
+                        later.append(armed)
+            self._armed = later
+            self.injected.update(kinds)
+        return kinds
+
+    def pick(self, count: int) -> int:
+        """A number below `count`, by the seed."""
+        with self._lock:
+            return self._random.randrange(count)
+
+    def throttle(self, began_s: float, nbytes: int) -> None:
+        """Sleep until a disk of `rate` would be done with a transfer that began at `began_s`, after those before it."""
+        if self.rate is None:
+            return
+        with self._lock:
+            self._free_at = max(self._free_at, began_s) + nbytes / self.rate
+            rest_s = self._free_at - time.monotonic()
+        if rest_s > 0:
+            time.sleep(rest_s)
+
+
+class _FaultyFile:
+    """A RawFile whose transfers meet the faults that are due."""
+
+    def __init__(self, file: RawFile, faults: Faults) -> None:
+        self.path = file.path
+        self.direct = file.direct
+        self._file = file
+        self._faults = faults
+
+    def preadv(self, views: Sequence[np.ndarray], offset: int) -> int:
+        began_s = time.monotonic()
+        kinds = self._begin("read")
+        if "eio_read" in kinds:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if "short_read" in kinds:
+            views = self._shortened(views)
+        moved = self._file.preadv(views, offset)
+        if "flip_read" in kinds and moved:
+            self._flip(views, moved)
+        self._faults.throttle(began_s, moved)
+        return moved
+
+    def pwritev(self, views: Sequence[np.ndarray], offset: int) -> int:
+        began_s = time.monotonic()
+        kinds = self._begin("write")
+        for kind, code in (("eio_write", errno.EIO), ("enospc", errno.ENOSPC)):
+            if kind in kinds:
+                raise OSError(code, os.strerror(code))
+        if "short_write" in kinds:
+            views = self._shortened(views)
+        moved = nbytes = sum(view.nbytes for view in views)
+        if "torn_write" in kinds:
+            self._write_all(self._copy(views)[: self._half(nbytes)], offset)
+        elif "flip_written" in kinds:
+            copy = self._copy(views)  # the caller's bytes stay as they are
+            self._flip([copy], nbytes)
+            self._write_all(copy, offset)
+        elif "lost_write" not in kinds:
+            moved = self._file.pwritev(views, offset)
+        self._faults.throttle(began_s, moved)
+        return moved
+
+    def _begin(self, direction: Direction) -> list[str]:
+        kinds = self._faults.due(direction)
+        if "slow" in kinds:
+            time.sleep(self._faults.delay_s)
+        if "gone" in kinds:
+            self._file.truncate(0)
+        return kinds
+
+    def _half(self, nbytes: int) -> int:
+        """About half of `nbytes`, as a transfer may stop: at a multiple of the alignment past the page cache, else anywhere."""
+        return nbytes // 2 // ALIGNMENT * ALIGNMENT if self.direct else nbytes // 2
+
+    def _shortened(self, views: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """The first half of `views`; all of them if less would be nothing."""
+        rest = self._half(sum(view.nbytes for view in views))
+        if not rest:
+            return views
+        short = []
+        for view in views:
+            if rest:
+                short.append(view[:rest])
+            rest -= min(rest, view.nbytes)
+        return short
+
+    def _copy(self, views: Sequence[np.ndarray]) -> np.ndarray:
+        copy = aligned_array(sum(view.nbytes for view in views))
+        np.concatenate(views, out=copy)
+        return copy
+
+    def _flip(self, views: Sequence[np.ndarray], nbytes: int) -> None:
+        """Flip one bit of the first `nbytes` of `views`."""
+        bit = self._faults.pick(nbytes * 8)
+        place = bit // 8
+        for view in views:
+            if place < view.nbytes:
+                view[place] ^= np.uint8(1 << bit % 8)
+                return
+            place -= view.nbytes
+
+    def _write_all(self, view: np.ndarray, offset: int) -> None:
+        """A short write here would leave the fault half done."""
+        while view.nbytes:
+            moved = self._file.pwritev([view], offset)
+            view, offset = view[moved:], offset + moved
+
+    def allocate(self, nbytes: int) -> None:
+        self._file.allocate(nbytes)
+
+    def truncate(self, nbytes: int) -> None:
+        self._file.truncate(nbytes)
+
+    def close(self) -> None:
+        self._file.close()

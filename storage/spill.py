@@ -1,0 +1,246 @@
+"""The spill tier: tiles that fit neither the device nor RAM, in one file on NVMe.
+
+Covers the blocking side: reading and writing whole tiles from worker threads, with retries for what passes, a checksum for
+what a disk does not report, and counters. Which thread calls when is the engine's, which tile comes here is
+storage/residency.py, where in the file it stands is storage/blocks.py, and the system calls are storage/container.py.
+
+Nothing is copied on the way: the disk writes into the caller's aligned memory. Nothing outlives the process either, so there
+is no fsync: what must last is a checkpoint. What this tier lost, a checkpoint brings back; hence the way out in each message.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from asynctile.storage.blocks import Block, Blocks
+from asynctile.storage.container import ALIGNMENT, ContainerFile, RawFile
+from asynctile.storage.errors import TierError
+from asynctile.storage.sizes import format_size
+
+__all__ = ["SpillTier"]
+
+#: Errors that may pass when the same transfer is tried again.
+_TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
+#: Seconds before the second, third and fourth try of a transfer.
+_PAUSES_S = (0.001, 0.01, 0.1)
+#: How often bytes that do not match their checksum are read again: a transfer may flip a bit, a disk keeps it flipped.
+_READ_AGAIN = 2
+_WAY_OUT = "load the last checkpoint"
+
+
+class SpillTier:
+    """Tiles in a file in `folder`, at most `limit` bytes (None: what the disk has).
+
+    `read` and `write` may be called by any thread; `reserve`, `take` and `give` by one, the engine's loop. `wrap` puts
+    something between the tier and its file (storage/faults.py).
+    """
+
+    #: What the tier is called in messages.
+    name = "spill"
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        limit: int | None = None,
+        wrap: Callable[[RawFile], RawFile] | None = None,
+    ) -> None:
+        self.folder = os.fspath(folder)
+        self.limit = limit
+        self.direct = False
+        #: Bytes of tiles that were read or written whole; tries that failed, and repeats, are not in it.
+        self.read_nbytes = 0
+        self.written_nbytes = 0
+        #: Transfers repeated, after an error or a checksum that did not match, for a tile that then came through.
+        self.retries = 0
+        self._wrap = wrap
+        self._blocks = Blocks(limit, ALIGNMENT)
+        self._allocated_nbytes = 0
+        self._file: RawFile | None = None
+        #: Guards the counters, `_file` and `_in_flight`.
+        self._lock = threading.Condition()
+        self._in_flight = 0
+        #: Set: pauses between tries end at once.
+        self._closing = threading.Event()
+
+    @property
+    def used_nbytes(self) -> int:
+        return self._blocks.used_nbytes
+
+    @property
+    def peak_nbytes(self) -> int:
+        return self._blocks.peak_nbytes
+
+    def open(self) -> None:
+        """Lock the folder and make the file, with all of `limit` behind it. Blocking. TierError if that cannot be."""
+        if self._file is not None or self._closing.is_set():
+            raise TierError(f"the spill tier in {self.folder} was opened before; make another one")
+        file: RawFile = ContainerFile(self.folder)
+        try:
+            if self._wrap is not None:
+                file = self._wrap(file)
+            if self._blocks.cap is not None:
+                file.allocate(self._blocks.cap)
+                self._allocated_nbytes = self._blocks.cap
+        except BaseException:
+            file.close()
+            raise
+        self.direct = file.direct
+        self._file = file
+
+    def close(self, patience_s: float | None = None) -> None:
+        """Wait for transfers that are running, refuse others from now on, and let the file go. Blocking; twice is fine.
+
+        A descriptor closed under a running transfer could be another file's by the time the transfer uses it. So with
+        `patience_s`, a file whose transfers still hang after so many seconds is left open.
+        """
+        self._closing.set()
+        with self._lock:
+            file, self._file = self._file, None
+            ended = self._lock.wait_for(lambda: not self._in_flight, patience_s)
+        if file is not None and ended:
+            file.close()
+
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        """Make sure that so many blocks of each size can be taken, with disk space behind them. Nothing may be in flight.
+
+        BudgetError if `limit` is too small, TierError if the disk is.
+        """
+        self._blocks.reserve(counts)
+        self._grow(self._blocks.end)
+
+    def take(self, nbytes: int, what: str) -> Block:
+        """A block of at least `nbytes` for `what`; BudgetError when `limit` is reached. Quick after `reserve`."""
+        block = self._blocks.take(nbytes, what)
+        try:
+            self._grow(block.offset + block.nbytes)
+        except BaseException:
+            self._blocks.give(block)
+            raise
+        return block
+
+    def give(self, block: Block) -> None:
+        self._blocks.give(block)
+
+    def _grow(self, nbytes: int) -> None:
+        if nbytes <= self._allocated_nbytes:
+            return
+        if self._file is None:
+            raise self._not_open("it")
+        self._file.allocate(nbytes)
+        self._allocated_nbytes = nbytes
+
+    def write(self, block: Block, view: np.ndarray, name: str) -> None:
+        """Write `view` at the start of `block`, for tile `name`. Blocking, any thread; nobody may change `view` meanwhile.
+
+        view: 1-D uint8, address and length multiples of 4096. TierError when the disk does not take it; the block then holds
+        nothing that may be read.
+        """
+        _check(block, view, name)
+        with self._using_file(name) as file:
+            block.checksum = None
+            checksum = xxh3_64_intdigest(view.data)
+            retries = self._move(file.pwritev, "write", file, block, view, name)
+            block.checksum = checksum
+        with self._lock:
+            self.written_nbytes += view.nbytes
+            self.retries += retries
+
+    def read(self, block: Block, view: np.ndarray, name: str) -> None:
+        """Fill `view`, as long as the one that was written, from `block`, for tile `name`. Blocking, any thread.
+
+        TierError when the disk does not give the bytes that were written; `view` then holds anything.
+        """
+        _check(block, view, name)
+        with self._using_file(name) as file:
+            if block.checksum is None:
+                raise self._error(name, "read", block, view, "nothing was written there whole")
+            retries = 0
+            for again in range(_READ_AGAIN + 1):
+                retries += self._move(file.preadv, "read", file, block, view, name)
+                found = xxh3_64_intdigest(view.data)
+                if found == block.checksum:
+                    break
+                if again == _READ_AGAIN:
+                    why = f"its checksum is {found:016x}, {block.checksum:016x} was written; read {again + 1} times"
+                    raise self._error(name, "read", block, view, why)
+                retries += 1
+        with self._lock:
+            self.read_nbytes += view.nbytes
+            self.retries += retries
+
+    def _move(
+        self,
+        transfer: Callable[[Sequence[np.ndarray], int], int],
+        verb: str,
+        file: RawFile,
+        block: Block,
+        view: np.ndarray,
+        name: str,
+    ) -> int:
+        """Transfer all of `view`, in as many parts as the kernel makes of it; how many had to be tried again."""
+        done = retries = 0
+        while done < view.nbytes:
+            try:
+                moved = transfer([view[done:]], block.offset + done)
+                if not moved and verb == "read":
+                    raise OSError(errno.ENODATA, f"the file ends after {done} bytes of the tile: somebody truncated it")
+                if file.direct:
+                    moved -= moved % ALIGNMENT  # the next part must be aligned too; a few bytes move twice
+                if not moved:
+                    raise OSError(errno.EAGAIN, "no bytes were moved")
+                done += moved
+            except OSError as error:
+                if error.errno not in _TRANSIENT or retries == len(_PAUSES_S):
+                    why = f"{error.strerror or error}" + (f"; tried {retries + 1} times" if retries else "")
+                    raise self._error(name, verb, block, view, why) from error
+                if self._closing.wait(_PAUSES_S[retries]):
+                    raise self._not_open(f"tile {name}") from error
+                retries += 1
+        return retries
+
+    @contextmanager
+    def _using_file(self, name: str) -> Iterator[RawFile]:
+        with self._lock:
+            if self._file is None:
+                raise self._not_open(f"tile {name}")
+            file = self._file
+            self._in_flight += 1
+        try:
+            yield file
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+                if not self._in_flight:
+                    self._lock.notify_all()
+
+    def _error(self, name: str, verb: str, block: Block, view: np.ndarray, why: str) -> TierError:
+        return TierError(
+            f"tile {name}: cannot {verb} {format_size(view.nbytes)} in the spill tier, spill file in {self.folder}, "
+            f"offset {block.offset}: {why}; {_WAY_OUT}"
+        )
+
+    def _not_open(self, what: str) -> TierError:
+        state = "closed" if self._closing.is_set() else "not open yet"
+        return TierError(f"{what} needs the spill tier in {self.folder}, which is {state}; open another engine")
+
+
+def _check(block: Block, view: np.ndarray, name: str) -> None:
+    """ValueError for a view that O_DIRECT would refuse, with no more than EINVAL to say about it."""
+    address = view.__array_interface__["data"][0]
+    if view.ndim != 1 or view.dtype != np.uint8 or not view.flags.c_contiguous:
+        fault = f"a view of shape {view.shape} and type {view.dtype}; expected contiguous bytes in one dimension"
+    elif not 0 < view.nbytes <= block.nbytes or view.nbytes % ALIGNMENT or address % ALIGNMENT:
+        fault = (
+            f"{view.nbytes} bytes at address {address:#x} for a block of {block.nbytes}; expected an address and a length that "
+            f"are multiples of {ALIGNMENT}, and at most the block"
+        )
+    else:
+        return
+    raise ValueError(f"tile {name} was given {fault}")

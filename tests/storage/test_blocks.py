@@ -1,0 +1,140 @@
+"""Places in the spill file: exact, apart, under a cap that says what would do."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile.errors import BudgetError
+from asynctile.storage.blocks import Block, Blocks
+
+UNIT = 4096
+SIZES = st.integers(1, 6 * UNIT)
+
+
+def assert_apart(blocks: list[Block], end: int) -> None:
+    spans = sorted((block.offset, block.offset + block.nbytes) for block in blocks)
+    assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(spans))
+    assert all(start >= 0 and stop <= end for start, stop in spans)
+
+
+@given(
+    cap=st.none() | st.integers(UNIT, 64 * UNIT),
+    steps=st.lists(st.tuples(st.sampled_from(["take", "give", "reserve"]), SIZES, st.integers(0, 8)), max_size=60),
+)
+def test_blocks_never_overlap_and_a_reservation_is_kept(cap, steps):
+    blocks = Blocks(cap, UNIT)
+    taken: list[Block] = []
+    refusals: list[BudgetError] = []
+    for step, nbytes, count in steps:
+        if step == "give" and taken:
+            blocks.give(taken.pop(count % len(taken)))
+        elif step == "take":
+            try:
+                taken.append(blocks.take(nbytes, "t"))
+            except BudgetError as error:
+                refusals.append(error)
+        elif step == "reserve":
+            counts = {nbytes: count, nbytes // 2 + 1: 2}
+            try:
+                blocks.reserve(counts)
+            except BudgetError as error:
+                refusals.append(error)
+            else:
+                fresh = [blocks.take(size, "t") for size, many in counts.items() for _ in range(many)]
+                assert_apart(taken + fresh, blocks.end)
+                for block in fresh:
+                    blocks.give(block)
+        assert_apart(taken, blocks.end)
+        assert blocks.used_nbytes == sum(block.nbytes for block in taken)
+        assert blocks.used_nbytes <= min(blocks.peak_nbytes, blocks.end)
+        assert cap is None or blocks.end <= cap
+        assert all(block.offset % UNIT == block.nbytes % UNIT == 0 for block in taken)
+    assert all(cap is not None and error.floor > cap for error in refusals)
+
+
+@given(
+    before=st.lists(SIZES, max_size=12),
+    kept=st.sets(st.integers(0, 11)),
+    counts=st.dictionaries(SIZES, st.integers(1, 5), min_size=1, max_size=4),
+)
+def test_the_floor_is_exactly_what_would_do(before, kept, counts):
+    def used(cap):
+        blocks = Blocks(cap, UNIT)
+        for index, block in enumerate([blocks.take(nbytes, "t") for nbytes in before]):
+            if index not in kept:
+                blocks.give(block)
+        return blocks
+
+    laid = sum(Blocks(None, UNIT).align(nbytes) for nbytes in before)
+    try:
+        used(laid).reserve(counts)
+    except BudgetError as error:
+        used(error.floor).reserve(counts)
+        with pytest.raises(BudgetError):
+            used(error.floor - UNIT).reserve(counts)
+
+
+def test_sizes_are_rounded_up_to_the_alignment_and_the_cap_down():
+    blocks = Blocks(3 * UNIT - 1, UNIT)
+    assert [blocks.take(nbytes, "t").nbytes for nbytes in (1, UNIT)] == [UNIT, UNIT]
+    with pytest.raises(BudgetError):
+        blocks.take(1, "t")
+
+
+def test_a_given_place_goes_on_with_its_guard_and_leaves_its_checksum_to_reads_that_are_on_their_way():
+    blocks = Blocks(UNIT, UNIT)
+    block = blocks.take(1, "a")
+    block.checksum, block.guard = 7, ("event",)
+    blocks.give(block)
+    other = blocks.take(UNIT, "b")
+    assert other.offset == block.offset and other.guard == ("event",)
+    assert other.checksum is None and block.checksum == 7
+    assert blocks.peak_nbytes == blocks.used_nbytes == blocks.end == UNIT
+
+
+def test_a_full_tier_names_what_needed_how_much_and_the_way_out():
+    blocks = Blocks(2 * UNIT, UNIT)
+    blocks.take(UNIT, "tile a")
+    sentence = r"tile b needs 8.00 KiB of the spill file; 4.00 KiB of 8.00 KiB are free, .*; raise spill_limit"
+    with pytest.raises(BudgetError, match=sentence) as caught:
+        blocks.take(2 * UNIT, "tile b")
+    assert caught.value.floor == 3 * UNIT
+
+
+def test_a_reservation_that_cannot_be_kept_says_what_would_do_and_changes_nothing():
+    blocks = Blocks(4 * UNIT, UNIT)
+    blocks.take(2 * UNIT, "t")
+    sentence = r"spill_limit of 16.00 KiB is below the 20.00 KiB \(20480 bytes\) that is needed: every tile alive at once must"
+    with pytest.raises(BudgetError, match=sentence + ".*raise spill_limit") as caught:
+        blocks.reserve({UNIT: 3})
+    assert caught.value.floor == 5 * UNIT and blocks.end == 2 * UNIT
+    blocks.reserve({UNIT: 2})
+    assert blocks.end == 4 * UNIT
+
+
+def test_sizes_that_round_to_the_same_are_reserved_together():
+    blocks = Blocks(2 * UNIT, UNIT)
+    with pytest.raises(BudgetError) as caught:
+        blocks.reserve({UNIT: 2, UNIT - 1: 1})
+    assert caught.value.floor == 3 * UNIT
+
+
+def test_other_sizes_are_cut_from_what_was_given_back_before_the_file_grows():
+    blocks = Blocks(None, UNIT)
+    taken = [blocks.take(2 * UNIT, "t") for _ in range(4)]
+    for block in taken[:3]:
+        blocks.give(block)
+    blocks.reserve({5 * UNIT: 1, UNIT: 1})
+    assert blocks.end == 8 * UNIT
+    assert_apart([blocks.take(5 * UNIT, "a"), blocks.take(UNIT, "b"), taken[3]], blocks.end)
+
+
+def test_a_second_reservation_of_the_same_sizes_takes_nothing_more():
+    blocks = Blocks(None, UNIT)
+    for _ in range(3):
+        blocks.reserve({UNIT: 4, 3 * UNIT: 2})
+    assert blocks.end == 10 * UNIT

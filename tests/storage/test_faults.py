@@ -1,0 +1,185 @@
+"""Faults on purpose: each does what its name says, and the spill tier makes of it what the table says."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from asynctile.errors import TierError
+from asynctile.storage import container, spill
+from asynctile.storage.container import ALIGNMENT, ContainerFile, aligned_array
+from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Armed, Faults
+from asynctile.storage.spill import SpillTier
+
+NBYTES = 8 * ALIGNMENT
+
+
+@pytest.fixture(params=["direct", "buffered"])
+def folder(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(spill, "_PAUSES_S", (0, 0, 0))
+    if request.param == "buffered":
+        monkeypatch.setattr(container, "_DIRECT", 0)
+    return tmp_path
+
+
+def filled(seed: int) -> np.ndarray:
+    view = aligned_array(NBYTES)
+    view[:] = np.random.default_rng(seed).integers(0, 256, NBYTES)
+    return view
+
+
+def opened(folder, faults: Faults) -> SpillTier:
+    tier = SpillTier(folder, 1 << 20, faults.wrap)
+    tier.open()
+    return tier
+
+
+def test_the_table_and_its_summaries_agree():
+    assert sorted(SURVIVED) == ["eio_read", "eio_write", "flip_read", "short_read", "short_write", "slow"]
+    assert sorted(SURVIVED_LASTING) == ["short_read", "short_write", "slow"]
+    assert all((fault.raised_by is None) == fault.lasting for fault in FAULTS.values())
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("kind", FAULTS)
+def test_the_tier_survives_or_reports_each_fault_as_the_table_says(kind, lasting, folder):
+    faults = Faults(seed=3)
+    tier = opened(folder, faults)
+    tier.take(ALIGNMENT, "before")
+    blocks = [tier.take(NBYTES, f"t{index}") for index in range(3)]
+    for index, block in enumerate(blocks):  # what is lost or torn leaves other bytes than these
+        tier.write(block, filled(90 + index), f"t{index}")
+    written, errors = tier.written_nbytes, []
+    views = [filled(index) for index in range(3)]
+    faults.arm(kind, after=1, lasting=lasting)
+    for verb in ("write", "read"):
+        for index, block in enumerate(blocks):
+            try:
+                if verb == "write":
+                    tier.write(block, views[index], f"t{index}")
+                    written += NBYTES
+                else:
+                    back = aligned_array(NBYTES)
+                    tier.read(block, back, f"t{index}")
+                    assert np.array_equal(back, filled(index)), "wrong bytes were handed over silently"
+            except TierError as error:
+                errors.append((verb, index, str(error)))
+    for _, index, sentence in errors:
+        for part in (f"tile t{index}: ", str(folder), f"offset {blocks[index].offset}: ", "load the last checkpoint"):
+            assert part in sentence
+    raised_by = {verb for verb, _, sentence in errors if "nothing was written there whole" not in sentence}
+    survived = FAULTS[kind].lasting if lasting else FAULTS[kind].once
+    assert raised_by == (set() if survived else {FAULTS[kind].raised_by})
+    assert all(np.array_equal(view, filled(index)) for index, view in enumerate(views)), "the caller's bytes were altered"
+    assert faults.injected[kind] >= 1 and set(faults.injected) == {kind}
+    assert tier.written_nbytes == written
+    if survived:
+        assert tier.read_nbytes == 3 * NBYTES
+        assert tier.retries == (1 if kind in ("eio_read", "eio_write", "flip_read") else 0)
+    assert bool(faults.armed) == (lasting or kind == "gone")
+    faults.disarm()
+    for index, block in enumerate(blocks):  # a healthy disk again
+        tier.write(block, views[index], "t")
+        tier.read(block, aligned_array(NBYTES), "t")
+    tier.close()
+    assert not list(folder.iterdir())
+
+
+def test_a_transient_error_in_every_fourth_transfer_is_survived_for_long(folder):
+    faults = Faults()
+    tier = opened(folder, faults)
+    block, view, back = tier.take(NBYTES, "t"), filled(1), aligned_array(NBYTES)
+    for turn in range(20):
+        faults.arm(sorted(SURVIVED)[turn % len(SURVIVED)], after=turn % 2)
+        tier.write(block, view, "t")
+        tier.read(block, back, "t")
+        assert np.array_equal(back, view)
+    tier.close()
+
+
+def test_a_fault_waits_for_the_transfer_it_was_planned_for(tmp_path):
+    faults, view = Faults(), aligned_array(ALIGNMENT)
+    file = faults.wrap(ContainerFile(tmp_path))
+    faults.arm("eio_read", after=2)
+    faults.arm("eio_write")
+    assert faults.armed == (Armed("eio_read", 2, False), Armed("eio_write", 0, False))
+    with pytest.raises(OSError, match="Input/output"):
+        file.pwritev([view], 0)
+    assert file.pwritev([view], 0) == ALIGNMENT
+    assert [file.preadv([view], 0) for _ in range(2)] == [ALIGNMENT] * 2
+    assert faults.armed == (Armed("eio_read", 0, False),)
+    with pytest.raises(OSError, match="Input/output"):
+        file.preadv([view], 0)
+    assert faults.armed == () and faults.injected == {"eio_read": 1, "eio_write": 1}
+    file.close()
+
+
+def test_two_faults_due_at_once_meet_two_transfers_and_slow_meets_with_any(tmp_path):
+    faults, view = Faults(delay_s=0), aligned_array(ALIGNMENT)
+    file = faults.wrap(ContainerFile(tmp_path))
+    for kind in ("eio_write", "enospc", "slow"):
+        faults.arm(kind)
+    with pytest.raises(OSError, match="Input/output"):
+        file.pwritev([view], 0)
+    assert [armed.kind for armed in faults.armed] == ["enospc"]
+    with pytest.raises(OSError, match="No space"):
+        file.pwritev([view], 0)
+    file.close()
+
+
+def test_disarm_forgets_the_plan_and_keeps_the_count(tmp_path):
+    faults, view = Faults(), aligned_array(ALIGNMENT)
+    file = faults.wrap(ContainerFile(tmp_path))
+    faults.arm("lost_write", lasting=True)
+    file.pwritev([view], 0)
+    faults.disarm()
+    file.pwritev([view], 0)
+    assert faults.armed == () and faults.injected["lost_write"] == 1
+    file.close()
+
+
+def test_the_seed_decides_which_bit_flips(tmp_path):
+    def flipped(seed):
+        faults, view = Faults(seed), filled(1)
+        file = faults.wrap(ContainerFile(tmp_path))
+        faults.arm("flip_written")
+        file.pwritev([view], 0)
+        back = aligned_array(NBYTES)
+        file.preadv([back], 0)
+        file.close()
+        assert np.unpackbits(back ^ filled(1)).sum() == 1
+        return int(np.flatnonzero(back ^ view)[0])
+
+    assert flipped(1) == flipped(1) != flipped(2)
+
+
+def test_short_transfers_stop_at_the_alignment_of_a_direct_file(folder):
+    faults, view = Faults(), filled(1)
+    file = faults.wrap(ContainerFile(folder))
+    faults.arm("short_write", lasting=True)
+    moved = file.pwritev([view[:ALIGNMENT], view[ALIGNMENT : 7 * ALIGNMENT]], 0)
+    assert moved == (3 * ALIGNMENT if file.direct else 7 * ALIGNMENT // 2)
+    assert file.pwritev([view[:ALIGNMENT]], 0) == (ALIGNMENT if file.direct else ALIGNMENT // 2)
+    file.close()
+
+
+def test_a_throttled_disk_is_one_link_for_reads_and_writes(tmp_path):
+    faults, view = Faults(rate=NBYTES * 100), filled(1)
+    file = faults.wrap(ContainerFile(tmp_path))
+    began = time.monotonic()
+    for _ in range(3):
+        file.pwritev([view], 0)
+        file.preadv([view], 0)
+    assert 0.06 <= time.monotonic() - began < 1
+    file.close()
+
+
+def test_wrong_arguments_are_refused_by_name():
+    with pytest.raises(ValueError, match="there is no fault 'fire'; expected one of eio_read, "):
+        Faults().arm("fire")
+    with pytest.raises(ValueError, match="planned after -1"):
+        Faults().arm("slow", after=-1)
+    with pytest.raises(ValueError, match="rate of 0"):
+        Faults(rate=0)
