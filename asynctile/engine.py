@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,51 +18,39 @@ import numpy as np
 from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.device import open_device
 from asynctile.device.base import Report
-from asynctile.errors import AsynctileError, DeviceError, TierError
+from asynctile.errors import DeviceError
 from asynctile.handle import Handle
-from asynctile.lane import Lane
 from asynctile.loop import LoopThread, new_loop
 from asynctile.operation import Operation
 from asynctile.program import Program
 from asynctile.run import Run
-from asynctile.storage.arena import Arena, Demand, align
-from asynctile.storage.host import HostTier
-from asynctile.storage.residency import Ledger
+from asynctile.statistics import Statistics, snapshot
+from asynctile.storage.arena import Demand
+from asynctile.storage.container import RawFile
 from asynctile.storage.sizes import parse_size
+from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event
+from asynctile.tiers import Tiers
 from asynctile.trace import Trace
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """A snapshot of an engine. Sizes in bytes, counters from its start, caps None where there is none."""
-
-    device: str
-    device_memory_bytes: int | None
-    device_used_bytes: int
-    device_peak_bytes: int
-    host_memory_bytes: int | None
-    host_used_bytes: int
-    host_peak_bytes: int
-    uploaded_bytes: int
-    downloaded_bytes: int
-    operations: int
-    stall_s: float
 
 
 class Engine:
     """Open with `async with`. Arguments as in the README; sizes are ints in bytes or strings such as "512MiB".
 
     device: "auto", "cpu" or "emulated". device_memory: cap on device bytes. host_memory: cap on RAM that tiles may take
-    (on cpu this is the budget, and device_memory is refused). link_rate: emulated only, bytes a second each way.
-    prefetch: how far transfers run ahead of compute: for each unit 4 tiles are loaded before their use and 4 slots kept
-    free for the next (at most an eighth of the slots in all); 0 is the run without overlap.
-    report: called while kernels are compiled, with (kernel, ready, total), from a worker thread.
+    (on cpu this is the budget, and device_memory is refused). spill: a folder on a fast disk for what RAM cannot hold, for one
+    engine at a time; spill_limit: cap on its bytes, set aside at once. link_rate: emulated only, bytes a second each way.
+    prefetch: how far transfers run ahead of compute: for each unit 4 tiles (16 from the spill folder) are loaded before their
+    use and as many slots kept free for the next, at most an eighth of the slots in all; 0 is the run without overlap.
+    watchdog: seconds without any progress after which waiting ends with StalledError; None waits for ever. wrap_spill: given
+    the spill file, returns what is used in its place (storage/faults.py). report: called while kernels are compiled, with
+    (kernel, ready, total), from a worker thread.
 
     While an engine is open BLAS libraries of the process use one thread (threadpoolctl); that is undone on close.
-    Raises ValueError or TypeError for wrong arguments, DeviceError for a device that is not there.
+    Raises ValueError or TypeError for wrong arguments, DeviceError for a device that is not there, and on opening TierError for
+    a spill folder that cannot be used.
     """
 
     def __init__(
@@ -73,20 +59,27 @@ class Engine:
         *,
         device_memory: int | str | None = None,
         host_memory: int | str | None = None,
-        spill: str | None = None,
+        spill: str | os.PathLike[str] | None = None,
         spill_limit: int | str | None = None,
         link_rate: int | str | None = None,
         prefetch: int = 2,
         precision: str = "fp32",
+        watchdog: float | None = 60.0,
+        wrap_spill: Callable[[RawFile], RawFile] | None = None,
         report: Report | None = None,
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop,
     ) -> None:
-        if spill is not None or spill_limit is not None:
-            raise ValueError("spill is not built yet: leave spill and spill_limit out")
+        if spill is None and (spill_limit is not None or wrap_spill is not None):
+            raise ValueError("spill_limit without spill: name the folder with spill, or leave spill_limit out")
         if precision != "fp32":
             raise ValueError(f"precision {precision!r} is not built yet: expected 'fp32'")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise ValueError(f"prefetch is {prefetch!r}: expected a whole number of at least 0, such as 2")
+        if watchdog is not None and not (isinstance(watchdog, int | float) and watchdog > 0):
+            raise ValueError(f"watchdog is {watchdog!r}: expected seconds above 0, or None to wait for ever")
+        self._watchdog = watchdog
+        limit = None if spill_limit is None else _positive("spill_limit", spill_limit)
+        self._spill = None if spill is None else SpillTier(os.fspath(spill), limit, wrap=wrap_spill)
         self._link_rate = None if link_rate is None else _positive("link_rate", link_rate)
         self._device_memory = None if device_memory is None else _positive("device_memory", device_memory)
         self._host_memory = None if host_memory is None else _positive("host_memory", host_memory)
@@ -100,6 +93,7 @@ class Engine:
         self._loop: LoopThread | None = None
         self._used = False
         self._busy: asyncio.Lock | None = None
+        self._background: set[asyncio.Task[Any]] = set()
         self._trace: Trace | None = None
 
     @property
@@ -111,32 +105,21 @@ class Engine:
         """Cap in bytes on the arena that operations run in; None: none."""
         return self._device_memory if self._device.has_link else self._host_memory
 
-    @property
-    def has_link(self) -> bool:
-        """Whether the device has memory of its own, behind a link."""
-        return self._device.has_link
-
-    @property
-    def host_cap(self) -> int | None:
-        return self._host_memory
-
     async def __aenter__(self) -> Self:
         if self._used:
             raise DeviceError("an engine opens once: make a new Engine to go on")
         self._used = True
         hold_one_thread()
+        loop = asyncio.get_running_loop()
+        self.tiers = Tiers(self._device, self._device_memory, self._host_memory, self._spill, self.prefetch, self._watchdog)
         try:
-            self._device.start()
-            await asyncio.get_running_loop().run_in_executor(None, self._device.warm, self._report)
-            self._host = HostTier(self._host_memory) if self._device.has_link else None
-            self._arena = Arena(self.device_cap, divided=self._device.has_link)
-            self._ledger = Ledger(self._arena, self._host)
-            self.lane = Lane(self._device, self._ledger, self.prefetch)
+            await loop.run_in_executor(None, self.tiers.open)
+            await loop.run_in_executor(None, self._device.warm, self._report)
             self._busy = asyncio.Lock()
             self._loop = LoopThread(self._make_loop)
             self._loop.start()
         except BaseException:
-            self._device.close()
+            await loop.run_in_executor(None, self.tiers.close)
             let_go()
             raise
         return self
@@ -144,19 +127,42 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what still runs, run out what was enqueued, end all threads."""
+        """Cancel what still runs, run out what was enqueued, end all threads.
+
+        Tasks of `spawn` are awaited after a clean end of the block and cancelled after an error.
+        """
+        failed = await self._end_background(cancel=kind is not None)
         loop = asyncio.get_running_loop()
         thread, self._loop = self._loop, None
         assert thread is not None
         try:
             await thread.end_jobs()
-            await loop.run_in_executor(None, self._device.close)
+            await loop.run_in_executor(None, self.tiers.close)
         finally:
             await loop.run_in_executor(None, thread.close)
-            self.lane.close()
-            if self._host is not None:
-                self._host.close()
             let_go()
+        if failed is not None and kind is None:
+            raise failed
+
+    def check_floor(self, floor: Demand) -> None:
+        """BudgetError if tiles can leave the arena that operations run in and its cap is below `floor`."""
+        self.tiers.check_floor(floor)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task on the caller's loop that the engine waits for before it closes."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    def try_borrow(self, nbytes: int) -> bool:
+        """Count `nbytes` of the caller's own RAM against host_memory, if no program that was prepared needs them."""
+        return self.tiers.borrow(nbytes)
+
+    def give_back(self, nbytes: int) -> None:
+        """Return what was borrowed."""
+        if self._loop is not None:
+            self._loop.loop.call_soon_threadsafe(self.tiers.give_back, nbytes)
 
     async def call(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the device's loop and await it from here. DeviceError once the engine is closed."""
@@ -212,46 +218,18 @@ class Engine:
         demand: what it asks of the arena, which another program may have cut for itself since. BudgetError, before
         any work, if the caps are below its floor.
         """
-        await self._cut(demand)
+        await self.tiers.cut(demand)
         for name, value in inputs.items():
-            self.fill(program.inputs[name], value)
-        return Run(self.lane, program, demand, outputs)
+            await self.tiers.fill(program.inputs[name], value)
+        return Run(self.tiers, program, demand, outputs)
 
-    def fill(self, tile: Handle, value: np.ndarray) -> None:
+    async def fill(self, tile: Handle, value: np.ndarray) -> None:
         """On the device's loop: put host bytes in a tile that no work in flight uses."""
-        if value.shape != tile.shape:
-            raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
-        if self._host is None:
-            if tile.slot is None:
-                self.lane.admit_for_host(tile)
-            np.copyto(tile.array, value)
-            tile.written = None
-            return
-        if tile.slot is not None:
-            self.lane.drop(tile)
-        if tile.backing is None:
-            tile.backing = self._host.take(tile.nbytes, f"tile {tile.name}")
-        np.copyto(tile.backing.array(tile.shape, tile.dtype), value)
-        tile.valid_below = True
-        tile.below = None
+        await self.tiers.fill(tile, value)
 
     def statistics(self) -> Statistics:
         """What the engine holds and has moved, at this moment."""
-        host, lane = self._host, self.lane
-        used, peak = self._arena.used_nbytes, self._ledger.peak_nbytes
-        return Statistics(
-            device=self.device,
-            device_memory_bytes=self._device_memory,
-            device_used_bytes=used if host is not None else 0,
-            device_peak_bytes=peak if host is not None else 0,
-            host_memory_bytes=self._host_memory,
-            host_used_bytes=host.used_nbytes if host is not None else used,
-            host_peak_bytes=host.peak_nbytes if host is not None else peak,
-            uploaded_bytes=lane.uploaded_nbytes,
-            downloaded_bytes=lane.downloaded_nbytes,
-            operations=lane.operations,
-            stall_s=self._device.stall_s(),
-        )
+        return snapshot(self.tiers)
 
     def start_trace(self) -> None:
         """Record what every stream runs from now on, for `write_trace`."""
@@ -264,74 +242,42 @@ class Engine:
         self._trace.write(path)
 
     async def _launch(self, operation: Operation, number: Any) -> Event:
-        await self.lane.inputs_enqueued(operation)
+        await self.tiers.lane.inputs_enqueued(operation)
         async with self.exclusive():
-            return await self.lane.launch(operation, number)
+            return await self.tiers.lane.launch(operation, number)
 
     async def _synchronize(self) -> None:
         async with self.exclusive():
-            await self.lane.drain()
+            await self.tiers.window.drain()
 
     async def _reserve(self, demand: Demand) -> None:
         async with self.exclusive():
-            await self._cut(demand)
-
-    async def _cut(self, demand: Demand) -> None:
-        """Make the tiers serve `demand`, moving every tile off the device if it must be divided anew.
-
-        BudgetError before anything moves, if a cap is below what it needs.
-        """
-        await self.lane.settle()
-        self._arena.check(demand, self._foreign(demand))
-        if self._host is not None:
-            here = Counter(align(tile.nbytes) for tile in demand.standing if tile.backing is not None)
-            self._host.reserve({size: count - here[size] for size, count in demand.exact.items()})
-        if self._arena.fits(demand):
-            return
-        if self._arena.divided:
-            self.lane.clear()
-            await self.lane.drain()
-            for pool in self._arena.pools:
-                pool.memory = None
-            self._ledger.forget_pools()
-        for pool in self._arena.cut(demand):
-            self._device.map_pool(pool)
-
-    def _foreign(self, demand: Demand) -> Counter[int]:
-        """Resident tiles by size that `demand` does not count, where they cannot leave."""
-        if self._arena.divided:
-            return Counter()
-        return Counter(align(tile.nbytes) for tile in self._ledger.resident if tile not in demand.standing)
+            await self.tiers.cut(demand)
 
     async def _store(self, tiles: Iterable[tuple[Handle, np.ndarray]]) -> None:
         async with self.exclusive():
-            await self.lane.drain()
+            await self.tiers.window.drain()
             for tile, value in tiles:
-                self.fill(tile, value)
+                await self.tiers.fill(tile, value)
 
     async def _read(self, tiles: list[Handle]) -> list[np.ndarray]:
         async with self.exclusive():
-            await self.lane.drain()
-            copies = []
-            for tile in tiles:
-                if tile.slot is not None:
-                    copy = np.empty(tile.shape, tile.dtype)
-                    self.lane.fetch(tile, copy, tile.next_use)
-                    await self.lane.drain()
-                elif tile.below is not None and tile.below.error is not None:
-                    raise TierError(f"tile {tile.name} was lost on its way to host memory") from tile.below.error
-                elif tile.valid_below:
-                    copy = tile.backing.array(tile.shape, tile.dtype).copy()
-                else:
-                    raise AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
-                copies.append(copy)
-            return copies
+            await self.tiers.window.drain()
+            return [await self.tiers.read(tile) for tile in tiles]
 
     async def _release(self, tiles: list[Handle]) -> None:
         async with self.exclusive():
-            await self.lane.drain()
-            for tile in tiles:
-                self.lane.release(tile)
+            await self.tiers.window.settle()
+            self.tiers.release(tiles)
+
+    async def _end_background(self, *, cancel: bool) -> BaseException | None:
+        """Wait for the tasks of `spawn`; the first error among them."""
+        tasks = list(self._background)
+        for task in tasks:
+            if cancel:
+                task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        return next((r for r in results if isinstance(r, Exception)), None)
 
 
 def _positive(name: str, value: int | str) -> int:

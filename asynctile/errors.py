@@ -5,8 +5,11 @@ from asynctile.storage.errors import (
     BudgetError,
     CheckpointError,
     DeviceError,
+    StalledError,
     TierError,
     TornModelError,
 )
 
-__all__ = ["AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "TierError", "TornModelError"]
+__all__ = [
+    "AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "StalledError", "TierError", "TornModelError",
+]  # fmt: skip

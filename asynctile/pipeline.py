@@ -14,6 +14,8 @@ Depth 0 is not another path: nothing is loaded ahead, and the lane lets each loa
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 from asynctile.handle import Handle
 from asynctile.operation import WRITE
@@ -22,8 +24,9 @@ from asynctile.storage.arena import Demand
 from asynctile.storage.residency import Ledger, Move
 from asynctile.storage.tile import NEVER, Tile
 
-#: Tiles loaded ahead, and slots kept free, for each unit of prefetch depth.
-AHEAD, FREE = 4, 4
+#: Tiles loaded ahead, and slots kept free, for each unit of prefetch depth: over a link, and from a disk, which answers late.
+LINK_WINDOW = (4, 4)
+DISK_WINDOW = (16, 16)
 #: The most of both, as a share of the slots.
 SHARE = 1 / 8
 #: Entries that the cursor looks at ahead of the issue: where nothing is missing it would walk to the end at once.
@@ -32,18 +35,35 @@ HORIZON = 512
 FAR = 1 << 60
 
 
-class Pipeline:
-    """Order of use for the ledger, and the prefetch cursor.
+class Order:
+    """Positions in program order, shared by the tiers of an engine; they never repeat.
 
-    depth: prefetch, in units of AHEAD tiles loaded ahead and FREE slots kept free; both at most SHARE of the slots.
-    base: absolute position of the running program's first entry; positions never repeat.
+    base: position of the running program's first entry. position: of what was issued last, or of the end of the last run.
     """
 
-    def __init__(self, ledger: Ledger, depth: int) -> None:
-        self.ledger = ledger
-        self.depth = depth
+    def __init__(self) -> None:
         self.base = 0
         self.position = 0
+
+    def begin(self) -> None:
+        self.base = self.position = self.position + 1
+
+    def end(self, length: int) -> None:
+        """A run is over; positions go on behind it, where the `next_uses` of its persistent tiles point."""
+        self.position = self.base + length - 1
+
+
+class Pipeline:
+    """Order of use for the ledger of one tier, and the prefetch cursor.
+
+    depth: prefetch, in units of `window`: tiles loaded ahead and slots kept free; both at most SHARE of the slots.
+    """
+
+    def __init__(self, ledger: Ledger, order: Order, depth: int, window: tuple[int, int] = LINK_WINDOW) -> None:
+        self.ledger = ledger
+        self.order = order
+        self.depth = depth
+        self.window = window
         self._program: Program | None = None
         self._cursor = 0
         self._reserve = 0
@@ -56,30 +76,35 @@ class Pipeline:
     def begin(self, program: Program, demand: Demand) -> None:
         """A run of `program` starts: what it uses first is known for every tile on the device."""
         self._large = self.ledger.arena.pools[-1]
-        self._most_ahead = self._slots(AHEAD)
+        self._most_ahead = self._slots(self.window[0])
         # Where everything fits nothing need leave early.
-        self._reserve = 0 if self.ledger.arena.holds(demand) else self._slots(FREE)
-        self.base = self.position = self.position + 1
+        self._reserve = 0 if self.ledger.arena.holds(demand) else self._slots(self.window[1])
         self._cursor = 0
         self._ahead.clear()
         self._overwritten.clear()
         if program is not self._program:
             self._program = program
             for tile in self.ledger.resident:
-                first = program.first_uses.get(tile, FAR)
-                self.ledger.used(tile, self.base + first if first < FAR else FAR, False)
+                self._rank(tile, program)
+
+    def _rank(self, tile: Any, program: Program) -> None:
+        """The first use of a resident tile in a run that begins."""
+        first = program.first_uses.get(tile, FAR)
+        self.ledger.used(tile, self.order.base + first if first < FAR else FAR, False)
+
+    def _missing(self, tile: Any) -> Any:
+        """What would have to be loaded here before an operation can use `tile`; None if nothing."""
+        return tile if tile.slot is None else None
 
     def _slots(self, unit: int) -> int:
         """`unit` slots for each unit of depth, but no more than a fair share of the arena, and one if any."""
         slots, limit = unit * self.depth, self._large.limit
         if limit is None:
             return slots
-        return min(slots, max(min(self.depth, 1), int(limit * SHARE * unit / (AHEAD + FREE))))
+        return min(slots, max(min(self.depth, 1), int(limit * SHARE * unit / sum(self.window))))
 
     def end(self) -> None:
-        """The run is over; positions go on behind it, where its `next_uses` of persistent tiles point."""
-        if self._program is not None:
-            self.position = self.base + len(self._program) - 1
+        """The run is over."""
         self._cursor = NEVER
 
     def forget(self) -> None:
@@ -87,7 +112,7 @@ class Pipeline:
         self.end()
         self._program = None
 
-    def admit(self, tiles: tuple[Handle, ...], access: str, moves: list[Move]) -> None:
+    def admit(self, tiles: Sequence[Handle], access: str, moves: list[Move]) -> None:
         """Moves that make `tiles` resident for the entry about to be issued."""
         before = len(moves)
         try:
@@ -112,7 +137,7 @@ class Pipeline:
         stop = min(len(entries), index + HORIZON)
         while cursor < stop and len(ahead) < self._most_ahead:
             entry = entries[cursor]
-            loaded = self._bring(entry.tiles, entry.access, self.base + cursor, moves)
+            loaded = self._bring(entry.tiles, entry.access, self.order.base + cursor, moves)
             if loaded < 0:
                 break
             ahead.extend([cursor] * loaded)
@@ -125,18 +150,19 @@ class Pipeline:
         free = pool.free
         if free is None:
             return
-        while free < self._reserve and self.ledger.evict_ahead(pool, self.base + self._cursor, moves):
+        while free < self._reserve and self.ledger.evict_ahead(pool, self.order.base + self._cursor, moves):
             free += 1
 
     def _bring(self, tiles: tuple[Handle, ...], access: str, needed_at: int, moves: list[Move]) -> int:
         """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""
         count = 0
-        for tile, how in zip(tiles, access, strict=True):
-            if tile.slot is not None:
+        for operand, how in zip(tiles, access, strict=True):
+            tile = self._missing(operand)
+            if tile is None:
                 continue
             if how == WRITE:
-                self._overwritten.add(tile)
-            elif tile.valid_below and tile not in self._overwritten:
+                self._overwritten.add(operand)
+            elif tile.valid_below and operand not in self._overwritten:
                 if not self.ledger.prefetch(tile, needed_at, moves):
                     return -1
                 tile.next_use = needed_at
@@ -147,8 +173,22 @@ class Pipeline:
     def _turn_back(self, moves: list[Move]) -> None:
         """Something the cursor has passed was evicted: go back to where it is used."""
         for move in moves:
-            use = move.tile.next_use - self.base
+            use = move.tile.next_use - self.order.base
             if move.tile.slot is None and use < self._cursor:
                 self._cursor = use
                 while self._ahead and self._ahead[-1] >= use:
                     self._ahead.pop()
+
+
+class HostPipeline(Pipeline):
+    """The pipeline of RAM between a device and a disk: its tiles are copies, the program knows their owners."""
+
+    def _rank(self, tile: Any, program: Program) -> None:
+        owner = tile.owner
+        if owner.slot is None or not owner.dirty:  # else the copy is old, and ranks last
+            first = program.first_uses.get(owner, FAR)
+            self.ledger.used(tile, self.order.base + first if first < FAR else FAR, False)
+
+    def _missing(self, tile: Any) -> Any:
+        copy = tile.backing
+        return copy if tile.slot is None and copy is not None and copy.slot is None else None

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from asynctile.handle import Handle
-from asynctile.lane import Lane
 from asynctile.operation import NO_NUMBER, Operation
 from asynctile.program import Fetch, Program
 from asynctile.storage.arena import Demand
 from asynctile.storage.tile import NEVER
 from asynctile.stream import Event
+from asynctile.tiers import Tiers
 
 
 class Run:
@@ -27,16 +27,16 @@ class Run:
     """
 
     def __init__(
-        self, lane: Lane, program: Program, demand: Demand, outputs: dict[str, np.ndarray] | None = None
+        self, tiers: Tiers, program: Program, demand: Demand, outputs: dict[str, np.ndarray] | None = None
     ) -> None:
-        self.lane = lane
+        self.tiers = tiers
         self.program = program
         self.outputs = outputs or {}
         self.numbers = np.zeros(len(program.numbers) + 1)
         self.issued = 0
         self._views = [self.numbers[index : index + 1] for index in range(len(self.numbers))]
         self._reports: list[Event] = []
-        lane.pipeline.begin(program, demand)
+        tiers.begin(program, demand)
 
     async def until(self, mark: str) -> None:
         """Issue everything before `mark`. KeyError if the program has no such mark."""
@@ -45,40 +45,44 @@ class Run:
     async def finish(self) -> None:
         """Issue the rest and wait until all of it has run; raises the first error."""
         await self._issue(len(self.program))
-        await self.lane.drain()
+        await self.tiers.window.drain()
         self._release(self.program.inputs.values())
-        self.lane.pipeline.end()
+        self.tiers.end(self.program)
 
     async def reported(self) -> None:
         """Wait for the numbers of everything issued so far."""
         reports, self._reports = self._reports, []
         for event in reports:
-            await event.landed()
+            await self.tiers.window.landed(event)
 
     async def abandon(self) -> list[Handle]:
         """Let what was enqueued run out, then free the temporaries; returns persistent tiles whose bytes are lost.
 
         Errors of that work are swallowed: the caller raises the one that it has.
         """
-        await self.lane.settle()
+        tiers = self.tiers
+        await tiers.window.settle()
+        if tiers.window.stalled is not None:
+            return self.program.standing  # nobody knows what is whole while something still hangs
         self._release(self.program.temporaries)
         self._release(self.program.inputs.values())
-        self.lane.pipeline.forget()
-        return self.lane.rescue(self.program.standing)
+        tiers.end(self.program, broken_off=True)
+        return [tile for tile in self.program.standing if not tiers.top.rescue(tile)]
 
     def _release(self, tiles: Iterable[Handle]) -> None:
         for tile in tiles:
             if tile.slot is not None or tile.backing is not None:
-                self.lane.release(tile)
+                self.tiers.top.release(tile)
 
     async def _issue(self, stop: int) -> None:
-        lane, program, views = self.lane, self.program, self._views
-        entries, next_uses, base = program.entries, program.next_uses, lane.pipeline.base
+        tiers, program, views = self.tiers, self.program, self._views
+        entries, next_uses, base = program.entries, program.next_uses, tiers.order.base
+        lane, window = tiers.lane, tiers.window
         while self.issued < stop:
             index = self.issued
             entry = entries[index]
-            if lane.is_far_ahead():
-                await lane.room()
+            if window.is_full():
+                await window.room()
             uses = tuple([use if use == NEVER else base + use for use in next_uses[index]])
             if isinstance(entry, Operation):
                 number = None if entry.number is None else views[entry.number]
@@ -87,5 +91,5 @@ class Run:
                     self._reports.append(event)
             elif isinstance(entry, Fetch):
                 lane.fetch(entry.tile, self.outputs[entry.key][entry.index], uses[0])
-            lane.look_ahead(index)
+            tiers.look_ahead(index)
             self.issued = index + 1

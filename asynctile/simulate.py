@@ -1,83 +1,112 @@
-"""A run without bytes: what a program would move under given caps, by the very decisions that a run makes.
+"""A run without bytes: what a program would move under given caps, by the very code that decides in a run.
 
-It drives asynctile/pipeline.py over fresh tiles and counts; `layers/plan.py` reports it.
+It drives asynctile/tiers.py over a dry device and counts; `layers/plan.py` reports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from asynctile.demand import measure
+from asynctile.device.dry import DryDevice, DrySpill
 from asynctile.handle import Handle
-from asynctile.operation import READ
-from asynctile.pipeline import Pipeline
+from asynctile.operation import Operation
 from asynctile.program import Fetch, Program
-from asynctile.storage.arena import Arena, Demand
-from asynctile.storage.residency import Ledger, Load, Move
+from asynctile.storage.arena import Demand
 from asynctile.storage.tile import NEVER
+from asynctile.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of one run in the steady state (the second of two), and the peak over both."""
+    """Bytes of one run in the steady state (the second of two), and peaks over both.
 
-    loaded_nbytes: int
-    written_back_nbytes: int
-    fetched_nbytes: int
-    device_peak_nbytes: int
-
-
-class Bottomless:
-    """A tier below that always has room."""
-
-    def take(self, nbytes: int, what: str) -> object:
-        return self
-
-    def give(self, block: object) -> None:
-        pass
-
-
-def simulate(program: Program, standing: Sequence[Handle], cap: int | None, prefetch: int) -> Traffic:
-    """Traffic of `program` on a device with a link, an arena of `cap` bytes and a host tier without bound.
-
-    standing: the persistent tiles, which must be fresh (they are moved about). BudgetError below the floor.
+    uploaded, downloaded: between RAM and a device with memory of its own; fetched: results for the host, in neither.
+    spill_read, spill_written: between RAM and the spill folder.
     """
+
+    uploaded_nbytes: int
+    downloaded_nbytes: int
+    fetched_nbytes: int
+    spill_read_nbytes: int
+    spill_written_nbytes: int
+    device_peak_nbytes: int
+    host_peak_nbytes: int
+    spill_peak_nbytes: int
+
+
+def simulate(
+    program: Program,
+    standing: Sequence[Handle],
+    *,
+    has_link: bool = True,
+    device_memory: int | None = None,
+    host_memory: int | None = None,
+    spill: bool = False,
+    spill_limit: int | None = None,
+    prefetch: int = 2,
+) -> Traffic:
+    """Traffic of `program` on a device with a link, or on RAM alone, under caps in bytes.
+
+    standing: the persistent tiles, which must be fresh (they are moved about). BudgetError if a cap is below what is needed.
+    """
+    device = DryDevice("emulated" if has_link else "cpu", has_link)
+    tiers = Tiers(device, device_memory, host_memory, DrySpill(spill_limit) if spill else None, prefetch)
     demand = measure([program], standing)
-    arena = Arena(cap, divided=True)
-    arena.cut(demand)
-    ledger = Ledger(arena, Bottomless())
-    pipeline = Pipeline(ledger, prefetch)
+    at_once(tiers.cut(demand))
     for tile in standing:
-        tile.backing = ledger.backing
-        tile.valid_below = tile in program.first_uses  # what is overwritten first need not be there
+        if tile in program.first_uses:  # what is overwritten first need not be there
+            tiers.claim(tile)
+    before = [0, 0, 0, 0]
     for _ in range(2):
-        for tile in program.inputs.values():
-            ledger.release(tile)
-            tile.backing, tile.valid_below = ledger.backing, True  # the host fills them anew
-        loaded, written = _walk(program, demand, pipeline)
-    fetched = sum(entry.tile.nbytes for entry in program.entries if isinstance(entry, Fetch))
-    return Traffic(loaded, written, fetched, ledger.peak_nbytes)
+        before = _moved(tiers)
+        _walk(program, demand, tiers)
+    moved = [after - first for after, first in zip(_moved(tiers), before, strict=True)]
+    return Traffic(
+        uploaded_nbytes=moved[0],
+        downloaded_nbytes=moved[1],
+        fetched_nbytes=sum(entry.tile.nbytes for entry in program.entries if isinstance(entry, Fetch)),
+        spill_read_nbytes=moved[2],
+        spill_written_nbytes=moved[3],
+        device_peak_nbytes=tiers.top.ledger.peak_nbytes if has_link else 0,
+        host_peak_nbytes=tiers.host.ledger.peak_nbytes,
+        spill_peak_nbytes=0 if tiers.spill is None else tiers.spill.peak_nbytes,
+    )
 
 
-def _walk(program: Program, demand: Demand, pipeline: Pipeline) -> tuple[int, int]:
-    """One run; bytes loaded and written back."""
-    ledger = pipeline.ledger
-    pipeline.begin(program, demand)
-    moves: list[Move] = []
-    loaded = written = 0
+def at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that has nothing to wait for."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a run without bytes waited for something")
+
+
+def _moved(tiers: Tiers) -> list[int]:
+    """Bytes so far: up, down, from the file, to the file."""
+    link = (tiers.top.loaded_nbytes, tiers.top.written_nbytes) if tiers.link is not None else (0, 0)
+    disk = (tiers.host.loaded_nbytes, tiers.host.written_nbytes) if tiers.spill is not None else (0, 0)
+    return [*link, *disk]
+
+
+def _walk(program: Program, demand: Demand, tiers: Tiers) -> None:
+    """One run, as asynctile/run.py does it."""
+    for tile in program.inputs.values():
+        tiers.claim(tile)
+    tiers.begin(program, demand)
+    base = tiers.order.base
     for index, entry in enumerate(program.entries):
-        pipeline.admit(entry.tiles, entry.access, moves)
-        for tile, how, use in zip(entry.tiles, entry.access, program.next_uses[index], strict=True):
-            ledger.used(tile, use if use == NEVER else pipeline.base + use, how != READ)
-            if use == NEVER and not tile.persistent:
-                ledger.release(tile)
-        pipeline.look_ahead(index, moves)
-        for move in moves:
-            if isinstance(move, Load):
-                loaded += move.tile.nbytes
-            elif getattr(move, "write_back", False):
-                written += move.tile.nbytes
-        moves.clear()
-    pipeline.end()
-    return loaded, written
+        uses = tuple([use if use == NEVER else base + use for use in program.next_uses[index]])
+        if isinstance(entry, Operation):
+            tiers.lane.issue(entry, uses, None)
+        elif isinstance(entry, Fetch):
+            tiers.lane.fetch(entry.tile, None, uses[0])  # type: ignore[arg-type]  # copied by nobody
+        tiers.look_ahead(index)
+        tiers.window.forget_done()
+    for tile in program.inputs.values():
+        if tile.slot is not None or tile.backing is not None:
+            tiers.top.release(tile)
+    tiers.end(program)

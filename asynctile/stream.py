@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -29,15 +29,17 @@ Span = tuple[str, str, float, float]
 class Event:
     """Done when its work has run. Created by `Stream.enqueue`.
 
-    error: what the work raised, or inherited; None if it went well. is_copy: moved bytes over the link.
+    error: what the work raised, or inherited; None if it went well. is_copy: moved bytes between tiers. what: the
+    operation or the tile that it is about, for messages.
     """
 
-    __slots__ = ("done", "error", "is_copy", "_dependents", "_wakers")
+    __slots__ = ("done", "error", "is_copy", "what", "_dependents", "_wakers")
 
-    def __init__(self, is_copy: bool = False) -> None:
+    def __init__(self, is_copy: bool = False, what: object = None) -> None:
         self.done = False
         self.error: BaseException | None = None
         self.is_copy = is_copy
+        self.what = what
         self._dependents: list[_Task] = []
         self._wakers: list[Callable[[], Any]] = []
 
@@ -75,15 +77,16 @@ class Event:
 
 
 class _Task:
-    """Work that waits: for `waiting` events, `copies` of them copies."""
+    """Work that waits: for `waiting` events, `copies` of them copies. waits: those events while it waits."""
 
-    __slots__ = ("order", "stream", "event", "work", "args", "waiting", "copies", "ready_at")
+    __slots__ = ("order", "stream", "event", "work", "args", "waits", "waiting", "copies", "ready_at")
 
     def __init__(self, stream: Stream, event: Event, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.stream = stream
         self.event = event
         self.work = work
         self.args = args
+        self.waits: tuple[Event, ...] = ()
         self.order = self.waiting = self.copies = 0
         self.ready_at = 0.0
 
@@ -97,6 +100,7 @@ class Stream:
     waiting_s: seconds, summed over its threads, for which there was nothing to run but work that waits for a copy.
     trace: None, or a list that gets a Span for each piece of work.
     ready_at: when the work that a one-thread stream runs now could have begun, time.perf_counter.
+    finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits.
     """
 
     def __init__(self, name: str, lock: threading.Lock, threads: int = 1) -> None:
@@ -104,6 +108,9 @@ class Stream:
         self.waiting_s = 0.0
         self.trace: list[Span] | None = None
         self.ready_at = 0.0
+        self.finished = 0
+        self.running: dict[str, tuple[_Task, float]] = {}
+        self.waiting: set[_Task] = set()
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._ready: list[_Task] = []
@@ -113,7 +120,7 @@ class Stream:
         #: tasks that wait for a copy; until when waiting_s is counted
         self._starved = 0
         self._counted = 0.0
-        self._closing = False
+        self._closing = self._left = False
         names = [name] if threads == 1 else [f"{name}-{index}" for index in range(threads)]
         self._threads = [
             threading.Thread(target=self._run, args=(name,), name=f"asynctile-{name}", daemon=True) for name in names
@@ -124,10 +131,16 @@ class Stream:
             thread.start()
 
     def enqueue(
-        self, waits: Iterable[Event], work: Callable[..., Any], args: tuple[Any, ...], is_copy: bool = False
+        self,
+        waits: Sequence[Event],
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        is_copy: bool = False,
+        what: object = None,
     ) -> Event:
         """Run work(*args) once all of `waits` are done; returns its event. DeviceError once the stream is closed."""
-        event = Event(is_copy)
+        event = Event(is_copy, what)
         task = _Task(self, event, work, args)
         with self._lock:
             if self._closing:
@@ -145,21 +158,33 @@ class Stream:
             if task.copies:
                 self._count_waiting()
                 self._starved += 1
-            if not task.waiting:
+            if task.waiting:
+                task.waits = tuple(waits)
+                self.waiting.add(task)
+            else:
                 task.ready_at = time.perf_counter()
                 heappush(self._ready, task)
                 if self._idle:
                     self._changed.notify()
         return event
 
-    def close(self) -> None:
-        """Run what is enqueued, then end the threads."""
+    def close(self, patience_s: float | None = None) -> None:
+        """Run what is enqueued, then end the threads.
+
+        patience_s: wait at most that long. What still waits is then given up, and a thread that is stuck in its work
+        is left behind (it is a daemon).
+        """
         with self._lock:
             self._closing = True
             self._changed.notify_all()
+        until = None if patience_s is None else time.monotonic() + patience_s
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join()
+                thread.join(None if until is None else max(0.0, until - time.monotonic()))
+                if thread.is_alive():
+                    with self._lock:
+                        self._left = True
+                        self._changed.notify_all()
 
     def _run(self, name: str) -> None:
         task: _Task | None = None
@@ -168,10 +193,12 @@ class Stream:
             if event.error is None:
                 start = time.perf_counter()
                 self.ready_at = task.ready_at
+                self.running[name] = task, start
                 try:
                     task.work(*task.args)
                 except BaseException as error:  # the event carries it to whoever waits
                     event.error = error
+                del self.running[name]
                 if self.trace is not None:
                     self.trace.append((name, task.work.__name__, start, time.perf_counter()))
 
@@ -180,8 +207,8 @@ class Stream:
         with self._lock:
             if finished is not None:
                 self._finish(finished)
-            while not self._ready:
-                if self._closing and not self._unfinished:
+            while self._left or not self._ready:
+                if self._left or (self._closing and not self._unfinished):
                     self._changed.notify_all()
                     break
                 if finished is not None:
@@ -192,7 +219,7 @@ class Stream:
                     finished = None
                     continue
                 self._rest()
-            task = heappop(self._ready) if self._ready else None
+            task = heappop(self._ready) if self._ready and not self._left else None
         if finished is not None:
             finished.event._wake()
         return task
@@ -216,6 +243,7 @@ class Stream:
         """Under the lock: the task's event is done; what waited for nothing else becomes ready."""
         event = task.event
         event.done = True
+        self.finished += 1
         self._unfinished -= 1
         for dependent in event._dependents:
             dependent.waiting -= 1
@@ -227,6 +255,8 @@ class Stream:
                     stream._count_waiting()
                     stream._starved -= 1
             if not dependent.waiting:
+                stream.waiting.discard(dependent)
+                dependent.waits = ()
                 dependent.ready_at = time.perf_counter()
                 heappush(stream._ready, dependent)
                 if stream._idle and (stream is not self or len(self._ready) > 1):

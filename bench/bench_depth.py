@@ -22,7 +22,6 @@ from typing import Any
 from common import Table, alternate, arguments, batch, publish, show, target, trainer_on
 
 from asynctile import Engine
-from asynctile.lane import Lane
 from asynctile.layers import GPT2Config, Trainer
 from asynctile.operation import Operation
 from asynctile.program import Fetch, Mark, Program
@@ -162,15 +161,15 @@ async def open_side(
     """A trainer a depth on one engine that decides by `policy`."""
     engine = await stack.enter_async_context(Engine(device="emulated", **options))
     if policy != OURS:
-        engine._ledger = RecencyLedger(engine._arena, engine._host)
-        engine.lane = Lane(engine._device, engine._ledger, engine.prefetch)
+        top = engine.tiers.top
+        top.ledger = top.pipeline.ledger = RecencyLedger(top.arena, top.below)
     trainers = {depth: await trainer_on(engine, config_of(depth), tile=tile) for depth in layers}
     if policy == GREEDY:
         for trainer in trainers.values():
             key = ("step", BATCH, LENGTH, 1, True)
             program = trainer.model.program(*key)
             await trainer.engine.reserve(trainer.model.demand(program))
-            pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine._arena.pools]
+            pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine.tiers.top.arena.pools]
             trainer.model._programs[key] = greedy(program, pools)
     return trainers
 

@@ -10,73 +10,18 @@ speed; bytes loaded at most 1.05 of MIN (Belady) on the same program with the sa
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
-from collections import defaultdict
 from contextlib import AsyncExitStack
 from typing import Any
 
 from common import Table, alternate, arguments, batch, publish, steps, target, trainer_on
+from optimum import min_loads
 
 from asynctile import Engine
 from asynctile.layers import GPT2Config, Trainer
-from asynctile.operation import Operation
-from asynctile.program import Fetch, Program
 
 BATCH, LENGTH = 4, 512
 CONFIG = GPT2Config(n_layer=12, n_head=8, n_embd=512, block_size=LENGTH, vocab_size=2048)
 LINK_SHARE = 0.6
-
-
-def min_loads(program: Program, pools: list[tuple[int, int]]) -> int:
-    """Bytes that the second of two steps must load, evicting what is used furthest away (Belady's MIN).
-
-    pools: (slot bytes, slots). Shares no code with the engine: a trace of (tile, access), the positions of its uses, and
-    one set of resident tiles a pool.
-    """
-    trace: list[list[tuple[Any, str]]] = []
-    for entry in program.entries:
-        if isinstance(entry, Operation):
-            trace.append(list(zip(entry.operands, entry.access, strict=True)))
-        else:
-            trace.append([(entry.tile, "r")] if isinstance(entry, Fetch) else [])
-    length, inputs = len(trace), set(program.inputs.values())
-    uses: dict[Any, list[int]] = defaultdict(list)
-    needs: dict[Any, list[bool]] = defaultdict(list)  # whether that use needs the bytes of before
-    for position in range(2 * length):
-        for tile, how in trace[position % length]:
-            uses[tile].append(position)
-            needs[tile].append(how != "w")
-
-    def next_use(tile: Any, position: int) -> int:
-        later = bisect_right(uses[tile], position)
-        if later == len(uses[tile]) or not needs[tile][later]:
-            return 3 * length
-        found = uses[tile][later]
-        again = found >= length > position  # a temporary is dead, an input is filled anew, in the next step
-        return 3 * length if again and (tile in inputs or not tile.persistent) else found
-
-    inside: list[set[Any]] = [set() for _ in pools]
-    loaded = 0
-    for position in range(2 * length):
-        if position == length:
-            for held in inside:
-                held -= inputs
-        needed = trace[position % length]
-        operands = {tile for tile, _ in needed}
-        for tile, how in needed:
-            pool = next(index for index, (nbytes, _) in enumerate(pools) if tile.nbytes <= nbytes)
-            held = inside[pool]
-            if tile in held:
-                continue
-            if len(held) >= pools[pool][1]:
-                held.remove(max(held - operands, key=lambda item: next_use(item, position)))
-            held.add(tile)
-            loaded += tile.nbytes if how != "w" and position >= length else 0
-        for tile in operands:
-            if not tile.persistent and next_use(tile, position) == 3 * length:
-                for held in inside:
-                    held.discard(tile)
-    return loaded
 
 
 async def engine_of(stack: AsyncExitStack, tile: int | None, **options: Any) -> Trainer:
@@ -134,7 +79,7 @@ def bytes_moved(label: str, trainer: Trainer, up: int, down: int, *, counted: bo
     """Rows of the table: loads against MIN, and write-backs."""
     rows: list[tuple[Any, ...]] = [(label, "loaded", up / 1e6, None, None), (label, "written back", down / 1e6, None, None)]
     if counted:
-        pools = [(pool.slot_nbytes, pool.limit or 0) for pool in trainer.engine._arena.pools]
+        pools = [(pool.slot_nbytes, pool.limit or 0) for pool in trainer.engine.tiers.top.arena.pools]
         least = min_loads(trainer.model.program("step", BATCH, LENGTH, 1, trainer.recompute), pools)
         goal = target(up / least, 1.05, above=False)
         rows[0] = (label, "loaded", up / 1e6, up / least, goal)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import warnings
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -19,33 +20,45 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import CheckpointError
+from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.layers.tiling import Tiling
-from asynctile.storage.folder import read_json, replace_folder, write_json
+from asynctile.storage.beside import recover_folder
+from asynctile.storage.checksums import check_files
+from asynctile.storage.documents import finish, store_json
+from asynctile.storage.folder import read_json, replace_folder
 from asynctile.storage.tensors import TensorReader, TensorWriter
 
 if TYPE_CHECKING:
     from asynctile.layers.gpt2 import GPT2
 
+#: How a tile's bytes are read: from the engine, or from a copy of an earlier moment.
+ReadTile = Callable[[Handle], Awaitable[NDArray[Any]]]
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREFIX = "transformer."
 HEAD = "lm_head.weight"
 WTE = "transformer.wte.weight"
 
 
 class Pretrained:
-    """A model folder, checked whole on opening: config, names, shapes, a tied head. A context manager."""
+    """A model folder, checked whole on opening: checksums where it has them, config, names, shapes, a tied head. A
+    context manager.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
+            recover_folder(self.path)
+        if not self.path.is_dir():
             raise CheckpointError(f"{path} is no folder: expected one with config.json and model.safetensors")
-        values = read_json(self.path / "config.json")
+        check_files(self.path, (CONFIG, WEIGHTS))
+        values = read_json(self.path / CONFIG)
         if not isinstance(values, dict):
-            raise CheckpointError(f"{self.path / 'config.json'} holds no JSON object; it should be a model's config")
+            raise CheckpointError(f"{self.path / CONFIG} holds no JSON object; it should be a model's config")
         self.config = GPT2Config.from_hf(values)
         if any(self.config.pdrops.values()):
-            warnings.warn(f"dropout of {self.path / 'config.json'} is kept for saving, never applied", stacklevel=2)
+            warnings.warn(f"dropout of {self.path / CONFIG} is kept for saving, never applied", stacklevel=2)
         self._reader = TensorReader(self.path)
         try:
             self._names = self._match()
@@ -100,49 +113,93 @@ class Pretrained:
 async def save_pretrained(model: GPT2, path: str | os.PathLike[str]) -> None:
     """Write `model` to the folder `path`, put in place whole."""
     final = Path(path)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    async with replaced(final) as folder:
-        await write_weights(model, folder)
-    model.last_checkpoint = str(final)
+    check_place(final)
+    async with replaced(model, final, 4 * model.config.parameter_count) as folder:
+        await write_weights(model, folder, model.engine.read)
+
+
+def check_place(final: Path) -> None:
+    """ValueError if saving to `final` would replace what nobody saved there."""
+    if final.exists() and not final.is_dir():
+        raise ValueError(f"{final} is a file; expected a folder or a name that is free")
+    if final.is_dir() and not (final / CONFIG).exists():
+        for foreign in final.iterdir():
+            raise ValueError(
+                f"{final} holds {foreign.name} and no model; a save replaces the folder as a whole: name one that is "
+                "empty, not there yet or an older save"
+            )
 
 
 @asynccontextmanager
-async def replaced(final: Path) -> AsyncIterator[Path]:
-    """`replace_folder` with its file work in a thread: syncing a checkpoint takes seconds."""
+async def replaced(model: GPT2, final: Path, nbytes: int) -> AsyncIterator[Path]:
+    """A folder to put about `nbytes` in, which then becomes `final` and the last checkpoint of `model`.
+
+    `replace_folder` with its file work in threads: syncing a checkpoint takes seconds. CheckpointError, saying how
+    much room there was, for whatever the disk refuses.
+    """
     context = replace_folder(final)
-    folder = await asyncio.to_thread(context.__enter__)
+
+    async def put_in_place() -> None:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+        model.last_checkpoint = str(final)
+
     try:
-        yield folder
-    except BaseException as error:
-        await asyncio.to_thread(context.__exit__, type(error), error, error.__traceback__)
-        raise
-    await asyncio.to_thread(context.__exit__, None, None, None)
+        try:
+            yield await finish(asyncio.to_thread(context.__enter__))
+            await finish(put_in_place())
+        except BaseException as error:
+            await finish(asyncio.to_thread(context.__exit__, type(error), error, error.__traceback__))
+            raise
+    except (CheckpointError, OSError) as error:
+        reason = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(reason, OSError):
+            raise
+        free = await asyncio.to_thread(_free_nbytes, final)
+        raise CheckpointError(
+            f"cannot save {final}: {reason.strerror or reason}; it needs {nbytes} bytes and {free} are free there; what was "
+            "saved before is untouched; free space or save to another folder"
+        ) from error
 
 
-async def write_weights(model: GPT2, folder: Path) -> None:
+def _free_nbytes(path: Path) -> int | str:
+    """Room on the disk of `path`, which may not be there itself."""
+    try:
+        return shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free
+    except OSError:
+        return "an unknown number"
+
+
+async def write_weights(model: GPT2, folder: Path, read: ReadTile) -> None:
     """config.json and model.safetensors in `folder`."""
-    write_json(folder / "config.json", model.config.to_hf())
-    await write_tensors(model, folder / "model.safetensors", ("weights",))
+    await store_json(folder / CONFIG, model.config.to_hf())
+    await write_tensors(model, folder / WEIGHTS, ("weights",), read)
 
 
-async def write_tensors(model: GPT2, path: Path, families: tuple[str, ...]) -> None:
-    """Tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), one tile in memory at a time."""
+async def write_tensors(model: GPT2, path: Path, families: tuple[str, ...], read: ReadTile) -> None:
+    """Tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), tile by tile as `read` gives them."""
     tensors: dict[str, Any] = {
         tensor_name(parameter.name, family): (np.float32, parameter.shape)
         for parameter in model.parameters.values()
         for family in families
     }
-    writer = await asyncio.to_thread(TensorWriter, path, tensors, {"format": "pt"})
+    unfinished = ExitStack()
+
+    def begin() -> TensorWriter:
+        writer = TensorWriter(path, tensors, {"format": "pt"})
+        unfinished.callback(writer.discard)  # does nothing once it is closed
+        return writer
+
     try:
+        writer = await finish(asyncio.to_thread(begin))
         for parameter in model.parameters.values():
             for family in families:
+                name = tensor_name(parameter.name, family)
                 for key, tile in getattr(parameter, family).items():
-                    piece = await model.engine.read(tile)
-                    name = tensor_name(parameter.name, family)
-                    await asyncio.to_thread(writer.write, name, parameter.index(*key), piece)
-        await asyncio.to_thread(writer.close)
+                    piece = await read(tile)
+                    await finish(asyncio.to_thread(writer.write, name, parameter.index(*key), piece))
+        await finish(asyncio.to_thread(writer.close))
     finally:
-        writer.discard()  # does nothing once it is closed
+        await finish(asyncio.to_thread(unfinished.close))
 
 
 def tensor_name(parameter: str, family: str) -> str:

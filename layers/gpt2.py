@@ -119,8 +119,8 @@ class GPT2:
 
     def check_floor(self) -> None:
         """BudgetError if the device cap is below the model's floor."""
-        if self.engine.device_cap is not None and self.engine.has_link:
-            floor_demand(self.config, self.tiling.tile).check(self.engine.device_cap)
+        if self.engine.device_cap is not None:
+            self.engine.check_floor(floor_demand(self.config, self.tiling.tile))
 
     def check_whole(self, wish: str) -> None:
         """TornModelError if a step broke off after its first update."""

@@ -9,14 +9,14 @@ import os
 from dataclasses import dataclass
 
 from asynctile.demand import measure
-from asynctile.errors import BudgetError
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.simulate import simulate
-from asynctile.storage.arena import Arena
+from asynctile.storage.arena import ALIGNMENT, Demand
+from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.sizes import format_size, parse_size
 
 #: A rough GEMM rate of one CPU core, float32.
@@ -27,9 +27,9 @@ FLOPS_PER_S = 200e9
 class Plan:
     """Bytes, operations and floating-point operations of one step in the steady state.
 
-    floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take below
-    the device. compute_s: the GEMMs at this machine's rough rate. link_s: the slower direction at link_rate, None
-    without one. bound: what bounds the step, in words.
+    floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take, beside the
+    device or as the device. spill_bytes: what the spill folder must hold, 0 where RAM suffices. compute_s: the GEMMs at this
+    machine's rough rate. link_s: the slower direction at link_rate, None without one. bound: what bounds the step, in words.
     """
 
     device: str
@@ -42,10 +42,13 @@ class Plan:
     device_bytes: int | None
     device_peak_bytes: int
     host_bytes: int
+    spill_bytes: int
     operations: int
     flops: int
     uploaded_bytes: int
     downloaded_bytes: int
+    spill_read_bytes: int
+    spill_written_bytes: int
     compute_s: float
     link_s: float | None
     bound: str
@@ -60,10 +63,13 @@ class Plan:
             ("all tiles resident", format_size(self.resident_bytes)),
             ("device memory", "no cap" if self.device_bytes is None else format_size(self.device_bytes)),
             ("host memory for tiles", format_size(self.host_bytes)),
+            ("spill folder", "unused" if not self.spill_bytes else f"at most {format_size(self.spill_bytes)}"),
             ("operations a step", f"{self.operations:,}"),
             ("GEMM work a step", f"{self.flops / 1e9:,.1f} GFLOP"),
             ("uploaded a step", format_size(self.uploaded_bytes)),
             ("downloaded a step", format_size(self.downloaded_bytes)),
+            ("read from the spill folder a step", format_size(self.spill_read_bytes)),
+            ("written to the spill folder a step", format_size(self.spill_written_bytes)),
             ("bound", self.bound),
         ]
 
@@ -79,11 +85,16 @@ def plan_step(
     device: str = "auto",
     device_memory: int | str | None = None,
     host_memory: int | str | None = None,
+    spill: bool = False,
+    spill_limit: int | str | None = None,
     prefetch: int = 2,
     link_rate: int | str | None = None,
     clip_norm: float | None = None,
 ) -> Plan:
-    """Plan one training step. BudgetError if a cap is below the floor; ValueError for wrong numbers."""
+    """Plan one training step. spill: whether there is a folder below RAM.
+
+    BudgetError if a cap is below the floor; ValueError for wrong numbers.
+    """
     tiling = Tiling(config, tile)
     parameters = Parameters(config, tiling)
     rows = tiling.rows(batch_size, seq_len, micro_batches)
@@ -94,35 +105,41 @@ def plan_step(
     cap = _size(device_memory if has_link else host_memory)
     flops = sum(operation.flops for operation in program.operations())
     compute_s = flops / (FLOPS_PER_S * len(os.sched_getaffinity(0)))
-    uploaded = downloaded = 0
     floor = floor_demand(config, tiling.tile)
-    if has_link:
+    if has_link or spill:
+        floor = floor.rounded(PAGE if spill and not has_link else ALIGNMENT)
         if cap is not None:
-            floor.check(cap)
-        traffic = simulate(program, standing, cap, prefetch)
-        uploaded, downloaded = traffic.loaded_nbytes, traffic.written_back_nbytes
-        device_peak, host = traffic.device_peak_nbytes, demand.resident_nbytes
-        _check_host(host, _size(host_memory))
-    else:
-        Arena(cap, divided=False).check(demand)
-        device_peak, host = 0, demand.resident_nbytes
+            floor.check(cap, "device_memory" if has_link else "host_memory")
+    traffic = simulate(
+        program,
+        standing,
+        has_link=has_link,
+        device_memory=cap if has_link else None,
+        host_memory=_size(host_memory),
+        spill=spill,
+        spill_limit=_size(spill_limit),
+        prefetch=prefetch,
+    )
     rate = _size(link_rate)
-    link_s = None if rate is None else max(uploaded, downloaded) / rate
+    link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
     return Plan(
         device="cpu" if device == "auto" else device,
         tile=tiling.tile,
         parameters=config.parameter_count,
         states_bytes=config.states_nbytes,
-        floor_bytes=floor.floor_nbytes if has_link else demand.resident_nbytes,
-        floor_operation=floor.what if has_link else "everything, which stays in RAM on cpu",
+        floor_bytes=floor.floor_nbytes if has_link or spill else demand.resident_nbytes,
+        floor_operation=floor.what if has_link or spill else "everything, which stays in RAM on cpu",
         resident_bytes=demand.resident_nbytes,
         device_bytes=cap,
-        device_peak_bytes=device_peak,
-        host_bytes=host,
+        device_peak_bytes=traffic.device_peak_nbytes,
+        host_bytes=_host_bytes(demand, _size(host_memory), spill),
+        spill_bytes=traffic.spill_peak_nbytes,
         operations=sum(1 for _ in program.operations()),
         flops=flops,
-        uploaded_bytes=uploaded,
-        downloaded_bytes=downloaded,
+        uploaded_bytes=traffic.uploaded_nbytes,
+        downloaded_bytes=traffic.downloaded_nbytes,
+        spill_read_bytes=traffic.spill_read_nbytes,
+        spill_written_bytes=traffic.spill_written_nbytes,
         compute_s=compute_s,
         link_s=link_s,
         bound=_bound(compute_s, link_s),
@@ -138,13 +155,9 @@ def _bound(compute_s: float, link_s: float | None) -> str:
     return f"{compute}; the link takes {link_s:.2f} s beside it"
 
 
-def _check_host(needed: int, cap: int | None) -> None:
-    if cap is not None and needed > cap:
-        raise BudgetError(
-            f"host_memory of {format_size(cap)} is below the floor of {format_size(needed)} ({needed} bytes): every tile "
-            "that is alive at once must find a place below the device; raise host_memory",
-            floor=needed,
-        )
+def _host_bytes(demand: Demand, cap: int | None, spill: bool) -> int:
+    """RAM that tiles take: all of them, or the cap where the rest goes to the disk."""
+    return min(demand.resident_nbytes, cap) if spill and cap is not None else demand.resident_nbytes
 
 
 def _size(value: int | str | None) -> int | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from asynctile.demand import measure
 from asynctile.engine import Engine, Statistics
-from asynctile.errors import AsynctileError, DeviceError, TornModelError
+from asynctile.errors import AsynctileError, CheckpointError, DeviceError, TornModelError
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
@@ -65,6 +65,8 @@ class Trainer:
         self.skipped_count = 0
         self.data_state: dict[str, Any] = {}
         self._has_moments = False
+        #: the save that was left to a task and nobody has asked about since
+        self._saving: asyncio.Task[None] | None = None
 
     async def step(self, tokens: Any, targets: Any) -> StepReport:
         """One update from int arrays (B, T); targets of -100 are ignored.
@@ -102,14 +104,38 @@ class Trainer:
         await self.engine.call(self.model.run(program, inputs, outputs))
         return outputs
 
-    async def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint folder, put in place whole; it is a model folder too."""
+    async def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> None:
+        """Write a checkpoint folder, put in place whole; it is a model folder too.
+
+        wait=False: return as soon as all tiles are copied to RAM, and write them while training goes on; if host_memory
+        has no room for the copies (12 bytes a parameter), this waits all the same. A save under way ends first; its
+        error, if nobody asked for it, is raised here. ValueError if `path` is a file or holds other things,
+        CheckpointError if the disk fails or is full: what was saved there before is then untouched.
+        """
         from asynctile.layers.checkpoint import save
 
         async with self.model.changing:
             self.model.check_whole("save")
+            await self.saved()
             await self.prepare_moments()
-            await save(self, path)
+            self._saving = await save(self, path, wait=wait)
+
+    async def saved(self) -> None:
+        """Wait for a save under way, if there is one; raises its error, once. Cancelling this does not cancel the save."""
+        task = self._saving
+        if task is None:
+            return
+        await asyncio.wait([task])
+        if self._saving is task:
+            self._saving = None
+        if task.cancelled():
+            raise CheckpointError("a save was broken off since its engine closed; the checkpoint before it is whole")
+        task.result()
+
+    @property
+    def saving(self) -> bool:
+        """Whether a save goes on behind the training; once it is False, `saved` returns or raises at once."""
+        return self._saving is not None and not self._saving.done()
 
     @classmethod
     async def load(cls, engine: Engine, path: str | os.PathLike[str]) -> Self:
@@ -170,7 +196,7 @@ class Trainer:
                     if not math.isfinite(norm):
                         return await self._skip(run, loss, norm)
                     factor = min(1.0, self.clip_norm / (norm + 1e-6))
-                    self.engine.fill(program.inputs["hyper"], self.optimizer.hyper(self.step_count + 1, factor))
+                    await self.engine.fill(program.inputs["hyper"], self.optimizer.hyper(self.step_count + 1, factor))
             except BaseException as error:
                 await self._break_off(run, error)
                 raise
@@ -230,11 +256,11 @@ class Trainer:
             stall_s=after.stall_s - before.stall_s,
             uploaded_bytes=after.uploaded_bytes - before.uploaded_bytes,
             downloaded_bytes=after.downloaded_bytes - before.downloaded_bytes,
-            spill_read_bytes=0,
-            spill_written_bytes=0,
+            spill_read_bytes=after.spill_read_bytes - before.spill_read_bytes,
+            spill_written_bytes=after.spill_written_bytes - before.spill_written_bytes,
             device_peak_bytes=after.device_peak_bytes,
             host_peak_bytes=after.host_peak_bytes,
-            spill_peak_bytes=0,
+            spill_peak_bytes=after.spill_peak_bytes,
             skipped=skipped,
         )
 

@@ -1,4 +1,4 @@
-"""The arena of a device: how its cap is cut into slots, and which slots are free.
+"""The arena of a tier: how its cap is cut into slots, and which slots are free.
 
 Pure bookkeeping. The memory itself belongs to the device (asynctile/device), who stands in a slot is decided by
 storage/residency.py. Slots have one of a few fixed sizes ("pools"), so that there is no fragmentation: any free slot
@@ -8,7 +8,8 @@ room or cannot promise that a budget at the floor works.
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,14 +35,14 @@ class Slot:
 class Pool:
     """Slots of one size; lowest index first, so that untouched memory stays untouched.
 
-    limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots handed out at least once.
+    limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots that exist, used or free.
 
     Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first:
     compute has just been there and nothing else is on them. Those of evicted tiles go first to loads, oldest first:
     their write-back has had the longest time to end, so the load need not wait for it.
     """
 
-    __slots__ = ("arena", "slot_nbytes", "limit", "memory", "used", "made", "_dead", "_evicted")
+    __slots__ = ("arena", "slot_nbytes", "limit", "memory", "used", "made", "_dead", "_evicted", "_dropped")
 
     def __init__(self, arena: Arena, slot_nbytes: int, limit: int | None) -> None:
         self.arena = arena
@@ -52,6 +53,8 @@ class Pool:
         self.made = 0
         self._dead: deque[Slot] = deque()
         self._evicted: deque[Slot] = deque()
+        #: slots whose memory was let go, to be made again first
+        self._dropped: list[Slot] = []
 
     @property
     def free(self) -> int | None:
@@ -67,7 +70,7 @@ class Pool:
         elif self._evicted:
             slot = self._evicted.popleft()
         elif self.made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes):
-            slot = Slot(self, self.made)
+            slot = self._dropped.pop() if self._dropped else Slot(self, self.made)
             self.made += 1
             self.arena.made_nbytes += self.slot_nbytes
         else:
@@ -81,23 +84,60 @@ class Pool:
         self.arena.used_nbytes -= self.slot_nbytes
         (self._evicted if evicted else self._dead).append(slot)
 
+    def drop_free(self) -> list[Slot]:
+        """Forget the free slots, so that the cap has room for other sizes; nothing may be in flight on them."""
+        slots = [*self._dead, *self._evicted]
+        self._dead.clear()
+        self._evicted.clear()
+        self._dropped += slots
+        self.made -= len(slots)
+        self.arena.made_nbytes -= len(slots) * self.slot_nbytes
+        return slots
+
 
 class Arena:
-    """All pools of one device, largest last, under one cap in bytes (None: no cap).
+    """All pools of one tier, largest last, under one cap in bytes (None: no cap).
 
-    divided: a capped arena whose tiles can be evicted is divided between two pools once, so that a tile of either
-    size can always push out another of its size. Otherwise every size has a pool that grows while the cap allows.
+    A cap that holds everything has a pool for each size, which grows while the cap allows. Otherwise, if tiles can leave
+    (`evictable`), the arena is `divided` between two pools, so that a tile of either size can always push out another
+    of its size.
+
+    alignment: of every slot. argument: what raises the cap, for messages. lent_nbytes: of the cap, to whoever borrowed it.
     """
 
-    def __init__(self, cap: int | None, *, divided: bool) -> None:
+    def __init__(
+        self, cap: int | None, *, evictable: bool, alignment: int = ALIGNMENT, argument: str = "device_memory"
+    ) -> None:
         self.cap = cap
-        self.divided = divided and cap is not None
+        self.evictable = evictable
+        self.alignment = alignment
+        self.argument = argument
+        self.divided = False
         self.pools: list[Pool] = []
         self.used_nbytes = 0
         self.made_nbytes = 0
+        self.lent_nbytes = 0
+        self._promised_nbytes = 0
+
+    @property
+    def held_nbytes(self) -> int:
+        """Of slots that are taken, and lent."""
+        return self.used_nbytes + self.lent_nbytes
+
+    @property
+    def available(self) -> int | None:
+        """The cap without what is lent."""
+        return None if self.cap is None else self.cap - self.lent_nbytes
 
     def may_grow(self, nbytes: int) -> bool:
-        return self.cap is None or self.made_nbytes + nbytes <= self.cap
+        return self.available is None or self.made_nbytes + nbytes <= self.available
+
+    def lend(self, nbytes: int) -> bool:
+        """Set `nbytes` of the cap aside, if the programs that it was cut for do not need them."""
+        if self.divided or (self.available is not None and self._promised_nbytes + nbytes > self.available):
+            return False
+        self.lent_nbytes += nbytes
+        return True
 
     def pool_for(self, nbytes: int) -> Pool:
         """The smallest pool whose slots take `nbytes`."""
@@ -105,22 +145,24 @@ class Arena:
             if nbytes <= pool.slot_nbytes:
                 return pool
         raise BudgetError(
-            f"a tile of {format_size(nbytes)} fits no slot of this device: it is cut into slots of "
+            f"a tile of {format_size(nbytes)} fits no slot here: {self.argument} is cut into slots of "
             f"{', '.join(format_size(pool.slot_nbytes) for pool in self.pools) or 'no size yet'}; "
             "reserve slots of that size first",
             floor=nbytes,
         )
 
-    def fits(self, demand: Demand) -> bool:
-        """Whether the present cut already serves `demand`."""
+    def fits(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
+        """Whether the present cut already serves `demand`. foreign: as in `check`."""
         have = [pool.slot_nbytes for pool in self.pools]
         if not self.divided:
-            return demand.exact.keys() <= set(have)
-        if not have or demand.sizes[-1] > have[-1]:
+            exact = demand.exact.keys() <= set(have) and self._grown_nbytes(demand, foreign) <= self._room()
+            self._promise(demand, foreign, exact)
+            return exact
+        if demand.sizes[-1] > have[-1]:
             return False
         assert self.cap is not None
         # Large slots are what is left when the small ones are paid for: their floor is enough.
-        wanted = [count for _, count in demand.divide(self.cap)[:-1]] + [demand.floor[-1]]
+        wanted = [count for _, count in demand.divide(self.cap, self.argument)[:-1]] + [demand.floor[-1]]
         needed = dict.fromkeys(have, 0)
         places = [min(slot for slot in have if size <= slot) for size in demand.sizes]
         for place, count in zip(places, wanted, strict=True):
@@ -142,38 +184,60 @@ class Arena:
     def check(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> None:
         """BudgetError if the cap is below what `demand` needs: its floor, or everything where nothing can leave.
 
-        foreign: tiles by size that are resident and not among the demand's, where nothing can leave.
+        foreign: tiles by size that are resident and not among the demand's.
         """
         if self.cap is None:
             return
-        if self.divided:
-            demand.check(self.cap)
-            return
-        needed = 0
-        made, others = {pool.slot_nbytes: pool.made for pool in self.pools}, foreign or {}
-        for size in {*made, *demand.exact}:
-            needed += size * max(made.get(size, 0), demand.exact.get(size, 0) + others.get(size, 0))
-        if needed > self.cap:
+        needed = _everything(demand, foreign)
+        if self.evictable and needed > self._room():
+            demand.check(self.cap, self.argument)
+        elif needed > self.cap:
             raise BudgetError(
-                f"host_memory of {format_size(self.cap)} is below the floor of {format_size(needed)} ({needed} bytes): "
-                "on cpu every tile stays in RAM; raise host_memory",
+                f"{self.argument} of {format_size(self.cap)} is below the floor of {format_size(needed)} ({needed} bytes): "
+                f"every tile that is alive at once must find a place in RAM; raise {self.argument} or give spill a folder "
+                "on a fast disk",
                 floor=needed,
             )
 
-    def cut(self, demand: Demand) -> list[Pool]:
-        """Make pools for `demand`; returns the new ones. A divided arena must be empty, others only gain pools.
+    def must_be_empty(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
+        """Whether tiles must leave before `cut`: the pools that there are will not stay."""
+        return bool(self.pools) and (self.divided or _everything(demand, foreign) > self._room())
 
-        Raises BudgetError when the cap is below the floor.
-        """
-        if not self.divided:
+    def cut(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Pool]:
+        """Make pools for `demand`; returns the new ones. Raises BudgetError when the cap is below the floor."""
+        self.check(demand, foreign)
+        if self.must_be_empty(demand, foreign):
+            assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
+            self.pools, self.divided, self.made_nbytes = [], False, 0
+        if _everything(demand, foreign) <= self._room():
             have = {pool.slot_nbytes for pool in self.pools}
             new = [Pool(self, size, None) for size in demand.exact.keys() - have]
             self.pools = sorted(self.pools + new, key=lambda pool: pool.slot_nbytes)
+            self._promise(demand, foreign, True)
             return new
         assert self.cap is not None
-        assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
-        self.pools = [Pool(self, size, count) for size, count in demand.divide(self.cap)]
+        self.divided = True
+        self.pools = [Pool(self, size, count) for size, count in demand.divide(self.cap, self.argument)]
         return self.pools
+
+    def make_room(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Slot]:
+        """Free slots to let go of, so that pools can grow as `demand` wants; their memory is the caller's to return."""
+        if self.must_be_empty(demand, foreign) or self._grown_nbytes(demand, foreign) <= self._room():
+            return []
+        return [slot for pool in self.pools for slot in pool.drop_free()]
+
+    def _room(self) -> float:
+        return math.inf if self.available is None else self.available
+
+    def _promise(self, demand: Demand, foreign: Mapping[int, int] | None, kept: bool) -> None:
+        if kept:
+            self._promised_nbytes = self._grown_nbytes(demand, foreign)
+
+    def _grown_nbytes(self, demand: Demand, foreign: Mapping[int, int] | None) -> int:
+        """Bytes of the pools of an undivided arena once they have grown to `demand`."""
+        made, others = {pool.slot_nbytes: pool.made for pool in self.pools}, foreign or {}
+        sizes = {*made, *demand.exact}
+        return sum(size * max(made.get(size, 0), demand.exact.get(size, 0) + others.get(size, 0)) for size in sizes)
 
 
 class Demand:
@@ -218,9 +282,25 @@ class Demand:
         """The smallest cap that works where tiles can be evicted."""
         return sum(size * count for size, count in zip(self.sizes, self.floor, strict=True))
 
-    def divide(self, cap: int) -> list[tuple[int, int]]:
+    def rounded(self, alignment: int) -> Demand:
+        """The same demand where every slot is a multiple of `alignment`."""
+        if alignment == ALIGNMENT:
+            return self
+        exact: Counter[int] = Counter()
+        for size, count in self.exact.items():
+            exact[align(size, alignment)] += count
+        floors: dict[int, int] = {}
+        for size, count in zip(self.sizes, self.floor, strict=True):
+            floors[align(size, alignment)] = floors.get(align(size, alignment), 0) + count
+        return Demand(tuple(floors), tuple(floors.values()), exact, self.what, self.standing)
+
+    def passing(self) -> Demand:
+        """The demand on a tier that tiles only pass through: one slot of each size is enough."""
+        return Demand(self.sizes, (1,) * len(self.sizes), self.exact, "a tile on its way to the device", self.standing)
+
+    def divide(self, cap: int, argument: str = "device_memory") -> list[tuple[int, int]]:
         """(slot size, count) under `cap`: the floor, then all the small ones if a tenth of the rest pays for them."""
-        self.check(cap)
+        self.check(cap, argument)
         spare = cap - self.floor_nbytes
         counts = []
         for size, floor, full in zip(self.sizes[:-1], self.floor, self.full, strict=False):
@@ -230,7 +310,7 @@ class Demand:
         counts.append(self.floor[-1] + spare // self.sizes[-1])
         return list(zip(self.sizes, counts, strict=True))
 
-    def check(self, cap: int) -> None:
+    def check(self, cap: int, argument: str = "device_memory") -> None:
         """BudgetError if `cap` is below the floor."""
         if cap >= self.floor_nbytes:
             return
@@ -238,12 +318,16 @@ class Demand:
             f"{count} slots of {format_size(size)}" for size, count in zip(self.sizes, self.floor, strict=True) if count
         )
         raise BudgetError(
-            f"device_memory of {format_size(cap)} is below the floor of {format_size(self.floor_nbytes)} "
-            f"({self.floor_nbytes} bytes): {self.what} needs {parts} at once; "
-            "raise device_memory or choose a smaller tile",
+            f"{argument} of {format_size(cap)} is below the floor of {format_size(self.floor_nbytes)} "
+            f"({self.floor_nbytes} bytes): {self.what} needs {parts} at once; raise {argument} or choose a smaller tile",
             floor=self.floor_nbytes,
         )
 
 
-def align(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def align(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    return -(-nbytes // alignment) * alignment
+
+
+def _everything(demand: Demand, foreign: Mapping[int, int] | None) -> int:
+    """Bytes of every tile of `demand` and of those that are there already."""
+    return demand.resident_nbytes + sum(size * count for size, count in (foreign or {}).items())

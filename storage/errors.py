@@ -8,7 +8,9 @@ package, because imports run one way and each layer raises.
 
 from __future__ import annotations
 
-__all__ = ["AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "TierError", "TornModelError"]
+__all__ = [
+    "AsynctileError", "BudgetError", "CheckpointError", "DeviceError", "StalledError", "TierError", "TornModelError",
+]  # fmt: skip
 
 
 class AsynctileError(Exception):
@@ -43,6 +45,10 @@ class CheckpointError(AsynctileError):
 
 class DeviceError(AsynctileError):
     """A device is missing, unusable, or one of its operations failed."""
+
+
+class StalledError(TierError):
+    """Nothing has moved for longer than the watchdog's patience; the engine can only be closed."""
 
 
 class TornModelError(AsynctileError):

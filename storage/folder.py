@@ -1,8 +1,9 @@
 """Folders and small files that appear whole or not at all.
 
-Covers `replace_folder`, `write_json` and `read_json`. Everything is written beside its place, brought to the
-disk, then renamed: whoever looks sees the old or the new, never a half. What is inside a checkpoint's folder
-is `checkpoint.py` and `tensors.py`.
+Covers `replace_folder`, `write_file`, `write_json` and `read_json`. Everything is written beside its place, brought
+to the disk, then renamed: whoever looks sees the old or the new, never a half. How a folder takes another's place,
+and what a kill leaves, is `beside.py`; the same documents from a coroutine `documents.py`; what is inside a
+checkpoint's folder `tensors.py`, `checksums.py` and the layers.
 """
 
 from __future__ import annotations
@@ -16,49 +17,47 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .beside import beside, fsync, held, recover_folder, swap
 from .errors import CheckpointError
 
-__all__ = ["fsync", "read_json", "replace_folder", "write_file", "write_json"]
+__all__ = [
+    "decode_json", "encode_json", "fsync", "part_of", "put_in_place", "read_json", "replace_folder", "unreadable",
+    "write_file", "write_json",
+]  # fmt: skip
 
 
 @contextmanager
 def replace_folder(final: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a fresh folder beside `final` to fill; on success it becomes `final`, on any error it is removed.
 
-    Missing parents are made. An existing `final` is replaced as a whole; on failure it stays as it was. A
-    folder cannot take the place of a full one in one rename: a machine that stops between the two leaves the
-    old one beside as `.NAME.<id>.old`. Raises ValueError if `final` is a file, OSError if the disk fails.
+    Missing parents are made, what a killed process left of `final` is cleared away. An existing `final` is replaced
+    as a whole; on failure, and after a kill at any moment and `recover_folder`, it is as it was. Raises ValueError
+    if `final` is a file, OSError if the disk fails.
     """
-    final = Path(final)
+    final = Path(os.path.realpath(final))  # where a link leads: the link itself cannot be filled
     if final.exists() and not final.is_dir():
         raise ValueError(f"{final} is a file; expected a folder or a name that is free")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    stem = f".{final.name}.{secrets.token_hex(4)}"
-    fresh = final.with_name(f"{stem}.new")
+    _make_folders(final.parent)
+    recover_folder(final)
+    fresh = beside(final)
     fresh.mkdir()  # not tempfile: its folders are closed to everyone else, and the mode would stay
     try:
-        yield fresh
-        _fsync_tree(fresh)
-        _swap(fresh, final, final.with_name(f"{stem}.old"))
-    except BaseException:
+        with held(fresh):
+            yield fresh
+            _fsync_tree(fresh)
+            swap(fresh, final)
+    finally:
+        # The unfinished folder, or the older one, which the new one has sent here. A file that cannot be removed is
+        # litter, not a failed save.
         shutil.rmtree(fresh, ignore_errors=True)
-        raise
 
 
-def _swap(fresh: Path, final: Path, aside: Path) -> None:
-    replaced = final.exists()
-    if replaced:
-        os.rename(final, aside)
-    try:
-        os.rename(fresh, final)
-    except BaseException:
-        if replaced:
-            os.rename(aside, final)
-        raise
-    fsync(final.parent)
-    if replaced:
-        # The new folder stands; a file of the old one that cannot be removed is litter, not a failed save.
-        shutil.rmtree(aside, ignore_errors=True)
+def _make_folders(folder: Path) -> None:
+    """Make a folder and its parents; their names are on the disk before anything is put in."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        fsync(path.parent)
 
 
 def _fsync_tree(folder: Path) -> None:
@@ -68,13 +67,15 @@ def _fsync_tree(folder: Path) -> None:
         fsync(Path(root))
 
 
-def fsync(path: Path) -> None:
-    """Bring a file's bytes to the disk, or a folder's list of names, which a rename in it changed."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def part_of(path: Path) -> Path:
+    """A name beside `path` to write it under, until `put_in_place`."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def put_in_place(part: Path, path: Path) -> None:
+    """Give a file that is on the disk its name."""
+    os.replace(part, path)
+    fsync(path.parent)
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
@@ -82,34 +83,25 @@ def write_file(path: str | os.PathLike[str], content: bytes) -> None:
     fails.
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = part_of(path)
     try:
         with open(part, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        put_in_place(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    fsync(path.parent)
 
 
-def write_json(path: str | os.PathLike[str], obj: Any) -> None:
-    """Write `obj` as JSON, whole or not at all. Floats read back bit for bit. TypeError for what JSON cannot
-    hold.
-    """
-    write_file(path, (json.dumps(obj, indent=2) + "\n").encode())
+def encode_json(obj: Any) -> bytes:
+    """`obj` as JSON. Floats read back bit for bit. TypeError for what JSON cannot hold."""
+    return (json.dumps(obj, indent=2) + "\n").encode()
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file. Raises CheckpointError, naming the file, if it is missing, unreadable or damaged."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read {path}: {error.strerror}; name a folder that was saved whole"
-        ) from error
+def decode_json(content: bytes, path: str | os.PathLike[str]) -> Any:
+    """What the bytes of the JSON file `path` say; CheckpointError, naming it, if they are damaged."""
     try:
         return json.loads(content)
     except ValueError as error:
@@ -117,3 +109,22 @@ def read_json(path: str | os.PathLike[str]) -> Any:
             f"{path} is damaged: its {len(content)} bytes are not JSON ({error}); "
             "use another checkpoint or copy it again"
         ) from error
+
+
+def unreadable(path: str | os.PathLike[str], error: OSError) -> CheckpointError:
+    """The error for a file of a checkpoint that the system would not read."""
+    return CheckpointError(f"cannot read {path}: {error.strerror}; name a folder that was saved whole")
+
+
+def write_json(path: str | os.PathLike[str], obj: Any) -> None:
+    """Write `obj` as JSON, whole or not at all."""
+    write_file(path, encode_json(obj))
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file. Raises CheckpointError, naming the file, if it is missing, unreadable or damaged."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return decode_json(content, path)

@@ -23,11 +23,11 @@ from asynctile.storage.tile import NEVER, Tile
 
 
 class Backing(Protocol):
-    """The tier below: hands out places."""
+    """The tier below: hands out places for tiles and takes them back."""
 
-    def take(self, nbytes: int, what: str) -> Any: ...
+    def take(self, tile: Tile) -> Any: ...
 
-    def give(self, block: Any) -> None: ...
+    def give(self, tile: Tile) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ Move = Load | Place | Evict
 
 
 class Ledger:
-    """Residency of one device. `backing` None: there is no tier below, nothing can be evicted.
+    """Residency of one tier. `backing` None: there is no tier below, nothing can be evicted.
 
     Invariants: a slot belongs to at most one tile; a tile with a slot is on the device; a dirty tile's only newest
     copy is on the device; a dead temporary has neither slot nor backing.
@@ -126,7 +126,7 @@ class Ledger:
             self.resident.discard(tile)
             slot.pool.give(slot, evicted=False)
         if tile.backing is not None and self.backing is not None:
-            self.backing.give(tile.backing)
+            self.backing.give(tile)
             tile.backing = None
         tile.valid_below = tile.dirty = False
         return slot
@@ -147,7 +147,7 @@ class Ledger:
         tile.dirty = not load
         self.resident.add(tile)
         moves.append(Load(tile, slot) if load else Place(tile, slot))
-        used = self.arena.used_nbytes
+        used = self.arena.held_nbytes
         if used > self.peak_nbytes:
             self.peak_nbytes = used
         if slot.pool.limit is not None:
@@ -175,7 +175,7 @@ class Ledger:
             if self.backing is None:
                 raise self._no_room(victim, slot.pool)
             if victim.backing is None:
-                victim.backing = self.backing.take(victim.nbytes, f"tile {victim.name}")
+                victim.backing = self.backing.take(victim)
             victim.valid_below = True
         victim.slot = None
         victim.dirty = False
@@ -228,9 +228,9 @@ class Ledger:
         wanted = count if count is not None else limit + 1
         nbytes = wanted * pool.slot_nbytes
         return BudgetError(
-            f"tile {tile.name} needs a slot of {format_size(pool.slot_nbytes)} on the device; all {limit} that the cap "
+            f"tile {tile.name} needs a slot of {format_size(pool.slot_nbytes)}; all {limit} that {self.arena.argument} "
             f"of {format_size(self.arena.cap or 0)} allows are held"
             + (f" by its operation, which needs {count}" if count is not None else " and nothing can leave them")
-            + "; raise device_memory (host_memory on cpu) or choose a smaller tile",
+            + f"; raise {self.arena.argument} or choose a smaller tile",
             floor=nbytes,
         )

@@ -91,7 +91,7 @@ class TensorWriter:
         """Bring the bytes to the disk and give the file its name.
 
         Raises ValueError, and removes the file, if fewer bytes of a tensor were written than it has: the rest
-        would read as zeros.
+        would read as zeros; CheckpointError if the disk fails.
         """
         if self._file.closed:
             return
@@ -101,10 +101,16 @@ class TensorWriter:
             raise ValueError(
                 f"{self.path} was closed before all its tensors were written; missing: {', '.join(short[:4])}"
             )
-        os.fsync(self._file.fileno())
+        try:
+            os.fsync(self._file.fileno())
+            os.replace(self._part, self.path)
+            fsync(self.path.parent)
+        except OSError as error:
+            self.discard()
+            raise CheckpointError(
+                f"cannot bring {self.path} to the disk: {error.strerror}; free space there or replace it"
+            ) from error
         self._file.close()
-        os.replace(self._part, self.path)
-        fsync(self.path.parent)
 
     def discard(self) -> None:
         """Close and remove the unfinished file; nothing after `close()`."""

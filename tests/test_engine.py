@@ -10,8 +10,8 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
 from asynctile.handle import Handle
-from asynctile.lane import RUN_AHEAD_OPERATIONS
 from asynctile.ops import copy, fill, gemm
+from asynctile.window import RUN_AHEAD_OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from matmul import Matmul
@@ -77,10 +77,10 @@ async def test_single_operations_wait_for_inputs_that_nobody_has_enqueued_yet():
         first, second = (Handle(name, (32, 32)) for name in ("first", "second"))
 
         async def job():
-            consumer = asyncio.create_task(engine.lane.launch(copy(first, second)))
+            consumer = asyncio.create_task(engine.tiers.lane.launch(copy(first, second)))
             await asyncio.sleep(0)
             assert not consumer.done()
-            await engine.lane.launch(gemm(work.tiles["a"][0, 0], work.tiles["b"][0, 0], first))
+            await engine.tiers.lane.launch(gemm(work.tiles["a"][0, 0], work.tiles["b"][0, 0], first))
             await (await consumer).landed()
 
         await engine.call(job())
@@ -98,7 +98,7 @@ async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
         async def job():
             nonlocal issued
             for _ in range(2 * RUN_AHEAD_OPERATIONS):
-                await engine.lane.launch(fill(work.tiles["c"][0, 0], 1.0))
+                await engine.tiers.lane.launch(fill(work.tiles["c"][0, 0], 1.0))
                 issued += 1
 
         running = asyncio.create_task(engine.call(job()))
@@ -177,7 +177,7 @@ async def test_moves_that_were_decided_before_an_error_are_carried_out():
     work = Matmul()
     async with engine_for(work, "emulated", slots=6) as engine:
         await work.prepare(engine)
-        look_ahead, calls = engine.lane.pipeline.look_ahead, []
+        look_ahead, calls = engine.tiers.top.pipeline.look_ahead, []
 
         def fails_once(index, moves):
             look_ahead(index, moves)
@@ -185,7 +185,7 @@ async def test_moves_that_were_decided_before_an_error_are_carried_out():
                 calls.append(len(moves))
                 raise BudgetError("full", floor=0)
 
-        engine.lane.pipeline.look_ahead = fails_once
+        engine.tiers.top.pipeline.look_ahead = fails_once
 
         async def job():
             async with engine.exclusive():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asynctile import Engine
-from asynctile.pipeline import AHEAD, FREE, SHARE
+from asynctile.pipeline import LINK_WINDOW, SHARE
 from asynctile.simulate import simulate
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,9 +23,9 @@ async def test_a_simulated_run_moves_what_a_real_one_moves(slots, prefetch):
         first = engine.statistics()
         await work.run(engine)
         second = engine.statistics()
-    traffic = simulate(twin.program, twin.standing(), slots * work.nbytes, prefetch)
-    assert traffic.loaded_nbytes == second.uploaded_bytes - first.uploaded_bytes
-    assert traffic.written_back_nbytes == second.downloaded_bytes - first.downloaded_bytes
+    traffic = simulate(twin.program, twin.standing(), device_memory=slots * work.nbytes, prefetch=prefetch)
+    assert traffic.uploaded_nbytes == second.uploaded_bytes - first.uploaded_bytes
+    assert traffic.downloaded_nbytes == second.downloaded_bytes - first.downloaded_bytes
     assert traffic.device_peak_nbytes == second.device_peak_bytes
 
 
@@ -34,12 +34,13 @@ def test_prefetching_costs_no_more_loads_than_the_slots_that_it_holds(slots):
     loads = {}
     for depth in (0, 2):
         work = Matmul(n=8)
-        loads[depth] = simulate(work.program, work.standing(), slots * work.nbytes, depth).loaded_nbytes // work.nbytes
-    held = min(2 * (AHEAD + FREE), int(SHARE * slots) + 1)
+        traffic = simulate(work.program, work.standing(), device_memory=slots * work.nbytes, prefetch=depth)
+        loads[depth] = traffic.uploaded_nbytes // work.nbytes
+    held = min(2 * sum(LINK_WINDOW), int(SHARE * slots) + 1)
     sweeps = 8  # the product goes over B once for each row of A
     assert 0 < loads[0] <= loads[2] <= loads[0] + sweeps * held
 
 
 def test_nothing_leaves_early_where_everything_fits():
     work = Matmul(n=8)
-    assert simulate(work.program, work.standing(), 193 * work.nbytes, 8).loaded_nbytes == 0
+    assert simulate(work.program, work.standing(), device_memory=193 * work.nbytes, prefetch=8).uploaded_nbytes == 0

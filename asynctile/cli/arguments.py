@@ -62,10 +62,10 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
                        help="the most bytes to use on the device (default: what is there)")
     group.add_argument("--host-memory", metavar="SIZE", type=values.size,
                        help="the most RAM that tiles may take; on cpu, RAM is the device (default: what is there)")
-    group.add_argument("--spill", metavar="DIR", type=_path, help="a folder on a fast disk for what RAM cannot hold "
-                                                                  "(not there yet)")
+    group.add_argument("--spill", metavar="DIR", type=_path,
+                       help="a folder on a fast disk for what RAM cannot hold; one run at a time uses it and leaves nothing")
     group.add_argument("--spill-limit", metavar="SIZE", type=values.size,
-                       help="the most bytes to use in the spill folder (not there yet)")
+                       help="the most bytes to use in the spill folder, set aside at once (default: as many as are needed)")
     group.add_argument("--link-rate", metavar="SIZE", type=values.rate,
                        help="bytes a second each way between RAM and the emulated device (default: as fast as it goes)")
     group.add_argument("--prefetch", metavar="N", type=values.natural,

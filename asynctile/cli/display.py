@@ -199,6 +199,8 @@ def _tiers(now: Statistics) -> list[Tier]:
     if now.device != "cpu":
         device = Tier(now.device, now.device_used_bytes, now.device_peak_bytes, now.device_memory_bytes)
         tiers.insert(0, device)
+    if now.spill_peak_bytes:
+        tiers.append(Tier("spill", now.spill_used_bytes, now.spill_peak_bytes, now.spill_limit_bytes))
     return tiers
 
 

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asynctile import Engine
 from asynctile.cli.options import Options
+from asynctile.cli.placement import engine_of
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.sample import stream_text
 from asynctile.errors import CheckpointError
@@ -53,8 +53,7 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
 
 
 async def _generate(given: dict[str, Any], options: Options, weights: Path, tokenizer: Tokenizer) -> None:
-    async with Engine(options.device, device_memory=options.device_memory, host_memory=options.host_memory,
-                      link_rate=options.link_rate, prefetch=options.prefetch) as engine:
+    async with engine_of(options) as engine:
         model = await GPT2.from_pretrained(engine, weights)
         sys.stdout.write(given["prompt"])
         pieces = stream_text(model, tokenizer, tokenizer.encode(given["prompt"]).astype("int64"),

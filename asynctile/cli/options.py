@@ -69,8 +69,8 @@ class Options:
         """Refuse, with ValueError, what cannot work whatever the data and the model are."""
         if not _DEVICE.fullmatch(self.device):
             raise ValueError(f"--device {self.device} is not known; expected auto, cpu, emulated or cuda:N")
-        if self.spill is not None or self.spill_limit is not None:
-            raise ValueError("--spill and --spill-limit are not there yet; leave them out and keep the states in RAM")
+        if self.spill is None and self.spill_limit is not None:
+            raise ValueError("--spill-limit without --spill: name the folder with --spill, or leave --spill-limit out")
         if self.precision != "fp32":
             raise ValueError(f"--precision {self.precision} is not there yet; leave it out or write fp32")
         if self.device == "cpu" and self.device_memory is not None:

@@ -24,7 +24,8 @@ def run(given: dict[str, Any]) -> int:
     seq_len = options.seq_len or shape.block_size
     plan = plan_step(shape, batch_size=options.batch_size, seq_len=seq_len, micro_batches=options.micro_batches,
                      recompute=options.recompute, tile=options.tile, device=options.device,
-                     device_memory=options.device_memory, host_memory=options.host_memory, prefetch=options.prefetch,
+                     device_memory=options.device_memory, host_memory=options.host_memory,
+                     spill=options.spill is not None, spill_limit=options.spill_limit, prefetch=options.prefetch,
                      link_rate=options.link_rate, clip_norm=options.clip_norm)
     print_rows([
         ("model", f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary {shape.vocab_size}"),

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from asynctile.errors import CheckpointError
+from asynctile.storage.beside import recover_folders, remove_folder
 from asynctile.storage.folder import read_json, write_file, write_json
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "check_same_model"]
 
 _FORMAT = 1
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
@@ -57,12 +58,16 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A run that exists; ValueError if there is none."""
+        """A run that exists; ValueError if there is none. What a kill left of a save is mended or cleared away."""
         if not (path / "run.json").is_file():
             raise ValueError(f"{path} holds no run (it has no run.json); leave --resume out to start one there")
+        recover_folders(path / "checkpoints")
         return cls(path)
 
     def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write run.json; ValueError, and the older one stays, if the run was begun with another model."""
+        if (self.path / "run.json").exists():
+            check_same_model(self.read_record().get("model"), record.get("model"), f"--model of the run {self.path}")
         write_json(self.path / "run.json", {"format": _FORMAT, **record})
 
     def read_record(self) -> dict[str, Any]:
@@ -95,7 +100,7 @@ class RunFolder:
     def prune(self, keep: int) -> None:
         """Remove all but the newest checkpoints."""
         for path in self.checkpoints()[:-keep]:
-            shutil.rmtree(path)
+            remove_folder(path)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line to the metrics, in one write: whoever reads along sees whole lines."""
@@ -128,6 +133,15 @@ class RunFolder:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def check_same_model(begun: Any, found: Any, what: str) -> None:
+    """ValueError if `found` (a config.json's content) is another model than `begun`; None: not known yet."""
+    if isinstance(begun, dict) and isinstance(found, dict):
+        for name in begun.keys() & found.keys():
+            if begun[name] != found[name]:
+                raise ValueError(f"{what} is another model than the run was begun with: {name} is {found[name]}, it was "
+                                 f"{begun[name]}; put it back, or start another run with another --out")
 
 
 def _step_of(checkpoint: Path) -> int:

@@ -5,7 +5,9 @@ Covers `Session`. What comes before (data, engine, model) is train.py, what come
 
 from __future__ import annotations
 
+import asyncio
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from asynctile.cli.corpus import Corpus
 from asynctile.cli.display import Display
 from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.options import Options
-from asynctile.cli.run_folder import RunFolder
-from asynctile.errors import AsynctileError
+from asynctile.cli.run_folder import RunFolder, check_same_model
+from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import Trainer
 from asynctile.layers.data import Batches, validation_batches
 
@@ -38,16 +40,31 @@ class Session:
         self.engine, self.trainer, self.batches = engine, trainer, batches
         self.display, self.interrupt = display, interrupt
         self._skipped = 0
+        #: a checkpoint was begun, and nobody has seen it whole
+        self._saving = False
 
     async def run(self) -> None:
-        """Do the steps that are left. Returns early, with a checkpoint, when a signal came."""
-        saved = self.trainer.step_count
-        while self.trainer.step_count < self.options.steps and not self.interrupt.requested:
-            await self._step()
-            if self.trainer.step_count % self.options.save_every == 0:
-                saved = await self._save()
-        if saved != self.trainer.step_count:
+        """Do the steps that are left. Returns early, with a checkpoint, when a signal came.
+
+        Checkpoints on the way are written while steps go on. CheckpointError if one cannot be, at the end of the step
+        in which it failed.
+        """
+        newest = self.trainer.step_count
+        try:
+            while self.trainer.step_count < self.options.steps and not self.interrupt.requested:
+                await self._step()
+                if self._saving and not self.trainer.saving:
+                    await self._saved()
+                if self.trainer.step_count % self.options.save_every == 0:
+                    newest = await self._save()
+        except AsynctileError:
+            # What is being saved is what to go on from after this error.
+            with suppress(CheckpointError):
+                await self._saved()
+            raise
+        if newest != self.trainer.step_count:
             await self._save()
+        await self._saved()
 
     async def validate(self, limit: int | None = None) -> float | None:
         """Mean loss on the held-out part, or on `limit` batches spread over it; None when a signal came meanwhile."""
@@ -82,16 +99,26 @@ class Session:
         return None
 
     async def _save(self) -> int:
+        await self._saved()
         step: int = self.trainer.step_count
         self.display.stage(f"saving step {step}")
         self.trainer.data_state = self.batches.state_dict()
-        await self.trainer.save(self.folder.checkpoint(step))
-        self.folder.prune(self.options.keep)
+        self._saving = True
+        await self.trainer.save(self.folder.checkpoint(step), wait=False)
         return step
+
+    async def _saved(self) -> None:
+        """Wait until the newest checkpoint is whole; only then older ones may go."""
+        await self.trainer.saved()
+        if self._saving:
+            await asyncio.to_thread(self.folder.prune, self.options.keep)
+        self._saving = False
 
 
 def go_on(trainer: Trainer, batches: Batches, checkpoint: Path) -> None:
-    """Put the data where the checkpoint left it."""
+    """Put the data where the checkpoint left it. ValueError if it is of other data or of another model than the run's."""
+    record = RunFolder(checkpoint.parents[1]).read_record()
+    check_same_model(record.get("model"), trainer.model.config.to_hf(), f"checkpoint {checkpoint}")
     state: Any = trainer.data_state
     if not state:
         raise ValueError(f"checkpoint {checkpoint} does not say where in the data it was; it was not saved by this "

@@ -23,6 +23,7 @@ from asynctile.cli.display import Display, open_display
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import choose_shape, open_model
 from asynctile.cli.options import Options, new_options, resumed_options
+from asynctile.cli.placement import engine_of
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.session import Session, go_on
 from asynctile.cli.summary import finish
@@ -122,8 +123,7 @@ def _engine(options: Options, display: Display) -> Engine:
     def compiled(kernel: str, ready: int, total: int) -> None:
         display.stage(f"compiling kernels, once on this machine: {ready} of {total} ({kernel})")
 
-    return Engine(options.device, device_memory=options.device_memory, host_memory=options.host_memory,
-                  link_rate=options.link_rate, prefetch=options.prefetch, report=compiled)
+    return engine_of(options, compiled)
 
 
 async def _open_session(options: Options, folder: RunFolder, shape: GPT2Config, corpus: Corpus, engine: Engine,

@@ -13,6 +13,7 @@ import numpy as np
 
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.host import HostMemory
 from asynctile.stream import Event, Stream
 
 #: Called while kernels are compiled: (kernel, how many are ready, of how many).
@@ -22,11 +23,13 @@ Report = Callable[[str, int, int], None]
 class Device(Protocol):
     """The contract that every device passes (tests/device/test_contract.py).
 
-    name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used.
+    name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. host: the RAM
+    that its copies go to and come from.
     """
 
     name: str
     has_link: bool
+    host: HostMemory
 
     def start(self) -> None:
         """Start the streams."""
@@ -40,14 +43,20 @@ class Device(Protocol):
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
         """The device array over a slot."""
 
+    def discard(self, slot: Slot) -> None:
+        """Let the memory of a free slot go, where the device can."""
+
     def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
         """Run an operation's kernel; `number`: float64 view for what it reports, or None."""
 
-    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event]) -> Event:
-        """Host array to device array."""
+    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event], what: object = None) -> Event:
+        """Host array to device array. what: the tile, for messages."""
 
-    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event]) -> Event:
-        """Device array to host array."""
+    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event], what: object = None) -> Event:
+        """Device array to host array. what: the tile, for messages."""
+
+    def add_stream(self, name: str, threads: int) -> Stream:
+        """A stream of host threads whose work can wait for events of the device, and the device's for its; not started."""
 
     def stall_s(self) -> float:
         """Seconds, averaged over what computes in parallel, in which operations waited for copies and nothing else ran."""
@@ -55,5 +64,5 @@ class Device(Protocol):
     def streams(self) -> list[Stream]:
         """All streams, for a trace."""
 
-    def close(self) -> None:
-        """Run what is enqueued, end the streams, let the memory go."""
+    def close(self, patience_s: float | None = None) -> None:
+        """Run what is enqueued, end the streams. patience_s: for each stream; then its threads are left to themselves."""

@@ -48,11 +48,11 @@ class EmulatedDevice(WorkerDevice):
         self._up = Link("upload", link_rate, self._lock)
         self._down = Link("download", link_rate, self._lock)
 
-    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event]) -> Event:
-        return self._up.stream.enqueue(waits, self._up.copy, (target, source), is_copy=True)
+    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event], what: object = None) -> Event:
+        return self._up.stream.enqueue(waits, self._up.copy, (target, source), is_copy=True, what=what)
 
-    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event]) -> Event:
-        return self._down.stream.enqueue(waits, self._down.copy, (target, source), is_copy=True)
+    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event], what: object = None) -> Event:
+        return self._down.stream.enqueue(waits, self._down.copy, (target, source), is_copy=True, what=what)
 
     def streams(self) -> list[Stream]:
-        return [self._compute, self._up.stream, self._down.stream]
+        return [*super().streams(), self._up.stream, self._down.stream]

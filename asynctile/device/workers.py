@@ -12,12 +12,11 @@ import numpy as np
 from asynctile.device.base import Report
 from asynctile.kernels import cpu as kernels
 from asynctile.operation import Operation
-from asynctile.storage.arena import Pool, Slot
-from asynctile.storage.host import reserve, total_memory
+from asynctile.storage.host import HostMemory
 from asynctile.stream import Event, Stream
 
 
-class WorkerDevice:
+class WorkerDevice(HostMemory):
     """A compute stream with a thread a core, slots in anonymous memory. Kernels are serial; tiles are the parallelism."""
 
     name = "workers"
@@ -28,6 +27,8 @@ class WorkerDevice:
         self.kernels = dict(kernels.KERNELS)
         self._lock = threading.Lock()
         self._compute = Stream("compute", self._lock, self.threads)
+        self._others: list[Stream] = []
+        self.host = HostMemory()
 
     def start(self) -> None:
         for stream in self.streams():
@@ -36,30 +37,27 @@ class WorkerDevice:
     def warm(self, report: Report | None) -> None:
         kernels.warm(report)
 
-    def map_pool(self, pool: Pool) -> None:
-        count = pool.limit if pool.limit is not None else total_memory() // pool.slot_nbytes
-        pool.memory = reserve(count * pool.slot_nbytes)
-
-    def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        pool = slot.pool
-        return np.ndarray(shape, dtype, pool.memory, slot.index * pool.slot_nbytes)
-
     def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
-        return self._compute.enqueue(waits, self.kernels[operation.kernel], args)
+        return self._compute.enqueue(waits, self.kernels[operation.kernel], args, what=operation)
 
-    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event]) -> Event:
-        return self._compute.enqueue(waits, np.copyto, (target, source))
+    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event], what: object = None) -> Event:
+        return self._compute.enqueue(waits, np.copyto, (target, source), what=what)
 
-    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event]) -> Event:
-        return self._compute.enqueue(waits, np.copyto, (target, source))
+    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event], what: object = None) -> Event:
+        return self._compute.enqueue(waits, np.copyto, (target, source), what=what)
+
+    def add_stream(self, name: str, threads: int) -> Stream:
+        stream = Stream(name, self._lock, threads)
+        self._others.append(stream)
+        return stream
 
     def stall_s(self) -> float:
         return self._compute.waiting_s / self.threads
 
     def streams(self) -> list[Stream]:
-        return [self._compute]
+        return [self._compute, *self._others]
 
-    def close(self) -> None:
+    def close(self, patience_s: float | None = None) -> None:
         for stream in self.streams():
-            stream.close()
+            stream.close(patience_s)

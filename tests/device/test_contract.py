@@ -22,7 +22,7 @@ def device(request):
 
 @pytest.fixture
 def slots(device):
-    arena = Arena(4 * 64, divided=True)
+    arena = Arena(4 * 64, evictable=True)
     for pool in arena.cut(Demand((64,), (1,), {64: 4}, "copy")):
         device.map_pool(pool)
     return [arena.pools[0].take(for_load=True) for _ in range(4)]
@@ -90,7 +90,7 @@ def test_a_link_takes_at_least_the_time_its_rate_says():
 
     device = EmulatedDevice(link_rate=1_000_000)
     device.start()
-    arena = Arena(None, divided=False)
+    arena = Arena(None, evictable=False)
     for pool in arena.cut(Demand((40_000,), (1,), {40_000: 1}, "copy")):
         device.map_pool(pool)
     view = device.array(arena.pools[0].take(for_load=True), (10_000,), np.float32)

@@ -72,11 +72,11 @@ async def test_host_memory_one_byte_below_the_plan_is_refused_before_any_work() 
 
 
 async def test_memory_of_an_arena_that_was_cut_anew_is_let_go() -> None:
-    async with Engine("emulated", device_memory="256KiB") as engine:
+    async with Engine("emulated", device_memory="64KiB") as engine:
         await (await GPT2.create(engine, CONFIG, tile=8)).logits(tokens())
-        old = list(engine._arena.pools)
+        old = list(engine.tiers.top.arena.pools)
         await (await GPT2.create(engine, CONFIG, tile=32)).logits(tokens())
-        assert not set(old) & set(engine._arena.pools)
+        assert not set(old) & set(engine.tiers.top.arena.pools)
         assert all(pool.memory is None for pool in old)
 
 

@@ -425,6 +425,7 @@ async def test_a_checkpoint_of_other_libraries_warns(tmp_path: Path) -> None:
         state = json.loads((tmp_path / "c" / "trainer.json").read_text())
         state["surroundings"]["numpy"] = "0.1"
         (tmp_path / "c" / "trainer.json").write_text(json.dumps(state))
+        (tmp_path / "c" / "checksums.json").unlink()
         with pytest.warns(UserWarning, match=r"numpy 0\.1 -> "):
             await Trainer.load(engine, tmp_path / "c")
 
@@ -486,13 +487,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("checked", [True, False], ids=["with checksums", "without"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 async def test_a_damaged_checkpoint_is_refused_in_one_line(
-    damage: Callable[[Path], None], checkpoint: Path, tmp_path: Path
+    damage: Callable[[Path], None], checked: bool, checkpoint: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(checkpoint, folder)
     damage(folder)
+    if not checked:
+        (folder / "checksums.json").unlink()
     async with Engine("cpu") as engine:
         with pytest.raises(CheckpointError) as caught:
             await Trainer.load(engine, folder)

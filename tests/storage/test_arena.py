@@ -13,7 +13,7 @@ def demand(small=64, large=1024, floor=(3, 7), full=(100, 50)):
 
 
 def test_a_slot_is_handed_out_again_only_after_it_was_given_back():
-    arena = Arena(2048, divided=True)
+    arena = Arena(2048, evictable=True)
     arena.cut(Demand((1024,), (1,), {1024: 9}, "gemm"))
     pool = arena.pool_for(1000)
     first, second = pool.take(for_load=True), pool.take(for_load=True)
@@ -25,7 +25,7 @@ def test_a_slot_is_handed_out_again_only_after_it_was_given_back():
 
 
 def test_a_tile_takes_the_smallest_slot_that_holds_it():
-    arena = Arena(100_000, divided=True)
+    arena = Arena(100_000, evictable=True)
     arena.cut(demand())
     assert arena.pool_for(64).slot_nbytes == 64
     assert arena.pool_for(65).slot_nbytes == 1024
@@ -50,7 +50,7 @@ def test_a_division_keeps_to_the_cap_and_above_the_floor(cap):
 
 
 def test_an_undivided_arena_gains_pools_and_keeps_what_it_has():
-    arena = Arena(4096, divided=False)
+    arena = Arena(1 << 17, evictable=False)
     (pool,) = arena.cut(Demand((1024,), (1,), {1024: 9}, "gemm"))
     kept = pool.take(for_load=True)
     arena.cut(demand())
@@ -59,8 +59,8 @@ def test_an_undivided_arena_gains_pools_and_keeps_what_it_has():
 
 
 def test_an_undivided_arena_stops_growing_at_its_cap():
-    arena = Arena(1024 + 64, divided=False)
-    arena.cut(demand())
+    arena = Arena(1024 + 64, evictable=False)
+    arena.cut(demand(full=(1, 1)))
     assert arena.pool_for(1024).take(for_load=True) is not None
     assert arena.pool_for(1024).take(for_load=True) is None
     assert arena.pool_for(64).take(for_load=True) is not None
@@ -68,15 +68,59 @@ def test_an_undivided_arena_stops_growing_at_its_cap():
 
 def test_a_cap_on_ram_below_everything_resident_names_the_argument():
     needed = 100 * 64 + 50 * 1024
-    Arena(needed, divided=False).check(demand())
+    Arena(needed, evictable=False, argument="host_memory").check(demand())
     with pytest.raises(BudgetError, match="raise host_memory") as caught:
-        Arena(needed - 1, divided=False).check(demand())
+        Arena(needed - 1, evictable=False, argument="host_memory").check(demand())
     assert caught.value.floor == needed
 
 
-def test_slots_of_an_earlier_program_count_against_the_cap_on_ram():
-    arena = Arena(100 * 64 + 50 * 1024, divided=False)
+def test_resident_tiles_of_another_program_count_against_the_cap_on_ram():
+    arena = Arena(100 * 64 + 50 * 1024, evictable=False)
     arena.cut(Demand((128,), (1,), {128: 9}, "gemm"))
     arena.pool_for(128).take(for_load=True)
     with pytest.raises(BudgetError):
-        arena.check(demand())
+        arena.check(demand(), {128: 1})
+
+
+def test_free_slots_of_an_earlier_program_make_room_for_other_sizes():
+    arena = Arena(100 * 64 + 50 * 1024, evictable=False)
+    arena.cut(Demand((128,), (1,), {128: 9}, "gemm"))
+    pool = arena.pool_for(128)
+    slots = [pool.take(for_load=False) for _ in range(9)]
+    for slot in slots:
+        pool.give(slot, evicted=False)
+    assert not arena.fits(demand())
+    assert set(arena.make_room(demand())) == set(slots)
+    arena.cut(demand())
+    assert arena.fits(demand())
+    assert all(arena.pool_for(1024).take(for_load=False) for _ in range(50))
+    assert all(arena.pool_for(64).take(for_load=False) for _ in range(100))
+    assert pool.take(for_load=False) is None, "the cap is spoken for"
+    arena.cap = None
+    assert pool.take(for_load=False) in slots, "a slot that was let go comes back, not another on its bytes"
+
+
+def test_a_cap_that_holds_everything_is_not_divided_even_where_tiles_could_leave():
+    arena = Arena(100 * 64 + 50 * 1024, evictable=True)
+    arena.cut(demand())
+    assert not arena.divided
+    assert not arena.must_be_empty(demand())
+    more = demand(full=(100, 51))
+    assert arena.must_be_empty(more)
+    arena.cut(more)
+    assert arena.divided
+
+
+def test_ram_is_lent_only_while_the_programs_it_was_cut_for_do_not_need_it():
+    arena = Arena(100 * 64 + 50 * 1024 + 500, evictable=True)
+    arena.cut(demand())
+    assert not arena.lend(501)
+    assert arena.lend(500)
+    assert not arena.lend(1)
+    assert arena.must_be_empty(demand(full=(101, 50)))
+
+
+def test_rounding_a_demand_joins_sizes_that_become_one():
+    rounded = Demand((64, 1024), (3, 7), {64: 5, 512: 2, 1024: 4}, "gemm").rounded(4096)
+    assert (rounded.sizes, rounded.floor, rounded.exact) == ((4096,), (10,), {4096: 11})
+    assert demand().rounded(64).sizes == (64, 1024)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from asynctile.storage import beside
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.folder import read_json, replace_folder, write_json
 
@@ -60,6 +61,7 @@ def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
             raise OSError(5, "Input/output error")
         rename(source, target)
 
+    monkeypatch.setattr(beside, "_exchange", lambda *_: False)
     monkeypatch.setattr(os, "rename", fail)
     with pytest.raises(OSError, match="Input/output"), replace_folder(final):
         pass

@@ -1,63 +1,43 @@
-"""The host tier: exact blocks under a cap."""
-
-import itertools
+"""RAM for slots: what is let go reads as zeros again, and living views outlive their pool."""
 
 import numpy as np
-import pytest
+import psutil
 
-from asynctile.errors import BudgetError
-from asynctile.storage.host import HostTier
-
-
-def test_blocks_do_not_overlap_and_keep_their_bytes():
-    tier = HostTier(1 << 16)
-    blocks = [tier.take(100 * (index + 1), "t") for index in range(5)]
-    for value, block in enumerate(blocks):
-        block.array((block.nbytes,), np.uint8)[:] = value
-    assert [int(block.array((block.nbytes,), np.uint8).sum()) for block in blocks] == [
-        value * block.nbytes for value, block in enumerate(blocks)
-    ]
+from asynctile.storage.arena import Arena, Demand
+from asynctile.storage.host import HostMemory
 
 
-def test_a_given_block_is_used_again_for_its_size():
-    tier = HostTier(128)
-    block = tier.take(128, "a")
-    tier.give(block)
-    assert tier.take(128, "b") is block
-    assert tier.peak_nbytes == tier.used_nbytes == 128
+def pool_of(slot_nbytes, count):
+    arena = Arena(slot_nbytes * count, evictable=True)
+    (pool,) = arena.cut(Demand((slot_nbytes,), (1,), {slot_nbytes: count}, "gemm"))
+    HostMemory().map_pool(pool)
+    return pool
 
 
-def test_a_full_tier_names_what_needed_how_much_and_the_way_out():
-    tier = HostTier(128)
-    tier.take(64, "a")
-    with pytest.raises(BudgetError, match=r"tile b needs 128 B .* raise host_memory") as caught:
-        tier.take(128, "tile b")
-    assert caught.value.floor == 192
+def test_slots_do_not_overlap_and_keep_their_bytes():
+    pool, memory = pool_of(192, 5), HostMemory()
+    views = [memory.array(pool.take(for_load=False), (192,), np.uint8) for _ in range(5)]
+    for value, view in enumerate(views):
+        view[:] = value
+    assert [int(view.sum()) for view in views] == [192 * value for value in range(5)]
 
 
-def test_closing_under_a_living_view_leaves_the_view_alone():
-    tier = HostTier(128)
-    view = tier.take(64, "a").array((16,), np.float32)
+def test_a_forgotten_pool_leaves_living_views_alone():
+    pool = pool_of(64, 1)
+    view = HostMemory().array(pool.take(for_load=False), (16,), np.float32)
     view[:] = 3
-    tier.close()
+    pool.memory = None
     assert view.sum() == 48
 
 
-def test_blocks_of_other_sizes_are_cut_from_what_was_given_back():
-    tier = HostTier(512)
-    blocks = [tier.take(128, "t") for _ in range(4)]
-    for block in blocks[:3]:
-        tier.give(block)
-    tier.reserve({320: 1, 64: 1})
-    taken = [tier.take(320, "a"), tier.take(64, "b"), blocks[3]]
-    spans = sorted((block.offset, block.offset + block.nbytes) for block in taken)
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-
-
-def test_a_reservation_that_cannot_be_kept_is_refused_with_what_it_takes():
-    tier = HostTier(512)
-    tier.take(256, "t")
-    with pytest.raises(BudgetError, match="raise host_memory") as caught:
-        tier.reserve({128: 3})
-    assert caught.value.floor == 256 + 3 * 128
-    tier.reserve({128: 2})
+def test_a_slot_that_was_let_go_takes_no_memory_until_it_is_touched_again():
+    nbytes = 64 << 20
+    pool, memory = pool_of(nbytes, 2), HostMemory()
+    slots = [pool.take(for_load=False) for _ in range(2)]
+    views = [memory.array(slot, (nbytes,), np.uint8) for slot in slots]
+    for view in views:
+        view[:] = 7
+    before = psutil.Process().memory_info().rss
+    memory.discard(slots[0])
+    assert before - psutil.Process().memory_info().rss > nbytes // 2
+    assert not views[0].any() and views[1].all()

@@ -19,19 +19,19 @@ class Below:
     def __init__(self, limit=10**9):
         self.taken, self.next, self.limit = set(), 0, limit
 
-    def take(self, nbytes, what):
+    def take(self, tile):
         if len(self.taken) >= self.limit:
-            raise BudgetError(f"{what}: full", floor=0)
+            raise BudgetError(f"{tile.name}: full", floor=0)
         self.next += 1
         self.taken.add(self.next)
         return self.next
 
-    def give(self, block):
-        self.taken.remove(block)
+    def give(self, tile):
+        self.taken.remove(tile.backing)
 
 
 def ledger(slots, below=None):
-    arena = Arena(slots * NBYTES, divided=True)
+    arena = Arena(slots * NBYTES, evictable=True)
     arena.cut(Demand((NBYTES,), (1,), {NBYTES: 10**6}, "gemm"))
     return Ledger(arena, Below() if below is None else below)
 
@@ -39,7 +39,7 @@ def ledger(slots, below=None):
 def stored(book, name):
     """A persistent tile whose bytes are below."""
     tile = Tile(name, (16,), np.float32, persistent=True)
-    tile.backing, tile.valid_below = book.backing.take(tile.nbytes, name), True
+    tile.backing, tile.valid_below = book.backing.take(tile), True
     return tile
 
 
@@ -139,8 +139,8 @@ def test_a_full_tier_below_is_an_error_and_the_moves_decided_before_it_stand():
 
 
 def test_a_device_with_nothing_below_says_that_nothing_can_leave():
-    arena = Arena(NBYTES, divided=False)
-    arena.cut(Demand((NBYTES,), (1,), {NBYTES: 9}, "gemm"))
+    arena = Arena(NBYTES, evictable=False)
+    arena.cut(Demand((NBYTES,), (1,), {NBYTES: 1}, "gemm"))
     book = Ledger(arena, None)
     use(book, [Tile("t", (16,))], "w", [9])
     with pytest.raises(BudgetError, match="nothing can leave"):

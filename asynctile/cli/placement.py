@@ -1,0 +1,16 @@
+"""The engine that the options of a command ask for."""
+
+from __future__ import annotations
+
+from asynctile import Engine
+from asynctile.cli.options import Options
+from asynctile.device.base import Report
+
+__all__ = ["engine_of"]
+
+
+def engine_of(options: Options, report: Report | None = None) -> Engine:
+    """An engine, not yet opened. report: called while kernels are compiled."""
+    return Engine(options.device, device_memory=options.device_memory, host_memory=options.host_memory,
+                  spill=options.spill, spill_limit=options.spill_limit, link_rate=options.link_rate,
+                  prefetch=options.prefetch, report=report)

@@ -1,0 +1,104 @@
+"""A device that computes and copies nothing, for a run without bytes (asynctile/simulate.py).
+
+Everything it enqueues is done at once, so the tiers above it decide as in a run and only the decisions remain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from asynctile.device.base import Report
+from asynctile.operation import Operation
+from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.blocks import Block, Blocks
+from asynctile.storage.container import ALIGNMENT
+from asynctile.storage.host import HostMemory
+from asynctile.storage.spill import SpillTier
+from asynctile.stream import Event, Stream
+
+DONE = Event()
+DONE.done = True
+
+
+class DryMemory(HostMemory):
+    """Slots without bytes."""
+
+    def map_pool(self, pool: Pool) -> None:
+        pass
+
+    def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
+        return None
+
+    def discard(self, slot: Slot) -> None:
+        pass
+
+
+class DryStream:
+    """Runs nothing."""
+
+    def enqueue(self, *args: Any, **options: Any) -> Event:
+        return DONE
+
+
+class DryDevice(DryMemory):
+    """The contract of device/base.py, dry. has_link as in the device that it stands for."""
+
+    def __init__(self, name: str, has_link: bool) -> None:
+        self.name = name
+        self.has_link = has_link
+        self.host: HostMemory = DryMemory()
+
+    def start(self) -> None:
+        pass
+
+    def warm(self, report: Report | None) -> None:
+        pass
+
+    def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
+        return DONE
+
+    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event], what: object = None) -> Event:
+        return DONE
+
+    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event], what: object = None) -> Event:
+        return DONE
+
+    def add_stream(self, name: str, threads: int) -> Stream:
+        return cast(Stream, DryStream())
+
+    def stall_s(self) -> float:
+        return 0.0
+
+    def streams(self) -> list[Stream]:
+        return []
+
+    def close(self, patience_s: float | None = None) -> None:
+        pass
+
+
+class DrySpill(SpillTier):
+    """A spill folder without a file: places only."""
+
+    def __init__(self, limit: int | None) -> None:
+        super().__init__("(planned)", limit)
+        self._places = Blocks(limit, ALIGNMENT)
+
+    @property
+    def used_nbytes(self) -> int:
+        return self._places.used_nbytes
+
+    @property
+    def peak_nbytes(self) -> int:
+        return self._places.peak_nbytes
+
+    def reserve(self, counts: Any) -> None:
+        self._places.reserve(counts)
+
+    def take(self, nbytes: int, what: str) -> Block:
+        return self._places.take(nbytes, what)
+
+    def give(self, block: Block) -> None:
+        self._places.give(block)

@@ -1,0 +1,84 @@
+"""The link between a device and RAM: what the device's tier has below it.
+
+Every tile below the device has a `Copy`, a handle of its own in the tier of RAM. So RAM keeps its own ledger, with another
+tier below it where there is one, and a tile may be on the device, in RAM and in a file at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from asynctile.device.base import Device
+from asynctile.handle import Handle
+from asynctile.operation import READ, WRITE
+from asynctile.storage.arena import Slot
+from asynctile.storage.tile import NEVER, Tile
+from asynctile.stream import Event
+from asynctile.tier import Tier, before
+
+
+class Copy(Handle):
+    """What stands in RAM for `owner`, in its shape. Its next use is the next load of the owner."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, owner: Handle) -> None:
+        super().__init__(owner.name, owner.shape, owner.dtype, persistent=True)
+        self.owner = owner
+
+
+class HostLink:
+    """Copies between `device` and the tier `host`."""
+
+    def __init__(self, device: Device, host: Tier) -> None:
+        self.device = device
+        self.host = host
+
+    def take(self, tile: Tile) -> Copy:
+        """A place for a tile; its bytes in RAM are claimed when they are written."""
+        return Copy(cast(Handle, tile))
+
+    def give(self, tile: Tile) -> None:
+        self.host.release(tile.backing)
+
+    def read(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
+        copy: Copy = tile.backing
+        if copy.slot is None:
+            self.host.admit((copy,), READ)
+        event = self.device.upload(tile.array, copy.array, (*waits, *before(copy, READ)), tile)
+        self.host.reads(copy, event, tile.next_use)
+        return event
+
+    def write(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
+        copy: Copy = tile.backing
+        if copy.slot is None:
+            self.host.admit((copy,), WRITE)
+        event = self.device.download(copy.array, tile.array, (*waits, *before(copy, WRITE)), tile)
+        self.host.writes(copy, event, tile.next_use)
+        return event
+
+    def is_lost(self, tile: Handle) -> bool:
+        copy: Copy | None = tile.backing
+        return copy is not None and not self.host.rescue(copy)
+
+    def used(self, tile: Handle, next_use: int, wrote: bool) -> None:
+        """The device used the tile: what RAM has of it is old now, or wanted again at `next_use`."""
+        copy: Copy | None = tile.backing
+        if copy is None:
+            return
+        if wrote:
+            tile.valid_below = copy.valid_below = False
+            if copy.slot is not None:
+                self.host.ledger.used(copy, NEVER, False)
+                copy.dirty = False
+        elif copy.slot is not None:
+            self.host.ledger.used(copy, next_use, False)
+
+
+def view(copy: Copy) -> np.ndarray:
+    """The bytes in RAM."""
+    array: np.ndarray = copy.array
+    return array

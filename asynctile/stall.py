@@ -1,0 +1,53 @@
+"""A stall in words: what runs for too long, what waits for it, and for which tiles.
+
+Reads the registers of the streams; changes nothing. When to ask is window.py's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from asynctile.operation import Operation
+from asynctile.storage.tile import Tile
+from asynctile.stream import Event, Stream
+
+#: Operations and copies that the sentence names; the rest is counted.
+NAMED = 4
+
+
+def describe(streams: Sequence[Stream], patience_s: float) -> str:
+    """One sentence: what runs, since when, and who waits for it."""
+    now = time.perf_counter()
+    holders, waiters = [], []
+    for stream in streams:
+        for thread, (task, since) in list(stream.running.items()):
+            holders.append(f"{_name(task.event)} has run on {thread} for {now - since:.1f} s")
+        waiters += [
+            f"{_name(task.event)} waits for {_names(event for event in task.waits if not event.done)}"
+            for task in sorted(stream.waiting, key=lambda task: task.order)
+        ]
+    held = "; ".join(holders[:NAMED]) or "nothing runs"
+    return (
+        f"nothing has moved for {patience_s:g} s: {held}{_more(holders)}; {'; '.join(waiters[:NAMED]) or 'nothing waits'}"
+        f"{_more(waiters)}; the tier that holds the first of them does not answer: close the engine, look at the disk or "
+        "the device, and go on from the last checkpoint"
+    )
+
+
+def _names(events: Iterable[Event]) -> str:
+    names = [_name(event) for event in events]
+    return " and ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _name(event: Event) -> str:
+    what = event.what
+    if isinstance(what, Operation):
+        return f"{what.kernel}({', '.join(tile.name for tile in what.operands)})"
+    if isinstance(what, Tile):
+        return f"the copy of tile {what.name}"
+    return str(what) if what is not None else "a copy"
+
+
+def _more(parts: Sequence[str]) -> str:
+    return f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""

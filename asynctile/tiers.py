@@ -1,0 +1,255 @@
+"""The tiers of an engine, put together: a device over RAM over a spill folder, or RAM (as the device) over a spill folder.
+
+Covers how caps are cut for a demand, host bytes that go in and out, and the freeing of tiles. What moves when is tier.py and
+pipeline.py; the public face is engine.py. Runs on the device's loop, except `open` and `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import psutil
+
+from asynctile.device.base import Device
+from asynctile.errors import AsynctileError, TierError
+from asynctile.handle import Handle
+from asynctile.host_link import Copy, HostLink
+from asynctile.lane import Lane
+from asynctile.operation import READ, WRITE
+from asynctile.pipeline import DISK_WINDOW, FAR, LINK_WINDOW, HostPipeline, Order, Pipeline
+from asynctile.program import Program
+from asynctile.spill_link import THREADS, SpillLink
+from asynctile.storage.arena import ALIGNMENT, Arena, Demand, align
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.residency import Ledger
+from asynctile.storage.spill import SpillTier
+from asynctile.stream import Event
+from asynctile.tier import Tier
+from asynctile.turns import Turns
+from asynctile.window import Window
+
+#: After a stall, closing waits this long for each thing that hangs, and leaves it behind.
+LAST_PATIENCE_S = 1.0
+
+
+class Tiers:
+    """top: where operations run. host: the tier in RAM, the same one where RAM is the device. spill: below RAM, or None.
+
+    device_memory, host_memory: caps in bytes, None for none. prefetch: depth, 0 for no overlap.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        device_memory: int | None,
+        host_memory: int | None,
+        spill: SpillTier | None,
+        prefetch: int,
+        watchdog: float | None = None,
+    ) -> None:
+        self.device = device
+        self.spill = spill
+        self.order = Order()
+        self.window = Window(device.streams, watchdog)
+        self._returned = asyncio.Event()
+        turns = Turns() if prefetch == 0 else None
+        page = ALIGNMENT if spill is None else PAGE
+        arena = Arena(host_memory, evictable=spill is not None, alignment=page, argument="host_memory")
+        memory = device.host if device.has_link else device
+        below = None if spill is None else SpillLink(spill, memory, device.add_stream("spill", THREADS))
+        window = DISK_WINDOW if spill is not None else LINK_WINDOW
+        kind = HostPipeline if device.has_link else Pipeline
+        host = kind(Ledger(arena, below), self.order, prefetch, window)
+        self.host = self.top = Tier(memory, host, below, self.window, turns)
+        self.link: HostLink | None = None
+        if device.has_link:
+            self.link = HostLink(device, self.host)
+            ledger = Ledger(Arena(device_memory, evictable=True), self.link)
+            self.top = Tier(device, Pipeline(ledger, self.order, prefetch), self.link, self.window, turns)
+        self.lane = Lane(device, self.top, self.order, self.window, turns)
+
+    def open(self) -> None:
+        """Lock the spill folder and start the streams. Blocks."""
+        if self.spill is not None:
+            self.spill.open()
+        self.device.start()
+
+    def close(self) -> None:
+        """End the streams, let the memory and the spill folder go. Blocks."""
+        patience_s = None if self.window.stalled is None else LAST_PATIENCE_S
+        try:
+            self.device.close(patience_s)
+        finally:
+            for tier in self._all():
+                tier.close()
+            if self.spill is not None:
+                self.spill.close(patience_s)
+
+    def begin(self, program: Program, demand: Demand) -> None:
+        """A run of `program` begins: every tier learns what it uses first."""
+        self.order.begin()
+        for tier in self._all():
+            tier.pipeline.begin(program, demand.rounded(tier.arena.alignment))
+
+    def end(self, program: Program, *, broken_off: bool = False) -> None:
+        """The run is over."""
+        self.order.end(len(program))
+        for tier in self._all():
+            tier.pipeline.forget() if broken_off else tier.pipeline.end()
+
+    def look_ahead(self, index: int) -> None:
+        """After entry `index` was issued: start what comes next, on the device first, then below it."""
+        self.top.look_ahead(index)
+        if self.link is not None and self.host.arena.divided:
+            self.host.look_ahead(index)
+
+    def check_floor(self, floor: Demand) -> None:
+        """BudgetError if the cap on the tier that operations run in is below `floor`."""
+        arena = self.top.arena
+        if arena.cap is not None and arena.evictable:
+            floor.rounded(arena.alignment).check(arena.cap, arena.argument)
+
+    async def cut(self, demand: Demand) -> None:
+        """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
+        await self.window.settle()
+        wanted = {tier: self._demand(tier, demand) for tier in self._all()}
+        foreign = {tier: self._foreign(tier, demand) for tier in self._all()}
+        if all(tier.arena.fits(wanted[tier], foreign[tier]) for tier in self._all()):
+            return
+        await self._called_back(wanted[self.host], foreign[self.host])
+        for tier in self._all():
+            tier.arena.check(wanted[tier], foreign[tier])
+        self._reserve_spill(demand, wanted[self.host], foreign[self.host])
+        for tier in self._all():
+            if tier.arena.fits(wanted[tier], foreign[tier]):
+                continue
+            if tier.arena.must_be_empty(wanted[tier], foreign[tier]):
+                tier.clear()
+                await self.window.drain()
+            tier.cut(wanted[tier], foreign[tier])
+        if self.link is not None:
+            self.lane.on_use = self.link.used if self.host.arena.divided else None
+
+    async def fill(self, tile: Handle, value: np.ndarray) -> None:
+        """Put host bytes in a tile that no work in flight uses."""
+        if value.shape != tile.shape:
+            raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
+        place = self.claim(tile)
+        for event in place.reads:
+            await self.window.settled(event)
+        np.copyto(place.array, value)
+
+    def claim(self, tile: Handle) -> Handle:
+        """A slot in RAM for bytes of the host, the newest of `tile` from now on; to be filled when its `reads` are over."""
+        place = tile
+        if self.link is not None:
+            if tile.slot is not None:
+                self.top.drop(tile)
+            if tile.backing is None:
+                tile.backing = self.link.take(tile)
+            place = tile.backing
+            tile.valid_below, tile.below = True, None
+        if place.slot is None:
+            self.host.admit((place,), WRITE)
+        reads = place.reads
+        self.order.position += 1
+        self.host.writes(place, None, FAR - self.order.position)
+        place.reads = reads
+        return place
+
+    async def read(self, tile: Handle) -> np.ndarray:
+        """A copy of a tile's newest bytes; nothing may be in flight."""
+        copy = np.empty(tile.shape, tile.dtype)
+        if self.link is None or tile.slot is not None:
+            if tile.slot is None and not tile.valid_below:
+                raise AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
+            await self._arrived(self.lane.fetch(tile, copy, tile.next_use), tile)
+            return copy
+        place: Copy | None = tile.backing
+        if place is None or not tile.valid_below:
+            raise AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
+        if place.slot is None:
+            self.host.admit((place,), READ)
+            self.host.ledger.used(place, tile.next_use, False)
+        if place.written is not None:
+            await self._arrived(place.written, tile)
+        np.copyto(copy, place.array)
+        return copy
+
+    def release(self, tiles: Iterable[Handle]) -> None:
+        """Free tiles that will not be used again."""
+        for tile in tiles:
+            self.top.release(tile)
+
+    def borrow(self, nbytes: int) -> bool:
+        """Set RAM aside for the caller's own use, if nothing here will need it."""
+        if self.host.arena.cap is None and nbytes > psutil.virtual_memory().available // 2:
+            return False
+        if not self.host.arena.lend(nbytes):
+            return False
+        self.host.ledger.peak_nbytes = max(self.host.ledger.peak_nbytes, self.host.arena.held_nbytes)
+        return True
+
+    def give_back(self, nbytes: int) -> None:
+        self.host.arena.lent_nbytes -= nbytes
+        self._returned.set()
+
+    def _all(self) -> Iterator[Tier]:
+        """From the top down."""
+        yield self.top
+        if self.link is not None:
+            yield self.host
+
+    def _demand(self, tier: Tier, demand: Demand) -> Demand:
+        rounded = demand.rounded(tier.arena.alignment)
+        return rounded.passing() if tier is not self.top else rounded
+
+    def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
+        """Tiles by size that stand in `tier` and that `demand` does not count."""
+        foreign: Counter[int] = Counter()
+        for tile in tier.ledger.resident:
+            owner = tile.owner if isinstance(tile, Copy) else tile
+            if owner not in demand.standing:
+                foreign[align(tile.nbytes, tier.arena.alignment)] += 1
+        return foreign
+
+    async def _called_back(self, demand: Demand, foreign: Counter[int]) -> None:
+        """Wait for lent RAM if it is wanted now."""
+        arena = self.host.arena
+        while arena.lent_nbytes and arena.must_be_empty(demand, foreign):
+            self._returned.clear()
+            await self._returned.wait()
+
+    def _reserve_spill(self, demand: Demand, wanted: Demand, foreign: Counter[int]) -> None:
+        """Make sure that whatever may have to leave RAM finds a place in the folder."""
+        if self.spill is None or not (self.host.arena.divided or self.host.arena.must_be_empty(wanted, foreign)
+                                      or self._exceeds(wanted, foreign)):
+            return
+        counts = Counter(wanted.exact)
+        for tile in demand.standing:
+            place = tile.backing if self.link is not None else tile
+            if place is not None and place.backing is not None:
+                counts[align(tile.nbytes, PAGE)] -= 1
+        for tile in self.host.ledger.resident:
+            owner = tile.owner if isinstance(tile, Copy) else tile
+            if owner not in demand.standing and tile.backing is None:
+                counts[align(tile.nbytes, PAGE)] += 1
+        self.spill.reserve(counts)
+
+    def _exceeds(self, wanted: Demand, foreign: Counter[int]) -> bool:
+        cap = self.host.arena.cap
+        return cap is not None and wanted.resident_nbytes + sum(size * count for size, count in foreign.items()) > cap
+
+    async def _arrived(self, event: Event, tile: Handle) -> None:
+        try:
+            await self.window.landed(event)
+        except TierError:
+            raise
+        except Exception as error:
+            raise TierError(f"tile {tile.name} was lost on its way between two tiers: {error}") from error
+        finally:
+            await self.window.settle()
+

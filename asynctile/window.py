@@ -1,0 +1,119 @@
+"""What has been enqueued and not yet been seen to end: how far the host may run ahead, and the watchdog over it.
+
+Runs on the device's loop only. Every wait of the engine for work of its own passes through here, so nothing can hang
+without a word: when no stream has finished anything for `patience_s`, the wait ends with an error that says who waits
+for whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from asynctile.errors import StalledError
+from asynctile.stall import describe
+from asynctile.stream import Event, Stream
+
+#: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers.
+RUN_AHEAD_OPERATIONS = 96
+RUN_AHEAD_NBYTES = 512 << 20
+
+
+class Window:
+    """Events in the order in which they were enqueued.
+
+    streams: all that work may run on, for the watchdog. patience_s: None for no watchdog.
+    stalled: the error of the watchdog once it has spoken. Nothing is waited for any more then: what hangs may hang on.
+    """
+
+    def __init__(self, streams: Callable[[], Sequence[Stream]], patience_s: float | None) -> None:
+        self.patience_s = patience_s
+        self.stalled: StalledError | None = None
+        self._streams = streams
+        self._events: deque[tuple[Event, int]] = deque()
+        self._operations = 0
+        self._nbytes = 0
+
+    def add(self, event: Event, nbytes: int = 0) -> None:
+        """An operation, or a copy of `nbytes`, was enqueued."""
+        self._events.append((event, nbytes))
+        if nbytes:
+            self._nbytes += nbytes
+        else:
+            self._operations += 1
+
+    def is_full(self) -> bool:
+        """Whether the host has enqueued as much as it may, in operations or in bytes to be copied."""
+        return self._operations >= RUN_AHEAD_OPERATIONS or self._nbytes > RUN_AHEAD_NBYTES
+
+    async def room(self) -> None:
+        """Wait until the host is within its limit again; raises the error of work that failed."""
+        self.forget_done()
+        while self.is_full():
+            middle = self._events[len(self._events) // 2][0]
+            # Streams overtake each other: while the head is not done, waiting for a middle that is would spin.
+            await self.settled(self._events[0][0] if middle.done else middle)
+            self.forget_done()
+
+    async def drain(self) -> None:
+        """Wait until everything that was enqueued has run; raises the first error among it."""
+        failed: BaseException | None = None
+        while self._events:
+            event, nbytes = self._events[0]
+            await self.settled(event)
+            failed = failed or event.error
+            if self._events and self._events[0][0] is event:  # nobody else dropped it meanwhile
+                self._drop(nbytes)
+        if failed is not None:
+            raise failed
+
+    async def settle(self) -> None:
+        """Wait until everything that was enqueued has run, well or not: its events say how. After a stall, for nothing."""
+        while self._events and self.stalled is None:
+            try:
+                await self.drain()
+            except Exception:  # drain has emptied the window before it raises
+                continue
+
+    async def landed(self, event: Event) -> None:
+        """Wait until `event` is done; raises the error of its work."""
+        await self.settled(event)
+        if event.error is not None:
+            raise event.error
+
+    async def settled(self, event: Event) -> None:
+        """Wait until `event` is done, well or not. StalledError when nothing has moved for too long."""
+        if self.stalled is not None:
+            raise self.stalled
+        while not event.done:
+            before = self._finished()
+            try:
+                async with asyncio.timeout(self.patience_s):
+                    await event.settled()
+            except TimeoutError:
+                if self._finished() == before:
+                    self.stall(describe(self._streams(), self.patience_s or 0.0))
+
+    def stall(self, sentence: str) -> None:
+        """Give up: this and every later wait ends with StalledError."""
+        self.stalled = StalledError(sentence)
+        raise self.stalled
+
+    def _finished(self) -> int:
+        return sum(stream.finished for stream in self._streams())
+
+    def forget_done(self) -> None:
+        """Drop what has run from the front; raises the error of work that failed."""
+        while self._events and self._events[0][0].done:
+            event, nbytes = self._events[0]
+            self._drop(nbytes)
+            if event.error is not None:
+                raise event.error
+
+    def _drop(self, nbytes: int) -> None:
+        self._events.popleft()
+        if nbytes:
+            self._nbytes -= nbytes
+        else:
+            self._operations -= 1

@@ -1,0 +1,211 @@
+"""What does a disk below RAM cost, when the states of a model do not fit?
+
+    python bench/bench_tiers.py [--folder DIR] [--rounds 3] [--batch 2] [--length 1024] [--layers 16] [--width 1024]
+                                [--vocab 50257] [--share 0.4] [--disk 0.6] [--write]
+
+On `cpu`, `host_memory` at 40% of states of 3 GB. The disk is throttled so that its time alone, reads and writes one after
+another, is 0.6 of the compute of a step that stays in RAM: a perfect overlap hides it, none at all gives 1 / 1.6 = 0.62.
+Targets: with prefetch 2 at least 0.85 of the speed in RAM, equal bits, resident set below host_memory plus 300 MiB, the
+kernel's own count of bytes read at least 0.9 of ours (so no page cache helps), bytes loaded at most 1.05 of MIN (Belady) with
+the same slots. Each side is a process of its own, so that each resident set is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from common import Table, arguments, batch, publish, show, step_flops, target, tile_gemm_gflops, trainer_on
+from optimum import min_loads
+
+from asynctile import Engine
+from asynctile.layers import GPT2Config
+from asynctile.storage.faults import Faults
+from asynctile.storage.spill import SpillTier
+
+MIB = 1 << 20
+
+
+def config_of(options: Any) -> GPT2Config:
+    return GPT2Config(n_layer=options.layers, n_head=options.width // 64, n_embd=options.width,
+                      block_size=options.length, vocab_size=options.vocab)  # fmt: skip
+
+
+async def serve(options: Any) -> None:
+    """One side: an engine that does a step for each line on standard input, and answers with a line of JSON."""
+    config, process = config_of(options), psutil.Process()
+    tokens, targets = batch(config, options.batch, options.length)
+    placement: dict[str, Any] = {}
+    if options.side != "in RAM":
+        placement = {"host_memory": int(options.share * config.states_nbytes), "spill": options.folder,
+                     "wrap_spill": Faults(rate=options.rate or None).wrap,
+                     "prefetch": 0 if options.side == "prefetch 0" else 2}  # fmt: skip
+    async with Engine("cpu", **placement) as engine:
+        trainer = await trainer_on(engine, config)
+        for line in iter(sys.stdin.readline, ""):
+            answer: dict[str, Any] = {}
+            if line == "step\n":
+                before = process.io_counters().read_bytes
+                report = await trainer.step(tokens, targets)
+                answer = report.as_dict() | {"kernel_read_bytes": process.io_counters().read_bytes - before}
+            elif line == "end\n":
+                digest = hashlib.sha256()
+                for name, value in (await trainer.model.state_dict()).items():
+                    digest.update(name.encode() + value.tobytes())
+                pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine.tiers.top.arena.pools]
+                answer = {"digest": digest.hexdigest(), "pools": pools}
+                if options.side == "prefetch 2":
+                    program = trainer.model.program("step", options.batch, options.length, 1, True)
+                    answer["least"] = min_loads(program, pools)
+            answer["rss"] = peak_rss()
+            print(json.dumps(answer), flush=True)
+
+
+def peak_rss() -> int:
+    """The largest resident set of this process so far, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
+class Side:
+    """A process that runs `serve`."""
+
+    def __init__(self, name: str, rate: int, given: list[str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *given, "--side", name, "--rate", str(rate)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.reports: list[dict[str, Any]] = []
+
+    def ask(self, what: str) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+    def step(self) -> dict[str, Any]:
+        report = self.ask("step")
+        self.reports.append(report)
+        return report
+
+    def median(self, key: str, skip: int) -> float:
+        return statistics.median(report[key] for report in self.reports[skip:])
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def disk_rates(folder: str) -> tuple[float, float]:
+    """Bytes a second that the spill tier writes and reads here, one tile of 1 MiB after another, checksums included."""
+    import numpy as np
+
+    from asynctile.storage.container import aligned_array
+
+    tier = SpillTier(folder, 256 * MIB)
+    tier.open()
+    blocks = [tier.take(MIB, "t") for _ in range(256)]
+    view = aligned_array(MIB)
+    view[:] = np.random.default_rng(1).integers(0, 256, MIB, np.uint8)
+    rates = []
+    for move in (tier.write, tier.write, tier.read):
+        start = time.perf_counter()
+        for block in blocks:
+            move(block, view, "t")
+        rates.append(256 * MIB / (time.perf_counter() - start))
+    tier.close()
+    return rates[1], rates[2]
+
+
+def main(options: Any) -> None:
+    config = config_of(options)
+    cap = int(options.share * config.states_nbytes)
+    with tempfile.TemporaryDirectory(dir=options.folder or None) as folder:
+        given = [f"--{name}={getattr(options, name)}" for name in ("batch", "length", "layers", "width", "vocab", "share")]
+        given.append(f"--folder={folder}")
+        write_rate, read_rate = disk_rates(folder)
+        ram = Side("in RAM", 0, given)
+        ram.step()
+        in_ram_s = min(ram.step()["step_s"] for _ in range(2))
+        probe = Side("prefetch 2", 0, given)
+        for _ in range(2):
+            probe.step()
+        moved = probe.reports[-1]["spill_read_bytes"] + probe.reports[-1]["spill_written_bytes"]
+        probe.close()
+        rate = int(moved / (options.disk * in_ram_s))
+        sides = [ram]
+        for name in ("prefetch 2", "prefetch 0"):
+            folder_of = tempfile.mkdtemp(dir=folder)
+            sides.append(Side(name, rate, [*given[:-1], f"--folder={folder_of}"]))
+            for _ in ram.reports[:3]:
+                sides[-1].step()  # the same number of steps everywhere, so that bits can be compared
+        for turn in range(options.rounds):
+            for side in sides if turn % 2 == 0 else reversed(sides):
+                side.step()
+            print(f"round {turn + 1} of {options.rounds}: "
+                  + ", ".join(f"{side.name} {show(side.reports[-1]['step_s'])}" for side in sides),
+                  file=sys.stderr, flush=True)  # fmt: skip
+        ends = {side.name: side.ask("end") for side in sides}
+        for side in sides:
+            side.close()
+    tables = report(config, options, cap, rate, sides, ends)
+    configuration = {
+        "model": f"GPT-2, n_layer {config.n_layer}, n_embd {config.n_embd}, n_head {config.n_head}, vocab {config.vocab_size}, "
+        f"B {options.batch}, T {options.length}, float32, recompute",
+        "states": f"{config.states_nbytes / 1e9:.2f} GB; host_memory {cap / 1e9:.2f} GB ({options.share:.0%})",
+        "disk": f"throttled to {rate / 1e6:,.0f} MB/s, reads and writes together; its own rate, one transfer at a time: "
+        f"write {write_rate / 1e6:,.0f}, read {read_rate / 1e6:,.0f} MB/s",
+        "repeats": f"median of {options.rounds} steps, sides in turn, after 3 steps each",
+    }
+    publish("bench_tiers", __doc__, configuration, tables, write=options.write)
+
+
+def report(config: GPT2Config, options: Any, cap: int, rate: int, sides: list[Side], ends: dict[str, Any]) -> list[Table]:
+    speed = Table("speed", ("side", "s a step", "of in RAM", "stalled", "GFLOP/s", "target"))
+    in_ram_s = sides[0].median("step_s", 3)
+    flops = step_flops(config, options.batch * options.length, options.length)
+    for side in sides:
+        seconds = side.median("step_s", 3)
+        goal = target(in_ram_s / seconds, 0.85) if side.name == "prefetch 2" else None
+        stalled = side.median("stall_s", 3) / seconds
+        speed.rows.append((side.name, seconds, in_ram_s / seconds, stalled, flops / seconds / 1e9, goal))
+    ours = sides[1]
+    read, written = ours.median("spill_read_bytes", 3), ours.median("spill_written_bytes", 3)
+    disk_s = (read + written) / rate
+    speed.rows.append(("the disk alone", disk_s, disk_s / in_ram_s, None, None, None))
+    bound = tile_gemm_gflops()
+    speed.rows.append(("the GEMM rate of this machine", flops / bound / 1e9, None, None, bound, None))
+    least = ends["prefetch 2"]["least"]
+    moved = Table("bytes of a step, prefetch 2", ("what", "MB", "share", "target"))
+    moved.rows += [
+        ("read from the disk, against MIN", read / 1e6, read / least, target(read / least, 1.05, above=False)),
+        ("MIN with the slots it has", least / 1e6, 1.0, None),
+        ("written to the disk", written / 1e6, None, None),
+        ("read by the kernel's count, against ours", ours.median("kernel_read_bytes", 3) / 1e6,
+         ours.median("kernel_read_bytes", 3) / read, target(ours.median("kernel_read_bytes", 3) / read, 0.9)),
+    ]  # fmt: skip
+    held = Table("held", ("what", "MiB", "target"))
+    for side in sides[1:]:
+        rss = max(found["rss"] for found in side.reports)
+        goal = target((rss - cap) / MIB, 300, above=False) + " above host_memory"
+        held.rows.append((f"resident set, {side.name}", rss / MIB, goal))
+    held.rows.append(("host_memory", cap / MIB, None))
+    same = len({end["digest"] for end in ends.values()}) == 1 and len({s.reports[-1]["loss"] for s in sides}) == 1
+    held.rows.append(("weights and losses equal bit for bit on all sides", None, "yes" if same else "NO"))
+    return [speed, moved, held]
+
+
+if __name__ == "__main__":
+    chosen = arguments(__doc__, folder="", rounds=3, batch=2, length=1024, layers=16, width=1024, vocab=50257, share=0.4,
+                       disk=0.6, side="", rate=0)  # fmt: skip
+    asyncio.run(serve(chosen)) if chosen.side else main(chosen)

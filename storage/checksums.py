@@ -1,0 +1,66 @@
+"""Checksums of the files of a folder, kept in `checksums.json` beside them, so that a flipped bit is noticed.
+
+Covers taking and checking them. They guard against disks and copies, not against anyone's intent. A folder without
+the file is taken as it is: others who write the same layout know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from .errors import CheckpointError
+from .folder import read_json, unreadable
+
+__all__ = ["CHECKSUMS", "check_files", "checksum", "checksum_record"]
+
+CHECKSUMS = "checksums.json"
+_ALGORITHM = "xxh3_64"
+_PIECE_NBYTES = 4 << 20
+
+
+def checksum(path: Path) -> str:
+    """The checksum of a whole file, read piece by piece. Raises OSError."""
+    digest = xxhash.xxh3_64()
+    piece = memoryview(bytearray(_PIECE_NBYTES))
+    with open(path, "rb", buffering=0) as file:
+        while nbytes := file.readinto(piece):
+            digest.update(piece[:nbytes])
+    return digest.hexdigest()
+
+
+def checksum_record(checksums: dict[str, str]) -> dict[str, Any]:
+    """What `checksums.json` holds for checksums by file name."""
+    return {"algorithm": _ALGORITHM, "files": checksums}
+
+
+def check_files(folder: Path, names: Iterable[str]) -> None:
+    """CheckpointError for the first of the files `names` of `folder` whose bytes are not those that were saved.
+
+    Files without a record are not looked at.
+    """
+    record = folder / CHECKSUMS
+    if not record.exists():
+        return
+    table = read_json(record)
+    if not isinstance(table, dict) or not isinstance(table.get("files"), dict):
+        raise CheckpointError(f"{record} is damaged: it has no checksums by file; use another checkpoint or copy it again")
+    if table.get("algorithm") != _ALGORITHM:
+        raise CheckpointError(f"{record} has checksums of kind {table.get('algorithm')!r}, expected {_ALGORITHM!r}; "
+                              "update asynctile, or delete that file to load unchecked")
+    for name in names:
+        expected = table["files"].get(name)
+        if expected is None:
+            continue
+        try:
+            found = checksum(folder / name)
+        except OSError as error:
+            raise unreadable(folder / name, error) from error
+        if found != expected:
+            raise CheckpointError(
+                f"{folder / name} is damaged: its checksum is {found} and was {expected} when it was saved; use another "
+                f"checkpoint or copy it again (if you changed it on purpose, delete {CHECKSUMS} beside it)"
+            )

@@ -1,0 +1,72 @@
+"""Small files and threads' work from a coroutine, without blocking its loop.
+
+Covers `load_json` and `store_json`, by aiofiles, and `finish`. The rules that they keep (what JSON is, how a file
+gets its name) are those of `folder.py`, which has the same for plain functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiofiles
+
+from .folder import decode_json, encode_json, part_of, put_in_place, unreadable
+
+__all__ = ["finish", "load_json", "store_file", "store_json"]
+
+T = TypeVar("T")
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end even if cancelled, then raise CancelledError, unless it failed by itself.
+
+    A thread cannot be stopped. One that is left alone with its file would make litter in a folder that is being
+    removed, or rename what its caller has given up.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled and (task.cancelled() or task.exception() is None):
+        raise asyncio.CancelledError
+    return task.result()
+
+
+async def load_json(path: str | os.PathLike[str]) -> Any:
+    """Read a JSON file. Raises CheckpointError, naming the file, if it is missing, unreadable or damaged."""
+    try:
+        async with aiofiles.open(path, "rb") as file:
+            content = await file.read()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return decode_json(content, path)
+
+
+async def store_json(path: str | os.PathLike[str], obj: Any) -> None:
+    """Write `obj` as JSON, whole or not at all. TypeError for what JSON cannot hold, OSError if the disk fails."""
+    await store_file(path, encode_json(obj))
+
+
+async def store_file(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a small file whole, as `folder.write_file` does; once begun, it ends before a cancellation is raised."""
+    await finish(_store(Path(path), content))
+
+
+async def _store(path: Path, content: bytes) -> None:
+    part = part_of(path)
+    try:
+        async with aiofiles.open(part, "xb") as file:
+            await file.write(content)
+            await file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
+        await asyncio.to_thread(put_in_place, part, path)
+    except BaseException:
+        await asyncio.to_thread(part.unlink, missing_ok=True)
+        raise

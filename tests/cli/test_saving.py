@@ -1,0 +1,174 @@
+"""Checkpoints of a run: written behind its steps, on a disk that fills up, cut off by a kill, or of another model.
+
+What a run leaves and how it goes on is test_train.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile.cli.display import PlainDisplay
+from asynctile.storage.tensors import TensorWriter
+from tests.cli.conftest import Program
+
+
+def checkpoints(run: Path) -> list[str]:
+    """Every name in the folder of checkpoints, litter too."""
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def everything(run: Path) -> dict[str, Any]:
+    """Every file of a run, of run.json the model: options that may change are recorded when they are typed."""
+    found: dict[str, Any] = {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    return found | {"run.json": json.loads(found["run.json"])["model"]}
+
+
+def weights(run: Path, step: int) -> bytes:
+    return (run / "checkpoints" / f"step-{step:06d}" / "optimizer.safetensors").read_bytes()
+
+
+def fill_disk_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """From the save of checkpoint `name` on, the disk has no room."""
+    fallocate = os.posix_fallocate
+
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        if name in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(28, "No space left on device")
+        fallocate(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_a_full_disk(
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """On the way, or at the end: one line, and the run goes on from the checkpoint before."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train("--out", whole)[0] == 0
+    with monkeypatch.context() as patch:
+        fill_disk_at(patch, f"step-{step:06d}")
+        status, _, err = train("--out", run, "--save-every", 2)
+    assert status == 2 and err.count("\n") == 1
+    for part in (f"cannot save {run / 'checkpoints'}/step-{step:06d}: No space left", "needs ", "are free"):
+        assert part in err
+    assert checkpoints(run) == [f"step-{n:06d}" for n in range(2, step, 2)]
+    status, _, err = program("train", "--resume", "--out", run)
+    assert (status, err) == (0, "")
+    assert weights(run, 6) == weights(whole, 6)
+
+
+def test_only_whole_checkpoints_let_older_ones_go(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        fill_disk_at(patch, "step-000003")
+        assert train("--out", run, "--save-every", 1, "--keep", 1)[0] == 2
+    assert checkpoints(run) == ["step-000002"]
+    assert train("--out", run, "--resume", "--save-every", 1, "--keep", 1)[0] == 0
+    assert checkpoints(run) == ["step-000006"]
+
+
+def test_a_signal_during_a_save(train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train("--out", whole)[0] == 0
+    show, write, sent = PlainDisplay.step, TensorWriter.write, []
+
+    def shown(self: PlainDisplay, report: Any) -> None:
+        show(self, report)
+        if report.step == 2:
+            assert not (run / "checkpoints" / "step-000001").exists(), "the save has ended before the signal"
+            sent.append(report.step)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def slowly(writer: TensorWriter, *args: Any) -> None:
+        while not sent:
+            time.sleep(0.001)
+        write(writer, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainDisplay, "step", shown)
+        patch.setattr(TensorWriter, "write", slowly)
+        status, out, _ = train("--out", run, "--save-every", 1)
+    assert status == 130 and "step-000002 is saved" in out
+    assert checkpoints(run) == ["step-000001", "step-000002"]
+    assert program("train", "--resume", "--out", run)[0] == 0
+    assert weights(run, 6) == weights(whole, 6)
+
+
+def test_what_a_kill_left_is_mended(train: Program, program: Program, tmp_path: Path) -> None:
+    """The newest checkpoint stands beside its place, since the kill came between two renames; a half is litter."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train("--out", whole)[0] == 0
+    assert train("--out", run, "--steps", 2, "--warmup", 0)[0] == 0
+    folder = run / "checkpoints"
+    (folder / "step-000002").rename(folder / ".step-000002.0123abcd.old")
+    (folder / ".step-000004.89abcdef.new").mkdir()
+    (folder / ".step-000004.89abcdef.new" / "config.json").write_text("{")
+    status, _, err = program("generate", run, "--prompt", "a", "--max-new-tokens", 1)
+    assert (status, err) == (0, "")
+    assert checkpoints(run) == ["step-000002"]
+    assert program("train", "--resume", "--out", run, "--steps", 3)[0] == 0
+    assert checkpoints(run) == ["step-000002", "step-000003"]
+
+
+def refused(run: Path, result: tuple[int, str, str], before: dict[str, Any], *words: str) -> None:
+    status, _, err = result
+    assert status == 2 and err.count("\n") == 1
+    for word in words:
+        assert word in err
+    assert everything(run) == before
+
+
+def test_a_model_that_has_changed(train: Program, program: Program, tmp_path: Path, shape: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    before = everything(run)
+    shape.write_text(json.dumps(json.loads(shape.read_text()) | {"n_layer": 2}))
+    result = program("train", "--resume", "--out", run, "--steps", 4)
+    refused(run, result, before, "--model", "another model", "n_layer is 2, it was 1", "--out")
+
+
+def test_a_checkpoint_of_another_model(train: Program, program: Program, tmp_path: Path, shape: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    wide = tmp_path / "wide.json"
+    wide.write_text(json.dumps(json.loads(shape.read_text()) | {"n_layer": 2}))
+    assert train("--out", other, "--steps", 3, "--model", wide)[0] == 0
+    (other / "checkpoints" / "step-000003").rename(run / "checkpoints" / "step-000003")
+    before = everything(run)
+    result = program("train", "--resume", "--out", run)
+    refused(run, result, before, "step-000003", "another model", "n_layer is 2, it was 1")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
+def test_a_flipped_bit(train: Program, program: Program, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    path = run / "checkpoints" / "step-000002" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = everything(run)
+    refused(run, program("train", "--resume", "--out", run), before, "step-000002", name, "damaged")
+
+
+def test_a_later_format(train: Program, program: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    path = run / "checkpoints" / "step-000002" / "trainer.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps(state | {"format": 7}))
+    before = everything(run)
+    refused(run, program("train", "--resume", "--out", run), before, "step-000002", "format 7")
+    path.write_text(json.dumps(state))
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"format": 7}))
+    before = everything(run)
+    refused(run, program("train", "--resume", "--out", run), before, "run.json", "format 7")

@@ -1,0 +1,29 @@
+"""Trainers to save, and what is compared of them and of their checkpoints. For test_saving.py and test_checkpoint.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from asynctile import Engine
+from asynctile.layers import Trainer
+from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively, moments_of
+
+DEVICES = {"cpu": {"device": "cpu"}, "emulated": {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 6}}
+BATCHES = batches_of(SMALL, 5)
+FILES = ["checksums.json", "config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"]
+
+
+async def trainer_on(engine: Engine, steps: int = 0, **more: Any) -> Trainer:
+    trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, **({"micro_batches": SMALL.micro_batches} | more))
+    for batch in BATCHES[:steps]:
+        await trainer.step(*batch)
+    return trainer
+
+
+async def states_of(trainer: Trainer) -> Tensors:
+    return await trainer.model.state_dict() | await moments_of(trainer)
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

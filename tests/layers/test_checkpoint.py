@@ -1,0 +1,160 @@
+"""Reading a checkpoint: flipped bits, later formats, edited settings, what is no checkpoint; and that it goes on bitwise.
+
+Files that are cut or missing are in test_trainer.py, saving is test_saving.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import CheckpointError, Engine
+from asynctile.layers import GPT2, Trainer
+from tests.layers.saving import BATCHES, DEVICES, FILES, states_of, trainer_on
+from tests.layers.training import assert_same_tensors, floor_of
+
+
+@pytest.fixture(params=DEVICES.values(), ids=DEVICES.keys())
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "whole"
+
+    async def write() -> None:
+        async with Engine("cpu") as engine:
+            await (await trainer_on(engine, steps=1)).save(folder)
+
+    asyncio.run(write())
+    return folder
+
+
+@pytest.fixture
+def copied(checkpoint: Path, tmp_path: Path) -> Iterator[Path]:
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("where", [0.0, 0.3, 0.999])
+@pytest.mark.parametrize("name", FILES)
+async def test_a_flipped_bit_is_noticed(copied: Path, name: str, where: float) -> None:
+    content = bytearray((copied / name).read_bytes())
+    content[int(where * len(content))] ^= 1
+    (copied / name).write_bytes(content)
+    async with Engine("cpu") as engine:
+        with pytest.raises(CheckpointError, match=str(copied)) as caught:
+            await Trainer.load(engine, copied)
+        # A bit of the checksums may be that of any file.
+        assert name in str(caught.value) or name == "checksums.json"
+        assert engine.statistics().operations == 0
+        if name == "model.safetensors":
+            with pytest.raises(CheckpointError, match=name):
+                await GPT2.from_pretrained(engine, copied)
+
+
+async def test_without_checksums_a_checkpoint_loads_unchecked(copied: Path) -> None:
+    (copied / "checksums.json").unlink()
+    content = bytearray((copied / "model.safetensors").read_bytes())
+    content[-2] ^= 1
+    (copied / "model.safetensors").write_bytes(content)
+    async with Engine("cpu") as engine:
+        assert (await Trainer.load(engine, copied)).step_count == 1
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    state = json.loads((folder / "trainer.json").read_text())
+    (folder / "trainer.json").write_text(json.dumps(state | changes))
+
+
+async def test_a_later_format_is_named_before_anything_else(copied: Path) -> None:
+    rewrite(copied, format=99)
+    async with Engine("cpu") as engine:
+        with pytest.raises(CheckpointError, match="has checkpoint format 99, this version reads up to 1"):
+            await Trainer.load(engine, copied)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"surroundings": []}, {"data_state": 3}, {"recompute": "no"}, {"tile": "x"}, {"optimizer": None}, {"clip_norm": "x"},
+     {"skipped_count": True}, {"format": 1.5}],
+    ids=str,
+)  # fmt: skip
+async def test_edited_settings_are_named(copied: Path, change: dict[str, Any]) -> None:
+    rewrite(copied, **change)
+    (copied / "checksums.json").unlink()
+    async with Engine("cpu") as engine:
+        with pytest.raises(CheckpointError, match=r"trainer\.json") as caught:
+            await Trainer.load(engine, copied)
+        assert "\n" not in str(caught.value)
+
+
+async def test_a_model_without_its_training_says_how_it_is_loaded(copied: Path) -> None:
+    async with Engine("cpu") as engine:
+        (copied / "trainer.json").unlink()
+        with pytest.raises(CheckpointError, match=r"without the state of its training.*GPT2\.from_pretrained"):
+            await Trainer.load(engine, copied)
+        await GPT2.from_pretrained(engine, copied)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_what_nobody_saved_is_not_replaced(tmp_path: Path, wait: bool) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("dear")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        with pytest.raises(ValueError, match=r"letters holds dear\.txt and no model"):
+            await trainer.save(tmp_path / "letters", wait=wait)
+        with pytest.raises(ValueError, match=r"letters holds dear\.txt and no model"):
+            await trainer.model.save_pretrained(tmp_path / "letters")
+        with pytest.raises(ValueError, match="is a file"):
+            await trainer.save(tmp_path / "file", wait=wait)
+        await trainer.save(tmp_path / "empty", wait=wait)
+        await trainer.saved()
+    assert (tmp_path / "letters" / "dear.txt").read_text() == "dear"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+async def test_a_resumed_training_is_bitwise_the_same(
+    options: dict[str, Any], clip_norm: float | None, micro_batches: int, tmp_path: Path
+) -> None:
+    """Elsewhere, after a step that was skipped, and whatever the process's own random states are."""
+    settings = {"clip_norm": clip_norm, "micro_batches": micro_batches}
+    async with Engine(**options) as engine:
+        trainer = await trainer_on(engine, steps=2, **settings)
+        kernels: Any = engine._device.kernels  # type: ignore[attr-defined]
+        true = kernels["cross_entropy"]
+
+        def poisoned(*args: Any) -> None:
+            true(*args)
+            args[-1][...] = np.nan
+
+        kernels["cross_entropy"] = poisoned
+        assert (await trainer.step(*BATCHES[2])).skipped
+        kernels["cross_entropy"] = true
+        await trainer.save(tmp_path / "c", wait=False)
+        before = (str(np.random.get_state()), random.getstate())
+        for batch in BATCHES[3:]:
+            await trainer.step(*batch)
+        assert before == (str(np.random.get_state()), random.getstate()), "something drew from a shared random state"
+        await trainer.saved()
+        expected = await states_of(trainer)
+    async with Engine("emulated", device_memory=await floor_of(), prefetch=0) as engine:
+        again = await Trainer.load(engine, tmp_path / "c")
+        assert (again.clip_norm, again.micro_batches, again.recompute) == (clip_norm, micro_batches, True)
+        assert (again.step_count, again.skipped_count) == (2, 1)
+        for batch in BATCHES[3:]:
+            await again.step(*batch)
+        assert_same_tensors(await states_of(again), expected)

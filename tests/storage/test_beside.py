@@ -1,0 +1,218 @@
+"""A folder that is replaced is whole at every moment: killed anywhere, it is the old or the new one after recovery.
+
+A kill is played by making every call that changes the disk fail from the n-th on: a dead process does not clean up.
+One test really kills a process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile.storage import beside
+from asynctile.storage.beside import recover_folder, recover_folders, remove_folder
+from asynctile.storage.folder import replace_folder
+
+CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync")
+
+
+class Killed(OSError):
+    """What a call meets after the process has died."""
+
+
+@contextmanager
+def killed_at(call: int) -> Iterator[list[str]]:
+    """From the `call`-th on, every change of the disk fails. Yields the changes that were tried."""
+    tried: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def mortal(name: str, true: Callable[..., Any]) -> Callable[..., Any]:
+            def change(*args: Any, **kwargs: Any) -> Any:
+                tried.append(name)
+                if len(tried) >= call:
+                    raise Killed(5, f"dead before {name}")
+                return true(*args, **kwargs)
+
+            return change
+
+        for name in CHANGES:
+            patch.setattr(os, name, mortal(name, getattr(os, name)))
+        patch.setattr(beside, "_exchange", mortal("exchange", beside._exchange))
+        yield tried
+
+
+@pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
+def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
+        monkeypatch.setattr(beside, "_exchange", lambda *_: False)
+    return bool(request.param)
+
+
+def fill(folder: Path, text: str) -> None:
+    for name in ("a", "b", "c"):
+        (folder / name).write_text(text)
+
+
+def content(folder: Path) -> set[str]:
+    """The texts of a whole folder."""
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "b", "c"]
+    return {path.read_text() for path in folder.iterdir()}
+
+
+def replaced(final: Path, text: str) -> None:
+    with replace_folder(final) as fresh:
+        fill(fresh, text)
+
+
+def test_killed_anywhere_the_old_or_the_new_is_there(tmp_path: Path, exchange: bool) -> None:
+    final, seen, call, tried = tmp_path / "runs" / "c", [], 0, ["something"]
+    while call <= len(tried):
+        call += 1
+        if final.exists():
+            remove_folder(final)
+        replaced(final, "old")
+        with killed_at(call) as tried:
+            try:
+                replaced(final, "new")
+            except Killed:
+                pass
+        recover_folder(final)
+        assert [path.name for path in final.parent.iterdir()] == ["c"], f"killed at {tried[call - 1 : call]}"
+        (text,) = content(final)
+        seen.append(text)
+    assert seen == sorted(seen, reverse=True), "once the new one was there, it stayed"
+    assert set(seen) == {"old", "new"}
+    assert ("exchange" in tried) is exchange or not exchange
+    assert len(seen) > 8
+
+
+def test_there_is_no_moment_without_a_folder_where_names_can_be_exchanged(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir(), other.mkdir()
+    if not beside._exchange(one, other):
+        pytest.skip("this file system cannot")
+    final, call, tried = tmp_path / "c", 0, ["something"]
+    replaced(final, "old")
+    while call <= len(tried):
+        call += 1
+        with killed_at(call) as tried:
+            try:
+                replaced(final, "new")
+            except Killed:
+                pass
+        assert len(content(final)) == 1
+
+
+def test_exchange_swaps_and_says_when_it_cannot(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        fill(tmp_path / name, name)
+    if beside._exchange(tmp_path / "one", tmp_path / "other"):
+        assert (content(tmp_path / "one"), content(tmp_path / "other")) == ({"other"}, {"one"})
+    assert not beside._exchange(tmp_path / "one", tmp_path / "missing")
+
+
+def test_the_only_whole_copy_is_put_back(tmp_path: Path) -> None:
+    for name, text in ((".c.0123abcd.old", "old"), (".c.0123abce.new", "half"), (".d.00000000.old", "d")):
+        (tmp_path / name).mkdir()
+        fill(tmp_path / name, text)
+    (tmp_path / ".c.0123abce.new" / "b").unlink()
+    recover_folder(tmp_path / "c")
+    assert content(tmp_path / "c") == {"old"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".d.00000000.old", "c"]
+    recover_folders(tmp_path)
+    assert content(tmp_path / "d") == {"d"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "d"]
+
+
+def test_of_several_old_copies_the_newest_is_put_back(tmp_path: Path) -> None:
+    for age, name in enumerate((".c.00000001.old", ".c.00000003.old", ".c.00000002.old")):
+        (tmp_path / name).mkdir()
+        fill(tmp_path / name, name)
+        os.utime(tmp_path / name, ns=(0, 10**9 * (9 - abs(age - 1))))
+    recover_folder(tmp_path / "c")
+    assert content(tmp_path / "c") == {".c.00000003.old"}
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_other_things_stay(tmp_path: Path) -> None:
+    names = [".c", ".c.new", ".c.01234567.tmp", ".c.0123456789.new", "c.01234567.old"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    recover_folder(tmp_path / "c")
+    recover_folders(tmp_path)
+    recover_folders(tmp_path / "nowhere")
+    recover_folder(tmp_path / "nowhere" / "c")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def test_what_a_living_process_fills_is_no_litter(tmp_path: Path) -> None:
+    final = tmp_path / "c"
+    with replace_folder(final) as one:
+        fill(one, "one")
+        recover_folder(final)
+        replaced(final, "two")
+        assert content(one) == {"one"}
+        assert content(final) == {"two"}
+    assert content(final) == {"one"}
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_removal_that_is_killed_leaves_no_half(tmp_path: Path) -> None:
+    call, tried = 0, ["something"]
+    while call <= len(tried):
+        call += 1
+        replaced(tmp_path / "c", "old")
+        with killed_at(call) as tried:
+            try:
+                remove_folder(tmp_path / "c")
+            except Killed:
+                pass
+        assert not (tmp_path / "c").exists() or content(tmp_path / "c") == {"old"}
+        recover_folders(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) in ([], ["c"])
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to("far")
+    replaced(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert content(tmp_path / "far") == {"new"}
+
+
+PROGRAM = """
+import sys
+from asynctile.storage import beside
+from asynctile.storage.folder import replace_folder
+if sys.argv[2] == "two renames":
+    beside._exchange = lambda *_: False
+for turn in range(10**6):
+    with replace_folder(sys.argv[1]) as fresh:
+        for name in ("a", "b", "c"):
+            (fresh / name).write_text(str(turn))
+    if turn == 0:
+        print("begun", flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["exchange", "two renames"])
+def test_a_process_that_is_killed(tmp_path: Path, way: str) -> None:
+    final = tmp_path / "c"
+    command = [sys.executable, "-c", PROGRAM, str(final), way]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        time.sleep(0.05)  # somewhere in the middle: where does not matter
+        process.send_signal(signal.SIGKILL)
+    recover_folder(final)
+    assert len(content(final)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]

@@ -1,0 +1,60 @@
+"""A changed byte is noticed, by the name of its file; a folder without checksums is taken as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.folder import write_json
+
+NAMES = ("a", "b")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / name).write_bytes(name.encode() * 100)
+    write_json(tmp_path / CHECKSUMS, checksum_record({name: checksum(tmp_path / name) for name in NAMES}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4 << 20, (8 << 20) + 5])
+def test_a_checksum_is_that_of_the_whole_file(tmp_path: Path, nbytes: int) -> None:
+    content = bytes(range(251)) * (nbytes // 251 + 1)
+    (tmp_path / "file").write_bytes(content[:nbytes])
+    assert checksum(tmp_path / "file") == xxhash.xxh3_64_hexdigest(content[:nbytes])
+
+
+def test_whole_files_pass(folder: Path) -> None:
+    (folder / "c").write_text("later")
+    check_files(folder, (*NAMES, "c"))
+    (folder / CHECKSUMS).unlink()
+    (folder / "a").write_text("changed")
+    check_files(folder, NAMES)
+
+
+@pytest.mark.parametrize("at", [0, 57, 99])
+def test_a_flipped_bit_names_its_file(folder: Path, at: int) -> None:
+    content = bytearray((folder / "b").read_bytes())
+    content[at] ^= 4
+    (folder / "b").write_bytes(content)
+    check_files(folder, ["a"])
+    with pytest.raises(CheckpointError, match=rf"{folder / 'b'} is damaged.*delete checksums\.json"):
+        check_files(folder, NAMES)
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / "a").unlink()
+    with pytest.raises(CheckpointError, match=f"cannot read {folder / 'a'}: No such file"):
+        check_files(folder, NAMES)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"algorithm": "xxh3_64"}', '{"algorithm": "xxh9", "files": {}}'])
+def test_damaged_checksums_are_named(folder: Path, content: str) -> None:
+    (folder / CHECKSUMS).write_text(content)
+    with pytest.raises(CheckpointError, match=str(folder / CHECKSUMS)):
+        check_files(folder, NAMES)
