@@ -6,6 +6,7 @@ from asynctile.errors import (
     BudgetError,
     CheckpointError,
     DeviceError,
+    StalledError,
     TierError,
     TornModelError,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "CheckpointError",
     "DeviceError",
     "Engine",
+    "StalledError",
     "Statistics",
     "TierError",
     "TornModelError",

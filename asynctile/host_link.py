@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
-
 from asynctile.device.base import Device
 from asynctile.handle import Handle
 from asynctile.operation import READ, WRITE
@@ -60,6 +58,9 @@ class HostLink:
         self.host.writes(copy, event, tile.next_use)
         return event
 
+    def moved_nbytes(self, tile: Handle) -> int:
+        return tile.nbytes
+
     def is_lost(self, tile: Handle) -> bool:
         copy: Copy | None = tile.backing
         return copy is not None and not self.host.rescue(copy)
@@ -76,9 +77,3 @@ class HostLink:
                 copy.dirty = False
         elif copy.slot is not None:
             self.host.ledger.used(copy, next_use, False)
-
-
-def view(copy: Copy) -> np.ndarray:
-    """The bytes in RAM."""
-    array: np.ndarray = copy.array
-    return array

@@ -66,7 +66,7 @@ class Lane:
         """Wait until somebody has enqueued the work that writes each input."""
         for tile, how in zip(operation.operands, operation.access, strict=True):
             if tile.slot is None and how != WRITE and not tile.valid_below:
-                await self._written(tile)
+                await self._written(tile, operation)
 
     def issue(self, operation: Operation, next_uses: Sequence[int], number: Any) -> Event:
         """Reserve, enqueue, record: all of an operation that Python does, without an await."""
@@ -126,12 +126,16 @@ class Lane:
             self.tier.release(tile)
         return event
 
-    async def _written(self, tile: Handle) -> None:
+    async def _written(self, tile: Handle, operation: Operation) -> None:
         """Wait until somebody has enqueued the first write of `tile`."""
         future = self._unwritten.get(tile)
         if future is None:
             future = self._unwritten[tile] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(future)
+        names = ", ".join(operand.name for operand in operation.operands)
+        await self.window.told(
+            future, f"{operation.kernel}({names}) waits for tile {tile.name}, which nobody has written: launch the operation "
+            "that writes it, or store it"
+        )
 
     def _announce(self, operands: Sequence[Handle], access: str) -> None:
         for tile, how in zip(operands, access, strict=True):

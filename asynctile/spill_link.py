@@ -47,9 +47,12 @@ class SpillLink:
         block.guard = (event,)
         return event
 
+    def moved_nbytes(self, tile: Handle) -> int:
+        return align(tile.nbytes, ALIGNMENT)
+
     def is_lost(self, tile: Handle) -> bool:
         return tile.below is not None and tile.below.error is not None
 
     def _enqueue(self, work: Callable[..., Any], tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
-        pages = self.memory.array(slot, (align(tile.nbytes, ALIGNMENT),), np.uint8)
+        pages = self.memory.array(slot, (self.moved_nbytes(tile),), np.uint8)
         return self.stream.enqueue(waits, work, (tile.backing, pages, tile.name), is_copy=True, what=tile)

@@ -15,7 +15,6 @@ from asynctile.operation import READ, WRITE
 from asynctile.pipeline import Pipeline
 from asynctile.storage.arena import Demand, Pool, Slot
 from asynctile.storage.residency import Backing, Evict, Load, Move
-from asynctile.storage.tile import NEVER, Tile
 from asynctile.stream import Event
 from asynctile.turns import Turns
 from asynctile.window import Window
@@ -39,6 +38,9 @@ class Below(Backing, Protocol):
 
     def write(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
         """Enqueue the copy of `slot` into the tile's place below."""
+
+    def moved_nbytes(self, tile: Handle) -> int:
+        """What a copy of the tile moves, in bytes."""
 
     def is_lost(self, tile: Handle) -> bool:
         """Whether the copy below failed to arrive. Nothing may be in flight."""
@@ -165,7 +167,7 @@ class Tier:
         if write_back:
             assert self.below is not None
             event = tile.below = self.below.write(tile, slot, failed_or_unfinished(tile.written))
-            self.written_nbytes += tile.nbytes
+            self.written_nbytes += self.below.moved_nbytes(tile)
             self.window.add(event, tile.nbytes)
             guard = (*guard, event)
         slot.guard = guard
@@ -183,7 +185,7 @@ class Tier:
         tile.reads = []
         if self.turns is not None:
             self.turns.loaded(event)
-        self.loaded_nbytes += tile.nbytes
+        self.loaded_nbytes += self.below.moved_nbytes(tile)
         self.window.add(event, tile.nbytes)
 
     def _place(self, tile: Handle, slot: Slot) -> None:
@@ -215,6 +217,3 @@ def before(tile: Handle, how: str) -> list[Event]:
     if how != READ:
         waits += [event for event in tile.reads if not event.done]
     return waits
-
-
-__all__ = ["NEVER", "Below", "Memory", "Tier", "Tile", "before", "failed_or_unfinished", "unfinished"]

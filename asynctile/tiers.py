@@ -55,6 +55,8 @@ class Tiers:
         self.order = Order()
         self.window = Window(device.streams, watchdog)
         self._returned = asyncio.Event()
+        #: what the spill folder has places for
+        self._reserved: Demand | None = None
         turns = Turns() if prefetch == 0 else None
         page = ALIGNMENT if spill is None else PAGE
         arena = Arena(host_memory, evictable=spill is not None, alignment=page, argument="host_memory")
@@ -107,10 +109,10 @@ class Tiers:
             self.host.look_ahead(index)
 
     def check_floor(self, floor: Demand) -> None:
-        """BudgetError if the cap on the tier that operations run in is below `floor`."""
-        arena = self.top.arena
-        if arena.cap is not None and arena.evictable:
-            floor.rounded(arena.alignment).check(arena.cap, arena.argument)
+        """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
+        for tier in self._all():
+            if tier.arena.cap is not None and tier.arena.evictable:
+                self._demand(tier, floor).check(tier.arena.cap, tier.arena.argument)
 
     async def cut(self, demand: Demand) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
@@ -118,6 +120,8 @@ class Tiers:
         wanted = {tier: self._demand(tier, demand) for tier in self._all()}
         foreign = {tier: self._foreign(tier, demand) for tier in self._all()}
         if all(tier.arena.fits(wanted[tier], foreign[tier]) for tier in self._all()):
+            if self.host.arena.divided:
+                self._reserve_spill(demand, wanted[self.host], foreign[self.host])
             return
         await self._called_back(wanted[self.host], foreign[self.host])
         for tier in self._all():
@@ -225,8 +229,7 @@ class Tiers:
 
     def _reserve_spill(self, demand: Demand, wanted: Demand, foreign: Counter[int]) -> None:
         """Make sure that whatever may have to leave RAM finds a place in the folder."""
-        if self.spill is None or not (self.host.arena.divided or self.host.arena.must_be_empty(wanted, foreign)
-                                      or self._exceeds(wanted, foreign)):
+        if self.spill is None or demand is self._reserved or self.host.arena.keeps_all(wanted, foreign):
             return
         counts = Counter(wanted.exact)
         for tile in demand.standing:
@@ -237,11 +240,9 @@ class Tiers:
             owner = tile.owner if isinstance(tile, Copy) else tile
             if owner not in demand.standing and tile.backing is None:
                 counts[align(tile.nbytes, PAGE)] += 1
+        self._reserved = None
         self.spill.reserve(counts)
-
-    def _exceeds(self, wanted: Demand, foreign: Counter[int]) -> bool:
-        cap = self.host.arena.cap
-        return cap is not None and wanted.resident_nbytes + sum(size * count for size, count in foreign.items()) > cap
+        self._reserved = demand
 
     async def _arrived(self, event: Event, tile: Handle) -> None:
         try:

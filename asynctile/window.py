@@ -95,6 +95,20 @@ class Window:
                 if self._finished() == before:
                     self.stall(describe(self._streams(), self.patience_s or 0.0))
 
+    async def told(self, future: asyncio.Future[None], otherwise: str) -> None:
+        """Wait for a future that other coroutines share. StalledError, which says `otherwise`, when nothing moves meanwhile.
+
+        Only this wait is given up: what the caller left out is no fault of the engine.
+        """
+        while not future.done():
+            before = self._finished()
+            try:
+                async with asyncio.timeout(self.patience_s):
+                    await asyncio.shield(future)
+            except TimeoutError:
+                if self._finished() == before:
+                    raise StalledError(f"nothing has moved for {self.patience_s:g} s: {otherwise}") from None
+
     def stall(self, sentence: str) -> None:
         """Give up: this and every later wait ends with StalledError."""
         self.stalled = StalledError(sentence)

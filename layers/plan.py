@@ -106,8 +106,9 @@ def plan_step(
     flops = sum(operation.flops for operation in program.operations())
     compute_s = flops / (FLOPS_PER_S * len(os.sched_getaffinity(0)))
     floor = floor_demand(config, tiling.tile)
+    in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
     if has_link or spill:
-        floor = floor.rounded(PAGE if spill and not has_link else ALIGNMENT)
+        floor = floor if has_link else floor.rounded(PAGE)
         if cap is not None:
             floor.check(cap, "device_memory" if has_link else "host_memory")
     traffic = simulate(
@@ -127,12 +128,12 @@ def plan_step(
         tile=tiling.tile,
         parameters=config.parameter_count,
         states_bytes=config.states_nbytes,
-        floor_bytes=floor.floor_nbytes if has_link or spill else demand.resident_nbytes,
+        floor_bytes=floor.floor_nbytes if has_link or spill else in_ram.resident_nbytes,
         floor_operation=floor.what if has_link or spill else "everything, which stays in RAM on cpu",
-        resident_bytes=demand.resident_nbytes,
+        resident_bytes=in_ram.resident_nbytes,
         device_bytes=cap,
         device_peak_bytes=traffic.device_peak_nbytes,
-        host_bytes=_host_bytes(demand, _size(host_memory), spill),
+        host_bytes=_host_bytes(in_ram, _size(host_memory), spill),
         spill_bytes=traffic.spill_peak_nbytes,
         operations=sum(1 for _ in program.operations()),
         flops=flops,

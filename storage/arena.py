@@ -199,9 +199,13 @@ class Arena:
                 floor=needed,
             )
 
+    def keeps_all(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
+        """Whether nothing need leave: the arena is not divided and the cap holds everything."""
+        return not self.divided and _everything(demand, foreign) <= self._room()
+
     def must_be_empty(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
         """Whether tiles must leave before `cut`: the pools that there are will not stay."""
-        return bool(self.pools) and (self.divided or _everything(demand, foreign) > self._room())
+        return bool(self.pools) and not self.keeps_all(demand, foreign)
 
     def cut(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Pool]:
         """Make pools for `demand`; returns the new ones. Raises BudgetError when the cap is below the floor."""

@@ -19,9 +19,9 @@ from matmul import Matmul
 KINDS = [("cpu", {}), ("emulated", {}), ("emulated", {"slots": 3}), ("emulated", {"slots": 5, "prefetch": 0})]
 
 
-def engine_for(work, kind, slots=None, prefetch=2):
+def engine_for(work, kind, slots=None, **options):
     cap = None if slots is None else slots * work.nbytes
-    return Engine(kind, device_memory=cap, prefetch=prefetch)
+    return Engine(kind, device_memory=cap, **options)
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)

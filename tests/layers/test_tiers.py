@@ -1,0 +1,234 @@
+"""Trainings with a disk below RAM: equal bits at every budget, what is written and what is not, and what is refused.
+
+The device over RAM alone is test_equal_bits.py; moves and their order are tests/test_tiers.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, Engine, TierError
+from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.layers.plan import plan_step
+from tests.layers.training import RAGGED, SMALL, Outcome, assert_same_bits, batches_of, lively, outcome
+
+PROGRESS_S = 60
+STATES = RAGGED.config.states_nbytes
+_yardsticks: list[Outcome] = []
+
+
+async def yardstick() -> Outcome:
+    if not _yardsticks:
+        _yardsticks.append(await outcome(RAGGED, steps=2, device="cpu"))
+    return _yardsticks[0]
+
+
+async def check(folder: Path, device: str, prefetch: int = 2, **caps: Any) -> None:
+    async with asyncio.timeout(PROGRESS_S):
+        found = await outcome(
+            RAGGED, steps=2, device=device, engine_options={"spill": folder, "prefetch": prefetch, "watchdog": 10, **caps}
+        )
+    assert_same_bits(found, await yardstick())
+    assert not os.listdir(folder)
+
+
+async def floor_of(**options: Any) -> int:
+    """The floor that a cap far too small is refused with."""
+    async with Engine(**options) as engine:
+        with pytest.raises(BudgetError) as caught:
+            await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
+    return caught.value.floor
+
+
+@pytest.mark.parametrize("prefetch", [0, 2, 8])
+@pytest.mark.parametrize("share", ["floor", 0.6, 1.0, 1.5])
+async def test_no_budget_on_cpu_changes_a_bit(share: str | float, prefetch: int, tmp_path: Path) -> None:
+    cap = int(share * STATES) if isinstance(share, float) else await floor_of(device="cpu", spill=tmp_path, host_memory=1)
+    await check(tmp_path, "cpu", prefetch, host_memory=cap)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2, 8])
+@pytest.mark.parametrize(("device_share", "host_share"), [(0.2, 0.0), (0.2, 0.3), (0.5, 0.2), (0.2, 1.0), (3.0, 0.0)])
+async def test_no_budget_of_three_tiers_changes_a_bit(
+    device_share: float, host_share: float, prefetch: int, tmp_path: Path
+) -> None:
+    """host_share 0: the floor of RAM, one slot of each size that tiles pass through."""
+    device_memory = int(device_share * STATES)
+    cap = int(host_share * STATES) or await floor_of(
+        device="emulated", device_memory=device_memory, spill=tmp_path, host_memory=1
+    )
+    await check(tmp_path, "emulated", prefetch, device_memory=device_memory, host_memory=cap)
+
+
+async def test_twelve_budgets_of_three_tiers_end_and_agree(tmp_path: Path) -> None:
+    for index in range(12):
+        device_memory, host_memory = int((0.15 + 0.11 * index) * STATES), int((0.05 + 0.17 * (index * 5 % 12)) * STATES)
+        await check(tmp_path, "emulated", (2, 0, 8)[index % 3], device_memory=device_memory, host_memory=host_memory)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
+async def test_no_mode_changes_a_bit(clip_norm: float | None, recompute: bool, tmp_path: Path) -> None:
+    three = {"device_memory": STATES // 4, "host_memory": STATES // 3}
+    for device, caps in (("cpu", {"host_memory": STATES}), ("emulated", three)):
+        found = await outcome(RAGGED, steps=2, device=device, engine_options={"spill": tmp_path, **caps},
+                              clip_norm=clip_norm, recompute=recompute)  # fmt: skip
+        assert_same_bits(found, await yardstick())
+
+
+async def test_where_ram_suffices_nothing_is_written_to_the_disk(tmp_path: Path) -> None:
+    plan = plan_step(SMALL.config, batch_size=2, seq_len=17, micro_batches=2, tile=12, device="cpu", spill=True)
+    for options in ({"device": "cpu"}, {"device": "emulated", "device_memory": "64KiB"}):
+        options["host_memory"] = plan.resident_bytes
+        async with Engine(**options, spill=tmp_path) as engine:
+            trainer = Trainer(await lively(engine, SMALL), micro_batches=2)
+            for batch in batches_of(SMALL, 2):
+                report = await trainer.step(*batch)
+            assert report.spill_written_bytes == report.spill_read_bytes == report.spill_peak_bytes == 0
+
+
+@pytest.mark.parametrize("options", [{"device": "cpu"}, {"device": "emulated", "device_memory": "64KiB"}], ids=str)
+async def test_tiles_that_did_not_change_are_not_written_again(options: dict[str, Any], tmp_path: Path) -> None:
+    tokens, targets = RAGGED.batch_of_tokens()
+    async with Engine(**options, host_memory="130KiB", spill=tmp_path) as engine:
+        model = await lively(engine, RAGGED)
+        written = []
+        for _ in range(4):
+            await model.loss(tokens, targets)
+            written.append(engine.statistics().spill_written_bytes)
+        read = engine.statistics().spill_read_bytes
+    again = [after - before for before, after in itertools.pairwise(written)]
+    assert again[-1] == again[-2] < 300_000, "only activations leave RAM"
+    assert read > 2 * STATES // 3, "weights come from the disk"
+
+
+async def test_a_spill_limit_that_is_too_small_is_refused_with_what_is_needed_and_that_is_enough(tmp_path: Path) -> None:
+    async with Engine("cpu", host_memory=STATES, spill=tmp_path, spill_limit="64KiB") as engine:
+        with pytest.raises(BudgetError, match=r"spill_limit of 64.00 KiB is below .* raise spill_limit") as caught:
+            await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
+    async with Engine("cpu", host_memory=STATES, spill=tmp_path, spill_limit=caught.value.floor) as engine:
+        trainer = Trainer(await lively(engine, RAGGED), micro_batches=2)
+        with pytest.raises(BudgetError, match=r"spill_limit .* raise spill_limit") as caught:
+            await trainer.step(*RAGGED.batch_of_tokens())
+        assert engine.statistics().operations == 0
+    await check(tmp_path, "cpu", host_memory=STATES, spill_limit=caught.value.floor)
+
+
+async def test_a_folder_that_another_engine_uses_is_refused_and_free_afterwards(tmp_path: Path) -> None:
+    async with Engine("cpu", spill=tmp_path):
+        with pytest.raises(TierError, match=r"another engine"):
+            async with Engine("cpu", spill=tmp_path):
+                pass
+    async with Engine("cpu", spill=tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(("make", "says"), [(lambda path: path / "none", "none"), (lambda path: _file(path), "folder")])
+async def test_a_folder_that_cannot_be_used_is_one_line_and_leaves_no_thread(make: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(TierError, match=says) as caught:
+        async with Engine("emulated", spill=make(tmp_path)):
+            pass
+    assert "\n" not in str(caught.value)
+    assert not any(thread.name.startswith("asynctile") for thread in threading.enumerate())
+
+
+def _file(path: Path) -> Path:
+    (path / "file").write_text("mine")
+    return path / "file"
+
+
+async def test_foreign_files_in_the_folder_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "spill-0001.tiles").write_bytes(b"of another program")
+    async with Engine("cpu", host_memory=STATES, spill=tmp_path) as engine:
+        trainer = Trainer(await lively(engine, RAGGED), micro_batches=2)
+        await trainer.step(*RAGGED.batch_of_tokens())
+        assert engine.statistics().spill_peak_bytes > 0
+    assert os.listdir(tmp_path) == ["spill-0001.tiles"]
+    assert (tmp_path / "spill-0001.tiles").read_bytes() == b"of another program"
+
+
+async def test_the_plan_of_three_tiers_moves_what_a_step_moves(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"device_memory": STATES // 4, "host_memory": STATES // 3}
+    shape = {"batch_size": RAGGED.batch, "seq_len": RAGGED.length, "micro_batches": RAGGED.micro_batches, "tile": RAGGED.tile}
+    plan = plan_step(RAGGED.config, **shape, device="emulated", spill=True, **options)  # type: ignore[arg-type]
+    async with Engine("emulated", spill=tmp_path, **options) as engine:
+        trainer = Trainer(await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile), micro_batches=RAGGED.micro_batches)
+        for batch in batches_of(RAGGED, 4):
+            report = await trainer.step(*batch)
+    assert report.uploaded_bytes == plan.uploaded_bytes
+    assert report.downloaded_bytes == plan.downloaded_bytes
+    assert report.spill_read_bytes == plan.spill_read_bytes
+    assert report.spill_written_bytes == plan.spill_written_bytes
+    assert report.spill_peak_bytes <= plan.spill_bytes
+
+
+START_UP = """
+import asyncio, json, sys
+import numpy as np
+from asynctile import Engine
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+
+CONFIG = GPT2Config(n_layer=6, n_head=8, n_embd=512, block_size=64, vocab_size=4000)
+
+
+def peak():
+    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+async def main(folder):
+    options = {"host_memory": "48MiB", "spill": folder + "/spill"}
+    if sys.argv[2] == "emulated":
+        options |= {"device": "emulated", "device_memory": "32MiB"}
+    async with Engine(options.pop("device", "cpu"), **options) as engine:
+        tiny = await GPT2.create(engine, GPT2Config(n_layer=1, n_head=1, n_embd=8, block_size=8, vocab_size=8))
+        await Trainer(tiny).step(np.zeros((1, 8), np.int32), np.zeros((1, 8), np.int32))
+        before = peak()
+        trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1), AdamW())
+        await trainer.prepare_moments()
+        await trainer.save(folder + "/checkpoint")
+        await trainer.model.release()
+        trainer = await Trainer.load(engine, folder + "/checkpoint")
+        await trainer.model.save_pretrained(folder + "/exported")
+        print(json.dumps({"grown": peak() - before, "states": CONFIG.states_nbytes}))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_creating_saving_loading_and_exporting_stay_within_the_budget(device: str, tmp_path: Path) -> None:
+    (tmp_path / "spill").mkdir()
+    script = tmp_path / "start_up.py"
+    script.write_text(START_UP)
+    done = subprocess.run([sys.executable, script, tmp_path, device], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    caps = (48 << 20) + (32 << 20 if device == "emulated" else 0)
+    assert found["states"] > 4 * (48 << 20), "the model is far larger than the budget"
+    assert found["grown"] < caps + (48 << 20), found
+
+
+async def test_a_model_that_was_spilled_is_saved_and_loaded_whole(tmp_path: Path) -> None:
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=70)
+    (tmp_path / "spill").mkdir()
+    async with Engine("cpu") as engine:
+        expected = await (await GPT2.create(engine, config, seed=3, tile=16)).state_dict()
+    async with Engine("cpu", host_memory="96KiB", spill=tmp_path / "spill") as engine:
+        model = await GPT2.create(engine, config, seed=3, tile=16)
+        assert engine.statistics().spill_used_bytes > 0
+        await model.save_pretrained(tmp_path / "model")
+        again = await GPT2.from_pretrained(engine, tmp_path / "model", tile=16)
+        for found in (await model.state_dict(), await again.state_dict()):
+            assert all(np.array_equal(found[name], value) for name, value in expected.items())

@@ -1,0 +1,200 @@
+"""The engine over a spill folder, on programs without a model: bits, what moves, what is freed, what a failure leaves."""
+
+import asyncio
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, Engine, StalledError, TierError
+from asynctile.storage.faults import SURVIVED, Faults
+
+sys.path.insert(0, str(Path(__file__).parent))
+from matmul import Matmul
+
+#: device, slots of the device, slots of RAM, prefetch
+PLACES = [
+    ("cpu", None, 3, 2), ("cpu", None, 5, 0), ("cpu", None, 20, 8), ("cpu", None, 60, 2),
+    ("emulated", 3, 1, 2), ("emulated", 6, 1, 0), ("emulated", 6, 12, 2), ("emulated", 20, 3, 8), ("emulated", 60, 2, 2),
+]  # fmt: skip
+
+
+def engine_for(work, folder, device, slots, ram, prefetch=2, **more):
+    cap = None if slots is None else slots * work.nbytes
+    return Engine(device, device_memory=cap, host_memory=ram * work.nbytes, spill=folder, prefetch=prefetch, **more)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+async def test_a_program_gives_the_same_bits_whichever_tiers_its_tiles_were_in(place, tmp_path):
+    expected = Matmul()
+    async with Engine("cpu") as engine:
+        await expected.prepare(engine)
+        await expected.run(engine)
+        result = await expected.result(engine)
+    work = Matmul()
+    async with engine_for(work, tmp_path, *place) as engine:
+        await work.prepare(engine)
+        for _ in range(3):
+            await work.run(engine)
+        assert np.array_equal(await work.result(engine), result)
+        statistics = engine.statistics()
+        await engine.release(work.standing())
+        after = engine.statistics()
+    assert statistics.host_peak_bytes <= place[2] * work.nbytes
+    assert (statistics.spill_read_bytes > 0) == (place[2] < 48)
+    assert (after.device_used_bytes, after.host_used_bytes, after.spill_used_bytes) == (0, 0, 0)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_tiles_that_the_device_changed_leave_ram_without_being_written(tmp_path):
+    """C is written in each run and never read: what RAM and the disk have of it is old as soon as the device has begun."""
+    work = Matmul()
+    async with engine_for(work, tmp_path, "emulated", 48, 40) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        first = engine.statistics().spill_written_bytes
+        for _ in range(3):
+            await work.run(engine)
+        assert engine.statistics().spill_written_bytes == first
+
+
+async def test_the_result_of_an_engine_that_closes_is_no_descriptor_no_thread_and_no_file(tmp_path):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    work = Matmul()
+    async with engine_for(work, tmp_path, "cpu", None, 5) as engine:
+        await work.prepare(engine)
+    before = descriptors()
+    for _ in range(5):
+        work = Matmul()
+        async with engine_for(work, tmp_path, "emulated", 6, 5) as engine:
+            await work.prepare(engine)
+            await work.run(engine)
+    assert descriptors() <= before
+    assert not any(thread.name.startswith("asynctile") for thread in threading.enumerate())
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", sorted(SURVIVED))
+async def test_faults_that_pass_change_no_bit(kind, tmp_path):
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        faults.arm(kind, after=7)
+        await work.run(engine)
+        found = await work.result(engine)
+    assert faults.injected[kind] == 1
+    assert np.allclose(found, work.a @ work.b, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["flip_written", "lost_write", "torn_write", "enospc"])
+@pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
+async def test_bytes_that_the_disk_lost_are_an_error_that_names_them_and_never_a_result(kind, place, tmp_path):
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, *place, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        faults.arm(kind, after=2)
+        with pytest.raises(TierError, match=r"tile [abc]\[\d,\d\]: .*spill.* offset \d+"):
+            for _ in range(5):
+                await work.run(engine)
+                await work.result(engine)
+
+
+async def test_a_program_goes_on_after_a_tier_has_failed_once(tmp_path):
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+
+        async def job():
+            async with engine.exclusive():
+                run = await engine.start(work.program, work.demand, {})
+                faults.arm("eio_read", after=4, lasting=True)
+                try:
+                    await run.finish()
+                except TierError:
+                    faults.disarm()
+                    return {tile.name[0] for tile in await run.abandon()}
+
+        assert await engine.call(job()) <= {"c"}
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_ram_below_one_slot_of_each_size_is_refused_before_anything_moves(tmp_path):
+    work = Matmul()
+    async with Engine("emulated", device_memory=6 * work.nbytes, host_memory=work.nbytes - 1, spill=tmp_path) as engine:
+        with pytest.raises(BudgetError, match="raise host_memory") as caught:
+            await work.prepare(engine)
+        assert caught.value.floor == work.nbytes
+        assert engine.statistics().host_peak_bytes == 0
+
+
+class Deaf:
+    """A disk that stops answering: reads hang until `answer` is set."""
+
+    def __init__(self):
+        self.hangs, self.answer = threading.Event(), threading.Event()
+
+    def wrap(self, file):
+        preadv = file.preadv
+
+        def hang(views, offset):
+            if self.hangs.is_set():
+                self.answer.wait()
+            return preadv(views, offset)
+
+        file.preadv = hang
+        return file
+
+
+@pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
+async def test_a_disk_that_stops_answering_is_named_with_who_waits_and_the_engine_closes(place, tmp_path):
+    deaf, work = Deaf(), Matmul()
+    async with engine_for(work, tmp_path, *place, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        deaf.hangs.set()
+        async with asyncio.timeout(20):
+            with pytest.raises(StalledError) as caught:
+                await work.run(engine)
+            with pytest.raises(StalledError):
+                await work.result(engine)
+    deaf.answer.set()
+    says = str(caught.value)
+    assert "nothing has moved for 0.3 s" in says
+    assert "the copy of tile" in says and "has run on spill" in says
+    assert "gemm(" in says and "waits for" in says
+
+
+async def test_a_kernel_that_hangs_is_named(tmp_path):
+    work, gate = Matmul(n=1), threading.Event()
+    async with Engine("cpu", watchdog=0.2) as engine:
+        await work.prepare(engine)
+        engine._device.kernels["gemm"] = lambda *args: gate.wait()
+        async with asyncio.timeout(20):
+            with pytest.raises(StalledError, match=r"gemm\(a\[0,0\], b\[0,0\], c\[0,0\]\) has run on compute"):
+                await work.run(engine)
+        gate.set()
+
+
+async def test_work_that_is_slow_but_moves_is_left_alone(tmp_path):
+    work, faults = Matmul(n=2), Faults(rate=40_000)
+    async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.4, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_an_input_that_nobody_writes_is_named(tmp_path):
+    from asynctile.handle import Handle
+    from asynctile.ops import copy
+
+    async with Engine("cpu", watchdog=0.2) as engine:
+        await engine.reserve(Matmul(n=1).demand)
+        async with asyncio.timeout(20):
+            with pytest.raises(StalledError, match=r"copy\(never, target\) waits for tile never, which nobody has written"):
+                await engine.launch(copy(Handle("never", (32, 32)), Handle("target", (32, 32))))
