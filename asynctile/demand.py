@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from asynctile.handle import Handle
 from asynctile.operation import Operation
 from asynctile.program import Entry, Program
-from asynctile.storage.arena import Demand, align
+from asynctile.storage.demand import Demand, align
 from asynctile.storage.tile import NEVER
 
 #: Tiles of at most 1/8 of the largest one live in small slots.

@@ -25,8 +25,8 @@ from asynctile.operation import Operation
 from asynctile.program import Program
 from asynctile.run import Run
 from asynctile.statistics import Statistics, snapshot
-from asynctile.storage.arena import Demand
 from asynctile.storage.container import RawFile
+from asynctile.storage.demand import Demand
 from asynctile.storage.sizes import parse_size
 from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event

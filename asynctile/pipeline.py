@@ -20,7 +20,7 @@ from typing import Any
 from asynctile.handle import Handle
 from asynctile.operation import WRITE
 from asynctile.program import Program
-from asynctile.storage.arena import Demand
+from asynctile.storage.demand import Demand
 from asynctile.storage.residency import Ledger, Move
 from asynctile.storage.tile import NEVER, Tile
 

@@ -12,7 +12,7 @@ import numpy as np
 from asynctile.handle import Handle
 from asynctile.operation import NO_NUMBER, Operation
 from asynctile.program import Fetch, Program
-from asynctile.storage.arena import Demand
+from asynctile.storage.demand import Demand
 from asynctile.storage.tile import NEVER
 from asynctile.stream import Event
 from asynctile.tiers import Tiers

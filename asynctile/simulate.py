@@ -14,7 +14,7 @@ from asynctile.device.dry import DryDevice, DrySpill
 from asynctile.handle import Handle
 from asynctile.operation import Operation
 from asynctile.program import Fetch, Program
-from asynctile.storage.arena import Demand
+from asynctile.storage.demand import Demand
 from asynctile.storage.tile import NEVER
 from asynctile.tiers import Tiers
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from asynctile.handle import Handle
-from asynctile.storage.arena import Slot, align
+from asynctile.storage.arena import Slot
 from asynctile.storage.blocks import Block
 from asynctile.storage.container import ALIGNMENT
+from asynctile.storage.demand import align
 from asynctile.storage.spill import SpillTier
 from asynctile.storage.tile import Tile
 from asynctile.stream import Event, Stream

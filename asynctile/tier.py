@@ -13,7 +13,8 @@ from typing import Any, Protocol, cast
 from asynctile.handle import Handle
 from asynctile.operation import READ, WRITE
 from asynctile.pipeline import Pipeline
-from asynctile.storage.arena import Demand, Pool, Slot
+from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.demand import Demand
 from asynctile.storage.residency import Backing, Evict, Load, Move
 from asynctile.stream import Event
 from asynctile.turns import Turns
@@ -124,8 +125,13 @@ class Tier:
         for slot in self.arena.make_room(demand, foreign):
             slot.guard = ()
             self.memory.discard(slot)
-        for pool in self.arena.cut(demand, foreign):
-            self.memory.map_pool(pool)
+        new = self.arena.cut(demand, foreign)
+        try:
+            for pool in new:
+                self.memory.map_pool(pool)
+        except BaseException:
+            self.arena.withdraw(new)
+            raise
 
     def close(self) -> None:
         """The memory is about to go: keep no view of it."""

@@ -22,8 +22,9 @@ from asynctile.operation import READ, WRITE
 from asynctile.pipeline import DISK_WINDOW, FAR, LINK_WINDOW, HostPipeline, Order, Pipeline
 from asynctile.program import Program
 from asynctile.spill_link import THREADS, SpillLink
-from asynctile.storage.arena import ALIGNMENT, Arena, Demand, align
+from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import ALIGNMENT, Demand, align
 from asynctile.storage.residency import Ledger
 from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event
@@ -159,7 +160,6 @@ class Tiers:
         if place.slot is None:
             self.host.admit((place,), WRITE)
         reads = place.reads
-        self.order.position += 1
         self.host.writes(place, None, FAR - self.order.position)
         place.reads = reads
         return place

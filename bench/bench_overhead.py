@@ -24,7 +24,7 @@ from asynctile.demand import measure
 from asynctile.handle import Handle
 from asynctile.operation import Operation
 from asynctile.program import Program
-from asynctile.storage.arena import align
+from asynctile.storage.demand import align
 
 SHAPE = (16, 16)
 OUTPUTS = 16

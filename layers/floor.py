@@ -13,7 +13,7 @@ from asynctile.layers.config import GPT2Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
-from asynctile.storage.arena import Demand
+from asynctile.storage.demand import Demand
 
 
 def floor_demand(config: GPT2Config, tile: int) -> Demand:

@@ -27,7 +27,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.loop import under_shield
 from asynctile.program import Program
 from asynctile.run import Run
-from asynctile.storage.arena import Demand
+from asynctile.storage.demand import Demand
 
 #: Generation pads its window to a multiple of this many tokens, so that few programs serve all lengths.
 WINDOW = 32

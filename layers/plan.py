@@ -15,8 +15,8 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.simulate import simulate
-from asynctile.storage.arena import ALIGNMENT, Demand
 from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import ALIGNMENT, Demand
 from asynctile.storage.sizes import format_size, parse_size
 
 #: A rough GEMM rate of one CPU core, float32.

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.errors import TierError
+from asynctile.storage.sizes import format_size
 
 #: Linux's MAP_NORESERVE, which Python 3.11's mmap does not name: address space without a promise of memory.
 _NORESERVE = 0x4000
@@ -40,9 +42,15 @@ class HostMemory:
 
 
 def reserve(nbytes: int) -> mmap.mmap:
-    """Address space for `nbytes`, filled with zeros, without memory until it is touched."""
+    """Address space for `nbytes`, filled with zeros, without memory until it is touched. TierError if there is none."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-    memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
+    try:
+        memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
+    except (OSError, MemoryError) as error:
+        raise TierError(
+            f"slots of {format_size(nbytes)} in all got no address space from the system ({error}); lower device_memory or "
+            "host_memory, or raise the limit of this process (ulimit -v)"
+        ) from error
     memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

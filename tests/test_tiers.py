@@ -1,6 +1,7 @@
 """The engine over a spill folder, on programs without a model: bits, what moves, what is freed, what a failure leaves."""
 
 import asyncio
+import errno
 import os
 import sys
 import threading
@@ -99,9 +100,13 @@ async def test_bytes_that_the_disk_lost_are_an_error_that_names_them_and_never_a
         await work.prepare(engine)
         faults.arm(kind, after=2)
         with pytest.raises(TierError, match=r"tile [abc]\[\d,\d\]: .*spill.* offset \d+"):
-            for _ in range(5):
-                await work.run(engine)
-                await work.result(engine)
+            await several_runs(work, engine)
+
+
+async def several_runs(work, engine):
+    for _ in range(5):
+        await work.run(engine)
+        await work.result(engine)
 
 
 async def test_a_program_goes_on_after_a_tier_has_failed_once(tmp_path):
@@ -131,6 +136,22 @@ async def test_ram_below_one_slot_of_each_size_is_refused_before_anything_moves(
             await work.prepare(engine)
         assert caught.value.floor == work.nbytes
         assert engine.statistics().host_peak_bytes == 0
+
+
+@pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
+async def test_memory_that_the_system_refuses_is_an_error_and_the_engine_goes_on(place, tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    work = Matmul()
+    async with engine_for(work, tmp_path, *place) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr("asynctile.storage.host.mmap.mmap", refuse)
+            with pytest.raises(TierError, match=r"no address space .*Cannot allocate memory.* lower device_memory"):
+                await work.prepare(engine)
+        await work.prepare(engine)
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
 
 
 class Deaf:

@@ -9,7 +9,8 @@ from asynctile.device import CpuDevice, EmulatedDevice, open_device
 from asynctile.errors import DeviceError
 from asynctile.handle import Handle
 from asynctile.ops import copy
-from asynctile.storage.arena import Arena, Demand
+from asynctile.storage.arena import Arena
+from asynctile.storage.demand import Demand
 
 
 @pytest.fixture(params=[CpuDevice, EmulatedDevice])

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.errors import BudgetError
-from asynctile.storage.arena import Arena, Demand
+from asynctile.storage.arena import Arena
+from asynctile.storage.demand import Demand
 
 
 def demand(small=64, large=1024, floor=(3, 7), full=(100, 50)):

@@ -3,7 +3,8 @@
 import numpy as np
 import psutil
 
-from asynctile.storage.arena import Arena, Demand
+from asynctile.storage.arena import Arena
+from asynctile.storage.demand import Demand
 from asynctile.storage.host import HostMemory
 
 

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynctile.errors import BudgetError
-from asynctile.storage.arena import Arena, Demand
+from asynctile.storage.arena import Arena
+from asynctile.storage.demand import Demand
 from asynctile.storage.residency import Evict, Ledger, Load, Place
 from asynctile.storage.tile import NEVER, Tile
 
