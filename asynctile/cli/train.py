@@ -95,7 +95,6 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
     tokenizer = await asyncio.to_thread(prepare_tokenizer, options, folder)
     shape = choose_shape(options, tokenizer.vocab_size)
     options = replace(options, seq_len=options.seq_len or shape.block_size)
-    folder.write_record(_record(options, shape))
 
     def progress(done: int, total: int) -> None:
         interrupt.check()
@@ -107,6 +106,8 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display))
         session = await _open_session(options, folder, shape, corpus, engine, display, interrupt)
+        # Not before: a resumed run that is refused keeps the options it had.
+        folder.write_record(_record(options, shape))
         display.note(_opening(options, folder, session))
         display.watch(engine.statistics)
         stack.callback(display.watch, None)
