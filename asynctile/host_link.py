@@ -46,7 +46,13 @@ class HostLink:
         copy: Copy = tile.backing
         if copy.slot is None:
             self.host.admit((copy,), READ)
-        event = self.device.upload(tile.array, copy.array, (*waits, *before(copy, READ)), tile)
+        written = copy.written
+        if written is not None:  # tier.before, written out: loads are what a streamed step has most of
+            if written.done and written.error is None:
+                copy.written = None
+            else:
+                waits = (*waits, written)
+        event = self.device.upload(tile.array, copy.array, waits, tile)
         self.host.reads(copy, event, tile.next_use)
         return event
 

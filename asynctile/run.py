@@ -77,7 +77,7 @@ class Run:
     async def _issue(self, stop: int) -> None:
         tiers, program, views = self.tiers, self.program, self._views
         entries, next_uses, base = program.entries, program.next_uses, tiers.order.base
-        lane, window = tiers.lane, tiers.window
+        lane, window, look_ahead = tiers.lane, tiers.window, tiers.look_ahead()
         while self.issued < stop:
             index = self.issued
             entry = entries[index]
@@ -91,5 +91,5 @@ class Run:
                     self._reports.append(event)
             elif isinstance(entry, Fetch):
                 lane.fetch(entry.tile, self.outputs[entry.key][entry.index], uses[0])
-            tiers.look_ahead(index)
+            look_ahead(index)
             self.issued = index + 1

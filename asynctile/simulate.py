@@ -97,14 +97,14 @@ def _walk(program: Program, demand: Demand, tiers: Tiers) -> None:
     for tile in program.inputs.values():
         tiers.claim(tile)
     tiers.begin(program, demand)
-    base = tiers.order.base
+    base, look_ahead = tiers.order.base, tiers.look_ahead()
     for index, entry in enumerate(program.entries):
         uses = tuple([use if use == NEVER else base + use for use in program.next_uses[index]])
         if isinstance(entry, Operation):
             tiers.lane.issue(entry, uses, None)
         elif isinstance(entry, Fetch):
             tiers.lane.fetch(entry.tile, None, uses[0])  # type: ignore[arg-type]  # copied by nobody
-        tiers.look_ahead(index)
+        look_ahead(index)
         tiers.window.forget_done()
     for tile in program.inputs.values():
         if tile.slot is not None or tile.backing is not None:

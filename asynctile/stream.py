@@ -86,7 +86,7 @@ class _Task:
         self.event = event
         self.work = work
         self.args = args
-        self.waits: tuple[Event, ...] = ()
+        self.waits: Sequence[Event] = ()
         self.order = self.waiting = self.copies = 0
         self.ready_at = 0.0
 
@@ -159,7 +159,7 @@ class Stream:
                 self._count_waiting()
                 self._starved += 1
             if task.waiting:
-                task.waits = tuple(waits)
+                task.waits = waits
                 self.waiting.add(task)
             else:
                 task.ready_at = time.perf_counter()

@@ -84,9 +84,10 @@ class Tier:
 
     def reads(self, tile: Handle, event: Event, next_use: int) -> None:
         """`event` reads the tile, which is used next at `next_use`."""
-        tile.reads.append(event)
-        if len(tile.reads) > 32:
-            tile.reads = [read for read in tile.reads if not read.done]
+        reads = tile.reads
+        reads.append(event)
+        if len(reads) > 32:
+            tile.reads = [read for read in reads if not read.done]
         self.ledger.used(tile, next_use, False)
 
     def writes(self, tile: Handle, event: Event | None, next_use: int) -> None:
@@ -203,6 +204,8 @@ class Tier:
 
 def unfinished(*events: Any) -> tuple[Event, ...]:
     """What must be over before a place is used again; how it went does not matter."""
+    if not events:
+        return ()
     return tuple([event for event in events if event is not None and not event.done])
 
 

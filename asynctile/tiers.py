@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import psutil
@@ -103,11 +103,17 @@ class Tiers:
         for tier in self._all():
             tier.pipeline.forget() if broken_off else tier.pipeline.end()
 
-    def look_ahead(self, index: int) -> None:
-        """After entry `index` was issued: start what comes next, on the device first, then below it."""
-        self.top.look_ahead(index)
-        if self.link is not None and self.host.arena.divided:
-            self.host.look_ahead(index)
+    def look_ahead(self) -> Callable[[int], None]:
+        """What to call after each entry of a run that has begun: it starts what comes next, on the device first, then below."""
+        top, host = self.top.look_ahead, self.host.look_ahead
+        if self.link is None or not self.host.arena.divided:
+            return top
+
+        def both(index: int) -> None:
+            top(index)
+            host(index)
+
+        return both
 
     def check_floor(self, floor: Demand) -> None:
         """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""

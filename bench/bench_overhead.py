@@ -91,11 +91,11 @@ class Case:
 
         async def launch() -> float:
             async with self.engine.exclusive():
-                lane, entries = self.engine.lane, list(self.program.operations())
+                lane, entries = self.engine.tiers.lane, list(self.program.operations())
                 start = time.perf_counter()
                 for operation in entries:
                     await lane.launch(operation)
-                await lane.drain()
+                await self.engine.tiers.window.drain()
                 return time.perf_counter() - start
 
         async def side() -> float:
