@@ -28,7 +28,7 @@ from asynctile.storage.demand import ALIGNMENT, Demand, align
 from asynctile.storage.residency import Ledger
 from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event
-from asynctile.tier import Tier
+from asynctile.tier import Tier, unfinished
 from asynctile.turns import Turns
 from asynctile.window import Window
 
@@ -165,7 +165,7 @@ class Tiers:
             tile.valid_below, tile.below = True, None
         if place.slot is None:
             self.host.admit((place,), WRITE)
-        reads = place.reads
+        reads = [*place.reads, *unfinished(place.written)]  # also what still loads older bytes into the slot
         self.host.writes(place, None, FAR - self.order.position)
         place.reads = reads
         return place

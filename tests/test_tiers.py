@@ -219,3 +219,24 @@ async def test_an_input_that_nobody_writes_is_named(tmp_path):
         async with asyncio.timeout(20):
             with pytest.raises(StalledError, match=r"copy\(never, target\) waits for tile never, which nobody has written"):
                 await engine.launch(copy(Handle("never", (32, 32)), Handle("target", (32, 32))))
+
+
+async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_their_slot(tmp_path):
+    """A step fills its hyper-parameters a second time when the prefetcher may already be loading them."""
+    work, faults = Matmul(), Faults(delay_s=0.2)
+    async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        tile = next(tile for tile in work.tiles["a"].values() if tile.slot is None)
+
+        async def job():
+            async with engine.exclusive():
+                faults.arm("slow", lasting=True)
+                engine.tiers.top.admit((tile,), "r")
+                assert not tile.written.done
+                await engine.fill(tile, np.full(tile.shape, 7, np.float32))
+                faults.disarm()
+                await engine.tiers.window.drain()
+
+        await engine.call(job())
+        assert (await engine.read(tile) == 7).all()
