@@ -98,6 +98,7 @@ class Lane:
         self.operations += 1
         self.window.add(event)
         used, on_use = self.tier.ledger.used, self.on_use
+        dead = False
         for tile, how, next_use in zip(operands, access, next_uses):  # noqa: B905
             if how == READ:
                 tile.reads.append(event)
@@ -110,8 +111,11 @@ class Lane:
                 used(tile, next_use, True)
             if on_use is not None:
                 on_use(tile, next_use, how != READ)
-            if next_use == NEVER and not tile.persistent:
-                self.tier.release(tile)
+            dead = dead or (next_use == NEVER and not tile.persistent)
+        if dead:  # not before: an operation may name a tile twice
+            for tile, next_use in zip(operands, next_uses):  # noqa: B905
+                if next_use == NEVER and not tile.persistent and tile.slot is not None:
+                    self.tier.release(tile)
         return event
 
     def fetch(self, tile: Handle, target: np.ndarray, next_use: int) -> Event:

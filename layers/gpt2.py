@@ -210,13 +210,13 @@ class GPT2:
             run = await self.engine.start(program, self.demand(program), inputs, outputs)
             try:
                 await run.finish()
-            except BaseException:
-                await under_shield(self.abandon(run))
+            except BaseException as error:
+                await under_shield(self.abandon(run, error))
                 raise
             return run.numbers
 
-    async def abandon(self, run: Run) -> None:
+    async def abandon(self, run: Run, why: BaseException | None = None) -> None:
         """On the engine's loop: end a run that failed or was given up; the model is torn if that lost weights."""
         lost = await run.abandon()
         if lost:
-            self.torn = f"tile {lost[0].name} was lost between two tiers"
+            self.torn = f"tile {lost[0].name} was lost between two tiers" + (f" ({why})" if why else "")

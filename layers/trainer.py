@@ -229,7 +229,7 @@ class Trainer:
 
     async def _break_off(self, run: Run, error: BaseException) -> None:
         """Before the first update: let what was enqueued run out; the model is as it was unless a tier lost bytes."""
-        await under_shield(self.model.abandon(run))
+        await under_shield(self.model.abandon(run, error))
         if self.model.torn is not None:
             raise TornModelError(self._torn_message()) from error
         if isinstance(error, Exception) and not isinstance(error, AsynctileError):

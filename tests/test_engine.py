@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
+from asynctile.demand import measure
 from asynctile.handle import Handle
 from asynctile.ops import copy, fill, gemm
+from asynctile.program import Program
 from asynctile.window import RUN_AHEAD_OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -212,3 +214,23 @@ async def test_without_prefetch_no_load_runs_beside_a_kernel(tmp_path):
     assert loads
     for _, _, start, end in loads:
         assert not any(begin < end and start < finish for _, _, begin, finish in kernels)
+
+
+async def test_a_temporary_may_be_named_twice_by_its_last_operation():
+    work = Matmul(n=1)
+    a, b, c = (work.tiles[name][0, 0] for name in "abc")
+    program = Program("square")
+    square = program.tile("square", a.shape)
+    program.add(gemm(a, b, square))
+    program.add(gemm(square, square, c))
+    program.finish()
+    async with engine_for(work, "emulated", slots=3) as engine:
+        await work.prepare(engine)
+
+        async def job():
+            async with engine.exclusive():
+                await (await engine.start(program, measure([program], work.standing()), {})).finish()
+
+        await engine.call(job())
+        product = work.a @ work.b
+        assert np.allclose(await engine.read(c), product @ product, atol=1e-2)

@@ -1,0 +1,82 @@
+"""`asynctile stress`: tries for minutes to make the memory tiers lose a byte, leak or hang, and says whether it could.
+
+    settings.py   what was asked for        conductor.py  whose turn it is       round.py   one round and its checks
+    tally.py      what was counted          table.py, report.py  how it is told  leaks.py   what may not be left behind
+    programs.py   scenario random           thrash.py, train.py, faults.py, cancel.py, kill.py   the scenarios of their names
+    writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
+    models.py     a very small GPT-2        killer.py, victim.py  the process that kills, and the one that is killed
+
+Covers `run`: set-up, signals, exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from asynctile import Engine
+from asynctile.blas_threads import hold_one_thread, let_go
+from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
+from asynctile.cli.stress.conductor import Conductor
+from asynctile.cli.stress.report import write_report
+from asynctile.cli.stress.settings import Settings
+from asynctile.cli.stress.table import Display, summary
+from asynctile.cli.stress.tally import Tally
+from asynctile.kernels.cpu import warm
+from asynctile.loop import new_loop
+
+__all__ = ["run"]
+
+_STOPPING = "stopping after this round; once more stops at once"
+
+
+def run(given: dict[str, Any]) -> int:
+    """Do what was typed; returns the exit status: 1 if anything was found, else 130 if it was stopped before its time."""
+    settings = Settings.of(given)
+    with settings.folder() as folder:
+        return asyncio.run(_stress(settings, folder))
+
+
+async def _stress(settings: Settings, folder: Path) -> int:
+    began_s, tally = time.monotonic(), Tally()
+    display, interrupt = Display(Console(), settings, tally), Interrupt()
+    interrupt.begin_steps()
+    conductor = Conductor(settings, folder, tally, lambda: interrupt.requested)
+    display.note(f"asynctile stress --seed {settings.seed}, in {folder}")
+    hold_one_thread()
+    try:
+        with interrupt.listening(lambda _: display.note(_STOPPING)), display.showing():
+            await _warm_up(display)
+            await conductor.run()
+    finally:
+        let_go()
+    status = 1 if tally.failures else EXIT_STATUS if interrupt.requested else 0
+    summary(settings, tally)
+    if settings.report is not None:
+        write_report(settings.report, settings, tally, seconds=time.monotonic() - began_s, status=status)
+    if conductor.hung:
+        # What hangs would hold up the end of the loop, and the end of the process after it.
+        shutil.rmtree(folder, ignore_errors=True)
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+async def _warm_up(display: Display) -> None:
+    """What a process does once, so that no round takes it for a leak or for its own time: compile, start each kind of loop."""
+
+    def compiled(kernel: str, ready: int, total: int) -> None:
+        display.stage = f"compiling kernels, once on this machine: {ready} of {total} ({kernel})"
+
+    await asyncio.to_thread(warm, compiled)
+    display.stage = ""
+    for make_loop in (new_loop, asyncio.new_event_loop):
+        async with Engine("emulated", make_loop=make_loop):
+            pass

@@ -1,0 +1,145 @@
+"""Who plays when: scenarios take turns by their share of the time, kills happen beside them in a process of their own.
+
+Covers `Conductor`: turns, seeds, deadlines, and what becomes of a round that fails. What a round does is its scenario's file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from asynctile.cli.stress import cancel, faults, programs, thrash, train
+from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.kill import Killer
+from asynctile.cli.stress.models import Course
+from asynctile.cli.stress.round import Round, seed_after
+from asynctile.cli.stress.settings import Settings
+from asynctile.cli.stress.tally import Failure, Tally
+from asynctile.errors import StalledError
+
+__all__ = ["Conductor"]
+
+#: A round takes a second at most. One that takes so long hangs where the engine's watchdog does not look.
+DEADLINE_S = 120.0
+_PLAYS: dict[str, Callable[[Round], Awaitable[bool]]] = {
+    "random": programs.play, "thrash": thrash.play, "train": train.play, "faults": faults.play, "cancel": cancel.play,
+}  # fmt: skip
+#: Of the time of those that take turns.
+_SHARES = {"random": 0.5, "thrash": 0.05, "train": 0.12, "faults": 0.25, "cancel": 0.08}
+#: Of all time, that kills may take beside others.
+_KILL_SHARE = 0.25
+
+
+class Conductor:
+    """stopped: asked before each round. hung: a round is stuck for good, and the process with it."""
+
+    def __init__(self, settings: Settings, folder: Path, tally: Tally, stopped: Callable[[], bool]) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.tally = tally
+        self.hung = False
+        self._stopped = stopped
+        self._course = Course()
+        self._played = dict.fromkeys(settings.scenarios, 0)
+        self._began_s = time.monotonic()
+
+    async def run(self) -> None:
+        """Play until the time is over, every scenario has had its rounds, or somebody says stop."""
+        if "kill" not in self._played:
+            return await self._take_turns()
+        async with Killer(self.folder / "kill") as killer:
+            kills = asyncio.create_task(self._kill(killer))
+            try:
+                await self._take_turns()
+                while not kills.done() and not self._ends_kills():
+                    await asyncio.wait([kills], timeout=0.1)
+            finally:
+                kills.cancel()
+                await asyncio.wait([kills])
+        if not kills.cancelled():
+            kills.result()
+        return None
+
+    def _goes_on(self, name: str) -> bool:
+        """Whether a scenario has another round; each has one, however short the time."""
+        if self._stopped() or self.hung:
+            return False
+        settings, played = self.settings, self._played[name]
+        if settings.rounds is not None and played >= settings.rounds:
+            return False
+        return not played or not self._is_late()
+
+    def _ends_kills(self) -> bool:
+        """Whether a kill that is under way is not waited for: nobody counts on it, and it may take a while."""
+        return self._stopped() or self.hung or (self._is_late() and self.tally.rounds["kill"] > 0)
+
+    def _is_late(self) -> bool:
+        return self.settings.minutes is not None and self._elapsed_s() >= self.settings.minutes * 60
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    async def _take_turns(self) -> None:
+        """Whoever has had the least of its share is next."""
+        while names := [name for name in self._played if name in _PLAYS and self._goes_on(name)]:
+            await self._play(min(names, key=lambda name: self.tally.seconds[name] / _SHARES[name]))
+
+    async def _play(self, name: str) -> None:
+        seed = self._next_seed(name)
+        folder = self.folder / f"{name}-{seed}"
+        folder.mkdir()
+        began_s = time.monotonic()
+        round = Round(name, seed, folder, self.tally, self._course)
+        task = asyncio.create_task(self._judge(round))
+        # Not a timeout, which would cancel: what hangs may well hang in its cancellation.
+        done, _ = await asyncio.wait([task], timeout=DEADLINE_S)
+        self.tally.seconds[name] += time.monotonic() - began_s
+        if not done:
+            self.hung = True
+            sentence = f"the round was not done after {DEADLINE_S:g} s; {round.describe(DEADLINE_S)}"
+            self._fail(name, seed, Finding("hung", sentence))
+            return
+        task.result()
+        shutil.rmtree(folder)
+
+    async def _judge(self, round: Round) -> None:
+        """Play a round; what goes wrong is counted, nothing of it is raised."""
+        try:
+            counts = await _PLAYS[round.scenario](round)
+        except Finding as finding:
+            self._fail(round.scenario, round.seed, finding)
+        except StalledError as error:
+            self._fail(round.scenario, round.seed, Finding("hung", str(error)))
+        except Exception as error:
+            self._fail(round.scenario, round.seed, Finding("failed", f"{type(error).__name__}: {error}"))
+        else:
+            if not counts:
+                self.tally.void += 1
+                return
+        self.tally.rounds[round.scenario] += 1
+
+    async def _kill(self, killer: Killer) -> None:
+        """Kills, for as long as there are rounds of it; beside others they leave most of the machine to these."""
+        while self._goes_on("kill"):
+            seed = self._next_seed("kill")
+            began_s = time.monotonic()
+            try:
+                await killer.play(seed, self.tally)
+            except Finding as finding:
+                self._fail("kill", seed, finding)
+            self.tally.rounds["kill"] += 1
+            self.tally.seconds["kill"] += time.monotonic() - began_s
+            if len(self._played) > 1 and self.settings.minutes is not None:
+                await asyncio.sleep(self.tally.seconds["kill"] / _KILL_SHARE - self._elapsed_s())
+
+    def _next_seed(self, name: str) -> int:
+        seed = seed_after(self.settings.seed, self._played[name])
+        self._played[name] += 1
+        return seed
+
+    def _fail(self, name: str, seed: int, finding: Finding) -> None:
+        self.tally.lost_bytes += finding.nbytes
+        self.tally.failures.append(Failure(name, seed, finding.kind, " ".join(str(finding).split())))

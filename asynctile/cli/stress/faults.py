@@ -1,0 +1,171 @@
+"""Scenario `faults`: one fault of the disk, at a random transfer of a random program or of a training.
+
+What may pass must pass, with every byte right. All else must end in a typed error that names tile, tier, file and offset, the
+engine must close, and the last checkpoint must load and go on. Never may bytes be wrong without a word. Covers both kinds of
+work; the faults themselves are storage/faults.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from asynctile import Engine
+from asynctile.cli.stress.finding import Finding, expect_bytes
+from asynctile.cli.stress.models import (
+    TILE,
+    State,
+    batch,
+    draw_recipe,
+    draw_training_place,
+    expect_state,
+    new_trainer,
+    state_of,
+)
+from asynctile.cli.stress.place import draw_place
+from asynctile.cli.stress.round import Round
+from asynctile.cli.stress.work import Outcome, Work
+from asynctile.cli.stress.writer import write_program
+from asynctile.errors import AsynctileError, TierError
+from asynctile.layers import Trainer
+from asynctile.statistics import Statistics
+from asynctile.storage.container import ALIGNMENT
+from asynctile.storage.demand import align
+from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Faults
+
+__all__ = ["play"]
+
+_TRAINED, _LASTING = 0.2, 0.3
+_STEPS = 3
+#: Tile, what failed, tier, file and place in it.
+_SENTENCE = re.compile(r"tile \S+: cannot (read|write) .+ in the spill tier, spill file in .+, offset \d+: ")
+
+
+class _Trial:
+    """One fault: drawn, armed, and judged by what came of it."""
+
+    def __init__(self, round: Round) -> None:
+        chance = round.chance
+        self.round = round
+        self.faults = Faults(chance.getrandbits(32), delay_s=0.001)
+        self.kind = chance.choice(sorted(FAULTS))
+        self.lasting = chance.random() < _LASTING
+        self.error: AsynctileError | None = None
+
+    def arm(self, before: Statistics, after: Statistics, nbytes: int) -> None:
+        """At a random one of as many transfers, of `nbytes` at most, as there were between two moments."""
+        moved = {"read": after.spill_read_bytes - before.spill_read_bytes,
+                 "write": after.spill_written_bytes - before.spill_written_bytes}
+        transfers = sum(moved[direction] for direction in FAULTS[self.kind].to) // align(nbytes, ALIGNMENT)
+        self.faults.arm(self.kind, after=self.round.chance.randrange(max(transfers, 1)), lasting=self.lasting)
+
+    async def meet(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` until its end or a typed error."""
+        try:
+            await work()
+        except AsynctileError as error:
+            self.error = error
+
+    def judge(self) -> None:
+        """Count what came of it; Finding if it must not be so."""
+        tally = self.round.tally
+        hit = self.faults.injected.total()
+        if self.error is None:
+            tally.survived += bool(hit)
+            return
+        what = f"{'lasting ' if self.lasting else ''}{self.kind} at one of {hit} transfers"
+        if not hit:
+            raise Finding("failed", f"nothing was injected, and yet: {self.error}") from self.error
+        if self.kind in (SURVIVED_LASTING if self.lasting else SURVIVED):
+            raise Finding("failed", f"{what} can be survived, and was not: {self.error}") from self.error
+        if not _is_named(self.error):
+            raise Finding("failed", f"{what} ended in an error that does not name tile, tier, file and offset: "
+                                    f"{type(self.error).__name__}: {self.error}") from self.error
+        tally.reported += 1
+
+
+async def play(round: Round) -> bool:
+    """Every round counts, also those whose fault met nothing."""
+    trial = _Trial(round)
+    try:
+        await (_train(trial) if round.chance.random() < _TRAINED else _program(trial))
+    finally:
+        round.tally.injected.update(trial.faults.injected)
+        round.tally.faulted += bool(trial.faults.injected)
+    trial.judge()
+    return True
+
+
+async def _program(trial: _Trial) -> None:
+    """A program twice: once to see how much it moves, once with the fault."""
+    round = trial.round
+    work = write_program(round.chance)
+    place = draw_place(round.chance, work.demand, spill=True)
+    expected = work.interpret(work.interpret(work.values).tiles)
+    async with round.engine(place, wrap_spill=trial.faults.wrap) as engine:
+        await work.store(engine)
+        before = engine.statistics()
+        await work.run(engine)
+        trial.arm(before, engine.statistics(), max(work.demand.sizes))
+
+        async def again() -> None:
+            outcome = await work.run(engine)
+            (await work.read(engine, outcome)).expect(expected)
+
+        await trial.meet(again)
+        if trial.error is not None:
+            await _read_constants(engine, work, expected)
+        trial.faults.disarm()
+        await work.release(engine)
+
+
+async def _read_constants(engine: Engine, work: Work, expected: Outcome) -> None:
+    """After an error, tiles that no operation changes are what they were, or the tier says that they are not."""
+    for tile in work.values.keys() - work.changed():
+        try:
+            found = await engine.read(tile)
+        except AsynctileError:
+            continue
+        expect_bytes(f"tile {tile.name}, read after an error,", found, expected.tiles[tile])
+
+
+async def _train(trial: _Trial) -> None:
+    """A step, a checkpoint, and more steps with the fault; after an error another engine goes on from the checkpoint."""
+    round = trial.round
+    recipe = draw_recipe(round.chance)
+    place = draw_training_place(round.chance, recipe, spill=True)
+    states, _ = await round.course.follow(recipe, _STEPS)
+    checkpoint = round.folder / "checkpoint"
+    async with round.engine(place, wrap_spill=trial.faults.wrap) as engine:
+        trainer = await new_trainer(engine, recipe)
+        before = engine.statistics()
+        await trainer.step(*batch(1))
+        after = engine.statistics()
+        await trainer.save(checkpoint)
+        trial.arm(before, after, TILE * TILE * 4)
+        await trial.meet(lambda: _go_on(trainer, states[_STEPS], checkpoint))
+        trial.faults.disarm()
+        await trainer.model.release()
+    if trial.error is not None:
+        async with round.engine(draw_training_place(round.chance, recipe)) as engine:
+            trainer = await Trainer.load(engine, checkpoint)
+            await _go_on(trainer, states[_STEPS], checkpoint)
+            await trainer.model.release()
+
+
+async def _go_on(trainer: Trainer, last: State, checkpoint: Path) -> None:
+    """To the last step, with a checkpoint on the way; Finding if anything differs from a run all in RAM."""
+    while trainer.step_count < _STEPS:
+        await trainer.step(*batch(trainer.step_count + 1))
+        if trainer.step_count == 2:
+            await trainer.save(checkpoint)
+    expect_state(await state_of(trainer), last, f"after step {_STEPS}")
+
+
+def _is_named(error: BaseException) -> bool:
+    """Whether an error of a tier, or one that such an error caused, names all that a user needs to know."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, TierError):
+        cause = cause.__cause__
+    return cause is not None and _SENTENCE.search(str(error)) is not None

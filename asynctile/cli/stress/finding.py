@@ -1,0 +1,36 @@
+"""What a round of stress may find wrong: `Finding`, raised by a scenario or by the checks around it.
+
+Covers the error only. What is counted of it is tally.py, what it looks like to the user table.py and report.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+__all__ = ["Finding", "Kind", "expect_bytes"]
+
+#: lost: bytes that are not what they should be. leaked: something outlives its engine. hung: nothing moves any more.
+#: failed: an error that nobody planned, or none where one had to be.
+Kind = Literal["lost", "leaked", "hung", "failed"]
+
+
+class Finding(Exception):
+    """Something that must not be. nbytes: how many bytes are lost."""
+
+    def __init__(self, kind: Kind, sentence: str, nbytes: int = 0) -> None:
+        super().__init__(sentence)
+        self.kind: Kind = kind
+        self.nbytes = nbytes
+
+
+def expect_bytes(name: str, found: np.ndarray, expected: np.ndarray) -> None:
+    """Finding if two arrays are not bitwise the same."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        what = f"{found.shape} {found.dtype} instead of {expected.shape} {expected.dtype}"
+        raise Finding("lost", f"{name} came back as {what}", expected.nbytes)
+    one, other = np.ascontiguousarray(found), np.ascontiguousarray(expected)
+    if one.tobytes() != other.tobytes():
+        wrong = int((one.reshape(-1).view(np.uint8) != other.reshape(-1).view(np.uint8)).sum())
+        raise Finding("lost", f"{name}: {wrong} of {expected.nbytes} bytes are not what they should be", wrong)

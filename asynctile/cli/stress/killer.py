@@ -1,0 +1,192 @@
+"""The process beside stress in which scenario `kill` happens: it forks trainings, kills them, and lets them go on.
+
+Started with `python -m asynctile.cli.stress.killer FOLDER`. Reads a seed a line, answers with a line of JSON for each round.
+A process of its own, because a fork of stress itself would copy its threads' locks; and since everything is imported and every
+kernel is loaded before the first fork, a training begins in milliseconds. It starts no thread, and ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from asynctile.cli.stress import victim
+from asynctile.cli.stress.finding import Kind
+from asynctile.kernels.cpu import warm
+
+__all__ = ["Killed", "main"]
+
+#: A training takes a second. One that takes so long is hung.
+DEADLINE_S = 60.0
+#: Rounds of which the kill is to come inside a save, and those that kill the resumed training too.
+_IN_SAVE, _TWICE = 0.4, 0.3
+
+
+@dataclass
+class Killed:
+    """What a round came to. failure: (kind, sentence), or None."""
+
+    kills: int = 0
+    in_save: int = 0
+    failure: tuple[Kind, str] | None = None
+
+
+@dataclass
+class _Life:
+    """One training: what it told and when (time.monotonic), and how it ended."""
+
+    lines: list[tuple[str, float]] = field(default_factory=list)
+    took_s: float = 0.0
+    killed: bool = False
+    status: int = 0
+
+    def times(self, line: str) -> list[float]:
+        return [when for said, when in self.lines if said == line]
+
+    @property
+    def in_save(self) -> bool:
+        return self.killed and len(self.times("save")) > len(self.times("saved"))
+
+    @property
+    def digest(self) -> str | None:
+        return next((said.partition(" ")[2] for said, _ in self.lines if said.startswith("done ")), None)
+
+    @property
+    def end(self) -> str:
+        said = self.lines[-1][0] if self.lines else "nothing"
+        return f"ended with status {self.status}, having said {said!r} last"
+
+
+def main(folder: Path) -> None:
+    """Play a round for each seed that comes, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for stress, which then closes our input
+    warm()
+    whole: _Life | None = None
+    for line in sys.stdin:
+        seed = int(line)
+        if whole is None:
+            whole = _live(_fresh(folder / "whole"), None, None)
+            shutil.rmtree(folder / "whole")
+        place = _fresh(folder / f"round-{seed}")
+        print(json.dumps(asdict(_round(place, random.Random(f"kill {seed}"), whole))), flush=True)
+        shutil.rmtree(place)
+
+
+def _round(folder: Path, chance: random.Random, whole: _Life) -> Killed:
+    """Kill, perhaps twice, go on to the end, compare."""
+    killed = Killed()
+    if whole.digest is None:
+        killed.failure = "failed", f"a training that nobody disturbed {whole.end}"
+        return killed
+    for _ in range(2 if chance.random() < _TWICE else 1):
+        life = _live(folder, chance.getrandbits(32), _Moment(chance, whole))
+        killed.kills += life.killed
+        killed.in_save += life.in_save
+        spill = folder / "spill"
+        if left := os.listdir(spill) if spill.is_dir() else []:
+            killed.failure = "leaked", f"a training that was killed left {', '.join(left)} in its spill folder"
+            return killed
+    life = _live(folder, chance.getrandbits(32), None)
+    killed.failure = _judge(life, whole, folder)
+    return killed
+
+
+def _judge(life: _Life, whole: _Life, folder: Path) -> tuple[Kind, str] | None:
+    """What is wrong with a training that went on after a kill."""
+    if life.killed:
+        return "hung", f"a training that went on after a kill was not done after {DEADLINE_S:g} s; it {life.end}"
+    if life.digest is None:
+        return "failed", f"a training that went on after a kill {life.end}"
+    if life.digest != whole.digest:
+        return "lost", f"weights and moments after a kill have the digest {life.digest}, without one it is {whole.digest}"
+    if litter := [path.name for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]:
+        return "leaked", f"after the end there is {', '.join(litter)} among the checkpoints"
+    return None
+
+
+class _Moment:
+    """When to kill: at any time of the run, or at any time of one of its saves."""
+
+    def __init__(self, chance: random.Random, whole: _Life) -> None:
+        begun, ended = whole.times("save"), whole.times("saved")
+        self.save = chance.randrange(len(begun)) if chance.random() < _IN_SAVE else None
+        self.after_s = chance.uniform(0, whole.took_s if self.save is None else ended[self.save] - begun[self.save])
+
+    def due_s(self, life: _Life, began_s: float) -> float:
+        """On the clock of time.monotonic; far away while it is not known yet."""
+        if self.save is None:
+            return began_s + self.after_s
+        begun = life.times("save")
+        return begun[self.save] + self.after_s if len(begun) > self.save else math.inf
+
+
+def _live(folder: Path, seed: int | None, moment: _Moment | None) -> _Life:
+    """Fork a training, listen to it, and kill it at that moment."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _be_trained(folder, seed, writer)
+    os.close(writer)
+    life = _Life()
+    try:
+        _listen(reader, child, life, moment)
+    finally:
+        os.close(reader)
+    return life
+
+
+def _be_trained(folder: Path, seed: int | None, pipe: int) -> NoReturn:
+    """In the fork: nothing of the killer's may run any more, whatever happens."""
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        victim.train(folder, seed, pipe)
+        status = 0
+    except BaseException as error:
+        victim.tell(pipe, f"failed {error!r} in {traceback.extract_tb(error.__traceback__)[-1]}".replace("\n", " "))
+    finally:
+        os._exit(status)
+
+
+def _listen(reader: int, child: int, life: _Life, moment: _Moment | None) -> None:
+    """Take down what the child says, until it ends or its moment comes; then what it had said before."""
+    began_s = time.monotonic()
+    text = b""
+    while True:
+        due_s = began_s + DEADLINE_S
+        if moment is not None:
+            due_s = min(due_s, moment.due_s(life, began_s))
+        rest_s = due_s - time.monotonic()
+        if rest_s <= 0 and not life.killed:
+            os.kill(child, signal.SIGKILL)
+            life.killed = True
+        if not select.select([reader], [], [], None if life.killed else max(rest_s, 0.0))[0]:
+            continue
+        more = os.read(reader, 1 << 16)
+        if not more:
+            break
+        *lines, text = (text + more).split(b"\n")
+        life.lines += [(line.decode(), time.monotonic()) for line in lines]
+    life.status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    life.killed = life.status == -signal.SIGKILL
+    life.took_s = time.monotonic() - began_s
+
+
+def _fresh(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

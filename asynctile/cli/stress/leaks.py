@@ -1,0 +1,78 @@
+"""What an engine may leave behind: tasks, threads, file descriptors, files in its spill folder, bytes in its tiers.
+
+Covers counting before and after. Nothing is cleaned up here: what is left is a finding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from asynctile import Engine
+from asynctile.cli.stress.finding import Finding
+
+__all__ = ["Held", "expect_empty"]
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the process holds at one moment."""
+
+    tasks: frozenset[asyncio.Task[object]]
+    threads: frozenset[threading.Thread]
+    descriptors: frozenset[str]
+    files: frozenset[str]
+
+    @classmethod
+    def now(cls, spill: Path) -> Self:
+        """Called on the loop that the engine was opened from; `spill` may not exist."""
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("asynctile")]
+        files = os.listdir(spill) if spill.is_dir() else []
+        return cls(frozenset(asyncio.all_tasks()), frozenset(threads), _descriptors(), frozenset(files))
+
+    def expect_no_more(self, spill: Path) -> None:
+        """Finding if the process holds anything now that it did not then."""
+        now = self.now(spill)
+        left = [
+            *_named("task", (task.get_name() for task in now.tasks - self.tasks)),
+            *_named("thread", (thread.name for thread in now.threads - self.threads)),
+            *_named("file descriptor", now.descriptors - self.descriptors),
+            *_named(f"file in {spill}", now.files - self.files),
+        ]
+        if left:
+            raise Finding("leaked", f"an engine that was closed left {', '.join(left)}")
+
+
+def expect_empty(engine: Engine) -> None:
+    """Finding if tiles still hold bytes of any tier, after all of them were released."""
+    now = engine.statistics()
+    used = {"the device": now.device_used_bytes, "RAM": now.host_used_bytes, "the spill file": now.spill_used_bytes}
+    left = [f"{nbytes} bytes of {tier}" for tier, nbytes in used.items() if nbytes]
+    if left:
+        raise Finding("leaked", f"every tile was released, and {', '.join(left)} are still in use")
+
+
+def _descriptors() -> frozenset[str]:
+    """Open descriptors as "number -> what"; none where the system does not list them."""
+    found = []
+    try:
+        numbers = os.listdir(_DESCRIPTORS)
+    except OSError:
+        return frozenset()
+    for number in numbers:
+        try:
+            found.append(f"{number} -> {os.readlink(f'{_DESCRIPTORS}/{number}')}")
+        except OSError:
+            continue  # the one that listed them
+    return frozenset(found)
+
+
+def _named(what: str, names: Iterable[str]) -> list[str]:
+    return [f"{what} {name}" for name in sorted(names)]

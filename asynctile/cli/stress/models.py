@@ -1,0 +1,121 @@
+"""A very small GPT-2, and the course of its training with everything in RAM: what every other training must repeat.
+
+Covers the model, its batches and its states after each step. Scenarios `train`, `faults`, `cancel` and `kill` compare with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile import Engine
+from asynctile.cli.stress.finding import expect_bytes
+from asynctile.cli.stress.place import Place, draw_place
+from asynctile.demand import measure
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.floor import floor_demand
+from asynctile.storage.demand import Demand
+
+__all__ = [
+    "CONFIG", "TILE", "Course", "Recipe", "State", "batch", "draw_recipe", "draw_training_place", "expect_state",
+    "floor_of", "new_trainer", "state_of",
+]  # fmt: skip
+
+CONFIG = GPT2Config(n_layer=1, n_head=2, n_embd=20, block_size=16, vocab_size=35)
+#: Smaller than the width, so that there is something to tile; it divides nothing.
+TILE = 12
+_BATCH, _LENGTH = 2, 13
+_SEED = 5
+
+State = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training's bits depend on, beside model and data."""
+
+    clip_norm: float | None = None
+    micro_batches: int = 1
+    recompute: bool = True
+
+
+def batch(step: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Tokens and targets of a step, the first being 1."""
+    numbers = np.random.default_rng(step)
+    tokens, targets = numbers.integers(0, CONFIG.vocab_size, (2, _BATCH, _LENGTH))
+    return tokens, targets
+
+
+async def new_trainer(engine: Engine, recipe: Recipe) -> Trainer:
+    model = await GPT2.create(engine, CONFIG, seed=_SEED, tile=TILE)
+    optimizer = AdamW(lr=1e-2, warmup=2)
+    return Trainer(model, optimizer, clip_norm=recipe.clip_norm, micro_batches=recipe.micro_batches,
+                   recompute=recipe.recompute)
+
+
+async def state_of(trainer: Trainer) -> State:
+    """Weights and moments, as they are now."""
+    model = trainer.model
+    await trainer.prepare_moments()
+    found: State = {}
+    for name, parameter in model.parameters.items():
+        for family in ("weights", "exp_avg", "exp_avg_sq"):
+            found[f"{name} {family}"] = await model.gather(parameter, getattr(parameter, family))
+    return found
+
+
+def expect_state(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], when: str) -> None:
+    for name, value in expected.items():
+        expect_bytes(f"{name} {when}", found[name], value)
+
+
+def draw_recipe(chance: random.Random) -> Recipe:
+    return Recipe(chance.choice((None, None, 0.5)), chance.choice((1, 2)), chance.random() < 0.7)
+
+
+def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> Place:
+    """Any budget from the floor to all of what a step wants."""
+    return draw_place(chance, demand_of(recipe), least=floor_of(), share=1.0, spill=spill)
+
+
+@cache
+def demand_of(recipe: Recipe) -> Demand:
+    """What a step asks of the memory that it runs in."""
+    model = GPT2(None, CONFIG, TILE)  # type: ignore[arg-type]  # only recorded, never run
+    kind = "step" if recipe.clip_norm is None else "step_clipped"
+    program = model.program(kind, _BATCH, _LENGTH, recipe.micro_batches, recipe.recompute)
+    return measure([program], model.parameters.states())
+
+
+@cache
+def floor_of() -> Demand:
+    """The floor of the model, which any budget must reach."""
+    return floor_demand(CONFIG, TILE)
+
+
+class Course:
+    """States after each step of an undisturbed training with everything in RAM, computed once as far as it is asked for."""
+
+    def __init__(self) -> None:
+        self._states: dict[Recipe, list[State]] = {}
+        self._reports: dict[Recipe, list[tuple[float, float]]] = {}
+
+    async def follow(self, recipe: Recipe, steps: int) -> tuple[list[State], list[tuple[float, float]]]:
+        """(states after 0, 1, ... steps, (loss, gradient norm) of each step)."""
+        if len(self._states.get(recipe, ())) <= steps:
+            async with Engine("cpu") as engine:
+                trainer = await new_trainer(engine, recipe)
+                states, reports = [await state_of(trainer)], []
+                for number in range(1, steps + 1):
+                    report = await trainer.step(*batch(number))
+                    reports.append((report.loss, report.grad_norm))
+                    states.append(await state_of(trainer))
+                await trainer.model.release()
+            self._states[recipe], self._reports[recipe] = states, reports
+        return self._states[recipe], self._reports[recipe]

@@ -1,0 +1,90 @@
+"""Where a round runs: device, caps, prefetch, workers and kind of event loop, drawn at random for a demand.
+
+Covers `Place` and the engine made from it. How caps are divided is storage/arena.py; the floors here are its floors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from asynctile import Engine
+from asynctile.device import CpuDevice, EmulatedDevice
+from asynctile.loop import new_loop
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import ALIGNMENT, Demand
+
+__all__ = ["Place", "StressEngine", "draw_place"]
+
+_PREFETCHES = (0, 1, 2, 2, 4, 8)
+_WORKERS = (1, 2, 2, 3)
+_PLACES = (("cpu", True), ("emulated", False), ("emulated", True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Sizes in bytes; None: no cap."""
+
+    device: str
+    device_memory: int | None = None
+    host_memory: int | None = None
+    spill: bool = True
+    prefetch: int = 2
+    workers: int = 2
+    uvloop: bool = True
+
+    @property
+    def budget(self) -> int | None:
+        """The cap on the memory that operations run in."""
+        return self.host_memory if self.device == "cpu" else self.device_memory
+
+    @property
+    def alignment(self) -> int:
+        """Of slots in that memory."""
+        return PAGE if self.device == "cpu" and self.spill else ALIGNMENT
+
+
+class StressEngine(Engine):
+    """An engine in a `Place`."""
+
+    def __init__(self, place: Place, spill: str | os.PathLike[str], **more: Any) -> None:
+        make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop if place.uvloop else asyncio.new_event_loop
+        super().__init__(place.device, device_memory=place.device_memory, host_memory=place.host_memory,
+                         spill=spill if place.spill else None, prefetch=place.prefetch, make_loop=make_loop, **more)
+        # How many workers there are is the machine's affair, and no option: here it is a part of the game.
+        self._device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
+
+
+def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = None, share: float = 0.5,
+               spill: bool | None = None) -> Place:
+    """Any device and depth; a budget from the floor up to `share` of what `demand` wants.
+
+    least: another demand whose floor counts too. spill: None for with or without; True: with RAM so small that the folder
+    is needed.
+    """
+    device, has_spill = chance.choice([place for place in _PLACES if spill in (None, place[1])])
+    floors = [demand] if least is None else [demand, least]
+    paged = demand.rounded(PAGE)
+    place = Place(device=device, spill=has_spill, prefetch=chance.choice(_PREFETCHES), workers=chance.choice(_WORKERS),
+                  uvloop=chance.random() < 0.5)
+    top = paged if device == "cpu" else demand
+    floor = max(each.rounded(place.alignment).floor_nbytes for each in floors)
+    budget = _between(chance, floor, int(top.resident_nbytes * share))
+    if device == "cpu":
+        return replace(place, host_memory=budget)
+    host: int | None = None
+    if has_spill:
+        passing = max(each.rounded(PAGE).passing().floor_nbytes for each in floors)
+        host = _between(chance, passing, paged.resident_nbytes // (2 if spill else 1))
+    elif least is None and chance.random() < 0.5:
+        host = demand.resident_nbytes
+    return replace(place, device_memory=budget, host_memory=host)
+
+
+def _between(chance: random.Random, floor: int, most: int) -> int:
+    """The floor itself now and then: there everything has to go by turns."""
+    return floor if chance.random() < 0.15 else chance.randint(floor, max(floor, most))

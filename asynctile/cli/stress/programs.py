@@ -1,0 +1,36 @@
+"""Scenario `random`: a random tile program under a budget of at most half of it, compared bitwise with plain arrays."""
+
+from __future__ import annotations
+
+from asynctile import Engine
+from asynctile.cli.stress.place import Place, draw_place
+from asynctile.cli.stress.round import Round
+from asynctile.cli.stress.work import Work
+from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
+
+__all__ = ["play"]
+
+#: Rounds that issue operations one by one, as coroutines of their own, without a plan.
+_LAUNCHED = 0.15
+
+
+async def play(round: Round) -> bool:
+    """Returns whether the round counts: enough operations, a working set of twice the budget, an eviction."""
+    launched = round.chance.random() < _LAUNCHED
+    work = write_program(round.chance, passing=not launched)
+    place = draw_place(round.chance, work.demand)
+    expected = work.interpret(work.values)
+    async with round.engine(place) as engine:
+        await work.store(engine)
+        before = engine.tiers.top.written_nbytes
+        outcome = await (work.launch(engine) if launched else work.run(engine))
+        counts = _strains(engine, work, place, evicted=engine.tiers.top.written_nbytes > before)
+        (await work.read(engine, outcome)).expect(expected)
+        await work.release(engine)
+    return counts
+
+
+def _strains(engine: Engine, work: Work, place: Place, *, evicted: bool) -> bool:
+    wanted = work.demand.rounded(place.alignment).resident_nbytes
+    operations = engine.statistics().operations
+    return evicted and operations >= LEAST_OPERATIONS and place.budget is not None and wanted >= 2 * place.budget

@@ -1,0 +1,31 @@
+"""The report of a stress run as JSON: what was asked for, with which libraries, and all that was counted."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from asynctile import __version__
+from asynctile.cli.stress.settings import Settings
+from asynctile.cli.stress.tally import Tally
+from asynctile.layers.checkpoint import surroundings
+from asynctile.storage.folder import write_json
+
+__all__ = ["write_report"]
+
+
+def write_report(path: Path, settings: Settings, tally: Tally, *, seconds: float, status: int) -> None:
+    """Write or replace `path` as a whole."""
+    write_json(path, {
+        "asynctile": __version__, "python": sys.version.split()[0], "system": platform.platform(), "cores": os.cpu_count(),
+        "libraries": surroundings(), "options": settings.to_json(), "seconds": round(seconds, 1), "status": status,
+        **_counters(tally),
+    })  # fmt: skip
+
+
+def _counters(tally: Tally) -> dict[str, Any]:
+    found = {kind: tally.failed(kind) for kind in ("lost", "leaked", "hung", "failed")}
+    return {**tally.to_json(), "found": found}

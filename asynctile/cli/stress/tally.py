@@ -1,0 +1,90 @@
+"""What stress has counted so far: rounds, bytes, faults, cancellations, kills, and the failures with their seeds.
+
+Covers the numbers. Who counts is the scenarios and conductor.py, who shows them table.py and report.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from asynctile import Statistics
+from asynctile.cli.stress.finding import Kind
+
+__all__ = ["Failure", "Moved", "Tally"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A round that went wrong. The same seed draws the same round again; threads may still meet in another order."""
+
+    scenario: str
+    seed: int
+    kind: Kind
+    what: str
+
+    @property
+    def command(self) -> str:
+        return f"asynctile stress --scenario {self.scenario} --seed {self.seed} --rounds 1"
+
+
+@dataclass
+class Moved:
+    """Bytes over each link, summed over engines."""
+
+    uploaded: int = 0
+    downloaded: int = 0
+    spill_read: int = 0
+    spill_written: int = 0
+
+    def add(self, now: Statistics) -> None:
+        self.uploaded += now.uploaded_bytes
+        self.downloaded += now.downloaded_bytes
+        self.spill_read += now.spill_read_bytes
+        self.spill_written += now.spill_written_bytes
+
+
+@dataclass
+class Tally:
+    """rounds, seconds: by scenario. void: rounds of `random` that put no strain on the budget, and do not count.
+
+    injected: transfers that met a fault, by kind. faulted: rounds in which there was one. survived: those of them after which
+    all bytes were right. reported: those that ended in a typed error. refusals: budgets below the floor that were refused.
+    kills_in_save: those of `kills` that came while a checkpoint was written.
+    worst_loads: the most that `thrash` has loaded, as a multiple of the least possible.
+    """
+
+    rounds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    void: int = 0
+    operations: int = 0
+    moved: Moved = field(default_factory=Moved)
+    retries: int = 0
+    injected: Counter[str] = field(default_factory=Counter)
+    faulted: int = 0
+    survived: int = 0
+    reported: int = 0
+    cancellations: int = 0
+    kills: int = 0
+    kills_in_save: int = 0
+    refusals: int = 0
+    worst_loads: float = 0.0
+    lost_bytes: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, now: Statistics) -> None:
+        """What an engine has done in its life."""
+        self.moved.add(now)
+        self.operations += now.operations
+        self.retries += now.spill_retries
+
+    def failed(self, kind: Kind) -> int:
+        return sum(failure.kind == kind for failure in self.failures)
+
+    def to_json(self) -> dict[str, Any]:
+        counted = dict(vars(self))  # not asdict, which cannot copy a Counter
+        counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "moved": asdict(self.moved)}
+        counted["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
+        counted["failures"] = [{**asdict(failure), "command": failure.command} for failure in self.failures]
+        return counted

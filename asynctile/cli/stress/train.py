@@ -1,0 +1,67 @@
+"""Scenario `train`: a few steps of a very small GPT-2 under any budget, depth and tiers, bitwise those of a run all in RAM.
+
+Now and then the budget is below the floor: that has to be refused before any work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.models import (
+    Recipe,
+    batch,
+    draw_recipe,
+    draw_training_place,
+    expect_state,
+    floor_of,
+    new_trainer,
+    state_of,
+)
+from asynctile.cli.stress.place import Place
+from asynctile.cli.stress.round import Round
+from asynctile.errors import BudgetError
+
+__all__ = ["play"]
+
+_STEPS = 2
+_REFUSED = 0.2
+
+
+async def play(round: Round) -> bool:
+    """Every round counts."""
+    recipe = draw_recipe(round.chance)
+    place = draw_training_place(round.chance, recipe)
+    if round.chance.random() < _REFUSED:
+        await _refuse(round, recipe, place)
+    states, reports = await round.course.follow(recipe, _STEPS)
+    async with round.engine(place) as engine:
+        trainer = await new_trainer(engine, recipe)
+        for number in range(1, _STEPS + 1):
+            report = await trainer.step(*batch(number))
+            if (report.loss, report.grad_norm) != reports[number - 1]:
+                raise Finding("lost", f"step {number} reported loss {report.loss!r} and norm {report.grad_norm!r}, which are "
+                                      f"{reports[number - 1]!r} with everything in RAM")
+        expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}")
+        await trainer.model.release()
+    return True
+
+
+async def _refuse(round: Round, recipe: Recipe, place: Place) -> None:
+    """One byte below the floor is refused, with the floor in the error, and nothing was begun."""
+    floor = floor_of().rounded(place.alignment).floor_nbytes
+    if place.device == "cpu":
+        below = replace(place, host_memory=floor - 1)
+    else:
+        below = replace(place, device_memory=floor - 1)
+    async with round.engine(below) as engine:
+        try:
+            trainer = await new_trainer(engine, recipe)
+        except BudgetError as error:
+            if error.floor != floor or engine.statistics().operations:
+                raise Finding("failed", f"a cap of {floor - 1} bytes, one below the floor, was refused with a floor of "
+                                        f"{error.floor} after {engine.statistics().operations} operations") from error
+            round.tally.refusals += 1
+            return
+        await trainer.model.release()
+        raise Finding("failed", f"a cap of {floor - 1} bytes, one below the floor, was not refused")

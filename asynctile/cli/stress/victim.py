@@ -1,0 +1,68 @@
+"""The process that scenario `kill` kills: it trains with checkpoints, tells when each save begins and ends, and what came out.
+
+Covers one process, forked from killer.py. A run that finds checkpoints goes on from the newest, as `asynctile train --resume`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+from xxhash import xxh3_128_hexdigest
+
+from asynctile.cli.stress.models import Recipe, batch, draw_training_place, new_trainer, state_of
+from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.round import WATCHDOG_S
+from asynctile.layers import Trainer
+from asynctile.storage.beside import recover_folders, remove_folder
+
+__all__ = ["RECIPE", "STEPS", "train"]
+
+STEPS = 6
+_SAVE_EVERY, _KEEP = 2, 2
+RECIPE = Recipe()
+
+
+def train(folder: Path, seed: int | None, pipe: int) -> None:
+    """Train to the last step, in any place that `seed` draws, None: all in RAM. Tells on `pipe`, in lines."""
+    chance = random.Random(seed)
+    place = Place(device="cpu", spill=False) if seed is None else draw_training_place(chance, RECIPE)
+    asyncio.run(_train(folder, place, chance, pipe))
+
+
+async def _train(folder: Path, place: Place, chance: random.Random, pipe: int) -> None:
+    checkpoints, spill = folder / "checkpoints", folder / "spill"
+    recover_folders(checkpoints)
+    spill.mkdir(exist_ok=True)
+    async with StressEngine(place, spill, watchdog=WATCHDOG_S) as engine:
+        whole = sorted(checkpoints.glob("step-*"))
+        trainer = await (Trainer.load(engine, whole[-1]) if whole else new_trainer(engine, RECIPE))
+        tell(pipe, f"begin {trainer.step_count}")
+        while trainer.step_count < STEPS:
+            await trainer.step(*batch(trainer.step_count + 1))
+            tell(pipe, f"step {trainer.step_count}")
+            if trainer.step_count % _SAVE_EVERY == 0:
+                await _save(trainer, checkpoints, pipe, wait=chance.random() < 0.5)
+        await trainer.saved()
+        state = await state_of(trainer)
+        tell(pipe, f"done {xxh3_128_hexdigest(b''.join(value.tobytes() for value in state.values()))}")
+        await trainer.model.release()
+
+
+async def _save(trainer: Trainer, checkpoints: Path, pipe: int, *, wait: bool) -> None:
+    """A checkpoint, written at once or behind the next steps; then older ones go."""
+    await trainer.saved()
+    tell(pipe, "save")
+    await trainer.save(checkpoints / f"step-{trainer.step_count:06d}", wait=wait)
+    if not wait and trainer.step_count < STEPS:
+        await trainer.step(*batch(trainer.step_count + 1))
+    await trainer.saved()
+    tell(pipe, "saved")
+    for old in sorted(checkpoints.glob("step-*"))[:-_KEEP]:
+        remove_folder(old)
+
+
+def tell(pipe: int, what: str) -> None:
+    os.write(pipe, f"{what}\n".encode())

@@ -1,0 +1,122 @@
+"""A tile program with its tiles, and what it must come to: storing, running and checking it on an engine.
+
+Covers `Work`, for every scenario that needs no model. Programs are drawn by writer.py and thrash.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from asynctile import Engine
+from asynctile.cli.stress.finding import expect_bytes
+from asynctile.demand import measure
+from asynctile.handle import Handle
+from asynctile.kernels.cpu import KERNELS
+from asynctile.loop import under_shield
+from asynctile.operation import NO_NUMBER, READ, WRITE, Operation
+from asynctile.program import Fetch, Program
+
+__all__ = ["Outcome", "Work", "compute"]
+
+
+@dataclass
+class Outcome:
+    """tiles: persistent ones. outputs: what was fetched on the way. numbers: what operations reported."""
+
+    tiles: dict[Handle, np.ndarray] = field(default_factory=dict)
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)
+    numbers: list[float] = field(default_factory=list)
+
+    def expect(self, other: Outcome) -> None:
+        """Finding if `other`, which is right, is not bitwise the same."""
+        for tile, value in other.tiles.items():
+            expect_bytes(f"tile {tile.name}", self.tiles[tile], value)
+        for key, value in other.outputs.items():
+            expect_bytes(f"output {key}", self.outputs[key], value)
+        expect_bytes("what operations reported", np.array(self.numbers), np.array(other.numbers))
+
+
+class Work:
+    """program: finished. values: of every persistent tile before the first run. inputs: the same for each run."""
+
+    def __init__(self, program: Program, values: Mapping[Handle, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:
+        self.program = program
+        self.values = dict(values)
+        self.inputs = dict(inputs)
+        self.demand = measure([program], self.values)
+
+    def interpret(self, tiles: Mapping[Handle, np.ndarray]) -> Outcome:
+        """What one run makes of `tiles`, on an array a tile."""
+        arrays = {tile: value.copy() for tile, value in tiles.items()}
+        arrays |= {tile: self.inputs[name].copy() for name, tile in self.program.inputs.items()}
+        outcome = Outcome(numbers=[0.0] * len(self.program.numbers))
+        for entry in self.program.entries:
+            if isinstance(entry, Operation):
+                compute(entry, arrays, outcome.numbers)
+            elif isinstance(entry, Fetch):
+                outcome.outputs[entry.key] = arrays[entry.tile].copy()
+        outcome.tiles = {tile: arrays[tile] for tile in tiles}
+        return outcome
+
+    def changed(self) -> set[Handle]:
+        """Tiles that some operation writes."""
+        entries = self.program.entries
+        return {tile for entry in entries for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ}
+
+    async def store(self, engine: Engine) -> None:
+        """Give every persistent tile its first value."""
+        await engine.reserve(self.demand)
+        await engine.store(self.values.items())
+
+    async def run(self, engine: Engine) -> Outcome:
+        """One run as a program; the outcome has no tiles yet. On an error the run is given up as a model's would be."""
+        outputs = {entry.key: np.empty(entry.tile.shape, entry.tile.dtype)
+                   for entry in self.program.entries if isinstance(entry, Fetch)}
+        numbers = await engine.call(self._run(engine, outputs))
+        return Outcome(outputs=outputs, numbers=numbers[: len(self.program.numbers)].tolist())
+
+    async def launch(self, engine: Engine) -> Outcome:
+        """One run as coroutines, all at once, each on its own; for programs of persistent tiles only."""
+        numbers = [np.zeros(1) for _ in self.program.numbers]
+        operations = self.program.operations()
+        await asyncio.gather(*(engine.launch(operation, _place_of(operation, numbers)) for operation in operations))
+        await engine.synchronize()
+        return Outcome(numbers=[float(number[0]) for number in numbers])
+
+    async def read(self, engine: Engine, outcome: Outcome) -> Outcome:
+        """`outcome` with the newest bytes of every persistent tile."""
+        outcome.tiles = dict(zip(self.values, await engine.read_all(self.values), strict=True))
+        return outcome
+
+    async def release(self, engine: Engine) -> None:
+        await engine.release(self.values)
+
+    async def _run(self, engine: Engine, outputs: dict[str, np.ndarray]) -> np.ndarray:
+        async with engine.exclusive():
+            run = await engine.start(self.program, self.demand, self.inputs, outputs)
+            try:
+                await run.finish()
+            except BaseException:
+                await under_shield(run.abandon())
+                raise
+            return run.numbers
+
+
+def compute(operation: Operation, arrays: dict[Handle, np.ndarray], numbers: list[float]) -> None:
+    """Run one operation's kernel on arrays; what it reports goes into `numbers`."""
+    for tile, how in zip(operation.operands, operation.access, strict=True):
+        if how == WRITE and tile not in arrays:
+            arrays[tile] = np.empty(tile.shape, tile.dtype)
+    number: tuple[Any, ...] = () if operation.number is None else (np.zeros(1),)
+    KERNELS[operation.kernel](*(arrays[tile] for tile in operation.operands), *operation.params, *number)
+    if number and operation.number not in (None, NO_NUMBER):
+        numbers[operation.number] = float(number[0][0])
+
+
+def _place_of(operation: Operation, numbers: list[np.ndarray]) -> np.ndarray | None:
+    return None if operation.number is None else numbers[operation.number]

@@ -1,0 +1,230 @@
+"""`asynctile stress` as a user sees it: options, refusals, a round of each scenario, the report, exit statuses.
+
+That it finds what is broken is tests/cli/test_stress_planted.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asynctile.cli.stress import conductor
+from asynctile.cli.stress.finding import Finding, expect_bytes
+from asynctile.cli.stress.round import Round, seed_after
+from asynctile.cli.stress.settings import SCENARIOS, Settings
+from asynctile.cli.stress.thrash import least_loads
+from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
+from asynctile.handle import Handle
+from asynctile.operation import UPDATE, WRITE
+from asynctile.ops import gelu
+from tests.cli.conftest import Program
+from tests.cli.test_refusals import refused
+
+
+def stress(program: Program, tmp_path: Path, *words: object) -> tuple[int, str, str]:
+    return program("stress", "--spill", tmp_path, "--seed", 3, *words)
+
+
+def test_a_round_of_each_scenario(program: Program, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    status, out, err = stress(program, tmp_path, "--rounds", 2, "--report", report)
+    assert (status, err) == (0, ""), out
+    found = json.loads(report.read_text())
+    assert found["rounds"] == dict.fromkeys(SCENARIOS, 2)
+    assert found["options"] == {
+        "seed": 3, "minutes": None, "rounds": 2, "scenarios": list(SCENARIOS), "spill": str(tmp_path),
+    }  # fmt: skip
+    assert found["failures"] == [] and found["found"] == {"lost": 0, "leaked": 0, "hung": 0, "failed": 0}
+    assert found["kills"] >= 2 and found["cancellations"] > 0
+    assert all(found["moved"].values()) and found["libraries"]["numpy"]
+    assert "random 2, thrash 2, train 2, faults 2, cancel 2, kill 2" in out
+    assert "0 B lost" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"], "the folder that it made is gone"
+
+
+def test_time_is_shared_and_every_scenario_gets_a_round(program: Program, tmp_path: Path) -> None:
+    began = time.monotonic()
+    report = tmp_path / "report.json"
+    status, _, _ = stress(program, tmp_path, "--minutes", 0.03, "--scenario", "random,thrash", "--scenario", "faults",
+                          "--report", report)  # fmt: skip
+    rounds = json.loads(report.read_text())["rounds"]
+    assert status == 0
+    assert set(rounds) == {"random", "thrash", "faults"} and min(rounds.values()) >= 1
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--minutes", "0"], ["--minutes", "0"]),
+        (["--minutes", "nan"], ["--minutes", "nan"]),
+        (["--rounds", "-1"], ["--rounds", "-1"]),
+        (["--rounds", "1.5"], ["--rounds", "1.5"]),
+        (["--seed", "x"], ["--seed", "'x'"]),
+        (["--scenario", "thrush"], ["thrush", "thrash"]),
+        (["--scenario", "random,,"], ["''", "thrash"]),
+        (["--scenario", ""], ["--scenario"]),
+        (["--spill", "/no/such/folder"], ["/no/such/folder"]),
+        (["--spill", "/dev/null"], ["/dev/null"]),
+        (["--report", "/no/such/folder/x.json"], ["/no/such/folder"]),
+        (["--report", "."], ["--report"]),
+    ],
+)
+def test_bad_input(program: Program, words: list[str], expected: list[str]) -> None:
+    refused(program("stress", *words), *expected, command="stress")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(program: Program, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    refused(program("stress", "--spill", locked), "locked", command="stress")
+
+
+def test_a_failed_round_is_told_with_the_seed_that_draws_it_again(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    async def play(round: Round) -> bool:
+        drawn.append(round.chance.random())
+        if drawn[-1] > 0.6:
+            raise Finding("lost", "a byte is\nanother one", 1)
+        return True
+
+    monkeypatch.setitem(conductor._PLAYS, "random", play)
+    report = tmp_path / "report.json"
+    status, out, _ = stress(program, tmp_path, "--scenario", "random", "--rounds", 20, "--report", report)
+    found = json.loads(report.read_text())
+    unlucky = [number for number, value in enumerate(drawn) if value > 0.6]
+    assert status == 1 and found["status"] == 1
+    assert [failure["seed"] for failure in found["failures"]] == [seed_after(3, number) for number in unlucky]
+    assert found["lost_bytes"] == len(unlucky) == found["found"]["lost"]
+    assert "a byte is another one" in out
+    value = drawn[unlucky[-1]]
+    drawn.clear()
+    words = found["failures"][-1]["command"].split()
+    assert words[0] == "asynctile"
+    assert program(*words[1:])[0] == 1
+    assert drawn == [value]
+
+
+def test_an_error_that_nobody_planned_is_a_failure(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(round: Round) -> bool:
+        raise KeyError("tile")
+
+    monkeypatch.setitem(conductor._PLAYS, "random", play)
+    status, out, _ = stress(program, tmp_path, "--scenario", "random", "--rounds", 1)
+    assert status == 1
+    assert "failed in random: KeyError: 'tile'" in out
+
+
+def test_ctrl_c_ends_early_with_what_there_is(program: Program, tmp_path: Path) -> None:
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    report = tmp_path / "report.json"
+    status, out, _ = stress(program, tmp_path, "--minutes", 5, "--report", report)
+    timer.join()
+    assert (status, json.loads(report.read_text())["status"]) == (130, 130), out
+    assert "stopping after this round" in out and "\nrounds " in out
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_round_that_hangs_where_no_watchdog_looks(tmp_path: Path) -> None:
+    """In a process of its own: the end is that of the process."""
+    code = """
+import asyncio, sys
+from asynctile.cli import main
+from asynctile.cli.stress import conductor
+async def play(round):
+    while True:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            pass
+conductor.DEADLINE_S = 0.2
+conductor._PLAYS["random"] = play
+sys.exit(main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", code, "stress", "--scenario", "random", "--spill", str(tmp_path), "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "hung in random: the round was not done after 0.2 s; it has no engine open" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_are_settled() -> None:
+    assert Settings.of({}).minutes == 1 and Settings.of({}).rounds is None
+    assert Settings.of({"rounds": 3}).minutes is None
+    both = Settings.of({"rounds": 3, "minutes": 2.0, "seed": 9, "scenario": ["kill,random", "random"]})
+    assert (both.rounds, both.minutes, both.seed, both.scenarios) == (3, 2.0, 9, ("random", "kill"))
+    assert Settings.of({}).seed != Settings.of({}).seed
+
+
+def test_seeds_of_rounds() -> None:
+    assert seed_after(7, 0) == 7
+    assert len({seed_after(7, index) for index in range(1000)} | {seed_after(8, index) for index in range(1000)}) == 2000
+
+
+def test_a_difference_of_one_bit_is_found() -> None:
+    right = np.ones((3, 4), np.float32)
+    expect_bytes("t", right.copy(), right)
+    wrong = right.copy()
+    wrong.view(np.uint32)[2, 1] ^= 1
+    with pytest.raises(Finding, match="t: 1 of 48 bytes") as caught:
+        expect_bytes("t", wrong, right)
+    assert (caught.value.kind, caught.value.nbytes) == ("lost", 1)
+    with pytest.raises(Finding, match=r"\(4, 3\)"):
+        expect_bytes("t", right.T, right)
+
+
+def test_random_programs_are_what_they_should_be() -> None:
+    seen = set()
+    for seed in range(12):
+        work = write_program(random.Random(seed))
+        operations = list(work.program.operations())
+        outcome = work.interpret(work.values)
+        assert len(operations) >= LEAST_OPERATIONS
+        assert 2 * work.demand.rounded(4096).floor_nbytes <= work.demand.rounded(4096).resident_nbytes
+        assert all(np.isfinite(value).all() for value in outcome.tiles.values())
+        seen |= {how for operation in operations for how in operation.access}
+        seen |= {"temporary"} if work.program.temporaries else set()
+        seen |= {"output"} if outcome.outputs else set()
+        seen |= {"two sizes"} if len(work.demand.rounded(4096).sizes) == 2 else set()
+        again = write_program(random.Random(seed))
+        assert [repr(entry) for entry in again.program.operations()] == [repr(entry) for entry in operations]
+    assert seen == {"r", WRITE, UPDATE, "temporary", "output", "two sizes"}
+
+
+def test_least_loads() -> None:
+    tiles = [Handle(name, (2, 2), persistent=True) for name in "abc"]
+    a, b, c = tiles
+    passes = [gelu(a, b), gelu(b, c), gelu(c, a)] * 2
+    # With room for two: only `a` is loaded; all else is overwritten before it is read.
+    assert least_loads(passes, 2) == 1
+    reads = [gelu(one, two) for one, two in ((a, b), (c, b), (a, b), (c, b))]
+    assert least_loads(reads, 2) == 4
+    assert least_loads(reads, 3) == 2
+
+
+def test_the_loop_is_left_as_it_was(program: Program, tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    threads = threading.active_count()
+    assert stress(program, tmp_path, "--scenario", "thrash", "--rounds", 1)[0] == 0
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert threading.active_count() == threads
+    with pytest.raises(RuntimeError):
+        asyncio.get_running_loop()

@@ -1,0 +1,161 @@
+"""Planted bugs: with one guard of the tiers taken away, stress fails within a few rounds.
+
+Each is taken away through a seam, here; the product has no switch for it. Kernels and copies are slowed down at random where a
+bug is a race, so that it is lost in every run and not in one of a hundred.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile.cli.stress import cancel, faults
+from asynctile.cli.stress import round as rounds
+from asynctile.device.workers import WorkerDevice
+from asynctile.program import Program
+from asynctile.storage import spill
+from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.container import ContainerFile
+from asynctile.storage.residency import Ledger
+from tests.cli.conftest import Program as Command
+
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(program: Command, tmp_path: Path) -> Run:
+    """Stress with one scenario; the status must be 1 if anything was found. Returns the report."""
+
+    def call(scenario: str, number: int, seed: int = 1) -> dict[str, Any]:
+        report = tmp_path / "report.json"
+        status, _, _ = program("stress", "--scenario", scenario, "--rounds", number, "--seed", seed, "--spill", tmp_path,
+                               "--report", report)  # fmt: skip
+        found: dict[str, Any] = json.loads(report.read_text())
+        assert status == (1 if found["failures"] else 0)
+        return found
+
+    return call
+
+
+@pytest.fixture
+def slow_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every seventh operation takes a millisecond longer: who does not wait for it is early."""
+    launch, count = WorkerDevice.launch, 0
+
+    def late(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*args: Any) -> None:
+            time.sleep(0.001)
+            kernel(*args)
+
+        return work
+
+    def slowed(self: WorkerDevice, operation: Any, arrays: Any, number: Any, waits: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count % 7:
+            return launch(self, operation, arrays, number, waits)
+        kernel = self.kernels[operation.kernel]
+        self.kernels[operation.kernel] = late(kernel)
+        try:
+            return launch(self, operation, arrays, number, waits)
+        finally:
+            self.kernels[operation.kernel] = kernel
+
+    monkeypatch.setattr(WorkerDevice, "launch", slowed)
+
+
+def test_slow_kernels_alone_are_no_bug(run: Run, slow_kernels: None) -> None:
+    assert run("random", 6)["failures"] == []
+
+
+def test_without_the_checksum(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "xxh3_64_intdigest", lambda data: 0)
+    monkeypatch.setattr(faults, "_TRAINED", 0)
+    assert run("faults", 25)["found"]["lost"] > 0
+
+
+def test_without_the_atomic_reservation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles of an operation push each other out."""
+    slot_for = Ledger._slot_for
+    monkeypatch.setattr(Ledger, "_slot_for", lambda self, tile, held, moves, **more: slot_for(self, tile, (), moves, **more))
+    assert run("random", 10)["failures"]
+
+
+def test_without_the_wait_of_a_write_for_reads(run: Run, slow_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = WorkerDevice.launch
+
+    def early(self: WorkerDevice, operation: Any, arrays: Any, number: Any, waits: Any) -> Any:
+        writes = [tile.written for tile in operation.operands]
+        return launch(self, operation, arrays, number, [event for event in waits if event in writes])
+
+    monkeypatch.setattr(WorkerDevice, "launch", early)
+    assert run("random", 10)["found"]["lost"] > 0
+
+
+def test_without_the_event_before_a_slot_is_used_again(
+    run: Run, slow_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slot, "guard", property(lambda self: (), lambda self, value: None))
+    assert run("random", 10)["found"]["lost"] > 0
+
+
+def test_without_the_wait_of_a_read_from_disk_for_the_write(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynctile.spill_link.failed_or_unfinished", lambda *events: ())
+    assert run("random", 20)["failures"]
+
+
+def test_a_kernel_that_never_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "WATCHDOG_S", 0.3)
+    launch = WorkerDevice.launch
+    monkeypatch.setattr(
+        WorkerDevice, "launch",
+        lambda self, operation, arrays, number, waits: self._compute.enqueue(waits, time.sleep, (3.0,), what=operation)
+        if operation.kernel == "gelu" else launch(self, operation, arrays, number, waits),
+    )  # fmt: skip
+    found = run("random", 1)
+    assert found["found"]["hung"] == 1
+    assert "gelu(" in found["failures"][0]["what"] and "has run on compute" in found["failures"][0]["what"]
+
+
+def test_a_descriptor_that_stays_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = ContainerFile.close
+    left: list[ContainerFile] = []
+    monkeypatch.setattr(ContainerFile, "close", lambda self: left.append(self))
+    found = run("random", 4)
+    for file in left:
+        close(file)
+    assert found["found"]["leaked"] > 0
+    assert "file descriptor" in found["failures"][0]["what"]
+
+
+def test_a_slot_that_is_not_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    give, count = Pool.give, 0
+
+    def forgetful(self: Pool, slot: Slot, *, evicted: bool) -> None:
+        nonlocal count
+        count += 1
+        if count % 50:
+            give(self, slot, evicted=evicted)
+
+    monkeypatch.setattr(Pool, "give", forgetful)
+    assert run("random", 4)["failures"]
+
+
+def test_a_weight_that_changes_before_its_step_may_be_cancelled_no_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark from which on a step runs to its end stands too late: among the updates."""
+    monkeypatch.setattr(cancel, "_TRAINED", 1)
+    finish = Program.finish
+
+    def late(self: Program) -> Program:
+        first = next((i for i, entry in enumerate(self.entries) if getattr(entry, "kernel", "") == "adamw"), None)
+        if first is not None:
+            self.marks["update"] = len(self.entries) - 1
+        return finish(self)
+
+    monkeypatch.setattr(Program, "finish", late)
+    assert run("cancel", 6)["failures"]
