@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,7 +21,7 @@ from asynctile.device import open_device
 from asynctile.device.base import Report
 from asynctile.errors import DeviceError
 from asynctile.handle import Handle
-from asynctile.loop import LoopThread, new_loop
+from asynctile.loop import LoopThread, new_loop, under_shield
 from asynctile.operation import Operation
 from asynctile.program import Program
 from asynctile.run import Run
@@ -69,8 +70,9 @@ class Engine:
         report: Report | None = None,
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop,
     ) -> None:
-        if spill is None and (spill_limit is not None or wrap_spill is not None):
-            raise ValueError("spill_limit without spill: name the folder with spill, or leave spill_limit out")
+        for name, value in (("spill_limit", spill_limit), ("wrap_spill", wrap_spill)):
+            if spill is None and value is not None:
+                raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")
         if precision != "fp32":
             raise ValueError(f"precision {precision!r} is not built yet: expected 'fp32'")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
@@ -92,6 +94,7 @@ class Engine:
         self._make_loop = make_loop
         self._loop: LoopThread | None = None
         self._used = False
+        self._tiers: Tiers | None = None
         self._busy: asyncio.Lock | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._trace: Trace | None = None
@@ -105,21 +108,30 @@ class Engine:
         """Cap in bytes on the arena that operations run in; None: none."""
         return self._device_memory if self._device.has_link else self._host_memory
 
+    @property
+    def tiers(self) -> Tiers:
+        """Where its tiles are; DeviceError before the engine was opened."""
+        if self._tiers is None:
+            raise DeviceError("the engine is not open: use it inside 'async with Engine(...)'")
+        return self._tiers
+
     async def __aenter__(self) -> Self:
         if self._used:
             raise DeviceError("an engine opens once: make a new Engine to go on")
         self._used = True
         hold_one_thread()
         loop = asyncio.get_running_loop()
-        self.tiers = Tiers(self._device, self._device_memory, self._host_memory, self._spill, self.prefetch, self._watchdog)
+        tiers = Tiers(self._device, self._device_memory, self._host_memory, self._spill, self.prefetch, self._watchdog)
+        self._tiers = tiers
         try:
-            await loop.run_in_executor(None, self.tiers.open)
-            await loop.run_in_executor(None, self._device.warm, self._report)
+            for work in (tiers.open, partial(self._device.warm, self._report)):
+                if await under_shield(loop.run_in_executor(None, work)):
+                    raise asyncio.CancelledError
             self._busy = asyncio.Lock()
             self._loop = LoopThread(self._make_loop)
             self._loop.start()
         except BaseException:
-            await loop.run_in_executor(None, self.tiers.close)
+            await loop.run_in_executor(None, tiers.close)
             let_go()
             raise
         return self
@@ -137,6 +149,7 @@ class Engine:
         assert thread is not None
         try:
             await thread.end_jobs()
+            await thread.call(self.tiers.window.settle())
             await loop.run_in_executor(None, self.tiers.close)
         finally:
             await loop.run_in_executor(None, thread.close)
@@ -155,9 +168,9 @@ class Engine:
         task.add_done_callback(self._background.discard)
         return task
 
-    def try_borrow(self, nbytes: int) -> bool:
+    async def try_borrow(self, nbytes: int) -> bool:
         """Count `nbytes` of the caller's own RAM against host_memory, if no program that was prepared needs them."""
-        return self.tiers.borrow(nbytes)
+        return await self.call(self._borrow(nbytes))
 
     def give_back(self, nbytes: int) -> None:
         """Return what was borrowed."""
@@ -219,8 +232,12 @@ class Engine:
         any work, if the caps are below its floor.
         """
         await self.tiers.cut(demand)
-        for name, value in inputs.items():
-            await self.tiers.fill(program.inputs[name], value)
+        try:
+            for name, value in inputs.items():
+                await self.tiers.fill(program.inputs[name], value)
+        except BaseException:
+            self.tiers.release(program.inputs.values())
+            raise
         return Run(self.tiers, program, demand, outputs)
 
     async def fill(self, tile: Handle, value: np.ndarray) -> None:
@@ -242,9 +259,12 @@ class Engine:
         self._trace.write(path)
 
     async def _launch(self, operation: Operation, number: Any) -> Event:
-        await self.tiers.lane.inputs_enqueued(operation)
-        async with self.exclusive():
-            return await self.tiers.lane.launch(operation, number)
+        lane = self.tiers.lane
+        while True:
+            await lane.inputs_enqueued(operation)  # not while others are kept out, who may be the ones to write them
+            async with self.exclusive():
+                if lane.missing_input(operation) is None:
+                    return await lane.launch(operation, number)
 
     async def _synchronize(self) -> None:
         async with self.exclusive():
@@ -264,6 +284,9 @@ class Engine:
         async with self.exclusive():
             await self.tiers.window.drain()
             return [await self.tiers.read(tile) for tile in tiles]
+
+    async def _borrow(self, nbytes: int) -> bool:
+        return self.tiers.borrow(nbytes)
 
     async def _release(self, tiles: list[Handle]) -> None:
         async with self.exclusive():

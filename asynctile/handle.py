@@ -14,7 +14,7 @@ from asynctile.storage.tile import Tile
 class Handle(Tile):
     """A tile with its ordering.
 
-    array: the device array over its slot, None while it has no slot.
+    array: the array over its slot (on the device; for a copy in RAM, there), None while it has no slot.
     written: event of the last operation or upload that wrote it; None: nothing pending.
     reads: events of the readers since then.
     below: event of the last download into the backing.

@@ -15,7 +15,7 @@ from asynctile.operation import READ, WRITE
 from asynctile.storage.arena import Slot
 from asynctile.storage.tile import NEVER, Tile
 from asynctile.stream import Event
-from asynctile.tier import Tier, before
+from asynctile.tier import Tier, unfinished
 
 
 class Copy(Handle):
@@ -42,17 +42,18 @@ class HostLink:
     def give(self, tile: Tile) -> None:
         self.host.release(tile.backing)
 
-    def read(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
+    def read(self, tile: Handle, slot: Slot, after: Sequence[Event]) -> Event:
         copy: Copy = tile.backing
         if copy.slot is None:
             self.host.admit((copy,), READ)
+        waits: tuple[Event, ...] = ()
         written = copy.written
-        if written is not None:  # tier.before, written out: loads are what a streamed step has most of
+        if written is not None:
             if written.done and written.error is None:
                 copy.written = None
             else:
-                waits = (*waits, written)
-        event = self.device.upload(tile.array, copy.array, waits, tile)
+                waits = (written,)
+        event = self.device.upload(tile.array, copy.array, waits, after, tile)
         self.host.reads(copy, event, tile.next_use)
         return event
 
@@ -60,7 +61,7 @@ class HostLink:
         copy: Copy = tile.backing
         if copy.slot is None:
             self.host.admit((copy,), WRITE)
-        event = self.device.download(copy.array, tile.array, (*waits, *before(copy, WRITE)), tile)
+        event = self.device.download(copy.array, tile.array, waits, unfinished(copy.written, *copy.reads), tile)
         self.host.writes(copy, event, tile.next_use)
         return event
 

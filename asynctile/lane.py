@@ -11,7 +11,7 @@ through the loop where an event on the stream costs nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,16 +57,19 @@ class Lane:
             await self.window.room()
         self.order.position += 1
         rank = (FAR - self.order.position,) * len(operation.operands)
-        event = self.issue(operation, rank, number)
-        if self._unwritten:
-            self._announce(operation.operands, operation.access)
-        return event
+        return self.issue(operation, rank, number)
 
     async def inputs_enqueued(self, operation: Operation) -> None:
         """Wait until somebody has enqueued the work that writes each input."""
+        while (tile := self.missing_input(operation)) is not None:
+            await self._written(tile, operation)
+
+    def missing_input(self, operation: Operation) -> Handle | None:
+        """An input whose first write nobody has enqueued; None if there is none."""
         for tile, how in zip(operation.operands, operation.access, strict=True):
             if tile.slot is None and how != WRITE and not tile.valid_below:
-                await self._written(tile, operation)
+                return tile
+        return None
 
     def issue(self, operation: Operation, next_uses: Sequence[int], number: Any) -> Event:
         """Reserve, enqueue, record: all of an operation that Python does, without an await."""
@@ -76,24 +79,26 @@ class Lane:
                 self.tier.admit(operands, access)
                 break
         waits: list[Event] = []
+        after: list[Event] = []
         arrays = []
-        # tier.before, written out: this is the loop that Python spends a step in.
         for tile, how in zip(operands, access):  # noqa: B905  # lengths are checked when the operation is made
             arrays.append(tile.array)
             written = tile.written
             if written is not None:
                 if written.done and (written.error is None or how == WRITE):
                     tile.written = None  # what is overwritten need not have gone well
+                elif how == WRITE:
+                    after.append(written)
                 else:
                     waits.append(written)
             if how != READ and tile.reads:
-                waits += [event for event in tile.reads if not event.done]
+                after += [event for event in tile.reads if not event.done]
         if number is None and operation.number is not None:
             number = self._scratch
         if self.turns is None:
-            event = self.device.launch(operation, arrays, number, waits)
+            event = self.device.launch(operation, arrays, number, waits, after)
         else:
-            event = self.device.launch(operation, arrays, number, (*waits, *self.turns.loads()))
+            event = self.device.launch(operation, arrays, number, waits, (*after, *self.turns.loads()))
             self.turns.worked(event)
         self.operations += 1
         self.window.add(event)
@@ -112,6 +117,8 @@ class Lane:
             if on_use is not None:
                 on_use(tile, next_use, how != READ)
             dead = dead or (next_use == NEVER and not tile.persistent)
+        if self._unwritten:
+            self.announce([tile for tile, how in zip(operands, access, strict=True) if how != READ])
         if dead:  # not before: an operation may name a tile twice
             for tile, next_use in zip(operands, next_uses):  # noqa: B905
                 if next_use == NEVER and not tile.persistent and tile.slot is not None:
@@ -122,7 +129,7 @@ class Lane:
         """Copy a tile to a host array, in order with the operations around it."""
         if tile.slot is None:
             self.tier.admit((tile,), READ)
-        event = self.device.download(target, tile.array, failed_or_unfinished(tile.written), tile)
+        event = self.device.download(target, tile.array, failed_or_unfinished(tile.written), what=tile)
         self.fetched_nbytes += tile.nbytes
         self.window.add(event, tile.nbytes)
         self.tier.reads(tile, event, next_use)
@@ -141,7 +148,8 @@ class Lane:
             "that writes it, or store it"
         )
 
-    def _announce(self, operands: Sequence[Handle], access: str) -> None:
-        for tile, how in zip(operands, access, strict=True):
-            if how != READ and (future := self._unwritten.pop(tile, None)) is not None and not future.done():
+    def announce(self, tiles: Iterable[Handle]) -> None:
+        """Somebody has written these tiles, or enqueued the work that does: wake who waits for that."""
+        for tile in tiles:
+            if (future := self._unwritten.pop(tile, None)) is not None and not future.done():
                 future.set_result(None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from asynctile.stream import resolve
@@ -88,7 +88,7 @@ class LoopThread:
         self.loop.run_forever()
 
 
-async def under_shield(work: Coroutine[Any, Any, Any]) -> bool:
+async def under_shield(work: Awaitable[Any]) -> bool:
     """Await `work` to its end even if cancelled; True if a cancellation came meanwhile."""
     task = asyncio.ensure_future(work)
     cancelled = False

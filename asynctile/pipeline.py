@@ -1,7 +1,7 @@
 """The pipeline: walks a program ahead of compute and says what must move, before each operation and ahead of others.
 
-Pure decisions over storage/residency.py, no events and no bytes: asynctile/lane.py carries them out on a device,
-asynctile/simulate.py counts them. So a plan and a run cannot disagree.
+Pure decisions over storage/residency.py, no events and no bytes: asynctile/tier.py carries them out, on
+a dry device for asynctile/simulate.py. So a plan and a run cannot disagree.
 
 How far ahead is counted in slots, since slots are what it costs: half of them hold tiles that were loaded before their
 use, half are kept free behind it. The free half matters as much. The tile used furthest away is often the one used last;

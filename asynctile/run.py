@@ -63,7 +63,7 @@ class Run:
         tiers = self.tiers
         await tiers.window.settle()
         if tiers.window.stalled is not None:
-            return self.program.standing  # nobody knows what is whole while something still hangs
+            return []  # what is whole cannot be known while something still hangs
         self._release(self.program.temporaries)
         self._release(self.program.inputs.values())
         tiers.end(self.program, broken_off=True)

@@ -35,16 +35,16 @@ class SpillLink:
     def give(self, tile: Tile) -> None:
         self.spill.give(tile.backing)
 
-    def read(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
+    def read(self, tile: Handle, slot: Slot, after: Sequence[Event]) -> Event:
         block: Block = tile.backing
-        event = self._enqueue(self.spill.read, tile, slot, (*waits, *failed_or_unfinished(tile.below)))
+        event = self._enqueue(self.spill.read, tile, slot, failed_or_unfinished(tile.below), after)
         block.guard = (*unfinished(*block.guard), event)
         return event
 
     def write(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
         block: Block = tile.backing
         # Also behind reads whose bytes nobody wants any more: their checksum would not match.
-        event = self._enqueue(self.spill.write, tile, slot, (*waits, *unfinished(*block.guard)))
+        event = self._enqueue(self.spill.write, tile, slot, waits, unfinished(*block.guard))
         block.guard = (event,)
         return event
 
@@ -54,6 +54,8 @@ class SpillLink:
     def is_lost(self, tile: Handle) -> bool:
         return tile.below is not None and tile.below.error is not None
 
-    def _enqueue(self, work: Callable[..., Any], tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
+    def _enqueue(
+        self, work: Callable[..., Any], tile: Handle, slot: Slot, waits: Sequence[Event], after: Sequence[Event]
+    ) -> Event:
         pages = self.memory.array(slot, (self.moved_nbytes(tile),), np.uint8)
-        return self.stream.enqueue(waits, work, (tile.backing, pages, tile.name), is_copy=True, what=tile)
+        return self.stream.enqueue(waits, work, (tile.backing, pages, tile.name), after=after, is_copy=True, what=tile)

@@ -5,7 +5,8 @@ the work enqueued first before the rest. So nothing that is ready waits behind s
 ever blocks on an event: streams cannot deadlock, since an event exists before anything can wait for it.
 
 An event carries the error of its work, and work that waits for a failed event fails with the same error instead of
-running: one bad kernel fails everything downstream and nothing else.
+running: one bad kernel fails everything downstream. Work that only comes after another, because it takes over the slot, does
+not care how that went: nothing else fails.
 
 The way not taken: a thread a stream that runs strictly in order, with the stream chosen when work is issued, as on a
 GPU. With two cores and guessed costs each waited for the other for a quarter of the forward pass.
@@ -33,7 +34,7 @@ class Event:
     operation or the tile that it is about, for messages.
     """
 
-    __slots__ = ("done", "error", "is_copy", "what", "_dependents", "_wakers")
+    __slots__ = ("done", "error", "is_copy", "what", "_dependents", "_followers", "_wakers")
 
     def __init__(self, is_copy: bool = False, what: object = None) -> None:
         self.done = False
@@ -41,6 +42,7 @@ class Event:
         self.is_copy = is_copy
         self.what = what
         self._dependents: list[_Task] = []
+        self._followers: list[_Task] = []
         self._wakers: list[Callable[[], Any]] = []
 
     def wait(self) -> None:
@@ -136,10 +138,14 @@ class Stream:
         work: Callable[..., Any],
         args: tuple[Any, ...],
         *,
+        after: Sequence[Event] = (),
         is_copy: bool = False,
         what: object = None,
     ) -> Event:
-        """Run work(*args) once all of `waits` are done; returns its event. DeviceError once the stream is closed."""
+        """Run work(*args) once all of `waits` are done well and all of `after` are done; returns its event.
+
+        DeviceError once the stream is closed.
+        """
         event = Event(is_copy, what)
         task = _Task(self, event, work, args)
         with self._lock:
@@ -155,11 +161,16 @@ class Stream:
                     before._dependents.append(task)
                     task.waiting += 1
                     task.copies += before.is_copy
+            for before in after:
+                if not before.done:
+                    before._followers.append(task)
+                    task.waiting += 1
+                    task.copies += before.is_copy
             if task.copies:
                 self._count_waiting()
                 self._starved += 1
             if task.waiting:
-                task.waits = waits
+                task.waits = (*waits, *after)
                 self.waiting.add(task)
             else:
                 task.ready_at = time.perf_counter()
@@ -201,6 +212,7 @@ class Stream:
                 del self.running[name]
                 if self.trace is not None:
                     self.trace.append((name, task.work.__name__, start, time.perf_counter()))
+            task.args = ()  # a thread that rests must not hold the memory of an arena that was cut anew
 
     def _next(self, finished: _Task | None) -> _Task | None:
         """Hand on a finished task and take a ready one, waiting if there is none; None when closed."""
@@ -246,8 +258,9 @@ class Stream:
         self.finished += 1
         self._unfinished -= 1
         for dependent in event._dependents:
-            dependent.waiting -= 1
             dependent.event.error = dependent.event.error or event.error
+        for dependent in (*event._dependents, *event._followers):
+            dependent.waiting -= 1
             stream = dependent.stream
             if event.is_copy:
                 dependent.copies -= 1
@@ -262,6 +275,7 @@ class Stream:
                 if stream._idle and (stream is not self or len(self._ready) > 1):
                     stream._changed.notify()
         event._dependents.clear()
+        event._followers.clear()
 
 
 def resolve(future: asyncio.Future[None]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from asynctile.handle import Handle
-from asynctile.operation import READ, WRITE
 from asynctile.pipeline import Pipeline
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.demand import Demand
@@ -34,11 +33,11 @@ class Memory(Protocol):
 class Below(Backing, Protocol):
     """What is below a tier: places for tiles, and copies to and from them."""
 
-    def read(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
-        """Enqueue the copy of the tile's place below into `slot`, behind `waits` and what still fills the place."""
+    def read(self, tile: Handle, slot: Slot, after: Sequence[Event]) -> Event:
+        """Enqueue the copy of the tile's place below into `slot`, when `after` is over and the place has been filled."""
 
     def write(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
-        """Enqueue the copy of `slot` into the tile's place below."""
+        """Enqueue the copy of `slot`, which `waits` fill, into the tile's place below."""
 
     def moved_nbytes(self, tile: Handle) -> int:
         """What a copy of the tile moves, in bytes."""
@@ -115,7 +114,7 @@ class Tier:
         """Move every tile out."""
         for tile in list(self.ledger.resident):
             self._moves.append(self.ledger.evict(tile))
-        self._carry_out()
+            self._carry_out()
 
     def cut(self, demand: Demand, foreign: dict[int, int]) -> None:
         """Make the pools serve `demand`. They must be empty if arena.must_be_empty says so; nothing may be in flight."""
@@ -160,14 +159,20 @@ class Tier:
 
     def _carry_out(self) -> None:
         moves, self._moves = self._moves, []
-        for move in moves:
+        for index, move in enumerate(moves):
             tile = cast(Handle, move.tile)
-            if isinstance(move, Evict):
-                self._evict(tile, move.slot, move.write_back)
-            elif isinstance(move, Load):
-                self._load(tile, move.slot)
-            else:
-                self._place(tile, move.slot)
+            try:
+                if isinstance(move, Evict):
+                    self._evict(tile, move.slot, move.write_back)
+                elif isinstance(move, Load):
+                    self._load(tile, move.slot)
+                else:
+                    self._place(tile, move.slot)
+            except BaseException:
+                # What cannot be enqueued did not happen: every tile is where it was.
+                for undone in reversed(moves[index:]):
+                    self.ledger.undo(undone)
+                raise
 
     def _evict(self, tile: Handle, slot: Slot, write_back: bool) -> None:
         guard = unfinished(tile.written, *tile.reads)
@@ -183,12 +188,12 @@ class Tier:
 
     def _load(self, tile: Handle, slot: Slot) -> None:
         assert self.below is not None
-        waits = unfinished(*slot.guard)
-        slot.guard = ()
-        tile.array = self.memory.array(slot, tile.shape, tile.dtype)
+        after = unfinished(*slot.guard)
         if self.turns is not None:
-            waits += self.turns.work()
-        event = tile.written = self.below.read(tile, slot, waits)
+            after += self.turns.work()
+        tile.array = self.memory.array(slot, tile.shape, tile.dtype)
+        event = tile.written = self.below.read(tile, slot, after)
+        slot.guard = ()
         tile.reads = []
         if self.turns is not None:
             self.turns.loaded(event)
@@ -212,17 +217,3 @@ def unfinished(*events: Any) -> tuple[Event, ...]:
 def failed_or_unfinished(*events: Any) -> tuple[Event, ...]:
     """What wrote the bytes about to be read: an error must travel on."""
     return tuple([event for event in events if event is not None and (not event.done or event.error is not None)])
-
-
-def before(tile: Handle, how: str) -> list[Event]:
-    """What an operation that uses a resident tile in the way `how` must wait for."""
-    waits: list[Event] = []
-    written = tile.written
-    if written is not None:
-        if written.done and (written.error is None or how == WRITE):
-            tile.written = None  # what is overwritten need not have gone well
-        else:
-            waits.append(written)
-    if how != READ:
-        waits += [event for event in tile.reads if not event.done]
-    return waits

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 import numpy as np
 import psutil
@@ -124,13 +125,9 @@ class Tiers:
     async def cut(self, demand: Demand) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
         await self.window.settle()
+        await self._called_back(demand)
         wanted = {tier: self._demand(tier, demand) for tier in self._all()}
         foreign = {tier: self._foreign(tier, demand) for tier in self._all()}
-        if all(tier.arena.fits(wanted[tier], foreign[tier]) for tier in self._all()):
-            if self.host.arena.divided:
-                self._reserve_spill(demand, wanted[self.host], foreign[self.host])
-            return
-        await self._called_back(wanted[self.host], foreign[self.host])
         for tier in self._all():
             tier.arena.check(wanted[tier], foreign[tier])
         self._reserve_spill(demand, wanted[self.host], foreign[self.host])
@@ -145,30 +142,46 @@ class Tiers:
             self.lane.on_use = self.link.used if self.host.arena.divided else None
 
     async def fill(self, tile: Handle, value: np.ndarray) -> None:
-        """Put host bytes in a tile that no work in flight uses."""
+        """Put host bytes in a tile that no work in flight uses. Cancelled, it leaves the tile as it was."""
         if value.shape != tile.shape:
             raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
-        place = self.claim(tile)
-        for event in place.reads:
-            await self.window.settled(event)
+        if not np.can_cast(value.dtype, tile.dtype, "same_kind"):
+            raise TypeError(f"{tile.name} takes an array of {tile.dtype}, not {value.dtype}")
+        place, fresh = self._host_place(tile)
+        try:
+            for event in (*place.reads, *unfinished(place.written)):  # also what still loads older bytes into the slot
+                await self.window.settled(event)
+        except BaseException:
+            if fresh:
+                self.host.drop(place)
+            raise
         np.copyto(place.array, value)
+        self._filled(tile, place)
 
-    def claim(self, tile: Handle) -> Handle:
-        """A slot in RAM for bytes of the host, the newest of `tile` from now on; to be filled when its `reads` are over."""
+    def claim(self, tile: Handle) -> None:
+        """`fill` without bytes, for a run without them."""
+        self._filled(tile, self._host_place(tile)[0])
+
+    def _host_place(self, tile: Handle) -> tuple[Handle, bool]:
+        """What stands, or is to stand, for `tile` in RAM, with a slot, and whether it got that slot now."""
         place = tile
         if self.link is not None:
-            if tile.slot is not None:
-                self.top.drop(tile)
             if tile.backing is None:
                 tile.backing = self.link.take(tile)
             place = tile.backing
-            tile.valid_below, tile.below = True, None
-        if place.slot is None:
-            self.host.admit((place,), WRITE)
-        reads = [*place.reads, *unfinished(place.written)]  # also what still loads older bytes into the slot
+        if place.slot is not None:
+            return place, False
+        self.host.admit((place,), WRITE)
+        return place, True
+
+    def _filled(self, tile: Handle, place: Handle) -> None:
+        """The host has written `place`: nothing else of the tile is new."""
         self.host.writes(place, None, FAR - self.order.position)
-        place.reads = reads
-        return place
+        if self.link is not None:
+            if tile.slot is not None:
+                self.top.drop(tile)
+            tile.valid_below, tile.below = True, None
+        self.lane.announce((tile,))
 
     async def read(self, tile: Handle) -> np.ndarray:
         """A copy of a tile's newest bytes; nothing may be in flight."""
@@ -218,45 +231,53 @@ class Tiers:
         return rounded.passing() if tier is not self.top else rounded
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
-        """Tiles by size that stand in `tier` and that `demand` does not count."""
-        foreign: Counter[int] = Counter()
-        for tile in tier.ledger.resident:
-            owner = tile.owner if isinstance(tile, Copy) else tile
-            if owner not in demand.standing:
-                foreign[align(tile.nbytes, tier.arena.alignment)] += 1
-        return foreign
+        """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""
+        alignment, found = tier.arena.alignment, self._owners(tier)
+        if tier is not self.top:
+            found |= self._owners(self.top)
+        return Counter(align(tile.nbytes, alignment) for tile in found if tile not in demand.standing)
 
-    async def _called_back(self, demand: Demand, foreign: Counter[int]) -> None:
-        """Wait for lent RAM if it is wanted now."""
+    def _owners(self, tier: Tier) -> set[Handle]:
+        """The tiles of programs that stand in `tier`."""
+        return {tile.owner if isinstance(tile, Copy) else cast(Handle, tile) for tile in tier.ledger.resident}
+
+    async def _called_back(self, demand: Demand) -> None:
+        """Wait for lent RAM if it is wanted now: whoever borrowed it is about to finish a save."""
         arena = self.host.arena
-        while arena.lent_nbytes and arena.must_be_empty(demand, foreign):
+        while arena.lent_nbytes and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
             self._returned.clear()
             await self._returned.wait()
 
     def _reserve_spill(self, demand: Demand, wanted: Demand, foreign: Counter[int]) -> None:
         """Make sure that whatever may have to leave RAM finds a place in the folder."""
-        if self.spill is None or demand is self._reserved or self.host.arena.keeps_all(wanted, foreign):
+        if self.spill is None or demand is self._reserved:
+            return
+        self._reserved = None
+        if self.host.arena.keeps_all(wanted, foreign):
             return
         counts = Counter(wanted.exact)
-        for tile in demand.standing:
-            place = tile.backing if self.link is not None else tile
-            if place is not None and place.backing is not None:
-                counts[align(tile.nbytes, PAGE)] -= 1
-        for tile in self.host.ledger.resident:
-            owner = tile.owner if isinstance(tile, Copy) else tile
-            if owner not in demand.standing and tile.backing is None:
-                counts[align(tile.nbytes, PAGE)] += 1
-        self._reserved = None
+        for tile in cast(frozenset[Handle], demand.standing):
+            counts[align(tile.nbytes, PAGE)] -= self._has_block(tile)
+        for tile in self._owners(self.top) | self._owners(self.host):
+            if tile not in demand.standing:
+                counts[align(tile.nbytes, PAGE)] += not self._has_block(tile)
         self.spill.reserve(counts)
         self._reserved = demand
 
+    def _has_block(self, tile: Handle) -> bool:
+        """Whether the tile has a place in the spill file."""
+        place = tile if self.link is None else tile.backing
+        return place is not None and place.backing is not None
+
     async def _arrived(self, event: Event, tile: Handle) -> None:
+        """Wait for bytes of `tile`; if they did not come, forget what is not whole, so that a later try starts afresh."""
         try:
             await self.window.landed(event)
-        except TierError:
-            raise
         except Exception as error:
-            raise TierError(f"tile {tile.name} was lost on its way between two tiers: {error}") from error
-        finally:
             await self.window.settle()
-
+            if self.window.stalled is None:
+                self.top.rescue(tile)
+            if isinstance(error, TierError):
+                raise
+            raise TierError(f"tile {tile.name} cannot be read, since the work that wrote it failed: {error}") from error
+        await self.window.settle()

@@ -1,7 +1,7 @@
 """What has been enqueued and not yet been seen to end: how far the host may run ahead, and the watchdog over it.
 
-Runs on the device's loop only. Every wait of the engine for work of its own passes through here, so nothing can hang
-without a word: when no stream has finished anything for `patience_s`, the wait ends with an error that says who waits
+Runs on the device's loop only. Every wait for work that was enqueued passes through here, so that cannot hang without a
+word: when no stream has finished anything for `patience_s`, the wait ends with an error that says who waits
 for whom.
 """
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from asynctile.demand import measure
 from asynctile.engine import Engine
-from asynctile.errors import TornModelError
+from asynctile.errors import StalledError, TornModelError
 from asynctile.handle import Handle
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.config import GPT2Config
@@ -218,5 +218,7 @@ class GPT2:
     async def abandon(self, run: Run, why: BaseException | None = None) -> None:
         """On the engine's loop: end a run that failed or was given up; the model is torn if that lost weights."""
         lost = await run.abandon()
-        if lost:
+        if isinstance(why, StalledError):
+            self.torn = str(why)
+        elif lost:
             self.torn = f"tile {lost[0].name} was lost between two tiers" + (f" ({why})" if why else "")

@@ -31,7 +31,7 @@ class Snapshot:
         """
         groups = list(groups)
         nbytes = sum(tile.nbytes for tiles in groups for tile in tiles)
-        if not engine.try_borrow(nbytes):
+        if not await engine.try_borrow(nbytes):
             return None
         snapshot = cls(engine, nbytes)
         try:

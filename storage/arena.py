@@ -81,6 +81,12 @@ class Pool:
         self.arena.used_nbytes -= self.slot_nbytes
         (self._evicted if evicted else self._dead).append(slot)
 
+    def take_back(self, slot: Slot) -> None:
+        """Undo `give`."""
+        (self._evicted if slot in self._evicted else self._dead).remove(slot)
+        self.used += 1
+        self.arena.used_nbytes += self.slot_nbytes
+
     def drop_free(self) -> list[Slot]:
         """Forget the free slots, so that the cap has room for other sizes; nothing may be in flight on them."""
         slots = [*self._dead, *self._evicted]
@@ -131,7 +137,8 @@ class Arena:
 
     def lend(self, nbytes: int) -> bool:
         """Set `nbytes` of the cap aside, if the programs that it was cut for do not need them."""
-        if self.divided or (self.available is not None and self._promised_nbytes + nbytes > self.available):
+        needed = max(self._promised_nbytes, self.made_nbytes) + nbytes
+        if self.divided or (self.available is not None and needed > self.available):
             return False
         self.lent_nbytes += nbytes
         return True
@@ -216,7 +223,7 @@ class Arena:
             self.pools = sorted(self.pools + new, key=lambda pool: pool.slot_nbytes)
             self._promise(demand, foreign, True)
             return new
-        assert self.cap is not None
+        assert self.cap is not None and self.evictable and not self.lent_nbytes
         self.divided = True
         self.pools = [Pool(self, size, count) for size, count in demand.divide(self.cap, self.argument)]
         return self.pools

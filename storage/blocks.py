@@ -80,6 +80,13 @@ class Blocks:
         for block in reversed(made):  # the lowest offset is popped first
             self._free.setdefault(block.nbytes, []).append(block)
 
+    def state(self) -> tuple[dict[int, list[Block]], list[tuple[int, int]], int]:
+        """What `restore` brings back, if nothing was taken or given meanwhile."""
+        return {size: list(blocks) for size, blocks in self._free.items()}, list(self._holes), self.end
+
+    def restore(self, state: tuple[dict[int, list[Block]], list[tuple[int, int]], int]) -> None:
+        self._free, self._holes, self.end = state
+
     def take(self, nbytes: int, what: str) -> Block:
         """A block of at least `nbytes` for `what`; BudgetError when the cap is reached.
 

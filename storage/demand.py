@@ -68,6 +68,9 @@ class Demand:
         floors: dict[int, int] = {}
         for size, count in zip(self.sizes, self.floor, strict=True):
             floors[align(size, alignment)] = floors.get(align(size, alignment), 0) + count
+        small = align(self.small, alignment)
+        if len(floors) > 1 and any(self.small < size <= small for size in self.exact):
+            floors[small] += self.floor[-1]  # tiles that were large before may now stand among the small ones
         return Demand(tuple(floors), tuple(floors.values()), exact, self.what, self.standing)
 
     def passing(self) -> Demand:

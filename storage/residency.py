@@ -1,6 +1,6 @@
 """The residency ledger: which tile stands in which slot, and what must move so that an operation can run.
 
-Decides, moves nothing: `admit` and `prefetch` append moves to a list that asynctile/lane.py carries out. Decisions
+Decides, moves nothing: `admit` and `prefetch` append moves to a list that asynctile/tier.py carries out. Decisions
 follow program order only, never the clock, so a program under a budget always moves the same bytes. The victim is the
 tile whose next use is furthest away (Belady's MIN), found in a heap that forgets stale entries lazily.
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asynctile.storage.arena import Arena, Pool, Slot
-from asynctile.storage.errors import BudgetError
+from asynctile.storage.errors import AsynctileError, BudgetError
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tile import NEVER, Tile
 
@@ -48,11 +48,12 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Evict:
-    """The tile leaves `slot`; `write_back`: copy it to its backing first."""
+    """The tile leaves `slot`; `write_back`: copy it to its backing first. was_valid: `valid_below` before."""
 
     tile: Tile
     slot: Slot
     write_back: bool
+    was_valid: bool
 
 
 Move = Load | Place | Evict
@@ -86,6 +87,9 @@ class Ledger:
         else:
             return
         self._check_room(tiles)
+        for tile, how in zip(tiles, access, strict=True):
+            if tile.slot is None and how != "w" and not tile.valid_below:
+                raise AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
         held = set(tiles)
         for tile, how in zip(tiles, access, strict=True):
             if tile.slot is None:
@@ -140,9 +144,21 @@ class Ledger:
         """The arena was cut anew: nothing is resident, and the old pools are gone."""
         self._heaps.clear()
 
+    def undo(self, move: Move) -> None:
+        """Take back a move that was decided and not made; of several, the last one first."""
+        tile, slot = move.tile, move.slot
+        if isinstance(move, Evict):
+            slot.pool.take_back(slot)
+            tile.slot, tile.dirty, tile.valid_below = slot, move.write_back or tile.dirty, move.was_valid
+            self.resident.add(tile)
+            if slot.pool.limit is not None:
+                self._push(slot.pool, tile)
+        else:
+            tile.slot, tile.dirty = None, False
+            self.resident.discard(tile)
+            slot.pool.give(slot, evicted=True)
+
     def _settle(self, tile: Tile, slot: Slot, load: bool, moves: list[Move]) -> None:
-        if load and not tile.valid_below:
-            raise AssertionError(f"{tile.name} is read before anything wrote it")
         tile.slot = slot
         tile.dirty = not load
         self.resident.add(tile)
@@ -170,7 +186,7 @@ class Ledger:
 
     def _evict(self, victim: Tile, slot: Slot, give: bool) -> Evict:
         needed = victim.persistent or victim.next_use < NEVER
-        write_back = victim.dirty and needed
+        write_back, was_valid = victim.dirty and needed, victim.valid_below
         if write_back:
             if self.backing is None:
                 raise self._no_room(victim, slot.pool)
@@ -182,7 +198,7 @@ class Ledger:
         self.resident.discard(victim)
         if give:
             slot.pool.give(slot, evicted=True)
-        return Evict(victim, slot, write_back)
+        return Evict(victim, slot, write_back, was_valid)
 
     def _victim(self, pool: Pool, held: Any, beyond: int) -> Tile | None:
         heap = self._heaps.get(pool, [])

@@ -92,7 +92,11 @@ class SpillTier:
             file.close()
             raise
         self.direct = file.direct
-        self._file = file
+        with self._lock:
+            if not self._closing.is_set():
+                self._file = file
+                return
+        file.close()  # closed before it was open
 
     def close(self, patience_s: float | None = None) -> None:
         """Wait for transfers that are running, refuse others from now on, and let the file go. Blocking; twice is fine.
@@ -112,8 +116,13 @@ class SpillTier:
 
         BudgetError if `limit` is too small, TierError if the disk is.
         """
+        before = self._blocks.state()
         self._blocks.reserve(counts)
-        self._grow(self._blocks.end)
+        try:
+            self._grow(self._blocks.end)
+        except BaseException:
+            self._blocks.restore(before)
+            raise
 
     def take(self, nbytes: int, what: str) -> Block:
         """A block of at least `nbytes` for `what`; BudgetError when `limit` is reached. Quick after `reserve`."""

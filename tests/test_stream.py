@@ -132,3 +132,21 @@ async def test_time_in_which_nobody_asked_for_anything_is_no_stall(streams):
     await asyncio.sleep(0.05)
     await streams[1].enqueue((), int, ()).landed()
     assert streams[1].waiting_s == before
+
+
+async def test_work_that_only_comes_after_another_runs_although_that_failed(streams):
+    gate, seen = threading.Event(), []
+
+    def fails():
+        gate.wait()
+        seen.append("failed")
+        raise ZeroDivisionError
+
+    bad = streams[0].enqueue((), fails, ())
+    follower = streams[1].enqueue((), seen.append, ("follower",), after=(bad,))
+    dependent = streams[1].enqueue((bad,), seen.append, ("dependent",))
+    gate.set()
+    await follower.landed()
+    with pytest.raises(ZeroDivisionError):
+        await dependent.landed()
+    assert seen == ["failed", "follower"]

@@ -5,12 +5,14 @@ import errno
 import os
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asynctile import BudgetError, Engine, StalledError, TierError
+from asynctile.ops import gemm
 from asynctile.storage.faults import SURVIVED, Faults
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -240,3 +242,176 @@ async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_
 
         await engine.call(job())
         assert (await engine.read(tile) == 7).all()
+
+
+@pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 3)], ids=str)
+async def test_a_read_that_failed_is_tried_afresh_the_next_time(place, tmp_path):
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, *place, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        faults.arm("eio_read", lasting=True)
+        failed = []
+        for tile in work.standing():
+            try:
+                await engine.read(tile)
+            except TierError:
+                failed.append(tile)
+        assert failed
+        faults.disarm()
+        assert np.array_equal(await engine.read(failed[0]), work.part(work.a, 0, 0))
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_a_cut_that_fails_in_the_middle_loses_nothing(tmp_path, monkeypatch):
+    first, other = Matmul(), Matmul(n=6)
+    async with engine_for(first, tmp_path, "emulated", 60, 60) as engine:
+        await first.prepare(engine)
+        await first.run(engine)
+        link, calls = engine.tiers.link, []
+        write = link.write
+
+        def fails(tile, slot, waits):
+            calls.append(tile)
+            if len(calls) == 3:
+                raise BudgetError("full", floor=0)
+            return write(tile, slot, waits)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(link, "write", fails)
+            with pytest.raises(BudgetError, match="full"):
+                await other.prepare(engine)
+        assert np.allclose(await first.result(engine), first.a @ first.b, atol=1e-3)
+        await other.prepare(engine)
+        await other.run(engine)
+        await first.run(engine)
+        for work in (first, other):
+            assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+@pytest.mark.parametrize(("slots", "ram"), [(20, 3), (40, 3), (40, 20)])
+async def test_places_on_the_disk_that_were_reserved_are_there_whatever_else_stands_above(slots, ram, tmp_path):
+    """Tiles of another program that are on the device alone must find a place too."""
+    one, two = Matmul(seed=1), Matmul(seed=2)
+    limit = 96 * one.nbytes
+    async with engine_for(one, tmp_path, "emulated", slots, ram, spill_limit=limit) as engine:
+        for work in (one, two, one, two):
+            if work is two or not one.tiles["a"][0, 0].valid_below:
+                await work.prepare(engine)
+            await work.run(engine)
+        for work in (one, two):
+            assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+    three, four = Matmul(seed=1), Matmul(seed=2)
+    async with engine_for(three, tmp_path, "emulated", slots, ram, spill_limit=limit - three.nbytes) as engine:
+        await three.prepare(engine)
+        await three.run(engine)
+        with pytest.raises(BudgetError, match="raise spill_limit") as caught:
+            await four.prepare(engine)
+        assert caught.value.floor == limit
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_memory_of_an_arena_that_was_cut_anew_is_let_go(device, tmp_path):
+    first, other = Matmul(), Matmul(n=2, edge=64)
+    options = {"device_memory": 40 * first.nbytes} if device == "emulated" else {}
+    async with Engine(device, host_memory=40 * first.nbytes, spill=tmp_path, **options) as engine:
+        await first.prepare(engine)
+        await first.run(engine)
+        old = [weakref.ref(pool.memory) for tier in engine.tiers._all() for pool in tier.arena.pools]
+        await other.prepare(engine)
+        assert [memory() for memory in old] == [None] * len(old)
+
+
+async def test_ram_that_is_lent_is_waited_for_by_a_program_that_wants_it(tmp_path):
+    work = Matmul()
+    async with engine_for(work, tmp_path, "cpu", None, 50) as engine:
+        assert await engine.try_borrow(30 * work.nbytes)
+        preparing = asyncio.create_task(work.prepare(engine))
+        await asyncio.sleep(0.05)
+        assert not preparing.done()
+        engine.give_back(30 * work.nbytes)
+        await preparing
+        await work.run(engine)
+        assert not await engine.try_borrow(3 * work.nbytes)
+        assert await engine.try_borrow(2 * work.nbytes)
+        assert engine.statistics().host_peak_bytes == 50 * work.nbytes
+        engine.give_back(2 * work.nbytes)
+
+
+async def test_a_store_that_is_cancelled_or_wrong_leaves_old_bytes_or_none(tmp_path):
+    work, faults = Matmul(), Faults(delay_s=0.3)
+    async with engine_for(work, tmp_path, "cpu", None, 4, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        tiles = list(work.tiles["a"].items())
+        with pytest.raises(TypeError, match=r"a\[0,0\] takes an array of float32, not complex128"):
+            await engine.store([(tiles[0][1], np.zeros((32, 32), np.complex128))])
+        faults.arm("slow", lasting=True)
+        sevens = [(tile, np.full((32, 32), 7, np.float32)) for _, tile in tiles]
+        storing = asyncio.create_task(engine.store(sevens))
+        await asyncio.sleep(0.5)
+        storing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await storing
+        faults.disarm()
+        for key, tile in tiles:
+            found = await engine.read(tile)
+            assert (found == 7).all() or np.array_equal(found, work.part(work.a, *key)), tile.name
+
+
+async def test_an_engine_closes_although_nobody_waits_for_what_hangs(tmp_path):
+    deaf, work = Deaf(), Matmul()
+    async with asyncio.timeout(20):
+        async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
+            await work.prepare(engine)
+            deaf.hangs.set()
+            absent = next(tile for tile in work.tiles["a"].values() if tile.slot is None)
+            await engine.launch(gemm(absent, work.tiles["b"][0, 0], work.tiles["c"][0, 0]))
+    deaf.answer.set()
+
+
+async def test_an_operation_that_waits_for_its_input_is_woken_by_whoever_brings_it(tmp_path):
+    work = Matmul()
+    async with engine_for(work, tmp_path, "emulated", 6, 6, watchdog=5) as engine:
+        await engine.reserve(work.demand)
+        a, b, c = (work.tiles[name][0, 0] for name in "abc")
+        waiting = asyncio.create_task(engine.launch(gemm(a, b, c)))
+        await asyncio.sleep(0.05)
+        await work.prepare(engine)
+        await waiting
+        assert np.allclose(await engine.read(c), work.part(work.a, 0, 0) @ work.part(work.b, 0, 0), atol=1e-3)
+
+
+async def test_opening_that_is_cancelled_leaves_the_folder_free(tmp_path):
+    for ticks in range(6):
+        opening = asyncio.create_task(Engine("cpu", spill=tmp_path).__aenter__())
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        async with Engine("cpu", spill=tmp_path):
+            pass
+
+
+async def test_a_program_that_the_disk_has_no_room_for_leaves_the_smaller_one_running(tmp_path):
+    small, large = Matmul(), Matmul(n=6)
+
+    def wrap(file):
+        allocate = file.allocate
+
+        def refuse(nbytes):
+            if nbytes > 60 * small.nbytes:
+                raise TierError("no room on the disk")
+            allocate(nbytes)
+
+        file.allocate = refuse
+        return file
+
+    async with engine_for(small, tmp_path, "cpu", None, 6, wrap_spill=wrap) as engine:
+        await small.prepare(engine)
+        await small.run(engine)
+        with pytest.raises(TierError, match="no room"):
+            await large.prepare(engine)
+        await small.run(engine)
+        assert np.allclose(await small.result(engine), small.a @ small.b, atol=1e-3)

@@ -1,7 +1,7 @@
 """What a device offers to the engine: memory cut into slots, streams, and the three things that run on them.
 
-Everything here enqueues and returns an event; nothing blocks but `close`. Ordering is the caller's: each call names
-the events it must wait for.
+Everything here enqueues and returns an event; nothing blocks but `close`. Ordering is the caller's: each call names the
+events it needs to have gone well (`waits`) and those that must only be over (`after`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,19 @@ class Device(Protocol):
     def discard(self, slot: Slot) -> None:
         """Let the memory of a free slot go, where the device can."""
 
-    def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
+    def launch(
+        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
+    ) -> Event:
         """Run an operation's kernel; `number`: float64 view for what it reports, or None."""
 
-    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event], what: object = None) -> Event:
+    def upload(
+        self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
         """Host array to device array. what: the tile, for messages."""
 
-    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event], what: object = None) -> Event:
+    def download(
+        self, target: np.ndarray, source: Any, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
         """Device array to host array. what: the tile, for messages."""
 
     def add_stream(self, name: str, threads: int) -> Stream:

@@ -57,13 +57,19 @@ class DryDevice(DryMemory):
     def warm(self, report: Report | None) -> None:
         pass
 
-    def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
+    def launch(
+        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
+    ) -> Event:
         return DONE
 
-    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event], what: object = None) -> Event:
+    def upload(
+        self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
         return DONE
 
-    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event], what: object = None) -> Event:
+    def download(
+        self, target: np.ndarray, source: Any, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
         return DONE
 
     def add_stream(self, name: str, threads: int) -> Stream:

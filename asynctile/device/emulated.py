@@ -48,11 +48,15 @@ class EmulatedDevice(WorkerDevice):
         self._up = Link("upload", link_rate, self._lock)
         self._down = Link("download", link_rate, self._lock)
 
-    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event], what: object = None) -> Event:
-        return self._up.stream.enqueue(waits, self._up.copy, (target, source), is_copy=True, what=what)
+    def upload(
+        self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
+        return self._up.stream.enqueue(waits, self._up.copy, (target, source), after=after, is_copy=True, what=what)
 
-    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event], what: object = None) -> Event:
-        return self._down.stream.enqueue(waits, self._down.copy, (target, source), is_copy=True, what=what)
+    def download(
+        self, target: np.ndarray, source: Any, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
+        return self._down.stream.enqueue(waits, self._down.copy, (target, source), after=after, is_copy=True, what=what)
 
     def streams(self) -> list[Stream]:
         return [*super().streams(), self._up.stream, self._down.stream]

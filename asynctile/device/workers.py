@@ -37,15 +37,21 @@ class WorkerDevice(HostMemory):
     def warm(self, report: Report | None) -> None:
         kernels.warm(report)
 
-    def launch(self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event]) -> Event:
+    def launch(
+        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
+    ) -> Event:
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
-        return self._compute.enqueue(waits, self.kernels[operation.kernel], args, what=operation)
+        return self._compute.enqueue(waits, self.kernels[operation.kernel], args, after=after, what=operation)
 
-    def upload(self, target: Any, source: np.ndarray, waits: Sequence[Event], what: object = None) -> Event:
-        return self._compute.enqueue(waits, np.copyto, (target, source), what=what)
+    def upload(
+        self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
+        return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
 
-    def download(self, target: np.ndarray, source: Any, waits: Sequence[Event], what: object = None) -> Event:
-        return self._compute.enqueue(waits, np.copyto, (target, source), what=what)
+    def download(
+        self, target: np.ndarray, source: Any, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
+        return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
 
     def add_stream(self, name: str, threads: int) -> Stream:
         stream = Stream(name, self._lock, threads)

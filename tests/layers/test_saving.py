@@ -39,8 +39,8 @@ class Lent:
         self.nbytes, self.most = 0, 0
         borrow, give_back = engine.try_borrow, engine.give_back
 
-        def borrowing(nbytes: int) -> bool:
-            lent = borrow(nbytes)
+        async def borrowing(nbytes: int) -> bool:
+            lent = await borrow(nbytes)
             self.nbytes += nbytes if lent else 0
             self.most = max(self.most, self.nbytes)
             return lent

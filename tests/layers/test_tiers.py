@@ -18,10 +18,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynctile import BudgetError, Engine, TierError
+from asynctile import BudgetError, Engine, TierError, TornModelError
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.plan import plan_step
-from tests.layers.training import RAGGED, SMALL, Outcome, assert_same_bits, batches_of, lively, outcome
+from asynctile.storage.faults import Faults
+from tests.layers.training import (
+    OPTIMIZER,
+    RAGGED,
+    SMALL,
+    Outcome,
+    assert_same_bits,
+    assert_same_tensors,
+    batches_of,
+    lively,
+    outcome,
+)
 
 PROGRESS_S = 60
 STATES = RAGGED.config.states_nbytes
@@ -232,3 +243,29 @@ async def test_a_model_that_was_spilled_is_saved_and_loaded_whole(tmp_path: Path
         again = await GPT2.from_pretrained(engine, tmp_path / "model", tile=16)
         for found in (await model.state_dict(), await again.state_dict()):
             assert all(np.array_equal(found[name], value) for name, value in expected.items())
+
+
+async def test_a_tile_that_cannot_be_read_before_the_first_update_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    """What takes over a slot from work that failed has not failed: no other tile may be lost with it."""
+    batches = batches_of(SMALL, 3)
+    whole = 0
+    for nth in range(0, 60, 7):
+        faults = Faults(seed=1)
+        options: dict[str, Any] = {"device_memory": "60KiB", "host_memory": "100KiB", "spill": tmp_path}
+        async with Engine("emulated", **options, wrap_spill=faults.wrap) as engine:
+            trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=2)
+            await trainer.step(*batches[0])
+            before = await trainer.model.state_dict()
+            faults.arm("eio_read", after=nth, lasting=True)
+            try:
+                await trainer.step(*batches[1])
+            except TornModelError as error:
+                assert "first update" in str(error)
+                continue
+            except TierError:
+                whole += 1
+            faults.disarm()
+            if trainer.step_count == 1:
+                assert_same_tensors(await trainer.model.state_dict(), before)
+            await trainer.step(*batches[2])
+    assert whole > 0

@@ -125,3 +125,9 @@ def test_rounding_a_demand_joins_sizes_that_become_one():
     rounded = Demand((64, 1024), (3, 7), {64: 5, 512: 2, 1024: 4}, "gemm").rounded(4096)
     assert (rounded.sizes, rounded.floor, rounded.exact) == ((4096,), (10,), {4096: 11})
     assert demand().rounded(64).sizes == (64, 1024)
+
+
+def test_a_size_that_rounding_brings_among_the_small_ones_counts_in_their_floor():
+    rounded = Demand((2816, 24576), (2, 3), {2800: 4, 3840: 9, 24576: 5}, "gemm").rounded(4096)
+    assert rounded.sizes == (4096, 24576)
+    assert rounded.floor == (5, 3)

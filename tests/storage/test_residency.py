@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynctile.errors import BudgetError
+from asynctile.errors import AsynctileError, BudgetError
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from asynctile.storage.residency import Evict, Ledger, Load, Place
@@ -200,3 +200,31 @@ def test_the_books_balance_after_any_sequence_of_operations(data):
         assert len(slots) == len({(slot.pool, slot.index) for slot in slots}) <= capacity
         assert book.arena.used_nbytes == len(slots) * NBYTES
         assert book.resident == {tile for tile in persistent + temporaries if tile.slot is not None}
+
+
+def test_moves_that_were_not_made_can_be_taken_back():
+    book = ledger(2)
+    a, b, c = (stored(book, name) for name in "abc")
+    use(book, [a], "u", [10])
+    use(book, [b], "r", [7])
+    before = (a.slot, a.dirty, b.slot, b.dirty, book.arena.used_nbytes)
+    moves = []
+    book.admit([c], "r", moves)
+    assert [type(move) for move in moves] == [Evict, Load]
+    for move in reversed(moves):
+        book.undo(move)
+    assert (a.slot, a.dirty, b.slot, b.dirty, book.arena.used_nbytes) == before
+    assert c.slot is None
+    assert book.resident == {a, b}
+    assert use(book, [c], "r", [9]) == [(Evict, "a"), (Load, "c")]
+
+
+def test_reading_a_tile_that_was_never_written_is_refused_before_anything_moves():
+    book = ledger(1)
+    a = stored(book, "a")
+    use(book, [a], "r", [3])
+    moves = []
+    with pytest.raises(AsynctileError, match="tile t was never written"):
+        book.admit([Tile("t", (16,))], "r", moves)
+    assert moves == []
+    assert a.slot is not None
