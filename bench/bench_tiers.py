@@ -1,9 +1,9 @@
 """What does a disk below RAM cost, when the states of a model do not fit?
 
-    python bench/bench_tiers.py [--folder DIR] [--rounds 3] [--batch 2] [--length 1024] [--layers 16] [--width 1024]
-                                [--vocab 50257] [--share 0.4] [--disk 0.6] [--write]
+    python bench/bench_tiers.py [--folder DIR] [--rounds 3] [--batch 2] [--length 1024] [--layers 20] [--width 1024]
+                                [--vocab 16384] [--share 0.4] [--disk 0.6] [--write]
 
-On `cpu`, `host_memory` at 40% of states of 3 GB. The disk is throttled so that its time alone, reads and writes one after
+On `cpu`, `host_memory` at 40% of states of 3.2 GB. The disk is throttled so that its time alone, reads and writes one after
 another, is 0.6 of the compute of a step that stays in RAM: a perfect overlap hides it, none at all gives 1 / 1.6 = 0.62.
 Targets: with prefetch 2 at least 0.85 of the speed in RAM, equal bits, resident set below host_memory plus 300 MiB, the
 kernel's own count of bytes read at least 0.9 of ours (so no page cache helps), bytes loaded at most 1.05 of MIN (Belady) with
@@ -206,6 +206,6 @@ def report(config: GPT2Config, options: Any, cap: int, rate: int, sides: list[Si
 
 
 if __name__ == "__main__":
-    chosen = arguments(__doc__, folder="", rounds=3, batch=2, length=1024, layers=16, width=1024, vocab=50257, share=0.4,
+    chosen = arguments(__doc__, folder="", rounds=3, batch=2, length=1024, layers=20, width=1024, vocab=16384, share=0.4,
                        disk=0.6, side="", rate=0)  # fmt: skip
     asyncio.run(serve(chosen)) if chosen.side else main(chosen)

@@ -108,14 +108,13 @@ class _Writer:
         self.numbers.append(0.0)
         return self.program.number(label)
 
-    def _read(self, shape: tuple[int, ...] | None = None, beside: Handle | None = None) -> Handle:
-        """A tile to read: of those used last, or of all. Beside the same tile only if it stands: a temporary dies once."""
+    def _read(self, shape: tuple[int, ...] | None = None) -> Handle:
+        """A tile to read: of those used last, or of all. An operation may read the same one twice."""
         wanted = shape or self.shape
-        banned = None if beside is None or beside.persistent else beside
-        near = [tile for tile in self.recent if tile.shape == wanted and tile in self.arrays and tile is not banned]
+        near = [tile for tile in self.recent if tile.shape == wanted and tile in self.arrays]
         if near and self.chance.random() < 0.5:
             return self.chance.choice(near)
-        return self.chance.choice([tile for tile in self.arrays if tile.shape == wanted and tile is not banned])
+        return self.chance.choice([tile for tile in self.arrays if tile.shape == wanted])
 
     def _over(self, tiles: list[Handle], *others: Handle) -> Handle:
         """A tile to change, none of `others`; half of the time one that was just read."""
@@ -140,7 +139,7 @@ class _Writer:
 
     def _product(self) -> None:
         a = self._read()
-        b = self._read(beside=a)
+        b = self._read()
         if not self._is_small(a, b):
             return self._normalise(a)
         ta, tb = self.chance.random() < 0.3, self.chance.random() < 0.3
@@ -150,7 +149,7 @@ class _Writer:
 
     def _product_with_row(self) -> None:
         a = self._read()
-        b = self._read(beside=a)
+        b = self._read()
         if self._is_small(a, b):
             self._do(gemm(a, b, self._target(a, b), bias=self.chance.choice(self.rows)))
 
