@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from asynctile.background import Background
 from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.device import open_device
 from asynctile.device.base import Report
@@ -96,7 +97,7 @@ class Engine:
         self._used = False
         self._tiers: Tiers | None = None
         self._busy: asyncio.Lock | None = None
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background = Background()
         self._trace: Trace | None = None
 
     @property
@@ -143,7 +144,7 @@ class Engine:
 
         Tasks of `spawn` are awaited after a clean end of the block and cancelled after an error.
         """
-        failed = await self._end_background(cancel=kind is not None)
+        failed = await self._background.end(cancel=kind is not None)
         loop = asyncio.get_running_loop()
         thread, self._loop = self._loop, None
         assert thread is not None
@@ -159,14 +160,11 @@ class Engine:
 
     def check_floor(self, floor: Demand) -> None:
         """BudgetError if tiles can leave the arena that operations run in and its cap is below `floor`."""
-        self.tiers.check_floor(floor)
+        self.tiers.budget.check_floor(floor)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task on the caller's loop that the engine waits for before it closes."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
+        return self._background.spawn(work)
 
     async def try_borrow(self, nbytes: int) -> bool:
         """Count `nbytes` of the caller's own RAM against host_memory, if no program that was prepared needs them."""
@@ -175,7 +173,7 @@ class Engine:
     def give_back(self, nbytes: int) -> None:
         """Return what was borrowed."""
         if self._loop is not None:
-            self._loop.loop.call_soon_threadsafe(self.tiers.give_back, nbytes)
+            self._loop.loop.call_soon_threadsafe(self.tiers.budget.give_back, nbytes)
 
     async def call(self, job: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the device's loop and await it from here. DeviceError once the engine is closed."""
@@ -286,21 +284,12 @@ class Engine:
             return [await self.tiers.read(tile) for tile in tiles]
 
     async def _borrow(self, nbytes: int) -> bool:
-        return self.tiers.borrow(nbytes)
+        return self.tiers.budget.borrow(nbytes)
 
     async def _release(self, tiles: list[Handle]) -> None:
         async with self.exclusive():
             await self.tiers.window.settle()
             self.tiers.release(tiles)
-
-    async def _end_background(self, *, cancel: bool) -> BaseException | None:
-        """Wait for the tasks of `spawn`; the first error among them."""
-        tasks = list(self._background)
-        for task in tasks:
-            if cancel:
-                task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        return next((r for r in results if isinstance(r, Exception)), None)
 
 
 def _positive(name: str, value: int | str) -> int:

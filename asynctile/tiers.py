@@ -1,19 +1,16 @@
 """The tiers of an engine, put together: a device over RAM over a spill folder, or RAM (as the device) over a spill folder.
 
-Covers how caps are cut for a demand, host bytes that go in and out, and the freeing of tiles. What moves when is tier.py and
-pipeline.py; the public face is engine.py. Runs on the device's loop, except `open` and `close`.
+Covers runs as all tiers see them, host bytes that go in and out, and the freeing of tiles. What moves when is tier.py and
+pipeline.py, how caps are cut is budget.py, the public face is engine.py. Runs on the device's loop, except `open` and `close`.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
 
 import numpy as np
-import psutil
 
+from asynctile.budget import Budget
 from asynctile.device.base import Device
 from asynctile.errors import AsynctileError, TierError
 from asynctile.handle import Handle
@@ -25,7 +22,7 @@ from asynctile.program import Program
 from asynctile.spill_link import THREADS, SpillLink
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
-from asynctile.storage.demand import ALIGNMENT, Demand, align
+from asynctile.storage.demand import ALIGNMENT, Demand
 from asynctile.storage.residency import Ledger
 from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event
@@ -56,9 +53,6 @@ class Tiers:
         self.spill = spill
         self.order = Order()
         self.window = Window(device.streams, watchdog)
-        self._returned = asyncio.Event()
-        #: what the spill folder has places for
-        self._reserved: Demand | None = None
         turns = Turns() if prefetch == 0 else None
         page = ALIGNMENT if spill is None else PAGE
         arena = Arena(host_memory, evictable=spill is not None, alignment=page, argument="host_memory")
@@ -74,6 +68,7 @@ class Tiers:
             ledger = Ledger(Arena(device_memory, evictable=True), self.link)
             self.top = Tier(device, Pipeline(ledger, self.order, prefetch), self.link, self.window, turns)
         self.lane = Lane(device, self.top, self.order, self.window, turns)
+        self.budget = Budget(tuple(self._all()), self.link, spill, self.window)
 
     def open(self) -> None:
         """Lock the spill folder and start the streams. Blocks."""
@@ -91,6 +86,12 @@ class Tiers:
                 tier.close()
             if self.spill is not None:
                 self.spill.close(patience_s)
+
+    async def cut(self, demand: Demand) -> None:
+        """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
+        await self.budget.cut(demand)
+        if self.link is not None:
+            self.lane.on_use = self.link.used if self.host.arena.divided else None
 
     def begin(self, program: Program, demand: Demand) -> None:
         """A run of `program` begins: every tier learns what it uses first."""
@@ -115,31 +116,6 @@ class Tiers:
             host(index)
 
         return both
-
-    def check_floor(self, floor: Demand) -> None:
-        """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
-        for tier in self._all():
-            if tier.arena.cap is not None and tier.arena.evictable:
-                self._demand(tier, floor).check(tier.arena.cap, tier.arena.argument)
-
-    async def cut(self, demand: Demand) -> None:
-        """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
-        await self.window.settle()
-        await self._called_back(demand)
-        wanted = {tier: self._demand(tier, demand) for tier in self._all()}
-        foreign = {tier: self._foreign(tier, demand) for tier in self._all()}
-        for tier in self._all():
-            tier.arena.check(wanted[tier], foreign[tier])
-        self._reserve_spill(demand, wanted[self.host], foreign[self.host])
-        for tier in self._all():
-            if tier.arena.fits(wanted[tier], foreign[tier]):
-                continue
-            if tier.arena.must_be_empty(wanted[tier], foreign[tier]):
-                tier.clear()
-                await self.window.drain()
-            tier.cut(wanted[tier], foreign[tier])
-        if self.link is not None:
-            self.lane.on_use = self.link.used if self.host.arena.divided else None
 
     async def fill(self, tile: Handle, value: np.ndarray) -> None:
         """Put host bytes in a tile that no work in flight uses. Cancelled, it leaves the tile as it was."""
@@ -207,67 +183,11 @@ class Tiers:
         for tile in tiles:
             self.top.release(tile)
 
-    def borrow(self, nbytes: int) -> bool:
-        """Set RAM aside for the caller's own use, if nothing here will need it."""
-        if self.host.arena.cap is None and nbytes > psutil.virtual_memory().available // 2:
-            return False
-        if not self.host.arena.lend(nbytes):
-            return False
-        self.host.ledger.peak_nbytes = max(self.host.ledger.peak_nbytes, self.host.arena.held_nbytes)
-        return True
-
-    def give_back(self, nbytes: int) -> None:
-        self.host.arena.lent_nbytes -= nbytes
-        self._returned.set()
-
     def _all(self) -> Iterator[Tier]:
         """From the top down."""
         yield self.top
         if self.link is not None:
             yield self.host
-
-    def _demand(self, tier: Tier, demand: Demand) -> Demand:
-        rounded = demand.rounded(tier.arena.alignment)
-        return rounded.passing() if tier is not self.top else rounded
-
-    def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
-        """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""
-        alignment, found = tier.arena.alignment, self._owners(tier)
-        if tier is not self.top:
-            found |= self._owners(self.top)
-        return Counter(align(tile.nbytes, alignment) for tile in found if tile not in demand.standing)
-
-    def _owners(self, tier: Tier) -> set[Handle]:
-        """The tiles of programs that stand in `tier`."""
-        return {tile.owner if isinstance(tile, Copy) else cast(Handle, tile) for tile in tier.ledger.resident}
-
-    async def _called_back(self, demand: Demand) -> None:
-        """Wait for lent RAM if it is wanted now: whoever borrowed it is about to finish a save."""
-        arena = self.host.arena
-        while arena.lent_nbytes and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
-            self._returned.clear()
-            await self._returned.wait()
-
-    def _reserve_spill(self, demand: Demand, wanted: Demand, foreign: Counter[int]) -> None:
-        """Make sure that whatever may have to leave RAM finds a place in the folder."""
-        if self.spill is None or demand is self._reserved:
-            return
-        self._reserved = None
-        if self.host.arena.keeps_all(wanted, foreign):
-            return
-        counts = Counter(wanted.exact)
-        for tile in cast(frozenset[Handle], demand.standing):
-            counts[align(tile.nbytes, PAGE)] -= self._has_block(tile)
-        for tile in self._owners(self.top) | self._owners(self.host):
-            if tile not in demand.standing:
-                counts[align(tile.nbytes, PAGE)] += not self._has_block(tile)
-        self.spill.reserve(counts)
-        self._reserved = demand
-
-    def _has_block(self, tile: Handle) -> bool:
-        """Whether the tile has a place in the spill file."""
-        place = tile if self.link is None else tile.backing
-        return place is not None and place.backing is not None
 
     async def _arrived(self, event: Event, tile: Handle) -> None:
         """Wait for bytes of `tile`; if they did not come, forget what is not whole, so that a later try starts afresh."""

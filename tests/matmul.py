@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from asynctile import Engine
 from asynctile.demand import measure
 from asynctile.handle import Handle
 from asynctile.ops import gemm
@@ -60,3 +61,9 @@ class Matmul:
     def part(self, matrix, i, j):
         e = self.edge
         return matrix[i * e : (i + 1) * e, j * e : (j + 1) * e]
+
+
+def engine_for(work, folder, device, slots, ram, prefetch=2, **more):
+    """An engine over a spill folder; slots: of the device (None: RAM is the device), ram: of RAM, in tiles of `work`."""
+    cap = None if slots is None else slots * work.nbytes
+    return Engine(device, device_memory=cap, host_memory=ram * work.nbytes, spill=folder, prefetch=prefetch, **more)

@@ -1,0 +1,282 @@
+"""What a failure below leaves: faults of the disk, stalls, refused memory, cancellation; never a wrong byte."""
+
+import asyncio
+import errno
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, Engine, StalledError, TierError
+from asynctile.ops import gemm
+from asynctile.storage.faults import SURVIVED, Faults
+
+sys.path.insert(0, str(Path(__file__).parent))
+from matmul import Matmul, engine_for
+
+
+@pytest.mark.parametrize("kind", sorted(SURVIVED))
+async def test_faults_that_pass_change_no_bit(kind, tmp_path):
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        faults.arm(kind, after=7)
+        await work.run(engine)
+        found = await work.result(engine)
+    assert faults.injected[kind] == 1
+    assert np.allclose(found, work.a @ work.b, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["flip_written", "lost_write", "torn_write", "enospc"])
+@pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
+async def test_bytes_that_the_disk_lost_are_an_error_that_names_them_and_never_a_result(kind, place, tmp_path):
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, *place, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        faults.arm(kind, after=2)
+        with pytest.raises(TierError, match=r"tile [abc]\[\d,\d\]: .*spill.* offset \d+"):
+            await several_runs(work, engine)
+
+
+async def several_runs(work, engine):
+    for _ in range(5):
+        await work.run(engine)
+        await work.result(engine)
+
+
+async def test_a_program_goes_on_after_a_tier_has_failed_once(tmp_path):
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+
+        async def job():
+            async with engine.exclusive():
+                run = await engine.start(work.program, work.demand, {})
+                faults.arm("eio_read", after=4, lasting=True)
+                try:
+                    await run.finish()
+                except TierError:
+                    faults.disarm()
+                    return {tile.name[0] for tile in await run.abandon()}
+
+        assert await engine.call(job()) <= {"c"}
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+@pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
+async def test_memory_that_the_system_refuses_is_an_error_and_the_engine_goes_on(place, tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    work = Matmul()
+    async with engine_for(work, tmp_path, *place) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr("asynctile.storage.host.mmap.mmap", refuse)
+            with pytest.raises(TierError, match=r"no address space .*Cannot allocate memory.* lower device_memory"):
+                await work.prepare(engine)
+        await work.prepare(engine)
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+class Deaf:
+    """A disk that stops answering: reads hang until `answer` is set."""
+
+    def __init__(self):
+        self.hangs, self.answer = threading.Event(), threading.Event()
+
+    def wrap(self, file):
+        preadv = file.preadv
+
+        def hang(views, offset):
+            if self.hangs.is_set():
+                self.answer.wait()
+            return preadv(views, offset)
+
+        file.preadv = hang
+        return file
+
+
+@pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 2)], ids=str)
+async def test_a_disk_that_stops_answering_is_named_with_who_waits_and_the_engine_closes(place, tmp_path):
+    deaf, work = Deaf(), Matmul()
+    async with engine_for(work, tmp_path, *place, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        deaf.hangs.set()
+        async with asyncio.timeout(20):
+            with pytest.raises(StalledError) as caught:
+                await work.run(engine)
+            with pytest.raises(StalledError):
+                await work.result(engine)
+    deaf.answer.set()
+    says = str(caught.value)
+    assert "nothing has moved for 0.3 s" in says
+    assert "the copy of tile" in says and "has run on spill" in says
+    assert "gemm(" in says and "waits for" in says
+
+
+async def test_a_kernel_that_hangs_is_named(tmp_path):
+    work, gate = Matmul(n=1), threading.Event()
+    async with Engine("cpu", watchdog=0.2) as engine:
+        await work.prepare(engine)
+        engine._device.kernels["gemm"] = lambda *args: gate.wait()
+        async with asyncio.timeout(20):
+            with pytest.raises(StalledError, match=r"gemm\(a\[0,0\], b\[0,0\], c\[0,0\]\) has run on compute"):
+                await work.run(engine)
+        gate.set()
+
+
+async def test_work_that_is_slow_but_moves_is_left_alone(tmp_path):
+    work, faults = Matmul(n=2), Faults(rate=40_000)
+    async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.4, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_an_input_that_nobody_writes_is_named(tmp_path):
+    from asynctile.handle import Handle
+    from asynctile.ops import copy
+
+    async with Engine("cpu", watchdog=0.2) as engine:
+        await engine.reserve(Matmul(n=1).demand)
+        async with asyncio.timeout(20):
+            with pytest.raises(StalledError, match=r"copy\(never, target\) waits for tile never, which nobody has written"):
+                await engine.launch(copy(Handle("never", (32, 32)), Handle("target", (32, 32))))
+
+
+async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_their_slot(tmp_path):
+    """A step fills its hyper-parameters a second time when the prefetcher may already be loading them."""
+    work, faults = Matmul(), Faults(delay_s=0.2)
+    async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        tile = next(tile for tile in work.tiles["a"].values() if tile.slot is None)
+
+        async def job():
+            async with engine.exclusive():
+                faults.arm("slow", lasting=True)
+                engine.tiers.top.admit((tile,), "r")
+                assert not tile.written.done
+                await engine.fill(tile, np.full(tile.shape, 7, np.float32))
+                faults.disarm()
+                await engine.tiers.window.drain()
+
+        await engine.call(job())
+        assert (await engine.read(tile) == 7).all()
+
+
+@pytest.mark.parametrize("place", [("cpu", None, 6), ("emulated", 6, 3)], ids=str)
+async def test_a_read_that_failed_is_tried_afresh_the_next_time(place, tmp_path):
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, *place, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        faults.arm("eio_read", lasting=True)
+        failed = []
+        for tile in work.standing():
+            try:
+                await engine.read(tile)
+            except TierError:
+                failed.append(tile)
+        assert failed
+        faults.disarm()
+        assert np.array_equal(await engine.read(failed[0]), work.part(work.a, 0, 0))
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_a_cut_that_fails_in_the_middle_loses_nothing(tmp_path, monkeypatch):
+    first, other = Matmul(), Matmul(n=6)
+    async with engine_for(first, tmp_path, "emulated", 60, 60) as engine:
+        await first.prepare(engine)
+        await first.run(engine)
+        link, calls = engine.tiers.link, []
+        write = link.write
+
+        def fails(tile, slot, waits):
+            calls.append(tile)
+            if len(calls) == 3:
+                raise BudgetError("full", floor=0)
+            return write(tile, slot, waits)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(link, "write", fails)
+            with pytest.raises(BudgetError, match="full"):
+                await other.prepare(engine)
+        assert np.allclose(await first.result(engine), first.a @ first.b, atol=1e-3)
+        await other.prepare(engine)
+        await other.run(engine)
+        await first.run(engine)
+        for work in (first, other):
+            assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_a_store_that_is_cancelled_or_wrong_leaves_old_bytes_or_none(tmp_path):
+    work, faults = Matmul(), Faults(delay_s=0.3)
+    async with engine_for(work, tmp_path, "cpu", None, 4, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        tiles = list(work.tiles["a"].items())
+        with pytest.raises(TypeError, match=r"a\[0,0\] takes an array of float32, not complex128"):
+            await engine.store([(tiles[0][1], np.zeros((32, 32), np.complex128))])
+        faults.arm("slow", lasting=True)
+        sevens = [(tile, np.full((32, 32), 7, np.float32)) for _, tile in tiles]
+        storing = asyncio.create_task(engine.store(sevens))
+        await asyncio.sleep(0.5)
+        storing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await storing
+        faults.disarm()
+        for key, tile in tiles:
+            found = await engine.read(tile)
+            assert (found == 7).all() or np.array_equal(found, work.part(work.a, *key)), tile.name
+
+
+async def test_an_engine_closes_although_nobody_waits_for_what_hangs(tmp_path):
+    deaf, work = Deaf(), Matmul()
+    async with asyncio.timeout(20):
+        async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
+            await work.prepare(engine)
+            deaf.hangs.set()
+            absent = next(tile for tile in work.tiles["a"].values() if tile.slot is None)
+            await engine.launch(gemm(absent, work.tiles["b"][0, 0], work.tiles["c"][0, 0]))
+    deaf.answer.set()
+
+
+async def test_opening_that_is_cancelled_leaves_the_folder_free(tmp_path):
+    for ticks in range(6):
+        opening = asyncio.create_task(Engine("cpu", spill=tmp_path).__aenter__())
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        async with Engine("cpu", spill=tmp_path):
+            pass
+
+
+async def test_a_program_that_the_disk_has_no_room_for_leaves_the_smaller_one_running(tmp_path):
+    small, large = Matmul(), Matmul(n=6)
+
+    def wrap(file):
+        allocate = file.allocate
+
+        def refuse(nbytes):
+            if nbytes > 60 * small.nbytes:
+                raise TierError("no room on the disk")
+            allocate(nbytes)
+
+        file.allocate = refuse
+        return file
+
+    async with engine_for(small, tmp_path, "cpu", None, 6, wrap_spill=wrap) as engine:
+        await small.prepare(engine)
+        await small.run(engine)
+        with pytest.raises(TierError, match="no room"):
+            await large.prepare(engine)
+        await small.run(engine)
+        assert np.allclose(await small.result(engine), small.a @ small.b, atol=1e-3)
