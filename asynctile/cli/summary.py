@@ -23,6 +23,12 @@ __all__ = ["Sums", "finish"]
 _PROMPT_TOKENS, _SAMPLE_TOKENS = 32, 160
 
 
+_SUMMED = (
+    "tokens", "step_s", "stall_s", "uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes",
+)  # fmt: skip
+_PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
+
+
 @dataclass
 class Sums:
     """Over all steps of a run: counts, seconds, bytes; peaks are the highest of any session."""
@@ -35,6 +41,9 @@ class Sums:
     downloaded_bytes: int = 0
     device_peak_bytes: int = 0
     host_peak_bytes: int = 0
+    spill_read_bytes: int = 0
+    spill_written_bytes: int = 0
+    spill_peak_bytes: int = 0
     validation_loss: float | None = None
     """Of the newest line that has one."""
     validated_step: int = 0
@@ -44,9 +53,9 @@ class Sums:
         sums = cls()
         for line in folder.lines():
             sums.steps = max(sums.steps, line["step"])
-            for name in ("tokens", "step_s", "stall_s", "uploaded_bytes", "downloaded_bytes"):
+            for name in _SUMMED:
                 setattr(sums, name, getattr(sums, name) + line[name])
-            for name in ("device_peak_bytes", "host_peak_bytes"):
+            for name in _PEAKS:
                 setattr(sums, name, max(getattr(sums, name), line[name]))
             if "validation_loss" in line:
                 sums.validation_loss, sums.validated_step = line["validation_loss"], line["step"]
@@ -112,6 +121,9 @@ def _sentences(sums: Sums, entropy: float) -> list[str]:
     up, down = format_size(sums.uploaded_bytes), format_size(sums.downloaded_bytes)
     device, host = format_size(sums.device_peak_bytes), format_size(sums.host_peak_bytes)
     lines.append(f"moved {up} to the device and {down} back; peak {device} on the device, {host} in RAM")
+    if sums.spill_peak_bytes:
+        read, written = format_size(sums.spill_read_bytes), format_size(sums.spill_written_bytes)
+        lines.append(f"read {read} from the spill folder and wrote {written}; peak {format_size(sums.spill_peak_bytes)} there")
     return lines
 
 
@@ -119,6 +131,5 @@ def _as_json(sums: Sums, entropy: float) -> dict[str, Any]:
     return {
         "steps": sums.steps, "tokens": sums.tokens, "tokens_per_s": sums.tokens_per_s, "stalled": sums.stalled,
         "validation_loss": sums.validation_loss, "bigram_entropy": entropy,
-        "uploaded_bytes": sums.uploaded_bytes, "downloaded_bytes": sums.downloaded_bytes,
-        "device_peak_bytes": sums.device_peak_bytes, "host_peak_bytes": sums.host_peak_bytes,
+        **{name: getattr(sums, name) for name in (*_SUMMED[3:], *_PEAKS)},
     }  # fmt: skip

@@ -152,6 +152,8 @@ def _opening(options: Options, folder: RunFolder, session: Session) -> str:
     shape, tokens = session.trainer.model.config, len(session.corpus.training)
     cap = options.host_memory if session.engine.device == "cpu" else options.device_memory
     memory = "no cap" if cap is None else f"a cap of {format_size(cap)}"
+    if options.spill is not None:
+        memory += f" and {options.spill} for what RAM cannot hold"
     return (f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on "
             f"{session.engine.device} with {memory}; {tokens:,} tokens to train on; "
             f"steps {session.trainer.step_count + 1} to {options.steps}, in {folder.path}")

@@ -54,15 +54,15 @@ def slow_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return work
 
-    def slowed(self: WorkerDevice, operation: Any, arrays: Any, number: Any, waits: Any) -> Any:
+    def slowed(self: WorkerDevice, operation: Any, arrays: Any, number: Any, waits: Any, after: Any = ()) -> Any:
         nonlocal count
         count += 1
         if count % 7:
-            return launch(self, operation, arrays, number, waits)
+            return launch(self, operation, arrays, number, waits, after)
         kernel = self.kernels[operation.kernel]
         self.kernels[operation.kernel] = late(kernel)
         try:
-            return launch(self, operation, arrays, number, waits)
+            return launch(self, operation, arrays, number, waits, after)
         finally:
             self.kernels[operation.kernel] = kernel
 
@@ -89,9 +89,9 @@ def test_without_the_atomic_reservation(run: Run, monkeypatch: pytest.MonkeyPatc
 def test_without_the_wait_of_a_write_for_reads(run: Run, slow_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = WorkerDevice.launch
 
-    def early(self: WorkerDevice, operation: Any, arrays: Any, number: Any, waits: Any) -> Any:
+    def early(self: WorkerDevice, operation: Any, arrays: Any, number: Any, waits: Any, after: Any = ()) -> Any:
         writes = [tile.written for tile in operation.operands]
-        return launch(self, operation, arrays, number, [event for event in waits if event in writes])
+        return launch(self, operation, arrays, number, waits, [event for event in after if event in writes])
 
     monkeypatch.setattr(WorkerDevice, "launch", early)
     assert run("random", 10)["found"]["lost"] > 0
@@ -114,8 +114,8 @@ def test_a_kernel_that_never_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     launch = WorkerDevice.launch
     monkeypatch.setattr(
         WorkerDevice, "launch",
-        lambda self, operation, arrays, number, waits: self._compute.enqueue(waits, time.sleep, (3.0,), what=operation)
-        if operation.kernel == "gelu" else launch(self, operation, arrays, number, waits),
+        lambda self, operation, arrays, number, waits, after=(): self._compute.enqueue(waits, time.sleep, (3.0,), what=operation)
+        if operation.kernel == "gelu" else launch(self, operation, arrays, number, waits, after),
     )  # fmt: skip
     found = run("random", 1)
     assert found["found"]["hung"] == 1

@@ -185,3 +185,20 @@ def test_trained_tokenizer_and_trace(train: Program, program: Program, tmp_path:
     status, out, _ = program("generate", folder, "--prompt", "a", "--max-new-tokens", 2, "--tokenizer",
                              run / "tokenizer.json")
     assert status == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_a_run_with_a_disk_below_ram_is_bitwise_the_same_says_what_went_there_and_leaves_nothing(
+    device: str, train: Program, tmp_path: Path
+) -> None:
+    assert train("--out", tmp_path / "all")[0] == 0
+    (tmp_path / "spill").mkdir()
+    options = ["--device", device, "--host-memory", "400KiB", "--spill", tmp_path / "spill", "--spill-limit", "4MiB"]
+    if device == "emulated":
+        options += ["--device-memory", "300KiB"]
+    status, out, err = train("--out", tmp_path / "spilled", *options)
+    assert (status, err) == (0, "")
+    assert "from the spill folder and wrote" in out and "for what RAM cannot hold" in out
+    assert weights(tmp_path / "spilled", 6) == weights(tmp_path / "all", 6)
+    assert list((tmp_path / "spill").iterdir()) == []
+    assert sum(line["spill_read_bytes"] for line in metrics(tmp_path / "spilled")) > 0
