@@ -29,6 +29,7 @@ from asynctile.run import Run
 from asynctile.statistics import Statistics, snapshot
 from asynctile.storage.container import RawFile
 from asynctile.storage.demand import Demand
+from asynctile.storage.host import spare_memory
 from asynctile.storage.sizes import parse_size
 from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event
@@ -43,7 +44,8 @@ class Engine:
 
     device: "auto", "cpu" or "emulated". device_memory: cap on device bytes. host_memory: cap on RAM that tiles may take
     (on cpu this is the budget, and device_memory is refused). spill: a folder on a fast disk for what RAM cannot hold, for one
-    engine at a time; spill_limit: cap on its bytes, set aside at once. link_rate: emulated only, bytes a second each way.
+    engine at a time; host_memory is then, if not given, four fifths of what is available. spill_limit: cap on its bytes, set
+    aside at once. link_rate: emulated only, bytes a second each way.
     prefetch: how far transfers run ahead of compute: for each unit 4 tiles (16 from the spill folder) are loaded before their
     use and as many slots kept free for the next, at most an eighth of the slots in all; 0 is the run without overlap.
     watchdog: seconds without any progress after which waiting ends with StalledError; None waits for ever. wrap_spill: given
@@ -86,6 +88,8 @@ class Engine:
         self._link_rate = None if link_rate is None else _positive("link_rate", link_rate)
         self._device_memory = None if device_memory is None else _positive("device_memory", device_memory)
         self._host_memory = None if host_memory is None else _positive("host_memory", host_memory)
+        if spill is not None and host_memory is None:
+            self._host_memory = spare_memory()
         self._device = open_device(device, link_rate=self._link_rate)
         if not self._device.has_link and device_memory is not None:
             self._device.close()

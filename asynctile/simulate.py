@@ -24,7 +24,7 @@ class Traffic:
     """Bytes of one run in the steady state (the second of two), and peaks over both.
 
     uploaded, downloaded: between RAM and a device with memory of its own; fetched: results for the host, in neither.
-    spill_read, spill_written: between RAM and the spill folder.
+    spill_read, spill_written: between RAM and the spill folder; spill_needed: the least limit of it.
     """
 
     uploaded_nbytes: int
@@ -34,7 +34,7 @@ class Traffic:
     spill_written_nbytes: int
     device_peak_nbytes: int
     host_peak_nbytes: int
-    spill_peak_nbytes: int
+    spill_needed_nbytes: int
 
 
 def simulate(
@@ -53,7 +53,8 @@ def simulate(
     standing: the persistent tiles, which must be fresh (they are moved about). BudgetError if a cap is below what is needed.
     """
     device = DryDevice("emulated" if has_link else "cpu", has_link)
-    tiers = Tiers(device, device_memory, host_memory, DrySpill(spill_limit) if spill else None, prefetch)
+    places = DrySpill(spill_limit) if spill else None
+    tiers = Tiers(device, device_memory, host_memory, places, prefetch)
     demand = measure([program], standing)
     at_once(tiers.cut(demand))
     for tile in standing:
@@ -72,7 +73,7 @@ def simulate(
         spill_written_nbytes=moved[3],
         device_peak_nbytes=tiers.top.ledger.peak_nbytes if has_link else 0,
         host_peak_nbytes=tiers.host.ledger.peak_nbytes,
-        spill_peak_nbytes=0 if tiers.spill is None else tiers.spill.peak_nbytes,
+        spill_needed_nbytes=places.needed_nbytes if places is not None else 0,
     )
 
 

@@ -13,7 +13,7 @@ from asynctile.storage.tile import Tile
 from asynctile.stream import Event, Stream
 
 #: Operations and copies that the sentence names; the rest is counted.
-NAMED = 4
+NAMED = 2
 
 
 def describe(streams: Sequence[Stream], patience_s: float) -> str:
@@ -30,8 +30,8 @@ def describe(streams: Sequence[Stream], patience_s: float) -> str:
     held = "; ".join(holders[:NAMED]) or "nothing runs"
     return (
         f"nothing has moved for {patience_s:g} s: {held}{_more(holders)}; {'; '.join(waiters[:NAMED]) or 'nothing waits'}"
-        f"{_more(waiters)}; the tier that holds the first of them does not answer: close the engine, look at the disk or "
-        "the device, and go on from the last checkpoint"
+        f"{_more(waiters)}; close the engine, look at the disk or the device that does not answer, and go on from the last "
+        "checkpoint"
     )
 
 

@@ -8,8 +8,9 @@ for whom.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from asynctile.errors import StalledError
 from asynctile.stall import describe
@@ -86,33 +87,32 @@ class Window:
         """Wait until `event` is done, well or not. StalledError when nothing has moved for too long."""
         if self.stalled is not None:
             raise self.stalled
-        while not event.done:
-            before = self._finished()
-            try:
-                async with asyncio.timeout(self.patience_s):
-                    await event.settled()
-            except TimeoutError:
-                if self._finished() == before:
-                    self.stall(describe(self._streams(), self.patience_s or 0.0))
+        if not event.done and not await self._patiently(event.settled, lambda: event.done):
+            self.stalled = StalledError(describe(self._streams(), self.patience_s or 0.0))
+            raise self.stalled
 
     async def told(self, future: asyncio.Future[None], otherwise: str) -> None:
         """Wait for a future that other coroutines share. StalledError, which says `otherwise`, when nothing moves meanwhile.
 
         Only this wait is given up: what the caller left out is no fault of the engine.
         """
-        while not future.done():
-            before = self._finished()
-            try:
-                async with asyncio.timeout(self.patience_s):
-                    await asyncio.shield(future)
-            except TimeoutError:
-                if self._finished() == before:
-                    raise StalledError(f"nothing has moved for {self.patience_s:g} s: {otherwise}") from None
+        if not await self._patiently(lambda: asyncio.shield(future), future.done):
+            raise StalledError(f"nothing has moved for {self.patience_s:g} s: {otherwise}")
 
-    def stall(self, sentence: str) -> None:
-        """Give up: this and every later wait ends with StalledError."""
-        self.stalled = StalledError(sentence)
-        raise self.stalled
+    async def _patiently(self, wait: Callable[[], Awaitable[object]], is_done: Callable[[], bool]) -> bool:
+        """Wait until `is_done`; False if nothing at all has moved for as long as patience lasts."""
+        since, before = time.monotonic(), self._finished()
+        while not is_done():
+            try:
+                async with asyncio.timeout(self.patience_s and self.patience_s / 4):
+                    await wait()
+            except TimeoutError:
+                now, finished = time.monotonic(), self._finished()
+                if finished != before:
+                    since, before = now, finished
+                elif self.patience_s is not None and now - since >= self.patience_s:
+                    return False
+        return True
 
     def _finished(self) -> int:
         return sum(stream.finished for stream in self._streams())

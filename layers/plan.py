@@ -17,6 +17,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.simulate import simulate
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
+from asynctile.storage.host import spare_memory
 from asynctile.storage.sizes import format_size, parse_size
 
 #: A rough GEMM rate of one CPU core, float32.
@@ -28,7 +29,7 @@ class Plan:
     """Bytes, operations and floating-point operations of one step in the steady state.
 
     floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take, beside the
-    device or as the device. spill_bytes: what the spill folder must hold, 0 where RAM suffices. compute_s: the GEMMs at this
+    device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
     machine's rough rate. link_s: the slower direction at link_rate, None without one. bound: what bounds the step, in words.
     """
 
@@ -63,14 +64,23 @@ class Plan:
             ("all tiles resident", format_size(self.resident_bytes)),
             ("device memory", "no cap" if self.device_bytes is None else format_size(self.device_bytes)),
             ("host memory for tiles", format_size(self.host_bytes)),
-            ("spill folder", "unused" if not self.spill_bytes else f"at most {format_size(self.spill_bytes)}"),
+            ("spill folder", "unused" if not self.spill_bytes else f"{format_size(self.spill_bytes)}, the least --spill-limit"),
             ("operations a step", f"{self.operations:,}"),
             ("GEMM work a step", f"{self.flops / 1e9:,.1f} GFLOP"),
             ("uploaded a step", format_size(self.uploaded_bytes)),
             ("downloaded a step", format_size(self.downloaded_bytes)),
+            *self._disk(),
+            ("bound", self.bound),
+        ]
+
+    def _disk(self) -> list[tuple[str, str]]:
+        if not self.spill_bytes:
+            return []
+        rate = round((self.spill_read_bytes + self.spill_written_bytes) / self.compute_s)
+        return [
             ("read from the spill folder a step", format_size(self.spill_read_bytes)),
             ("written to the spill folder a step", format_size(self.spill_written_bytes)),
-            ("bound", self.bound),
+            ("disk that compute can hide", f"from {format_size(rate)} a second, reads and writes together"),
         ]
 
 
@@ -107,6 +117,12 @@ def plan_step(
     compute_s = flops / (FLOPS_PER_S * len(os.sched_getaffinity(0)))
     floor = floor_demand(config, tiling.tile)
     in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
+    host = _size(host_memory)
+    if spill and host is None:
+        host = spare_memory()
+        cap = cap if has_link else host
+    if spill and has_link and host is not None:
+        floor.rounded(PAGE).passing().check(host, "host_memory")
     if has_link or spill:
         floor = floor if has_link else floor.rounded(PAGE)
         if cap is not None:
@@ -116,7 +132,7 @@ def plan_step(
         standing,
         has_link=has_link,
         device_memory=cap if has_link else None,
-        host_memory=_size(host_memory),
+        host_memory=host,
         spill=spill,
         spill_limit=_size(spill_limit),
         prefetch=prefetch,
@@ -133,8 +149,8 @@ def plan_step(
         resident_bytes=in_ram.resident_nbytes,
         device_bytes=cap,
         device_peak_bytes=traffic.device_peak_nbytes,
-        host_bytes=_host_bytes(in_ram, _size(host_memory), spill),
-        spill_bytes=traffic.spill_peak_nbytes,
+        host_bytes=_host_bytes(in_ram, host, spill),
+        spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),
         flops=flops,
         uploaded_bytes=traffic.uploaded_nbytes,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from asynctile.demand import measure
 from asynctile.engine import Engine, Statistics
-from asynctile.errors import AsynctileError, CheckpointError, DeviceError, TornModelError
+from asynctile.errors import AsynctileError, CheckpointError, DeviceError, StalledError, TornModelError
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
@@ -209,6 +209,8 @@ class Trainer:
         except BaseException as error:
             self.model.torn = f"step {self.step_count + 1} failed after its first update: {error}"
             await under_shield(run.abandon())
+            if isinstance(error, StalledError):
+                raise
             raise TornModelError(self._torn_message()) from error
         norm = math.sqrt(_total(program, run, "norm"))
         if not math.isfinite(norm):
@@ -230,6 +232,8 @@ class Trainer:
     async def _break_off(self, run: Run, error: BaseException) -> None:
         """Before the first update: let what was enqueued run out; the model is as it was unless a tier lost bytes."""
         await under_shield(self.model.abandon(run, error))
+        if isinstance(error, StalledError):
+            return
         if self.model.torn is not None:
             raise TornModelError(self._torn_message()) from error
         if isinstance(error, Exception) and not isinstance(error, AsynctileError):

@@ -71,8 +71,8 @@ class Blocks:
             if self.cap is not None and end > self.cap:
                 raise BudgetError(
                     f"spill_limit of {format_size(self.cap)} is below the {format_size(end)} ({end} bytes) that is needed: "
-                    "every tile alive at once must find a place in RAM or on the disk, and "
-                    f"{format_size(self.used_nbytes)} are in use; raise spill_limit",
+                    "every tile alive at once must find a place in the spill file, also those that RAM holds; raise "
+                    "spill_limit or leave it out",
                     floor=end,
                 )
             self._free = {}

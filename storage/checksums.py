@@ -40,7 +40,7 @@ def checksum_record(checksums: dict[str, str]) -> dict[str, Any]:
 def check_files(folder: Path, names: Iterable[str]) -> None:
     """CheckpointError for the first of the files `names` of `folder` whose bytes are not those that were saved.
 
-    Files without a record are not looked at.
+    A folder without `checksums.json` is not looked at.
     """
     record = folder / CHECKSUMS
     if not record.exists():
@@ -54,7 +54,8 @@ def check_files(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         expected = table["files"].get(name)
         if expected is None:
-            continue
+            raise CheckpointError(f"{record} is damaged: it has no checksum of {name}; use another checkpoint, copy it again, "
+                                  "or delete that file to load unchecked")
         try:
             found = checksum(folder / name)
         except OSError as error:

@@ -127,7 +127,7 @@ class ContainerFile:
             return
         # Asked first, because an allocation that fails half way has filled the disk of everybody else for a moment.
         if more > free_nbytes(self.path):
-            raise self._no_room(more, "there is less")
+            raise self._no_room(more, "too few")
         try:
             if hasattr(os, "posix_fallocate"):
                 try:

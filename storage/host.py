@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 import numpy as np
+import psutil
 
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.errors import TierError
@@ -53,6 +54,11 @@ def reserve(nbytes: int) -> mmap.mmap:
         ) from error
     memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
+
+
+def spare_memory() -> int:
+    """Bytes of RAM that tiles may take where nobody said how many: four fifths of what is available now."""
+    return psutil.virtual_memory().available * 4 // 5
 
 
 def total_memory() -> int:

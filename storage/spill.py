@@ -32,7 +32,7 @@ _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, e
 _PAUSES_S = (0.001, 0.01, 0.1)
 #: How often bytes that do not match their checksum are read again: a transfer may flip a bit, a disk keeps it flipped.
 _READ_AGAIN = 2
-_WAY_OUT = "load the last checkpoint"
+_WAY_OUT = "look at the disk, then try again or load the last checkpoint"
 
 
 class SpillTier:
@@ -66,6 +66,7 @@ class SpillTier:
         #: Guards the counters, `_file` and `_in_flight`.
         self._lock = threading.Condition()
         self._in_flight = 0
+        self._left_open: RawFile | None = None
         #: Set: pauses between tries end at once.
         self._closing = threading.Event()
 
@@ -107,8 +108,10 @@ class SpillTier:
         self._closing.set()
         with self._lock:
             file, self._file = self._file, None
-            ended = self._lock.wait_for(lambda: not self._in_flight, patience_s)
-        if file is not None and ended:
+            if not self._lock.wait_for(lambda: not self._in_flight, patience_s):
+                self._left_open = file  # the last of them closes it, should it ever end
+                return
+        if file is not None:
             file.close()
 
     def reserve(self, counts: Mapping[int, int]) -> None:
@@ -228,6 +231,8 @@ class SpillTier:
                 self._in_flight -= 1
                 if not self._in_flight:
                     self._lock.notify_all()
+                    if self._left_open is not None:
+                        self._left_open.close()
 
     def _error(self, name: str, verb: str, block: Block, view: np.ndarray, why: str) -> TierError:
         return TierError(

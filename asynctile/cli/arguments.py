@@ -62,11 +62,14 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device-memory", metavar="SIZE", type=values.size,
                        help="the most bytes to use on the device (default: what is there)")
     group.add_argument("--host-memory", metavar="SIZE", type=values.size,
-                       help="the most RAM that tiles may take; on cpu, RAM is the device (default: what is there)")
+                       help="the most RAM that tiles may take; on cpu, RAM is the device (default: no limit; with --spill, "
+                            "four fifths of what is available)")
     group.add_argument("--spill", metavar="DIR", type=_path,
-                       help="a folder on a fast disk for what RAM cannot hold; one run at a time uses it and leaves nothing")
+                       help="a folder that exists, on a fast disk, for what --host-memory cannot hold; one run at a time uses "
+                            "it and leaves nothing there")
     group.add_argument("--spill-limit", metavar="SIZE", type=values.size,
-                       help="the most bytes to use in the spill folder, set aside at once (default: as many as are needed)")
+                       help="the most bytes to use in the spill folder, set aside at once (default: what `asynctile plan` "
+                            "says is needed)")
     group.add_argument("--link-rate", metavar="SIZE", type=values.rate,
                        help="bytes a second each way between RAM and the emulated device (default: as fast as it goes)")
     group.add_argument("--prefetch", metavar="N", type=values.natural,
@@ -95,7 +98,7 @@ def _add_arithmetic(group: Any) -> None:
     group.add_argument("--weight-decay", metavar="RATE", type=values.fraction,
                        help=f"AdamW's decay of weights (default: {Options.weight_decay})")
     group.add_argument("--clip-norm", metavar="NORM", type=values.positive,
-                       help="limit of the gradient's norm; needs RAM for all gradients (default: none)")
+                       help="limit of the gradient's norm; all gradients are kept until it is known (default: none)")
     group.add_argument("--seed", metavar="N", type=values.natural,
                        help=f"of the new weights and of the order of the data (default: {Options.seed})")
 

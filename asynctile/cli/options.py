@@ -118,7 +118,7 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
 
 def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
     typed = dict(given)
-    for name in ("data", "model", "tokenizer"):
+    for name in ("data", "model", "tokenizer", "spill"):
         # A path that is relative means another place when the run goes on from elsewhere.
         if typed.get(name) not in (None, "bytes", *STANDARD) and Path(typed[name]).exists():
             typed[name] = str(Path(typed[name]).resolve())

@@ -9,8 +9,9 @@ from typing import Any
 
 from asynctile.cli.corpus import choose_tokenizer
 from asynctile.cli.model import choose_shape
-from asynctile.cli.options import Options, new_options
+from asynctile.cli.options import Options, new_options, resumed_options
 from asynctile.cli.rows import print_rows
+from asynctile.cli.run_folder import existing_run
 from asynctile.layers.plan import plan_step
 from asynctile.layers.tokenizer import load_tokenizer
 
@@ -19,7 +20,12 @@ __all__ = ["run"]
 
 def run(given: dict[str, Any]) -> int:
     """Print the plan; returns the exit status."""
-    options = new_options({name: value for name, value in given.items() if name != "resume"})
+    typed = {name: value for name, value in given.items() if name != "resume"}
+    if given.get("resume"):
+        folder = existing_run(typed)
+        options = resumed_options(typed, folder.read_record()["options"], folder.path)
+    else:
+        options = new_options(typed)
     shape = choose_shape(options, _vocab_size(options))
     seq_len = options.seq_len or shape.block_size
     plan = plan_step(shape, batch_size=options.batch_size, seq_len=seq_len, micro_batches=options.micro_batches,

@@ -9,7 +9,9 @@ Covers `RunFolder`. What a checkpoint holds is the trainer's; what options mean 
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,7 +22,7 @@ from asynctile.errors import CheckpointError
 from asynctile.storage.beside import recover_folders, remove_folder
 from asynctile.storage.folder import read_json, write_file, write_json
 
-__all__ = ["RunFolder", "check_same_model"]
+__all__ = ["RunFolder", "check_same_model", "existing_run"]
 
 _FORMAT = 1
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
@@ -35,6 +37,8 @@ class RunFolder:
         self.tokens = path / "tokens"
         self.tokenizer = path / "tokenizer.json"
         self._file: IO[str] | None = None
+        #: a descriptor that holds the lock on the folder
+        self._claim: int | None = None
         #: this process made the run, and no step has left its line yet
         self._fresh = False
         #: folders that this process made, the innermost first
@@ -63,6 +67,21 @@ class RunFolder:
             raise ValueError(f"{path} holds no run (it has no run.json); leave --resume out to start one there")
         recover_folders(path / "checkpoints")
         return cls(path)
+
+    def claim(self) -> None:
+        """Keep other processes out until `unclaim`, or until this one ends; ValueError if one is in."""
+        self._claim = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unclaim()
+            raise ValueError(f"the run {self.path} is in use by another process; wait for it, stop it, or name another "
+                             "folder with --out") from None
+
+    def unclaim(self) -> None:
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write run.json; ValueError, and the older one stays, if the run was begun with another model."""
@@ -142,6 +161,13 @@ def check_same_model(begun: Any, found: Any, what: str) -> None:
             if begun[name] != found[name]:
                 raise ValueError(f"{what} is another model than the run was begun with: {name} is {found[name]}, it was "
                                  f"{begun[name]}; put it back, or start another run with another --out")
+
+
+def existing_run(typed: Mapping[str, Any]) -> RunFolder:
+    """The run that --resume means; ValueError if --out does not name one."""
+    if "out" not in typed:
+        raise ValueError("--resume needs to know which run goes on; name its folder with --out")
+    return RunFolder.open(Path(typed["out"]))
 
 
 def _step_of(checkpoint: Path) -> int:

@@ -24,7 +24,7 @@ from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import choose_shape, open_model
 from asynctile.cli.options import Options, new_options, resumed_options
 from asynctile.cli.placement import engine_of
-from asynctile.cli.run_folder import RunFolder
+from asynctile.cli.run_folder import RunFolder, existing_run
 from asynctile.cli.session import Session, go_on
 from asynctile.cli.summary import finish
 from asynctile.layers import AdamW, GPT2Config, Trainer
@@ -45,6 +45,13 @@ def run(given: dict[str, Any]) -> int:
 
 async def _train(given: dict[str, Any]) -> int:
     options, folder = open_run(given)
+    try:
+        return await _train_in(options, folder)
+    finally:
+        folder.unclaim()
+
+
+async def _train_in(options: Options, folder: RunFolder) -> int:
     done = max((int(path.name.removeprefix("step-")) for path in folder.checkpoints()), default=0)
     display = open_display(Console(), options.steps, done)
     interrupt = Interrupt()
@@ -74,9 +81,8 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
     """The options and the folder of the run that was asked for, a new one or one that goes on."""
     typed = {name: value for name, value in given.items() if name != "resume"}
     if given.get("resume"):
-        if "out" not in typed:
-            raise ValueError("--resume needs to know which run goes on; name its folder with --out")
-        folder = RunFolder.open(Path(typed["out"]))
+        folder = existing_run(typed)
+        folder.claim()
         return resumed_options(typed, folder.read_record()["options"], folder.path), folder
     options = new_options(typed)
     if options.out is None:
@@ -87,7 +93,9 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
     if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
         raise ValueError(f"--trace {options.trace} is in no folder that exists; make it, or name another place")
     assert options.out is not None
-    return options, RunFolder.create(Path(options.out), _record(options, None))
+    folder = RunFolder.create(Path(options.out), _record(options, None))
+    folder.claim()
+    return options, folder
 
 
 async def _run(options: Options, folder: RunFolder, display: Display, interrupt: Interrupt) -> None:

@@ -100,6 +100,11 @@ class DrySpill(SpillTier):
     def peak_nbytes(self) -> int:
         return self._places.peak_nbytes
 
+    @property
+    def needed_nbytes(self) -> int:
+        """Bytes of the file that reservations have asked for."""
+        return self._places.end
+
     def reserve(self, counts: Any) -> None:
         self._places.reserve(counts)
 

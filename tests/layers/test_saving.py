@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -282,7 +283,9 @@ asyncio.run(main())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     first, second, step = done.stdout.splitlines()
-    assert "File too large" in first and str(tmp_path / "c") in first and first == second
+    assert "File too large" in first and str(tmp_path / "c") in first
+    without_free = [re.sub(r"and \d+ are free", "", line) for line in (first, second)]  # others write to the disk too
+    assert without_free[0] == without_free[1]
     assert step == "0"
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 

@@ -30,11 +30,16 @@ def test_a_checksum_is_that_of_the_whole_file(tmp_path: Path, nbytes: int) -> No
 
 
 def test_whole_files_pass(folder: Path) -> None:
-    (folder / "c").write_text("later")
-    check_files(folder, (*NAMES, "c"))
+    check_files(folder, NAMES)
     (folder / CHECKSUMS).unlink()
     (folder / "a").write_text("changed")
     check_files(folder, NAMES)
+
+
+def test_a_file_that_the_record_does_not_name_is_damage_of_the_record(folder: Path) -> None:
+    (folder / "c").write_text("later")
+    with pytest.raises(CheckpointError, match=r"checksums.json is damaged: it has no checksum of c"):
+        check_files(folder, (*NAMES, "c"))
 
 
 @pytest.mark.parametrize("at", [0, 57, 99])

@@ -137,7 +137,7 @@ def test_an_error_that_stays_is_raised_after_three_more_tries_and_not_counted(tm
     tier.take(NBYTES, "before")
     block = tier.take(NBYTES, "t")
     where = rf"tile h.0: cannot write 16.00 KiB in the spill tier, spill file in {re.escape(str(tmp_path))}, offset {NBYTES}: "
-    with pytest.raises(TierError, match=where + "Input/output error; tried 4 times; load the last checkpoint") as caught:
+    with pytest.raises(TierError, match=where + "Input/output error; tried 4 times; look at the disk") as caught:
         tier.write(block, filled(1), "h.0")
     assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.EIO
     assert len(file.asked) == 4 and tier.retries == tier.written_nbytes == 0
@@ -151,7 +151,7 @@ def test_any_other_error_is_raised_at_once(verb, code, tmp_path):
     block, view = tier.take(NBYTES, "t"), filled(1)
     if verb == "read":
         tier.write(block, view, "t")
-    with pytest.raises(TierError, match=rf"tile h.0: cannot {verb} .* offset 0: {os.strerror(code)}; load the last") as caught:
+    with pytest.raises(TierError, match=rf"tile h.0: cannot {verb} .* offset 0: {os.strerror(code)}; look at") as caught:
         getattr(tier, verb)(block, view, "h.0")
     assert isinstance(caught.value.__cause__, OSError)
     assert len(file.asked) == 1 + (verb == "read")
@@ -175,7 +175,7 @@ def test_a_file_truncated_under_the_tier_is_told_from_a_bad_disk(tmp_path):
     block = tier.take(NBYTES, "t")
     tier.write(block, filled(1), "t")
     file.truncate(ALIGNMENT)
-    with pytest.raises(TierError, match=r"offset 0: the file ends after 4096 bytes of the tile: somebody truncated it; load"):
+    with pytest.raises(TierError, match=r"offset 0: the file ends after 4096 bytes of the tile: somebody truncated it; look"):
         tier.read(block, aligned_array(NBYTES), "t")
     tier.close()
 
