@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -202,3 +203,26 @@ def test_a_run_with_a_disk_below_ram_is_bitwise_the_same_says_what_went_there_an
     assert weights(tmp_path / "spilled", 6) == weights(tmp_path / "all", 6)
     assert list((tmp_path / "spill").iterdir()) == []
     assert sum(line["spill_read_bytes"] for line in metrics(tmp_path / "spilled")) > 0
+
+
+def test_a_run_that_another_process_is_in_is_refused_in_one_line(train: Program, tmp_path: Path) -> None:
+    assert train("--out", tmp_path / "run")[0] == 0
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    other = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    try:
+        status, out, err = train("--out", tmp_path / "run", "--resume", "--steps", 9)
+    finally:
+        os.close(other)
+    assert (status, out) == (2, "")
+    assert err == f"asynctile train: the run {tmp_path / 'run'} is in use by another process; wait for it, stop it, or name " \
+                  "another folder with --out\n"  # fmt: skip
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    assert train("--out", tmp_path / "run", "--resume", "--steps", 7)[0] == 0
+
+
+def test_a_plan_of_a_run_that_goes_on_is_of_its_own_model(train: Program, program: Program, tmp_path: Path) -> None:
+    assert train("--out", tmp_path / "run")[0] == 0
+    status, out, _ = program("plan", "--resume", "--out", tmp_path / "run")
+    assert status == 0
+    assert "1 layers, 2 heads, width 16" in out

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
-from asynctile import BudgetError, Engine, TierError, TornModelError
+from asynctile import BudgetError, Engine, StalledError, TierError, TornModelError
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.plan import plan_step
 from asynctile.storage.faults import Faults
@@ -269,3 +270,43 @@ async def test_a_tile_that_cannot_be_read_before_the_first_update_leaves_the_mod
                 assert_same_tensors(await trainer.model.state_dict(), before)
             await trainer.step(*batches[2])
     assert whole > 0
+
+
+async def test_with_a_folder_and_no_cap_ram_has_a_cap(tmp_path: Path) -> None:
+    async with Engine("cpu", spill=tmp_path) as engine:
+        cap = engine.statistics().host_memory_bytes
+    assert cap is not None
+    assert cap < psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("hangs", ["preadv", "pwritev"])
+async def test_a_disk_that_does_not_answer_is_a_stall_and_the_folder_is_free_when_it_does(hangs: str, tmp_path: Path) -> None:
+    shut, answer = threading.Event(), threading.Event()
+
+    def wrap(file: Any) -> Any:
+        transfer = getattr(file, hangs)
+
+        def deaf(views: Any, offset: int) -> int:
+            if shut.is_set():
+                answer.wait()
+            return int(transfer(views, offset))
+
+        setattr(file, hangs, deaf)
+        return file
+
+    async with Engine("cpu", host_memory="130KiB", spill=tmp_path, watchdog=0.3, wrap_spill=wrap) as engine:
+        trainer = Trainer(await lively(engine, SMALL), micro_batches=2)
+        await trainer.step(*SMALL.batch_of_tokens())
+        shut.set()
+        async with asyncio.timeout(PROGRESS_S):
+            with pytest.raises(StalledError, match=r"nothing has moved for 0.3 s: the copy of tile .* has run on spill"):
+                await trainer.step(*SMALL.batch_of_tokens())
+    with pytest.raises(TierError, match="in use"):
+        async with Engine("cpu", spill=tmp_path):
+            pass
+    answer.set()
+    async with asyncio.timeout(PROGRESS_S):
+        while any(thread.name.startswith("asynctile-spill") for thread in threading.enumerate()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    async with Engine("cpu", spill=tmp_path):
+        pass
