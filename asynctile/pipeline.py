@@ -93,8 +93,8 @@ class Pipeline:
         self.ledger.used(tile, self.order.base + first if first < FAR else FAR, False)
 
     def _missing(self, tile: Any) -> Any:
-        """What would have to be loaded here before an operation can use `tile`; None if nothing."""
-        return tile if tile.slot is None else None
+        """What would have to be loaded here before an operation can use a tile that is not on the device; None if nothing."""
+        return tile
 
     def _slots(self, unit: int) -> int:
         """`unit` slots for each unit of depth, but no more than a fair share of the arena, and one if any."""
@@ -157,8 +157,7 @@ class Pipeline:
         """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""
         count = 0
         for operand, how in zip(tiles, access, strict=True):
-            tile = self._missing(operand)
-            if tile is None:
+            if operand.slot is not None or (tile := self._missing(operand)) is None:
                 continue
             if how == WRITE:
                 self._overwritten.add(operand)
@@ -191,4 +190,4 @@ class HostPipeline(Pipeline):
 
     def _missing(self, tile: Any) -> Any:
         copy = tile.backing
-        return copy if tile.slot is None and copy is not None and copy.slot is None else None
+        return copy if copy is not None and copy.slot is None else None

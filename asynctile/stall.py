@@ -24,7 +24,7 @@ def describe(streams: Sequence[Stream], patience_s: float) -> str:
         for thread, (task, since) in list(stream.running.items()):
             holders.append(f"{_name(task.event)} has run on {thread} for {now - since:.1f} s")
         waiters += [
-            f"{_name(task.event)} waits for {_names(event for event in task.waits if not event.done)}"
+            f"{_name(task.event)} waits for {_names(event for event in (*task.waits, *task.after) if not event.done)}"
             for task in sorted(stream.waiting, key=lambda task: task.order)
         ]
     held = "; ".join(holders[:NAMED]) or "nothing runs"

@@ -79,9 +79,9 @@ class Event:
 
 
 class _Task:
-    """Work that waits: for `waiting` events, `copies` of them copies. waits: those events while it waits."""
+    """Work that waits: for `waiting` events, `copies` of them copies. waits, after: those events while it waits."""
 
-    __slots__ = ("order", "stream", "event", "work", "args", "waits", "waiting", "copies", "ready_at")
+    __slots__ = ("order", "stream", "event", "work", "args", "waits", "after", "waiting", "copies", "ready_at")
 
     def __init__(self, stream: Stream, event: Event, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.stream = stream
@@ -89,6 +89,7 @@ class _Task:
         self.work = work
         self.args = args
         self.waits: Sequence[Event] = ()
+        self.after: Sequence[Event] = ()
         self.order = self.waiting = self.copies = 0
         self.ready_at = 0.0
 
@@ -170,7 +171,7 @@ class Stream:
                 self._count_waiting()
                 self._starved += 1
             if task.waiting:
-                task.waits = (*waits, *after)
+                task.waits, task.after = waits, after
                 self.waiting.add(task)
             else:
                 task.ready_at = time.perf_counter()
@@ -269,7 +270,7 @@ class Stream:
                     stream._starved -= 1
             if not dependent.waiting:
                 stream.waiting.discard(dependent)
-                dependent.waits = ()
+                dependent.waits = dependent.after = ()
                 dependent.ready_at = time.perf_counter()
                 heappush(stream._ready, dependent)
                 if stream._idle and (stream is not self or len(self._ready) > 1):

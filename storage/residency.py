@@ -163,7 +163,7 @@ class Ledger:
         tile.dirty = not load
         self.resident.add(tile)
         moves.append(Load(tile, slot) if load else Place(tile, slot))
-        used = self.arena.held_nbytes
+        used = self.arena.used_nbytes + self.arena.lent_nbytes
         if used > self.peak_nbytes:
             self.peak_nbytes = used
         if slot.pool.limit is not None:
