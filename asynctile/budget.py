@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
-import psutil
-
 from asynctile.handle import Handle
 from asynctile.host_link import Copy, HostLink
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
+from asynctile.storage.host import spare_memory
 from asynctile.storage.spill import SpillTier
 from asynctile.tier import Tier
 from asynctile.window import Window
@@ -59,7 +58,7 @@ class Budget:
 
     def borrow(self, nbytes: int) -> bool:
         """Set RAM aside for the caller's own use, if nothing here will need it."""
-        if self.host.arena.cap is None and nbytes > psutil.virtual_memory().available // 2:
+        if self.host.arena.cap is None and nbytes > spare_memory():
             return False
         if not self.host.arena.lend(nbytes):
             return False

@@ -8,7 +8,7 @@ use, half are kept free behind it. The free half matters as much. The tile used 
 a load into its slot would wait for that very use and then for its write-back. So victims leave early, and their slots
 age before they are filled.
 
-Depth 0 is not another path: nothing is loaded ahead, and the lane lets each load wait for the work before it.
+Depth 0 is not another path: nothing is loaded ahead, and the tier lets each load wait for the work before it (turns.py).
 """
 
 from __future__ import annotations

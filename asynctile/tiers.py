@@ -12,7 +12,7 @@ import numpy as np
 
 from asynctile.budget import Budget
 from asynctile.device.base import Device
-from asynctile.errors import AsynctileError, TierError
+from asynctile.errors import TierError
 from asynctile.handle import Handle
 from asynctile.host_link import Copy, HostLink
 from asynctile.lane import Lane
@@ -23,7 +23,7 @@ from asynctile.spill_link import THREADS, SpillLink
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
-from asynctile.storage.residency import Ledger
+from asynctile.storage.residency import Ledger, never_written
 from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event
 from asynctile.tier import Tier, unfinished
@@ -161,15 +161,13 @@ class Tiers:
 
     async def read(self, tile: Handle) -> np.ndarray:
         """A copy of a tile's newest bytes; nothing may be in flight."""
+        if tile.slot is None and not tile.valid_below:
+            raise never_written(tile)
         copy = np.empty(tile.shape, tile.dtype)
         if self.link is None or tile.slot is not None:
-            if tile.slot is None and not tile.valid_below:
-                raise AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
             await self._arrived(self.lane.fetch(tile, copy, tile.next_use), tile)
             return copy
-        place: Copy | None = tile.backing
-        if place is None or not tile.valid_below:
-            raise AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
+        place: Copy = tile.backing
         if place.slot is None:
             self.host.admit((place,), READ)
             self.host.ledger.used(place, tile.next_use, False)

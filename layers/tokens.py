@@ -130,6 +130,10 @@ def tokenise(
             )
         record.unlink(missing_ok=True)  # first: it must never stand beside tokens of another text
         os.replace(part, path)
+    except OSError as error:
+        if error.filename is None:  # a write does not say where: the user must hear which disk is full
+            raise OSError(error.errno, error.strerror, str(folder)) from error
+        raise
     finally:
         part.unlink(missing_ok=True)
     write_json(record, origin | {"nbytes": nbytes})

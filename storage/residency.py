@@ -89,7 +89,7 @@ class Ledger:
         self._check_room(tiles)
         for tile, how in zip(tiles, access, strict=True):
             if tile.slot is None and how != "w" and not tile.valid_below:
-                raise AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
+                raise never_written(tile)
         held = set(tiles)
         for tile, how in zip(tiles, access, strict=True):
             if tile.slot is None:
@@ -250,3 +250,8 @@ class Ledger:
             + f"; raise {self.arena.argument} or choose a smaller tile",
             floor=nbytes,
         )
+
+
+def never_written(tile: Tile) -> AsynctileError:
+    """What to raise when bytes are asked for that nobody has made."""
+    return AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")

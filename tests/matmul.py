@@ -63,6 +63,14 @@ class Matmul:
         return matrix[i * e : (i + 1) * e, j * e : (j + 1) * e]
 
 
+async def product_in_ram(work):
+    """The bits that `work` must give wherever its tiles are: computed on cpu, with everything there."""
+    async with Engine("cpu") as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        return await work.result(engine)
+
+
 def engine_for(work, folder, device, slots, ram, prefetch=2, **more):
     """An engine over a spill folder; slots: of the device (None: RAM is the device), ram: of RAM, in tiles of `work`."""
     cap = None if slots is None else slots * work.nbytes

@@ -16,7 +16,7 @@ from asynctile.program import Program
 from asynctile.window import RUN_AHEAD_OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from matmul import Matmul
+from matmul import Matmul, product_in_ram
 
 KINDS = [("cpu", {}), ("emulated", {}), ("emulated", {"slots": 3}), ("emulated", {"slots": 5, "prefetch": 0})]
 
@@ -28,12 +28,8 @@ def engine_for(work, kind, slots=None, **options):
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 async def test_a_program_gives_the_same_bits_wherever_its_tiles_were(kind, options):
-    work = Matmul()
-    async with Engine("cpu") as engine:
-        await work.prepare(engine)
-        await work.run(engine)
-        expected = await work.result(engine)
-    again = Matmul()
+    work, again = Matmul(), Matmul()
+    expected = await product_in_ram(work)
     async with engine_for(again, kind, **options) as engine:
         await again.prepare(engine)
         for _ in range(3):

@@ -14,7 +14,7 @@ from asynctile import BudgetError, Engine
 from asynctile.ops import gemm
 
 sys.path.insert(0, str(Path(__file__).parent))
-from matmul import Matmul, engine_for
+from matmul import Matmul, engine_for, product_in_ram
 
 #: device, slots of the device, slots of RAM, prefetch
 PLACES = [
@@ -25,12 +25,7 @@ PLACES = [
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 async def test_a_program_gives_the_same_bits_whichever_tiers_its_tiles_were_in(place, tmp_path):
-    expected = Matmul()
-    async with Engine("cpu") as engine:
-        await expected.prepare(engine)
-        await expected.run(engine)
-        result = await expected.result(engine)
-    work = Matmul()
+    result, work = await product_in_ram(Matmul()), Matmul()
     async with engine_for(work, tmp_path, *place) as engine:
         await work.prepare(engine)
         for _ in range(3):

@@ -27,7 +27,8 @@ from asynctile.storage.sizes import format_size
 __all__ = ["run"]
 
 _LIBRARIES = (
-    "numpy", "scipy", "numba", "llvmlite", "uvloop", "safetensors", "tokenizers", "threadpoolctl", "matplotlib",
+    "numpy", "scipy", "numba", "llvmlite", "uvloop", "aiofiles", "xxhash", "safetensors", "tokenizers", "threadpoolctl",
+    "matplotlib",
     "cupy-cuda12x", "cupy-cuda13x", "torch",
 )  # fmt: skip
 

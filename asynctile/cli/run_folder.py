@@ -125,8 +125,11 @@ class RunFolder:
         """Add a line to the metrics, in one write: whoever reads along sees whole lines."""
         if self._file is None:
             self._file = open(self.metrics, "a", encoding="utf-8")  # noqa: SIM115  (open as long as the run)
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:  # a write does not say where
+            raise OSError(error.errno, error.strerror, str(self.metrics)) from error
         self._fresh = False
 
     def lines(self) -> Iterator[dict[str, Any]]:

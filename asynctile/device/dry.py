@@ -13,8 +13,6 @@ import numpy as np
 from asynctile.device.base import Report
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
-from asynctile.storage.blocks import Block, Blocks
-from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.host import HostMemory
 from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event, Stream
@@ -90,26 +88,11 @@ class DrySpill(SpillTier):
 
     def __init__(self, limit: int | None) -> None:
         super().__init__("(planned)", limit)
-        self._places = Blocks(limit, ALIGNMENT)
-
-    @property
-    def used_nbytes(self) -> int:
-        return self._places.used_nbytes
-
-    @property
-    def peak_nbytes(self) -> int:
-        return self._places.peak_nbytes
 
     @property
     def needed_nbytes(self) -> int:
         """Bytes of the file that reservations have asked for."""
-        return self._places.end
+        return self._blocks.end
 
-    def reserve(self, counts: Any) -> None:
-        self._places.reserve(counts)
-
-    def take(self, nbytes: int, what: str) -> Block:
-        return self._places.take(nbytes, what)
-
-    def give(self, block: Block) -> None:
-        self._places.give(block)
+    def _grow(self, nbytes: int) -> None:
+        pass

@@ -302,3 +302,16 @@ def test_bigram_entropy_refuses_what_has_none():
         bigram_entropy(np.array([1]), 2)
     with pytest.raises(ValueError, match="token id 5 is outside"):
         bigram_entropy(np.array([1, 5]), 5)
+
+
+def test_a_disk_that_is_full_names_the_folder_of_the_tokens(tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("some text")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        tokenise(TextSource(tmp_path / "text"), ByteTokenizer(), tmp_path / "tokens")
+    assert caught.value.filename == str(tmp_path / "tokens")
+    assert list((tmp_path / "tokens").iterdir()) == []
