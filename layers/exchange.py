@@ -28,6 +28,7 @@ from asynctile.storage.beside import recover_folder
 from asynctile.storage.checksums import check_files
 from asynctile.storage.documents import finish, store_json
 from asynctile.storage.folder import read_json, replace_folder
+from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorReader, TensorWriter
 
 if TYPE_CHECKING:
@@ -156,8 +157,8 @@ async def replaced(model: GPT2, final: Path, nbytes: int) -> AsyncIterator[Path]
             raise
         free = await asyncio.to_thread(_free_nbytes, final)
         raise CheckpointError(
-            f"cannot save {final}: {reason.strerror or reason}; it needs {nbytes} bytes and {free} are free there; what was "
-            "saved before is untouched; free space or save to another folder"
+            f"cannot save {final}: {reason.strerror or reason}; it needs {format_size(nbytes)} and {format_size(free)} are "
+            "free there; what was saved before is untouched; free space or save to another folder"
         ) from error
 
 

@@ -23,6 +23,7 @@ from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, Trainer
 from asynctile.storage import beside
 from asynctile.storage.beside import recover_folder
+from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorWriter
 from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, trainer_on
 from tests.layers.training import SMALL
@@ -228,7 +229,7 @@ async def test_a_disk_that_fails(
             with pytest.raises(CheckpointError, match=said) as caught:  # noqa: PT012
                 await trainer.save(tmp_path / "c", wait=wait)
                 await trainer.saved()
-        for part in (str(tmp_path / "c"), f"needs {SMALL.config.states_nbytes} bytes", "are free"):
+        for part in (str(tmp_path / "c"), f"needs {format_size(SMALL.config.states_nbytes)} ", "are free"):
             assert part in str(caught.value)
         assert "\n" not in str(caught.value)
         assert bytes_of(tmp_path / "c") == old
@@ -284,7 +285,7 @@ asyncio.run(main())
     assert (done.returncode, done.stderr) == (0, "")
     first, second, step = done.stdout.splitlines()
     assert "File too large" in first and str(tmp_path / "c") in first
-    without_free = [re.sub(r"and \d+ are free", "", line) for line in (first, second)]  # others write to the disk too
+    without_free = [re.sub(r"and [0-9.]+ \w+ are free", "", line) for line in (first, second)]  # others write to the disk too
     assert without_free[0] == without_free[1]
     assert step == "0"
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
