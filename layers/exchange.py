@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -26,6 +25,7 @@ from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.layers.tiling import Tiling
 from asynctile.storage.beside import recover_folder
 from asynctile.storage.checksums import check_files
+from asynctile.storage.container import free_nbytes
 from asynctile.storage.documents import finish, store_json
 from asynctile.storage.folder import read_json, replace_folder
 from asynctile.storage.sizes import format_size
@@ -155,19 +155,16 @@ async def replaced(model: GPT2, final: Path, nbytes: int) -> AsyncIterator[Path]
         reason = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(reason, OSError):
             raise
-        free = await asyncio.to_thread(_free_nbytes, final)
+        free = await asyncio.to_thread(_room, final)
         raise CheckpointError(
             f"cannot save {final}: {reason.strerror or reason}; it needs {format_size(nbytes)} and {format_size(free)} are "
             "free there; what was saved before is untouched; free space or save to another folder"
         ) from error
 
 
-def _free_nbytes(path: Path) -> int | str:
-    """Room on the disk of `path`, which may not be there itself."""
-    try:
-        return shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free
-    except OSError:
-        return "an unknown number"
+def _room(path: Path) -> int:
+    """Bytes free on the disk of `path`, which may not be there itself."""
+    return free_nbytes(str(next(folder for folder in path.absolute().parents if folder.exists())))
 
 
 async def write_weights(model: GPT2, folder: Path, read: ReadTile) -> None:
