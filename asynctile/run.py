@@ -76,7 +76,7 @@ class Run:
 
     async def _issue(self, stop: int) -> None:
         tiers, program, views = self.tiers, self.program, self._views
-        entries, next_uses, base = program.entries, program.next_uses, tiers.order.base
+        entries, next_uses, base = program.entries, tiers.next_uses(program), tiers.order.base
         lane, window, look_ahead = tiers.lane, tiers.window, tiers.look_ahead()
         while self.issued < stop:
             index = self.issued

@@ -98,9 +98,9 @@ def _walk(program: Program, demand: Demand, tiers: Tiers) -> None:
     for tile in program.inputs.values():
         tiers.claim(tile)
     tiers.begin(program, demand)
-    base, look_ahead = tiers.order.base, tiers.look_ahead()
+    base, look_ahead, next_uses = tiers.order.base, tiers.look_ahead(), tiers.next_uses(program)
     for index, entry in enumerate(program.entries):
-        uses = tuple([use if use == NEVER else base + use for use in program.next_uses[index]])
+        uses = tuple([use if use == NEVER else base + use for use in next_uses[index]])
         if isinstance(entry, Operation):
             tiers.lane.issue(entry, uses, None)
         elif isinstance(entry, Fetch):

@@ -51,6 +51,12 @@ class Device(Protocol):
     ) -> Event:
         """Run an operation's kernel; `number`: float64 view for what it reports, or None."""
 
+    def launch_on_host(
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
+        after: Sequence[Event] = (),
+    ) -> Event:
+        """Run the same kernel on the CPU, on host arrays, beside what the device runs; the bits are those of every CPU."""
+
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
     ) -> Event:

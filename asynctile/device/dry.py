@@ -60,6 +60,12 @@ class DryDevice(DryMemory):
     ) -> Event:
         return DONE
 
+    def launch_on_host(
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
+        after: Sequence[Event] = (),
+    ) -> Event:
+        return DONE
+
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
     ) -> Event:

@@ -43,6 +43,12 @@ class WorkerDevice(HostMemory):
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
         return self._compute.enqueue(waits, self.kernels[operation.kernel], args, after=after, what=operation)
 
+    def launch_on_host(
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
+        after: Sequence[Event] = (),
+    ) -> Event:
+        return self.launch(operation, arrays, number, waits, after)  # the same cores
+
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
     ) -> Event:
