@@ -9,11 +9,16 @@ import os
 from dataclasses import dataclass
 
 from asynctile.demand import measure
+from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.layers.update_placement import NOWHERE, place, updates_of
+from asynctile.operation import HOST
+from asynctile.program import Program
+from asynctile.rates import Rates
 from asynctile.simulate import simulate
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
@@ -22,6 +27,8 @@ from asynctile.storage.sizes import format_size, parse_size
 
 #: A rough GEMM rate of one CPU core, float32.
 FLOPS_PER_S = 200e9
+#: Rough bytes a second of a link that nobody limits, and of AdamW in RAM.
+LINK_PER_S, UPDATE_PER_S = 12e9, 40e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,8 @@ class Plan:
     floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take, beside the
     device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
     machine's rough rate. link_s: the slower direction at link_rate, None without one. bound: what bounds the step, in words.
+    updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough
+    rates, in a run by measured ones.
     """
 
     device: str
@@ -45,6 +54,8 @@ class Plan:
     host_bytes: int
     spill_bytes: int
     operations: int
+    updates: int
+    updates_on_host: int
     flops: int
     uploaded_bytes: int
     downloaded_bytes: int
@@ -66,6 +77,7 @@ class Plan:
             ("host memory for tiles", format_size(self.host_bytes)),
             ("spill folder", "unused" if not self.spill_bytes else f"{format_size(self.spill_bytes)}, the least --spill-limit"),
             ("operations a step", f"{self.operations:,}"),
+            ("weight tiles", f"{self.updates:,}, {self.updates_on_host:,} of them updated on the host"),
             ("GEMM work a step", f"{self.flops / 1e9:,.1f} GFLOP"),
             ("uploaded a step", format_size(self.uploaded_bytes)),
             ("downloaded a step", format_size(self.downloaded_bytes)),
@@ -100,21 +112,28 @@ def plan_step(
     prefetch: int = 2,
     link_rate: int | str | None = None,
     clip_norm: float | None = None,
+    update: str = "auto",
 ) -> Plan:
-    """Plan one training step. spill: whether there is a folder below RAM.
+    """Plan one training step. spill: whether there is a folder below RAM. update: as in Trainer.
 
     BudgetError if a cap is below the floor; ValueError for wrong numbers.
     """
     tiling = Tiling(config, tile)
     parameters = Parameters(config, tiling)
     rows = tiling.rows(batch_size, seq_len, micro_batches)
-    program = record("step" if clip_norm is None else "step_clipped", parameters, rows, recompute=recompute)
+
+    def recorded(on_host: frozenset[Handle]) -> Program:
+        kind = "step" if clip_norm is None else "step_clipped"
+        return record(kind, parameters, rows, recompute=recompute, on_host=on_host)
+
+    program = recorded(NOWHERE)
     standing = list(parameters.states())
     demand = measure([program], standing)
     has_link = device not in ("auto", "cpu")
     cap = _size(device_memory if has_link else host_memory)
     flops = sum(operation.flops for operation in program.operations())
-    compute_s = flops / (FLOPS_PER_S * len(os.sched_getaffinity(0)))
+    flops_per_s = FLOPS_PER_S * len(os.sched_getaffinity(0))
+    compute_s = flops / flops_per_s
     floor = floor_demand(config, tiling.tile)
     in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
     host = _size(host_memory)
@@ -127,6 +146,17 @@ def plan_step(
         floor = floor if has_link else floor.rounded(PAGE)
         if cap is not None:
             floor.check(cap, "device_memory" if has_link else "host_memory")
+    rate = _size(link_rate)
+    on_host = NOWHERE
+    if has_link and update == "host":
+        on_host = frozenset(operation.operands[0] for operation in updates_of(program))
+    elif has_link and update == "auto":
+        rates = Rates(compute=flops_per_s, upload=rate or LINK_PER_S, download=rate or LINK_PER_S, update=UPDATE_PER_S)
+        on_host = place(program, demand, cap, rates)
+    if on_host:
+        placed = recorded(on_host)
+        enough = not spill or host is None or measure([placed], standing).rounded(PAGE).passing().floor_nbytes <= host
+        program = placed if enough or update == "host" else program
     traffic = simulate(
         program,
         standing,
@@ -137,7 +167,6 @@ def plan_step(
         spill_limit=_size(spill_limit),
         prefetch=prefetch,
     )
-    rate = _size(link_rate)
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
     return Plan(
         device="cpu" if device == "auto" else device,
@@ -152,6 +181,8 @@ def plan_step(
         host_bytes=_host_bytes(in_ram, host, spill),
         spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),
+        updates=len(updates_of(program)),
+        updates_on_host=sum(operation.place == HOST for operation in updates_of(program)),
         flops=flops,
         uploaded_bytes=traffic.uploaded_nbytes,
         downloaded_bytes=traffic.downloaded_nbytes,

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from asynctile.layers.config import STANDARD
+from asynctile.layers.update_placement import UPDATES
 
 __all__ = ["Options", "new_options", "resumed_options"]
 
 #: Where bytes are, how long and how often: none of these changes a bit of a step, so a resumed run may set them anew.
 CHANGEABLE = frozenset({
     "device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "steps", "out",
-    "save_every", "keep", "trace",
+    "update", "save_every", "keep", "trace",
 })  # fmt: skip
 _DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
 
@@ -41,6 +42,8 @@ class Options:
     spill_limit: int | None = None
     link_rate: int | None = None
     prefetch: int = 2
+    update: str = "auto"
+    """Where AdamW runs."""
     precision: str = "fp32"
     tile: int | None = None
     recompute: bool = True
@@ -77,6 +80,8 @@ class Options:
             raise ValueError("--device-memory is not for --device cpu, where RAM is the device; use --host-memory")
         if self.device != "emulated" and self.link_rate is not None:
             raise ValueError(f"--link-rate does not go with --device {self.device}; it is for --device emulated")
+        if self.update not in UPDATES:
+            raise ValueError(f"--update {self.update} is not known; expected {', '.join(UPDATES)}")
         if self.batch_size % self.micro_batches:
             raise ValueError(f"--batch-size {self.batch_size} cannot be cut in --micro-batches {self.micro_batches}; "
                              "choose a divisor")

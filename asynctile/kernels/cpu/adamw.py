@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.kernels.cpu.jit import FLAG, NUMBER, ROW, TILE, inline, kernel
+from asynctile.kernels.cpu.jit import FLAG, NUMBER, ROW, TILE, inline, kernel, piece
 
 ONE = np.float32(1.0)
 
@@ -20,6 +20,15 @@ def _add(total: float, value: float) -> float:
     return total + value
 
 
+@piece()
+def _norm(gradients: Any) -> float:
+    """One loop for both kernels: the norm of a step must not depend on which of them reported it."""
+    norm = 0.0
+    for i in range(gradients.size):
+        norm = _add(norm, np.float64(gradients[i]) * np.float64(gradients[i]))
+    return norm
+
+
 @kernel((ROW, ROW, ROW, ROW, ROW, FLAG, NUMBER), (TILE, TILE, TILE, TILE, ROW, FLAG, NUMBER))
 def adamw(w: Any, g: Any, m: Any, v: Any, hyper: Any, decay: bool, number: Any) -> None:
     """Update w, m, v from g; number = sum of squares of g."""
@@ -27,24 +36,17 @@ def adamw(w: Any, g: Any, m: Any, v: Any, hyper: Any, decay: bool, number: Any) 
     factor, beta1, rest1, beta2, rest2 = hyper[0], hyper[1], hyper[2], hyper[3], hyper[4]
     step, root, eps = hyper[6], hyper[7], hyper[8]
     keep = hyper[5] if decay else ONE  # a product with 1 changes no bit
-    norm = 0.0
+    number[0] = _norm(gradients)
     for i in range(weights.size):
-        gradient = gradients[i]
-        norm = _add(norm, np.float64(gradient) * np.float64(gradient))
-        scaled = gradient * factor
+        scaled = gradients[i] * factor
         mean = beta1 * means[i] + rest1 * scaled
         square = beta2 * squares[i] + rest2 * (scaled * scaled)
         means[i] = mean
         squares[i] = square
         weights[i] = weights[i] * keep - step * (mean / (np.sqrt(square) / root + eps))
-    number[0] = norm
 
 
 @kernel((ROW, NUMBER), (TILE, NUMBER))
 def sum_squares(g: Any, number: Any) -> None:
     """number = sum of squares of g."""
-    gradients = g.reshape(-1)
-    norm = 0.0
-    for i in range(gradients.size):
-        norm = _add(norm, np.float64(gradients[i]) * np.float64(gradients[i]))
-    number[0] = norm
+    number[0] = _norm(g.reshape(-1))
