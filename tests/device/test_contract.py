@@ -1,6 +1,7 @@
 """What every kind of device promises. One suite for all of them."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from asynctile.device import CpuDevice, EmulatedDevice, open_device
 from asynctile.errors import DeviceError
 from asynctile.handle import Handle
-from asynctile.ops import copy
+from asynctile.operation import HOST
+from asynctile.ops import copy, sum_squares
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 
@@ -78,6 +80,30 @@ def test_a_failing_kernel_is_carried_by_its_event(device, slots):
     event = device.launch(type(copy(*tiles))("bad", tiles, "rw"), views, None, ())
     event.wait()
     assert isinstance(event.error, ZeroDivisionError)
+
+
+def test_an_operation_of_the_host_computes_on_host_arrays_in_order_with_copies(device, slots):
+    view, below, result = array(device, slots[0], 5), np.zeros(16, np.float32), np.zeros(16, np.float32)
+    tiles = Handle("a", (16,)), Handle("b", (16,))
+    arrived = device.download(below, view, ())
+    computed = device.launch_on_host(replace(copy(*tiles), place=HOST), (below, result), None, (arrived,))
+    device.upload(view, result, (computed,), (arrived,)).wait()
+    assert (result == 5).all()
+    assert fetched(device, view)[0] == 5
+
+
+def test_an_operation_of_the_host_reports_a_number_and_carries_its_error(device):
+    a, b = np.full(16, 3, np.float32), np.zeros(16, np.float32)
+    number, tile = np.zeros(1), Handle("a", (16,))
+    device.launch_on_host(sum_squares(tile, number=0), (a,), number, ()).wait()
+    assert number[0] == 9 * 16
+    wrong = device.launch_on_host(copy(tile, Handle("b", (16,))), (a,), None, ())
+    behind = device.launch_on_host(copy(tile, Handle("b", (16,))), (a, b), None, (wrong,))
+    beside = device.launch_on_host(copy(tile, Handle("b", (16,))), (a, b), None, (), (wrong,))
+    for event in (behind, beside):
+        event.wait()
+    assert isinstance(wrong.error, TypeError) and behind.error is wrong.error and beside.error is None
+    assert (b == 3).all()
 
 
 def test_slots_of_a_pool_do_not_overlap(device, slots):
