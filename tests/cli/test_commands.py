@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,15 @@ def test_plan(program: Program) -> None:
     assert (status, err) == (0, "")
     for said in ("states", "floor", "uploaded", "bound"):
         assert said in out
+
+
+@pytest.mark.parametrize(("update", "count"), [("device", "0"), ("host", r"(\d+)")])
+def test_plan_says_where_weights_are_updated(program: Program, update: str, count: str) -> None:
+    status, out, _ = program("plan", "--device", "emulated", "--device-memory", "1MiB", "--update", update)
+    assert status == 0
+    found = re.search(rf"weight tiles +(\d+), {count} of them updated on the host", out)
+    assert found is not None
+    assert len(set(found.groups())) == 1
 
 
 def test_plan_of_a_large_model_makes_none(program: Program) -> None:

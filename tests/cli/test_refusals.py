@@ -42,6 +42,7 @@ def test_numbers(program: Program, command: str, option: str, value: str) -> Non
         (["--device", "tpu"], ["tpu", "emulated"]),
         (["--device", "cuda:x"], ["cuda:x"]),
         (["--spill-limit", "1GiB"], ["--spill-limit", "without --spill", "leave --spill-limit out"]),
+        (["--update", "gpu"], ["gpu", "auto, device, host"]),
         (["--precision", "bf16"], ["bf16", "not there yet"]),
         (["--device", "cpu", "--device-memory", "1GiB"], ["--device-memory", "--host-memory"]),
         (["--device", "cpu", "--link-rate", "1GiB"], ["--link-rate", "emulated"]),
