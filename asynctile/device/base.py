@@ -14,7 +14,7 @@ import numpy as np
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner, Stream
 
 #: Called while kernels are compiled: (kernel, how many are ready, of how many).
 Report = Callable[[str, int, int], None]
@@ -67,7 +67,7 @@ class Device(Protocol):
     def stall_s(self) -> float:
         """Seconds, averaged over what computes in parallel, in which operations waited for copies and nothing else ran."""
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[Runner]:
         """All streams, for a trace."""
 
     def close(self, patience_s: float | None = None) -> None:

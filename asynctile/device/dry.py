@@ -15,7 +15,7 @@ from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
 from asynctile.storage.spill import SpillTier
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner, Stream
 
 DONE = Event()
 DONE.done = True
@@ -76,7 +76,7 @@ class DryDevice(DryMemory):
     def stall_s(self) -> float:
         return 0.0
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[Runner]:
         return []
 
     def close(self, patience_s: float | None = None) -> None:

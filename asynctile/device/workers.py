@@ -13,7 +13,7 @@ from asynctile.device.base import Report
 from asynctile.kernels import cpu as kernels
 from asynctile.operation import Operation
 from asynctile.storage.host import HostMemory
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner, Stream
 
 
 class WorkerDevice(HostMemory):
@@ -61,7 +61,7 @@ class WorkerDevice(HostMemory):
     def stall_s(self) -> float:
         return self._compute.waiting_s / self.threads
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[Runner]:
         return [self._compute, *self._others]
 
     def close(self, patience_s: float | None = None) -> None:
