@@ -19,6 +19,7 @@ from asynctile.lane import Lane
 from asynctile.operation import READ, WRITE
 from asynctile.pipeline import DISK_WINDOW, FAR, LINK_WINDOW, HostPipeline, Order, Pipeline
 from asynctile.program import Program
+from asynctile.replay import Replays
 from asynctile.spill_link import THREADS, SpillLink
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -68,6 +69,7 @@ class Tiers:
             ledger = Ledger(Arena(device_memory, evictable=True), self.link)
             self.top = Tier(device, Pipeline(ledger, self.order, prefetch), self.link, self.window, turns)
         self.lane = Lane(device, self.top, self.order, self.window, turns)
+        self.replays = None if self.link is None else Replays(device, self.top, self.link, self.lane)
         self.budget = Budget(tuple(self._all()), self.link, spill, self.window)
 
     def open(self) -> None:

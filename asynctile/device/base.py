@@ -20,6 +20,22 @@ from asynctile.stream import Event, Runner, Stream
 Report = Callable[[str, int, int], None]
 
 
+class Recorder(Protocol):
+    """Writes down what a device is asked to launch, to be run again at once."""
+
+    def begin_capture(self) -> Event:
+        """From now on `launch` writes down, and returns this event, which is that of the graph."""
+
+    def end_capture(self) -> Any:
+        """Enqueue what was written down, behind all that its operations waited for; the graph, for `replay`."""
+
+    def replay(self, graph: Any, waits: Sequence[Event], after: Sequence[Event] = ()) -> Event:
+        """Run a graph once more."""
+
+    def forget(self, graph: Any) -> None:
+        """It will not be run again."""
+
+
 class Device(Protocol):
     """The contract that every device passes (tests/device/test_contract.py).
 
@@ -29,7 +45,12 @@ class Device(Protocol):
 
     name: str
     has_link: bool
-    host: HostMemory
+
+    @property
+    def host(self) -> HostMemory: ...
+
+    def budget(self, wanted: int | None) -> int | None:
+        """The cap on its own memory where `wanted` bytes were asked for, None for all there is; BudgetError if it has less."""
 
     def start(self) -> None:
         """Start the streams."""
@@ -46,10 +67,16 @@ class Device(Protocol):
     def discard(self, slot: Slot) -> None:
         """Let the memory of a free slot go, where the device can."""
 
+    def numbers(self, count: int) -> np.ndarray:
+        """float64 zeros (count,) that kernels can write and the host can read; views of it are what `launch` takes."""
+
     def launch(
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
     ) -> Event:
-        """Run an operation's kernel; `number`: float64 view for what it reports, or None."""
+        """Run an operation's kernel; `number`: view of `numbers` for what it reports, or None."""
+
+    def recorder(self) -> Recorder | None:
+        """What can write down launches as graphs at this moment; None on a device that has no graphs."""
 
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from asynctile.device.base import Report
+from asynctile.device.base import Recorder, Report
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
@@ -49,8 +49,14 @@ class DryDevice(DryMemory):
         self.has_link = has_link
         self.host: HostMemory = DryMemory()
 
+    def budget(self, wanted: int | None) -> int | None:
+        return wanted
+
     def start(self) -> None:
         pass
+
+    def numbers(self, count: int) -> np.ndarray:
+        return np.zeros(count)
 
     def warm(self, report: Report | None) -> None:
         pass
@@ -59,6 +65,9 @@ class DryDevice(DryMemory):
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
     ) -> Event:
         return DONE
+
+    def recorder(self) -> Recorder | None:
+        return None
 
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.device.base import Report
+from asynctile.device.base import Recorder, Report
 from asynctile.kernels import cpu as kernels
 from asynctile.operation import Operation
 from asynctile.storage.host import HostMemory
@@ -30,6 +30,9 @@ class WorkerDevice(HostMemory):
         self._others: list[Stream] = []
         self.host = HostMemory()
 
+    def budget(self, wanted: int | None) -> int | None:
+        return wanted
+
     def start(self) -> None:
         for stream in self.streams():
             stream.start()
@@ -37,11 +40,17 @@ class WorkerDevice(HostMemory):
     def warm(self, report: Report | None) -> None:
         kernels.warm(report)
 
+    def numbers(self, count: int) -> np.ndarray:
+        return np.zeros(count)
+
     def launch(
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
     ) -> Event:
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
         return self._compute.enqueue(waits, self.kernels[operation.kernel], args, after=after, what=operation)
+
+    def recorder(self) -> Recorder | None:
+        return None
 
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
