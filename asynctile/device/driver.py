@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 #: cudaErrorMemoryAllocation.
 MEMORY_ALLOCATION = 2
+#: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
+PORTABLE, MAPPED = 1, 2
 
 
 class OutOfMemory(Exception):
@@ -144,7 +146,7 @@ class CupyDriver:
 
     def pin(self, address: int, nbytes: int) -> None:
         self.bind()
-        self._allocate(lambda: self.runtime.hostRegister(address, nbytes, self.runtime.hostAllocPortable))
+        self._allocate(lambda: self.runtime.hostRegister(address, nbytes, PORTABLE | MAPPED))
 
     def unpin(self, address: int) -> None:
         self.bind()
