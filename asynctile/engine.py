@@ -21,6 +21,7 @@ from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.device import open_device
 from asynctile.device.base import Report
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.grain import Grain
 from asynctile.handle import Handle
 from asynctile.loop import LoopThread, new_loop, under_shield
 from asynctile.operation import Operation
@@ -113,6 +114,11 @@ class Engine:
     @property
     def device(self) -> str:
         return self._device.name
+
+    @property
+    def grain(self) -> Grain:
+        """How large the tiles of its device should be."""
+        return self._device.grain
 
     @property
     def device_cap(self) -> int | None:

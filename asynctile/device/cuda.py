@@ -20,6 +20,7 @@ from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
 from asynctile.device.cuda_stream import CudaEvent, CudaStream
 from asynctile.device.driver import Driver
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.grain import COARSE
 from asynctile.kernels import cuda as kernels
 from asynctile.kernels.cuda import Array
 from asynctile.operation import Operation
@@ -35,6 +36,7 @@ class CudaDevice:
     """driver: the GPU. precision: "fp32", "tf32" or "bf16"; DeviceError if the GPU has no such arithmetic."""
 
     has_link = True
+    grain = COARSE
 
     def __init__(self, driver: Driver, precision: str = "fp32") -> None:
         if precision != "fp32" and driver.capability < (8, 0):
