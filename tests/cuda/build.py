@@ -33,9 +33,7 @@ THREADS, SHARED = 1024, 227 << 10
 def source(files: list[Path]) -> str:
     """One C++ source of shim, kernels and trampolines. Tensor cores are those of on_cpu_mma.h instead of mma.cuh."""
     mma = HERE / "on_cpu_mma.h"
-    files = [HERE / "on_cpu.h", *(path for path in files if path.name != "mma.cuh")]
-    if mma.exists():
-        files.insert(2, mma)
+    files = [HERE / "on_cpu.h", *(mma if path.name == "mma.cuh" else path for path in files)]
     text = "".join(f'#line 1 "{path}"\n{path.read_text()}\n' for path in files)
     return text + '#line 1 "trampolines"\n' + "".join(trampoline(*found) for found in SIGNATURE.findall(text))
 

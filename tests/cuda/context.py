@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.kernels.cuda import SCRATCH, Array, pack
+from asynctile.precision import BF16, from_bf16, to_bf16
 from tests.cuda.build import Library
 
 
@@ -18,15 +19,8 @@ def view(array: Array) -> np.ndarray:
 
 
 def widen(values: np.ndarray) -> np.ndarray:
-    """float32 of float32, or of bf16 by its bits."""
-    return (values.astype(np.uint32) << 16).view(np.float32) if values.dtype == np.uint16 else values
-
-
-def narrow(values: np.ndarray) -> np.ndarray:
-    """bf16 by its bits of float32, rounded to nearest even; NaN is 0x7fff."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return np.where(np.isnan(values), 0x7FFF, rounded).astype(np.uint16)
+    """float32 of float32, or of bf16."""
+    return from_bf16(values) if values.dtype == BF16 else values
 
 
 class SoftContext:
@@ -47,4 +41,4 @@ class SoftContext:
             product = (left.T if ta else left) @ (right.T if tb else right)
             if accumulate:
                 product = widen(target) + product
-        target[...] = narrow(product) if target.dtype == np.uint16 else product
+        target[...] = to_bf16(product) if target.dtype == BF16 else product
