@@ -1,4 +1,4 @@
-"""What a GPU has beyond the contract of devices: memory by the driver's count, marks, landings, graphs. Its driver is on the CPU."""
+"""What a GPU has beyond the contract of devices: memory as its driver counts it, marks, landings, graphs."""
 
 import asyncio
 import gc
@@ -12,6 +12,7 @@ from asynctile.device.cuda import RESERVE_NBYTES
 from asynctile.device.cuda_memory import SLAB_NBYTES, PinnedMemory
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.handle import Handle
+from asynctile.kernels.cuda import Array
 from asynctile.ops import copy, fill
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
@@ -37,13 +38,17 @@ def slots_of(memory, size, count, cap=None):
 
 @pytest.fixture
 def views(device):
-    _, slots = slots_of(device, 64, 3)
-    return [device.array(slot, (16,), np.float32) for slot in slots]
+    arena, slots = slots_of(device, 64, 4)
+    yield [device.array(slot, (16,), np.float32) for slot in slots]
+    del arena  # its memory is that of the views
 
 
 def test_a_divided_cap_is_taken_from_the_gpu_once_and_to_the_byte(device):
     before = device.driver.memory()[0]
-    _, slots = slots_of(device, 1 << 20, 10, cap=(4 << 20) + 17) if False else slots_of(device, 1 << 20, 4, cap=4 << 20)
+    arena = Arena(4 << 20, evictable=True)
+    for pool in arena.cut(Demand((1 << 20,), (2,), {1 << 20: 9}, "copy")):
+        device.map_pool(pool)
+    slots = [arena.pools[0].take(for_load=True) for _ in range(4)]
     for slot in slots:
         device.array(slot, (4,), np.float32)
     assert before - device.driver.memory()[0] == (4 << 20) + 64  # and what the driver on the CPU adds to align
@@ -63,14 +68,14 @@ def test_memory_goes_back_when_an_arena_lets_its_pools_go(device):
 
 def test_a_gpu_that_another_process_fills_is_refused_with_what_is_free():
     device = CudaDevice(SoftDriver(nbytes=100 << 20))
-    with pytest.raises(BudgetError, match="has 0 B for tiles: 100 MiB of its 100 MiB are free.*end what else fills the GPU"):
+    with pytest.raises(BudgetError, match=r"has 0 B .*: 100\.00 MiB of its 100\.00 MiB are free.*end what else fills"):
         device.budget(None)
     device.close()
 
 
 def test_a_cap_beyond_the_gpus_memory_is_refused_and_one_within_it_kept():
     device = CudaDevice(SoftDriver(nbytes=2 << 30))
-    with pytest.raises(BudgetError, match="lower device_memory of 4 GiB") as refused:
+    with pytest.raises(BudgetError, match=r"lower device_memory of 4\.00 GiB") as refused:
         device.budget(4 << 30)
     assert refused.value.floor == device.budget(None) == (2 << 30) - RESERVE_NBYTES
     assert device.budget(1 << 20) == 1 << 20
@@ -80,7 +85,7 @@ def test_a_cap_beyond_the_gpus_memory_is_refused_and_one_within_it_kept():
 def test_memory_that_goes_missing_later_is_a_budget_error(device):
     _, slots = slots_of(device, 512 << 20, 2)
     device.array(slots[0], (4,), np.float32)
-    with pytest.raises(BudgetError, match="cuda:0 has no 512 MiB for tiles"):
+    with pytest.raises(BudgetError, match=r"cuda:0 has no 512\.00 MiB for tiles"):
         device.array(slots[1], (4,), np.float32)
 
 
@@ -119,7 +124,7 @@ def test_ram_that_cannot_be_pinned_is_a_budget_error(monkeypatch):
     monkeypatch.setattr(driver, "pin", refuse)
     memory = PinnedMemory(driver)
     _, slots = slots_of(memory, 1 << 20, 1)
-    with pytest.raises(BudgetError, match="does not lock 64 MiB of RAM"):
+    with pytest.raises(BudgetError, match=r"does not lock 64\.00 MiB of RAM"):
         memory.array(slots[0], (4,), np.float32)
 
 
@@ -130,7 +135,7 @@ def test_a_download_to_ram_that_is_not_pinned_does_not_hold_the_caller(device, v
     device.launch(fill(TILES[1], 5.0), views[1:2], None, (held,))
     out = np.zeros((4, 8), np.float32)
     target = out[:, 2:4]  # and need not be dense
-    tile = device.array(slots_of(device, 64, 1)[1][0], (4, 2), np.float32)
+    tile = Array(views[3].ptr, (4, 2), np.dtype(np.float32))
     done = device.launch(fill(TILES[0], 7.0), (tile,), None, (held,))
     landed = device.download(target, tile, (done,))
     assert not landed.done
