@@ -1,5 +1,7 @@
 """What several suites need."""
 
+import shutil
+
 import pytest
 
 from tests.cuda.driver import SoftDriver
@@ -11,6 +13,8 @@ def soft_gpu(monkeypatch):
 
     opened: the drivers that were opened, last one last.
     """
+    if not shutil.which("g++"):
+        pytest.skip("there is no g++ to compile CUDA kernels for the CPU")
     options = {}
 
     def shape(**changes):

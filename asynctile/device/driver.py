@@ -18,6 +18,8 @@ from asynctile.kernels.cuda.array import Array
 
 T = TypeVar("T")
 
+#: A kernel's name where it is defined.
+KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)'
 #: cudaErrorMemoryAllocation.
 MEMORY_ALLOCATION = 2
 #: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
@@ -78,8 +80,11 @@ class Driver(Protocol):
     def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
         """params: address of an array of addresses of the arguments, as cuLaunchKernel takes it."""
 
-    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool, *, tf32: bool, stream: int) -> None:
-        """c = op(a) op(b) (+ c), added up in float32. Always from one thread at a time."""
+    def open_gemm(self, stream: int, *, tf32: bool) -> None:
+        """Make ready for `gemm` on `stream`. tf32: float32 operands are multiplied as TF32."""
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        """c = op(a) op(b) (+ c), added up in float32, on the stream of `open_gemm`. From one thread at a time."""
 
     def begin_capture(self, stream: int) -> None:
         """From now on what goes to `stream` is written down instead of run."""
@@ -191,8 +196,13 @@ class CupyDriver:
         self.bind()
         # Compiled for exactly this GPU and kept on disk by CuPy, so that only the first start takes the seconds.
         self._module = cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
-        for kernel in re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)', source):
-            self._functions[kernel] = self._module.get_function(kernel).kernel.ptr
+        try:
+            for kernel in re.findall(KERNEL, source):
+                self._functions[kernel] = self._module.get_function(kernel).kernel.ptr
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise DeviceError(f"the CUDA kernels do not compile for {self.title} ({reason}); 'asynctile info' shows what is "
+                              "installed") from error
 
     def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
         function = self._functions[kernel]
@@ -202,9 +212,11 @@ class CupyDriver:
         x, y, z = (*grid, 1, 1)[:3]
         self._driver.launchKernel(function, x, y, z, block, 1, 1, shared, stream, params, 0)
 
-    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool, *, tf32: bool, stream: int) -> None:
-        if self._blas is None:
-            self._blas = Cublas(stream, tf32=tf32, workspace=self.malloc(Cublas.WORKSPACE_NBYTES))
+    def open_gemm(self, stream: int, *, tf32: bool) -> None:
+        self._blas = Cublas(stream, tf32=tf32, workspace=self.malloc(Cublas.WORKSPACE_NBYTES))
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        assert self._blas is not None, "open_gemm comes first"
         self._blas.gemm(a, b, c, ta, tb, accumulate)
 
     def begin_capture(self, stream: int) -> None:

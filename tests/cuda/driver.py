@@ -156,9 +156,12 @@ class SoftDriver:
             lambda: self._context.library.run(kernel, grid, (block,), shared, ctypes.addressof(taken))
         )
 
-    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool, *, tf32: bool, stream: int) -> None:
+    def open_gemm(self, stream: int, *, tf32: bool) -> None:
+        self._gemm_stream = self._streams[stream]
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
         self.launches += 1
-        self._streams[stream].put(lambda: self._context.gemm(a, b, c, ta, tb, accumulate))
+        self._gemm_stream.put(lambda: self._context.gemm(a, b, c, ta, tb, accumulate))
 
     def hold(self, gate: threading.Event, stream: int) -> None:
         """Keep a stream busy until `gate` is open."""
