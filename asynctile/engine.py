@@ -78,7 +78,6 @@ class Engine:
         for name, value in (("spill_limit", spill_limit), ("wrap_spill", wrap_spill)):
             if spill is None and value is not None:
                 raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")
-        self.precision = check_precision(precision)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise ValueError(f"prefetch is {prefetch!r}: expected a whole number of at least 0, such as 2")
         if watchdog is not None and not (isinstance(watchdog, int | float) and watchdog > 0):
@@ -92,12 +91,15 @@ class Engine:
         if spill is not None and host_memory is None:
             self._host_memory = spare_memory()
         self._device = open_device(device, link_rate=self._link_rate)
-        if precision != "fp32" and not self._device.name.startswith("cuda"):
+        try:
+            check_precision(precision, self._device.name)
+        except ValueError:
             self._device.close()
-            raise ValueError(f"precision {precision!r} needs device='cuda:N'; cpu and emulated compute in fp32")
+            raise
         if not self._device.has_link and device_memory is not None:
             self._device.close()
             raise ValueError("device_memory does not go with device 'cpu': RAM is the device there; give host_memory")
+        self.precision = precision
         self.prefetch = prefetch
         self._report = report
         self._make_loop = make_loop

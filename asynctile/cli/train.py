@@ -163,7 +163,7 @@ def _opening(options: Options, folder: RunFolder, session: Session) -> str:
     if options.spill is not None:
         memory += f" and {options.spill} for what RAM cannot hold"
     return (f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on "
-            f"{session.engine.device} with {memory}; {tokens:,} tokens to train on; "
+            f"{session.engine.device} in {session.engine.precision} with {memory}; {tokens:,} tokens to train on; "
             f"steps {session.trainer.step_count + 1} to {options.steps}, in {folder.path}")
 
 
