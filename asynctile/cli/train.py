@@ -83,7 +83,11 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
     if given.get("resume"):
         folder = existing_run(typed)
         folder.claim()
-        return resumed_options(typed, folder.read_record()["options"], folder.path), folder
+        try:
+            return resumed_options(typed, folder.read_record()["options"], folder.path), folder
+        except BaseException:
+            folder.unclaim()
+            raise
     options = new_options(typed)
     if options.out is None:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
