@@ -13,6 +13,7 @@ from asynctile.device.cuda import CudaDevice
 from asynctile.device.driver import gpu_count, open_driver
 from asynctile.device.emulated import EmulatedDevice
 from asynctile.errors import DeviceError
+from asynctile.precision import check_precision
 
 __all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "open_device"]
 
@@ -30,8 +31,7 @@ def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp
         raise DeviceError(f"unknown device {name!r}: expected 'auto', 'cpu', 'emulated' or 'cuda:N'")
     if link_rate is not None and kind != "emulated":
         raise ValueError(f"link_rate is for device='emulated', not {name!r}, whose link is what it is; leave it out")
+    check_precision(precision, kind)
     if kind.startswith("cuda"):
         return CudaDevice(open_driver(kind), precision)
-    if precision != "fp32":
-        raise ValueError(f"precision {precision!r} needs device='cuda:N'; {kind} computes in fp32")
     return EmulatedDevice(link_rate) if kind == "emulated" else CpuDevice()
