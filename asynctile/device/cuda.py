@@ -231,6 +231,11 @@ class Queue:
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
         self._driver.gemm(a, b, c, ta, tb, accumulate)
 
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        return self._driver.gemm_onto(a, b, c, ta, tb, source, bias)
+
     def close(self) -> None:
         if hasattr(self, "scratch"):
             self._driver.free(self.scratch.ptr)

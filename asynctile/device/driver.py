@@ -12,7 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from asynctile.device.cublas import Cublas
+from asynctile.device.cublas import WORKSPACE_NBYTES, Cublas
+from asynctile.device.cublas_lt import CublasLt
+from asynctile.device.probe import wrong_product
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
 
@@ -86,6 +88,11 @@ class Driver(Protocol):
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
         """c = op(a) op(b) (+ c), added up in float32, on the stream of `open_gemm`. From one thread at a time."""
 
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        """c = op(a) op(b) (+ source) (+ bias) in one pass; False, and nothing done, where there is no such thing."""
+
     def begin_capture(self, stream: int) -> None:
         """From now on what goes to `stream` is written down instead of run."""
 
@@ -128,6 +135,9 @@ class CupyDriver:
         self._functions: dict[str, int] = {}
         self._module: Any = None
         self._blas: Cublas | None = None
+        self._lt: CublasLt | None = None
+        #: what adds a bias on a product's way out, for people
+        self.epilogues = "not tried yet"
         #: kernels whose limit of dynamic shared memory was raised, and how far
         self._shared: dict[str, int] = {}
 
@@ -213,11 +223,26 @@ class CupyDriver:
         self._driver.launchKernel(function, x, y, z, block, 1, 1, shared, stream, params, 0)
 
     def open_gemm(self, stream: int, *, tf32: bool) -> None:
-        self._blas = Cublas(stream, tf32=tf32, workspace=self.malloc(Cublas.WORKSPACE_NBYTES))
+        workspace = self.malloc(WORKSPACE_NBYTES)
+        self._blas = Cublas(stream, tf32=tf32, workspace=workspace)
+        try:
+            self._lt = CublasLt(stream, tf32=tf32, workspace=workspace)
+        except (DeviceError, RuntimeError) as error:
+            self.epilogues = f"not used: {error}"
+            return
+        wrong = wrong_product(self._lt.gemm, self, stream)
+        self.epilogues = "cuBLASLt" if wrong is None else f"not used: cuBLASLt gives {wrong}"
+        if wrong is not None:
+            self._lt = None
 
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
         assert self._blas is not None, "open_gemm comes first"
         self._blas.gemm(a, b, c, ta, tb, accumulate)
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        return self._lt is not None and self._lt.gemm(a, b, c, ta, tb, source, bias)
 
     def begin_capture(self, stream: int) -> None:
         self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)
@@ -238,7 +263,9 @@ class CupyDriver:
 
     def close(self) -> None:
         self.bind()
-        blas, self._blas = self._blas, None
+        blas, self._blas, lt, self._lt = self._blas, None, self._lt, None
+        if lt is not None:
+            lt.close()
         if blas is not None:
             blas.close()
             self.free(blas.workspace)

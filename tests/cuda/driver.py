@@ -66,12 +66,19 @@ class SoftEvent:
 
 
 class SoftDriver:
-    """nbytes: memory of the device. seed: shake the streams' timing. capability: as a GPU's.
+    """nbytes: memory of the device. seed: shake the streams' timing. capability: as a GPU's. fuses: whether
+    products add a bias on the way out.
 
     error: what failed on the device; everything that is waited for fails then. launches, graphs: how many were asked for.
     """
 
-    def __init__(self, nbytes: int = 1 << 30, seed: int | None = None, capability: tuple[int, int] = (9, 0)) -> None:
+    def __init__(
+        self,
+        nbytes: int = 1 << 30,
+        seed: int | None = None,
+        capability: tuple[int, int] = (9, 0),
+        fuses: bool = True,
+    ) -> None:
         self.name = self.title = "cuda:0"
         self.capability = capability
         self.error: BaseException | None = None
@@ -83,7 +90,7 @@ class SoftDriver:
         self._handles = itertools.count(1)
         self._streams: dict[int, SoftStream] = {}
         self._events: dict[int, SoftEvent] = {}
-        self._context = SoftContext(library())
+        self._context = SoftContext(library(), fuses=fuses)
 
     def bind(self) -> None:
         pass
@@ -162,6 +169,14 @@ class SoftDriver:
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
         self.launches += 1
         self._gemm_stream.put(lambda: self._context.gemm(a, b, c, ta, tb, accumulate))
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        if self._context.fuses:
+            self.launches += 1
+            self._gemm_stream.put(lambda: self._context.gemm_onto(a, b, c, ta, tb, source, bias) and None)
+        return self._context.fuses
 
     def hold(self, gate: threading.Event, stream: int) -> None:
         """Keep a stream busy until `gate` is open."""
