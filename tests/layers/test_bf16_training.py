@@ -219,6 +219,18 @@ async def test_the_floor_is_refused_before_any_work_and_the_plan_of_a_gpu_knows_
     assert (plan.floor_bytes, plan.row_tokens) == (coarse, 4 * SHAPE.tile)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_floor_is_what_the_hungriest_program_needs(precision: str) -> None:
+    """Exactly, in each precision: in fp32 tiles of the hidden layer are the widest, in bf16 those of the residual stream."""
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=24, block_size=64, vocab_size=300)
+    parameters = Parameters(config, Tiling(config, 32, GRAIN), precision)
+    program = record("step", parameters, parameters.tiling.rows(1, 64))
+    needed = measure([program], parameters.states()).floor_nbytes
+    assert needed == floor_demand(config, 32, GRAIN, precision).floor_nbytes
+    other = "bf16" if precision == "fp32" else "fp32"
+    assert needed != floor_demand(config, 32, GRAIN, other).floor_nbytes
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_program_needs_more_than_the_floor(seed: int) -> None:
     draw = random.Random(seed)

@@ -39,6 +39,7 @@ def test_the_update_with_a_copy_has_the_same_bits(shape, decay):
     hyper = HYPER.astype(np.float32)
     w, g, m, v = random(1, *shape), random(2, *shape), random(3, *shape), np.abs(random(4, *shape))
     w.reshape(-1)[-1], g.reshape(-1)[0] = np.float32(3.4e38), np.nan
+    w.reshape(-1).view(np.uint32)[:1] = 0x7FFFFFFF  # a NaN that rounding would carry to -0
     twins, copy = [x.copy() for x in (w, g, m, v)], np.zeros(shape, np.uint16)
     number, other = np.zeros(1), np.zeros(1)
     KERNELS["adamw"](w, g, m, v, hyper, decay, number)
@@ -50,6 +51,17 @@ def test_the_update_with_a_copy_has_the_same_bits(shape, decay):
     g.reshape(-1)[0] = 2.0
     KERNELS["adamw_bf16"](w, g, m, v, hyper, copy, decay, number)
     assert number[0] == pytest.approx(float((g.astype(np.float64) ** 2).sum()), rel=1e-13)
+
+
+def test_copies_are_rounded_to_even_from_the_middle():
+    """A step of length zero changes no weight: what is rounded is known to the bit."""
+    hyper, zeros = HYPER.astype(np.float32), np.zeros((64, 100), np.float32)
+    hyper[6] = 0.0
+    upper = np.random.default_rng(1).integers(0, 0x7F00, zeros.size).astype(np.uint32)
+    w = ((upper << 16) + 0x8000).view(np.float32).reshape(zeros.shape)
+    copy = np.zeros(zeros.shape, np.uint16)
+    KERNELS["adamw_bf16"](w, zeros, zeros.copy(), zeros.copy(), hyper, copy, False, np.zeros(1))
+    assert np.array_equal(copy.reshape(-1), upper + upper % 2)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
