@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 from asynctile.demand import measure
+from asynctile.device import resolved
 from asynctile.grain import grain_of
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
@@ -118,6 +119,7 @@ def plan_step(
 
     BudgetError if a cap is below the floor; ValueError for wrong numbers.
     """
+    device = resolved(device)
     check_precision(precision, device)
     grain = grain_of(device)
     tiling = Tiling(config, tile, grain)
@@ -126,7 +128,7 @@ def plan_step(
     program = record("step" if clip_norm is None else "step_clipped", parameters, rows, recompute=recompute)
     standing = list(parameters.states())
     demand = measure([program], standing)
-    has_link = device not in ("auto", "cpu")
+    has_link = device != "cpu"
     cap = _size(device_memory if has_link else host_memory)
     flops = sum(operation.flops for operation in program.operations())
     is_gpu = device.startswith("cuda")
@@ -156,7 +158,7 @@ def plan_step(
     rate = GPU_LINK_PER_S if is_gpu else _size(link_rate)
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
     return Plan(
-        device="cpu" if device == "auto" else device,
+        device=device,
         precision=precision,
         tile=tiling.tile,
         row_tokens=tiling.row_tokens,

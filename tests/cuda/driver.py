@@ -81,6 +81,7 @@ class SoftDriver:
     ) -> None:
         self.name = self.title = "cuda:0"
         self.capability = capability
+        self.epilogues = "NumPy"
         self.error: BaseException | None = None
         self.launches = self.graphs = 0
         self._nbytes = nbytes
@@ -202,7 +203,7 @@ class SoftDriver:
         graph.clear()
 
     def close(self) -> None:
-        assert not self._streams, "a stream was left"
+        """Streams are destroyed by whoever made them."""
 
 
 def _taken(params: int) -> Any:
