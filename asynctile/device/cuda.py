@@ -217,6 +217,7 @@ class Queue:
         self._tf32 = tf32
 
     def open(self) -> None:
+        self._driver.open_gemm(self._handle, tf32=self._tf32)
         address = self._driver.malloc(kernels.SCRATCH)
         self.scratch = Array(address, (kernels.SCRATCH // 8,), np.dtype(np.float64))
 
@@ -228,7 +229,12 @@ class Queue:
         self._driver.launch(kernel, shape, block, shared, packed.address, self._handle)
 
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
-        self._driver.gemm(a, b, c, ta, tb, accumulate, tf32=self._tf32, stream=self._handle)
+        self._driver.gemm(a, b, c, ta, tb, accumulate)
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        return self._driver.gemm_onto(a, b, c, ta, tb, source, bias)
 
     def close(self) -> None:
         if hasattr(self, "scratch"):

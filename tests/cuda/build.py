@@ -10,7 +10,9 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -28,6 +30,13 @@ SIGNATURE = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\
 #: What cuLaunchKernel would refuse on every GPU, or on one with 227 KiB of shared memory for a block.
 LIMITS = (2**31 - 1, 65535, 65535, 1024, 1024, 64)
 THREADS, SHARED = 1024, 227 << 10
+
+
+def missing() -> str:
+    """Why kernels cannot be compiled for this machine's CPU, or nothing."""
+    if sys.platform != "linux":
+        return "CUDA kernels run on a CPU under Linux only"
+    return "" if shutil.which("g++") else "there is no g++ to compile CUDA kernels for the CPU"
 
 
 def source(files: list[Path]) -> str:

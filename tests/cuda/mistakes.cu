@@ -1,4 +1,4 @@
-// Kernels that are wrong in one way each, and two that are right: for test_on_cpu.py.
+// Kernels that are wrong in one way each, and some that are right: for test_on_cpu.py.
 
 extern "C" __global__ void misaligned(const float *x, float *y) {
     float values[4];
@@ -50,4 +50,12 @@ extern "C" __global__ void warp_words(float *y) {
     row[5] = __popc(__match_any_sync(~0u, lane / 10));
     row[6] = __shfl_xor_sync(~0u, value, 16, 8);
     if (lane < 6) row[7] = __shfl_xor_sync(0x3f, value, 1);
+}
+
+// One reduction after another, with the helpers of rows.cuh.
+extern "C" __global__ void three_sums(float *y) {
+    float value = threadIdx.x;
+    float first = block_sum(value), second = block_sum(2.0f * value), third = block_sum(3.0f * value);
+    float largest = block_max(-value), next = block_max(value);
+    y[threadIdx.x] = first + second + third + 1000.0f * (largest + next);
 }

@@ -121,7 +121,7 @@ static Fiber *take_fiber() {
         Fiber *fiber = new Fiber;
         char *room = static_cast<char *>(mmap(nullptr, STACK + GUARD, PROT_READ | PROT_WRITE,
                                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-        mprotect(room, GUARD, PROT_NONE);
+        if (room == MAP_FAILED || mprotect(room, GUARD, PROT_NONE)) perror("a fiber's stack"), abort();
         fiber->context.uc_stack.ss_sp = room + GUARD;
         prepare(fiber);
         idle.push_back(fiber);
@@ -162,8 +162,12 @@ static __attribute__((noinline)) void meet(unsigned mask, const void *given, voi
 
 // ---- running
 
-// The calling thread's own storage of this library: __shared__ variables and nothing else.
-static int find_own_storage(dl_phdr_info *info, size_t, void *found) {
+struct Storage {
+    void *start;
+    size_t bytes;
+};
+
+static int find_in_library(dl_phdr_info *info, size_t, void *found) {
     uintptr_t here = reinterpret_cast<uintptr_t>(&message);
     bool own = false;
     for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -172,7 +176,16 @@ static int find_own_storage(dl_phdr_info *info, size_t, void *found) {
     }
     for (int i = 0; own && i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_TLS)
-            *static_cast<std::pair<void *, size_t> *>(found) = {info->dlpi_tls_data, info->dlpi_phdr[i].p_memsz};
+            *static_cast<Storage *>(found) = {info->dlpi_tls_data, info->dlpi_phdr[i].p_memsz};
+    return own;
+}
+
+// The calling thread's own storage of this library: __shared__ variables and nothing else.
+static Storage own_storage() {
+    static thread_local volatile char there [[maybe_unused]];
+    there = 0;  // the first use makes the storage
+    Storage own{nullptr, 0};
+    dl_iterate_phdr(find_in_library, &own);
     return own;
 }
 
@@ -201,12 +214,8 @@ static bool run_ready(std::vector<unsigned> &places) {
     return ran;
 }
 
-static void run_block(size_t shared_bytes) {
-    static thread_local volatile char there [[maybe_unused]];
-    there = 0;  // the first use makes the storage
-    std::pair<void *, size_t> own{nullptr, 0};
-    dl_iterate_phdr(find_own_storage, &own);
-    memset(own.first, 0xff, own.second);
+static void run_block(Storage own, size_t shared_bytes) {
+    memset(own.start, 0xff, own.bytes);
     memset(dynamic_shared.data(), 0xff, shared_bytes);
     std::vector<unsigned> places(thread_count);
     for (unsigned i = 0; i < thread_count; i++) {
@@ -237,11 +246,12 @@ static const char *run(void (*function)(void **), const unsigned *shape, size_t 
     dynamic_shared.resize(shared_bytes / 16 + 1);
     for (Fiber *fiber : lost) prepare(fiber), idle.push_back(fiber);
     lost.clear();
+    Storage own = own_storage();
     for (unsigned z = 0; z < grid_shape.z; z++)
         for (unsigned y = 0; y < grid_shape.y; y++)
             for (unsigned x = 0; x < grid_shape.x && !*message; x++) {
                 block_index = {x, y, z};
-                run_block(shared_bytes);
+                run_block(own, shared_bytes);
             }
     return *message ? message : nullptr;
 }

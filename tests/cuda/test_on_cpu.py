@@ -1,15 +1,14 @@
 """CUDA's rules on the CPU: what a GPU would report or silently get wrong is an error, or shows in another order."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asynctile.kernels.cuda import Array, pack, parts
-from tests.cuda.build import build
+from tests.cuda.build import build, missing
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++ to compile CUDA kernels for the CPU")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 ORDERS = ("forward", "reversed", 1, 2)
 
 
@@ -72,6 +71,13 @@ def test_warp_operations(kernels, order):
         np.full(64, 5), tens[lane // 10], thread, np.where(lane < 6, thread ^ 1, np.nan),
     ]  # fmt: skip
     np.testing.assert_array_equal(found, np.stack(expected, axis=1))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_one_sum_of_a_block_after_another(kernels, order):
+    y = aligned(128)
+    run(kernels, "three_sums", y, order=order, block=128)
+    assert (y == 6 * np.arange(128).sum() + 127_000).all()
 
 
 @pytest.mark.parametrize("launch", [

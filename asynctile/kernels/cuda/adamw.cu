@@ -59,6 +59,7 @@ extern "C" __global__ void adamw_bf16(float *w, const float *g, float *m, float 
 
 extern "C" __global__ void sum_squares(const float *g, int count, double *partial) {
     double squares = 0.0;
+#pragma unroll 4
     for (size_t at = first_element<4>(); at < count; at += size_t(gridDim.x) * blockDim.x * 4) {
         float gradients[4] = {};
         if (at + 4 <= count) load(g + at, gradients);

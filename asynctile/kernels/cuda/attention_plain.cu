@@ -82,16 +82,18 @@ static __device__ __forceinline__ void share(float *to, const float (&values)[8]
 }
 
 // A result with columns 4 x + j to a panel of a tile, where it has them: times factor, added to what is there if `add`.
+// Places are counted in 32 bits, which suffice for a tile: in 64 they would cost registers that the products need.
 template <typename T>
 static __device__ __forceinline__ void put_panel(T *to, const float (&acc)[8][4], int row, int rows, int column, int hs,
                                                  int pitch, float factor, bool add) {
     column += threadIdx.x % 16 * 4, row += threadIdx.x / 16;
-    T *at = to + size_t(row) * pitch + column;
+    unsigned at = row * pitch + column;
 #pragma unroll
     for (int i = 0; i < 8; i++, at += 8 * pitch)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (row + i * 8 < rows && column + j < hs) assign(at[j], (add ? to_float(at[j]) : 0.0f) + acc[i][j] * factor);
+            if (row + i * 8 < rows && column + j < hs)
+                assign(to[at + j], (add ? to_float(to[at + j]) : 0.0f) + acc[i][j] * factor);
 }
 
 // The reverse, for a state that goes on.
@@ -99,12 +101,12 @@ template <typename T>
 static __device__ __forceinline__ void get_panel(const T *from, float (&acc)[8][4], int row, int rows, int column, int hs,
                                                  int pitch) {
     column += threadIdx.x % 16 * 4, row += threadIdx.x / 16;
-    const T *at = from + size_t(row) * pitch + column;
+    unsigned at = row * pitch + column;
 #pragma unroll
     for (int i = 0; i < 8; i++, at += 8 * pitch)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (row + i * 8 < rows && column + j < hs) acc[i][j] = to_float(at[j]);
+            if (row + i * 8 < rows && column + j < hs) acc[i][j] = to_float(from[at + j]);
 }
 
 template <typename T>

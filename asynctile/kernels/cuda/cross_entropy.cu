@@ -79,7 +79,8 @@ extern "C" __global__ void cross_entropy_bf16(const bf16 *logits, const int *tar
 }
 
 // One block: the sum over all rows.
-extern "C" __global__ void cross_entropy_loss(const int *targets, const float *stats, int rows, double *number) {
+extern "C" __global__ void __launch_bounds__(1024) cross_entropy_loss(const int *targets, const float *stats, int rows,
+                                                                      double *number) {
     double total = 0.0;
     for (int row = threadIdx.x; row < rows; row += blockDim.x)
         if (targets[row] != IGNORED) total += double(stats[3 * size_t(row)]) - double(stats[3 * size_t(row) + 2]);

@@ -7,6 +7,7 @@ static __device__ void copy_plain(const T *source, T *target, size_t count) {
     size_t at = first_element<N>();
     if (at + N <= count) *reinterpret_cast<uint4 *>(target + at) = *reinterpret_cast<const uint4 *>(source + at);
     else
+#pragma unroll 1
         for (; at < count; at++) target[at] = source[at];
 }
 
@@ -19,6 +20,7 @@ static __device__ void copy_converted(const S *source, T *target, size_t count) 
         load(source + at, values);
         store(target + at, values);
     } else {
+#pragma unroll 1
         for (; at < count; at++) assign(target[at], to_float(source[at]));
     }
 }
@@ -32,6 +34,7 @@ static __device__ void fill_all(T *target, float value, size_t count) {
         for (int i = 0; i < N; i++) values[i] = value;
         store(target + at, values);
     } else {
+#pragma unroll 1
         for (; at < count; at++) assign(target[at], value);
     }
 }

@@ -73,8 +73,8 @@ static __device__ __forceinline__ bool below(int place, int end) { return place 
 
 // Block g: lists[starts[g] : ends[g]] = token index * GROUP + place in the group, for the tokens of group g in order.
 // How many tokens stand in groups before it is counted, rather than asked of other blocks.
-extern "C" __global__ void embed_tokens_lists(const int *tokens, int count, int places, int shift, int *starts, int *ends,
-                                              int *lists) {
+extern "C" __global__ void __launch_bounds__(1024) embed_tokens_lists(const int *tokens, int count, int places, int shift,
+                                                                        int *starts, int *ends, int *lists) {
     __shared__ int totals[WARP];
     int first = blockIdx.x * GROUP, own = min(GROUP, places - first), before = 0;
     for (int at = threadIdx.x * 4; at < count; at += blockDim.x * 4) {
@@ -124,11 +124,9 @@ static __device__ void sum_tokens(const int *__restrict__ starts, const int *__r
     int first = blockIdx.x / spans * ROWS, start = starts[first / GROUP], count = ends[first / GROUP] - start;
     if (count == 0) return;
     auto &own = sums[warp_index()];
-    for (int at = lane_index(); at < ROWS * Part::width; at += WARP) own[at / Part::width][at % Part::width] = 0.0f;
-    __syncwarp();
+    unsigned rows_met = 0;  // the only ones that have a sum
 
     int from = start + int(size_t(count) * warp_index() / WARPS), end = start + int(size_t(count) * (warp_index() + 1) / WARPS);
-    unsigned rows_met = 0;
     for (int at = from; at < end; at += WARP) {
         int entry = at + lane_index() < end ? lists[at + lane_index()] : -1;
         int place = entry % GROUP - first % GROUP;  // below 0 for no entry
@@ -148,9 +146,13 @@ static __device__ void sum_tokens(const int *__restrict__ starts, const int *__r
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 if (rows[i] < 0) break;
+                bool more = rows_met >> rows[i] & 1;
                 rows_met |= 1u << rows[i];
 #pragma unroll
-                for (int j = 0; j < 4; j++) own[rows[i]][Part::place(j)] += values[i][j];
+                for (int j = 0; j < 4; j++) {
+                    float &sum = own[rows[i]][Part::place(j)];
+                    sum = more ? sum + values[i][j] : values[i][j];
+                }
             }
         }
     }
@@ -162,7 +164,8 @@ static __device__ void sum_tokens(const int *__restrict__ starts, const int *__r
         int row = at / Part::width, c = at % Part::width;
         if (!(rows_met >> row & 1) || column + c >= columns) continue;
         float total = 0.0f;
-        for (int warp = 0; warp < WARPS; warp++) total += sums[warp][row][c];
+        for (int warp = 0; warp < WARPS; warp++)
+            if (met[warp] >> row & 1) total += sums[warp][row][c];
         dwte[size_t(first + row) * columns + column + c] += total;
     }
 }

@@ -27,6 +27,7 @@ static __device__ void gelu_forward(const T *x, T *y, size_t count) {
         for (int i = 0; i < N; i++) values[i] = gelu_value(values[i]);
         store(y + at, values);
     } else {
+#pragma unroll 1
         for (; at < count; at++) assign(y[at], gelu_value(to_float(x[at])));
     }
 }
@@ -42,6 +43,7 @@ static __device__ void gelu_backward(const T *x, T *grad, size_t count) {
         for (int i = 0; i < N; i++) grads[i] *= gelu_slope(values[i]);
         store(grad + at, grads);
     } else {
+#pragma unroll 1
         for (; at < count; at++) assign(grad[at], to_float(grad[at]) * gelu_slope(to_float(x[at])));
     }
 }

@@ -45,13 +45,15 @@ static __device__ void stats_of_rows(const float *x, float *stats, int rows, int
     if (row >= rows) return;
     const float *values = x + size_t(row) * columns;
     Moments all = {};
-    for (int first = 0; first < columns; first += SPANS * WARP * 4)
-        all = merge_moments(all, moments_of<SPANS, VECTOR>(values, first, columns));
+    for (int first = 0; first < columns; first += SPANS * WARP * 4) {
+        Moments some = moments_of<SPANS, VECTOR>(values, first, columns);
+        all = first ? merge_moments(all, some) : some;
+    }
     float *target = stats + 2 * size_t(row);
     if (seen) all = merge_moments({target[0], target[1], double(seen)}, all);
     if (lane_index()) return;
     target[0] = all.mean;
-    target[1] = last ? 1.0 / sqrt(all.squares / all.count + eps) : all.squares;
+    target[1] = last ? 1.0f / sqrtf(float(all.squares) / float(all.count) + eps) : float(all.squares);
 }
 
 template <int N, bool VECTOR, typename T>
@@ -105,12 +107,12 @@ static __device__ void gradient_of_rows(const float *__restrict__ dinp, const fl
                                         int accumulate) {
     using Part = Span<4, VECTOR>;
     Patch patch = own_patch<4>(rows, columns);
-    float gains[4];
+    float gains[4], share = 1.0f / width;
     Part::load(gain, patch.column, columns, gains);
     for (int row = patch.row; row < patch.end; row += WARPS) {
         size_t start = size_t(row) * columns;
         float mean = stats[2 * size_t(row)], rstd = stats[2 * size_t(row) + 1];
-        float offset = sums[2 * size_t(row)] / width, slope = rstd * sums[2 * size_t(row) + 1] / width;
+        float offset = sums[2 * size_t(row)] * share, slope = rstd * sums[2 * size_t(row) + 1] * share;
         float grads[4], values[4], before[4] = {};
         Part::load(dinp + start, patch.column, columns, grads);
         Part::load(x + start, patch.column, columns, values);

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
-from tests.cuda.build import library
+from tests.cuda.build import library, missing
 from tests.cuda.machine import SoftMachine
 
 
 @pytest.fixture
 def machine():
     """What has run(verb, arrays, params, number=None)."""
-    if not shutil.which("g++"):
-        pytest.skip("there is no g++ to compile CUDA kernels for the CPU")
+    if missing():
+        pytest.skip(missing())
     library().order("forward")
     return SoftMachine(library())

@@ -35,3 +35,18 @@ def test_an_argument_of_another_type_is_an_error():
 
 def test_every_verb_has_a_launcher():
     assert set(KERNELS) == {*ops.__all__, "gemm_bias", "adamw_bf16"}
+
+
+def test_tiles_too_large_for_the_scratch_are_refused():
+    class Small:
+        scratch = Array(0, (1000,), np.dtype(np.float64))
+
+    def tile(*shape, dtype=np.float32):
+        return Array(0, shape, np.dtype(dtype))
+
+    with pytest.raises(ValueError, match="1001 sums of columns do not fit"):
+        KERNELS["column_sums"](Small(), tile(5, 1001), tile(1001), False)
+    with pytest.raises(ValueError, match="1002 sums of columns do not fit"):
+        KERNELS["layernorm_gradients"](Small(), *[tile(5, 501)] * 2, tile(5, 2), *[tile(501)] * 2, False)
+    with pytest.raises(ValueError, match="64001 table rows does not fit in 8000 bytes"):
+        KERNELS["embed_tokens_backward"](Small(), tile(1, dtype=np.int32), tile(1, 8), tile(64001, 8), 0)

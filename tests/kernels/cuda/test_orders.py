@@ -1,17 +1,15 @@
 """The order in which the threads of a block run changes no bit: where it did, a kernel would lack a barrier."""
 
-import shutil
-
 import numpy as np
 import pytest
 
 from asynctile.kernels.cuda import KERNELS
-from tests.cuda.build import library
+from tests.cuda.build import library, missing
 from tests.cuda.machine import SoftMachine
 from tests.kernels.cuda.values import DTYPES, poison, random
 
 R, C = 70, 264
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++ to compile CUDA kernels for the CPU")
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def calls(dtype):
