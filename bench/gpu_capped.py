@@ -3,7 +3,8 @@
     python bench/gpu_capped.py [--models gpt2 gpt2-medium gpt2-xl] [--caps 0.25 0.10 0.50] [--batch 16] [--length 1024]
                                [--steps 3] [--write]
 
-Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM. Beside each speed: its share of
+Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM; tiles and parts of the batch as
+bench/gpu_plan.py foresees the fastest step. Beside each speed: its share of
 the uncapped speed, the time in which compute waited for the link, the bytes loaded against Belady's optimum with the same
 slots, and the bound: the larger of the uncapped step (which recomputes too) and of the bytes over the link rate measured with
 both ways at work. Target: from 16k tokens a step on, at 25%, at least 0.95 of that bound. Last, FSDP2 with CPU offload
@@ -16,19 +17,30 @@ import asyncio
 from argparse import Namespace
 from typing import Any
 
-from gpu_common import Speed, config_named, memory_tile, model_flops, new_trainer, options_of, tile_under
+from gpu_common import Speed, config_named, engine_of, memory_tile, model_flops, new_trainer, options_of, tile_under
 from gpu_peaks import LinkRates, Place, free, gemm_rate, link_rates
 from gpu_record import Section
 from gpu_torch import Offloaded, capped, one_process
 from optimum import min_loads
 
-from asynctile import Engine
 from asynctile.layers import GPT2Config, Trainer
 
+#: (tile, parts of the batch) for batches of 16 x 1024 in bf16, by bench/gpu_plan.py.
+PLACED = {
+    ("gpt2", 0.1): (1536, 8),
+    ("gpt2", 0.25): (1536, 2),
+    ("gpt2", 0.5): (3072, 4),
+    ("gpt2-medium", 0.1): (2048, 4),
+    ("gpt2-medium", 0.25): (2048, 1),
+    ("gpt2-medium", 0.5): (2048, 2),
+    ("gpt2-xl", 0.1): (3200, 4),
+    ("gpt2-xl", 0.25): (3200, 4),
+    ("gpt2-xl", 0.5): (6400, 4),
+}
 #: From this many tokens a step on, at this cap, the target counts.
 ENOUGH_TOKENS, TARGET_CAP = 16_000, 0.25
-COLUMNS = ("model", "cap", "tile", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound", "waited", "up GB", "down GB",
-           "loads of MIN", "note")  # fmt: skip
+COLUMNS = ("model", "cap", "tile", "parts", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound", "waited",
+           "up GB", "down GB", "loads of MIN", "note")  # fmt: skip
 
 
 class Measured:
@@ -48,30 +60,31 @@ class Measured:
         options, config = self.options, config_named(name, self.options.length)
         tokens = options.batch * options.length
         with self.section.row(self.table, name, "none"):
-            async with Engine(options.device, precision=options.precision) as engine:
+            async with engine_of(options) as engine:
                 trainer = await new_trainer(engine, config, memory_tile(config), recompute=True)
                 speed = await Speed.of(trainer, options.batch, options.length, options.steps)
             self.uncapped_s[name] = speed.step_s
             bound = model_flops(config, tokens, options.length) / self.peak
-            self.section.add(self.table, name, "none", trainer.model.tiling.tile, speed.step_s, tokens / speed.step_s, 1.0,
+            self.section.add(self.table, name, "none", trainer.model.tiling.tile, 1, speed.step_s, tokens / speed.step_s, 1.0,
                              bound, bound / speed.step_s, speed.stall_s / speed.step_s)  # fmt: skip
 
     async def ours(self, name: str, share: float) -> None:
         options, config = self.options, config_named(name, self.options.length)
         tokens, cap = options.batch * options.length, int(share * config.states_nbytes)
         label = f"{share:.0%}, {cap / 1e9:.2f} GB"
+        tile, parts = PLACED.get((name, share)) or (tile_under(options, config, cap), 1)
         with self.section.row(self.table, name, label):
-            async with Engine(options.device, device_memory=cap, precision=options.precision) as engine:
-                trainer = await new_trainer(engine, config, options.tile or tile_under(config, cap), recompute=True)
+            async with engine_of(options, device_memory=cap) as engine:
+                trainer = await new_trainer(engine, config, tile, recompute=True, micro_batches=parts)
                 speed = await Speed.of(trainer, options.batch, options.length, options.steps)
                 least = least_loads(trainer, options)
             up, down = speed.report.uploaded_bytes, speed.report.downloaded_bytes
             whole_s = self.uncapped_s.get(name)
             bound = max(whole_s or 0.0, up / self.link.both, down / self.link.both)
             self.section.add(
-                self.table, name, label, trainer.model.tiling.tile, speed.step_s, tokens / speed.step_s,
+                self.table, name, label, tile, parts, speed.step_s, tokens / speed.step_s,
                 whole_s and whole_s / speed.step_s, bound, bound / speed.step_s, speed.stall_s / speed.step_s,
-                up / 1e9, down / 1e9, up / least)  # fmt: skip
+                up / 1e9, down / 1e9, up / least if least else None)  # fmt: skip
             wanted = share == TARGET_CAP and tokens >= ENOUGH_TOKENS
             self.section.headline(
                 f"{name}, cap {share:.0%}: of max(compute, link)", bound / speed.step_s, 0.95 if wanted else None)
@@ -80,8 +93,8 @@ class Measured:
         """FSDP2 under the same cap; every micro-batch that fits is a step, the fastest a row."""
         options, config = self.options, config_named(name, self.options.length)
         cap, best, said = int(share * config.states_nbytes), (0, 0.0), ""
-        row = (name, f"{share:.0%}, FSDP2")
-        with self.section.row(self.table, *row):
+        label = f"{share:.0%}, FSDP2"
+        with self.section.row(self.table, name, label):
             side = Offloaded(self.place, config, options.precision)
             with capped(self.place, cap):
                 try:
@@ -92,19 +105,21 @@ class Measured:
                         raise
                     said = "; more is out of memory"
             del side
+            found: dict[str, Any] = {"model": name, "cap": label}
             if not best[0]:
-                self.section.add(self.table, *row, *[None] * (len(COLUMNS) - 3), "out of memory with one sequence at a time")
+                self.section.put(self.table, {**found, "note": "out of memory with one sequence at a time"})
                 return
             whole_s, tokens = self.uncapped_s.get(name), options.batch * options.length
-            blank = [None] * (len(COLUMNS) - 7)
-            self.section.add(self.table, *row, None, best[1], tokens / best[1], whole_s and whole_s / best[1], *blank,
-                             f"{best[0]} of {options.batch} sequences at a time{said}")  # fmt: skip
+            self.section.put(self.table, {
+                **found, "parts": options.batch // best[0], "s a step": best[1], "tokens/s": tokens / best[1],
+                "of uncapped": whole_s and whole_s / best[1], "note": f"{best[0]} sequences at a time{said}"})  # fmt: skip
 
 
 def least_loads(trainer: Trainer, options: Namespace) -> int:
     """Bytes that any order of evictions must load in a step, with the slots that the engine has."""
     pools = [(pool.slot_nbytes, pool.limit or 0) for pool in trainer.engine.tiers.top.arena.pools]
-    return min_loads(trainer.model.program("step", options.batch, options.length, 1, trainer.recompute), pools)
+    shape = options.batch, options.length, trainer.micro_batches
+    return min_loads(trainer.model.program("step", *shape, trainer.recompute), pools)
 
 
 def describe(config: GPT2Config) -> str:
@@ -135,4 +150,4 @@ async def main(options: Namespace) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main(options_of(__doc__, models=("gpt2", "gpt2-medium", "gpt2-xl"), caps=(0.25, 0.10, 0.50), batch=16,
-                                length=1024, steps=3, tile=0)))  # fmt: skip
+                                length=1024, steps=3)))  # fmt: skip

@@ -1,7 +1,7 @@
 """Does throughput hold on a GPU when the model gets deeper and its memory does not?
 
-    python bench/gpu_depth.py [--layers 4 8 16 32 48] [--width 2048] [--batch 16] [--length 1024] [--share 0.25] [--steps 3]
-                              [--write]
+    python bench/gpu_depth.py [--layers 4 8 16 32 48] [--width 2048] [--batch 32] [--parts 8] [--length 1024] [--share 0.5]
+                              [--tile 4096] [--steps 2] [--write]
 
 Models of 4 to 48 layers of one width under one cap, a share of the states of the shallowest, so that it holds none of them. The
 vocabulary is so small that the head does not count. TFLOP/s of the blocks: 72 L d^2 + 12 L T d a token, without what is
@@ -13,11 +13,10 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 
-from gpu_common import Speed, block_flops, new_trainer, options_of, tile_under
+from gpu_common import Speed, block_flops, engine_of, new_trainer, options_of
 from gpu_peaks import Place, free, gemm_rate, link_rates
 from gpu_record import Section
 
-from asynctile import Engine
 from asynctile.layers import GPT2Config
 
 VOCAB = 256
@@ -35,12 +34,11 @@ async def main(options: Namespace) -> None:
     depths = sorted(options.layers)
     shallow, tokens = config_of(options, depths[0]), options.batch * options.length
     cap = int(options.share * shallow.states_nbytes)
-    tile = options.tile or tile_under(shallow, cap)
     peak, link = gemm_rate(place, options.precision), link_rates(place)
     free(place)
     section.configuration |= {
         "model": f"n_embd {options.width}, vocab {VOCAB}, {options.batch} sequences of {options.length} tokens, recompute",
-        "cap": f"{cap / 1e9:.3f} GB, tile {tile}",
+        "cap": f"{cap / 1e9:.3f} GB, tile {options.tile}, the batch in {options.parts} parts",
         "GEMM rate": f"{peak / 1e12:.3f} TFLOP/s",
         "link": f"{link.both / 1e9:.1f} GB/s each way, both at once",
     }
@@ -49,8 +47,8 @@ async def main(options: Namespace) -> None:
     for depth in depths:
         config = config_of(options, depth)
         with section.row(table, depth, config.states_nbytes / 1e9):
-            async with Engine(options.device, device_memory=cap, precision=options.precision) as engine:
-                trainer = await new_trainer(engine, config, tile, recompute=True)
+            async with engine_of(options, device_memory=cap) as engine:
+                trainer = await new_trainer(engine, config, options.tile, recompute=True, micro_batches=options.parts)
                 speed = await Speed.of(trainer, options.batch, options.length, options.steps)
             up, down = speed.report.uploaded_bytes, speed.report.downloaded_bytes
             flops = block_flops(config, tokens, options.length)
@@ -67,5 +65,5 @@ async def main(options: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(options_of(__doc__, layers=(4, 8, 16, 32, 48), width=2048, batch=16, length=1024, share=0.25, steps=3,
-                                tile=0)))  # fmt: skip
+    asyncio.run(main(options_of(__doc__, layers=(4, 8, 16, 32, 48), width=2048, batch=32, parts=8, length=1024, share=0.5,
+                                tile=4096, steps=2)))  # fmt: skip

@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 import time
 from argparse import Namespace
-from collections.abc import Callable
 
 import psutil
-from gpu_common import Speed, model_flops, new_trainer, options_of, tile_under
+from gpu_common import Speed, engine_name, engine_of, layers_in, model_flops, new_trainer, options_of, tile_under
 from gpu_peaks import Place, free, gemm_rate, link_rates
 from gpu_record import Section
 
-from asynctile import Engine
 from asynctile.layers import GPT2Config
 from asynctile.layers.plan import plan_step
 
@@ -30,12 +28,6 @@ GIB = 1 << 30
 def config_of(options: Namespace, layers: int) -> GPT2Config:
     heads = max(1, options.width // 128)
     return GPT2Config(n_layer=layers, n_head=heads, n_embd=options.width, block_size=options.length, vocab_size=options.vocab)
-
-
-def layers_in(memory: int, needed: Callable[[int], int]) -> int:
-    """How many layers fit in `memory` bytes where `needed(layers)` is a + b layers; 0 if not even one."""
-    one, two = needed(1), needed(2)
-    return max(0, (memory - one) // (two - one) + 1)
 
 
 def device_bytes(place: Place, share: float) -> int:
@@ -53,11 +45,11 @@ async def main(options: Namespace) -> None:
     free(place)
     cap = options.device_mib << 20 or device_bytes(place, options.device_share)
     host = options.host_mib << 20 or int(options.host_share * psutil.virtual_memory().available)
-    tile = options.tile or tile_under(config_of(options, 1), cap, 0.1)
+    tile = options.tile or tile_under(options, config_of(options, 1), cap, 0.1)
 
     def needed(layers: int) -> int:
         return plan_step(config_of(options, layers), batch_size=options.batch, seq_len=options.length, tile=tile,
-                         device=options.device, device_memory=cap).host_bytes  # fmt: skip
+                         device=engine_name(options), device_memory=cap, precision=options.precision).host_bytes  # fmt: skip
 
     layers = options.layers or layers_in(host, needed)
     config = config_of(options, max(1, layers))
@@ -73,8 +65,10 @@ async def main(options: Namespace) -> None:
     size = config.parameter_count / 1e9
     print(f"{layers} layers, {size:.2f}e9 parameters", flush=True)
     with section.row(table, layers, size):
+        if not layers:
+            raise MemoryError(f"one layer needs {needed(1) / GIB:.1f} GiB of RAM, and {host / GIB:.1f} are to be had")
         start = time.perf_counter()
-        async with Engine(options.device, device_memory=cap, host_memory=host, precision=options.precision) as engine:
+        async with engine_of(options, device_memory=cap, host_memory=host) as engine:
             trainer = await new_trainer(engine, config, tile, recompute=True)
             made_s = time.perf_counter() - start
             speed = await Speed.of(trainer, options.batch, options.length, 1)

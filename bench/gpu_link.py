@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gpu_common import options_of
+from gpu_common import engine_of, options_of
 from gpu_peaks import MIB, Place, free, link_rates
 from gpu_record import Section
 
-from asynctile import Engine
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 
@@ -86,7 +85,7 @@ async def main(options: Namespace) -> None:
     plain = link_rates(place, options.total * MIB)
     free(place)
     section.add(rates, "plain pinned copies", plain.up / 1e9, plain.down / 1e9, plain.both / 1e9, 1.0)
-    async with Engine(options.device, precision=options.precision) as engine:
+    async with engine_of(options) as engine:
         found = await asyncio.to_thread(measure, section, rates, engine.tiers.device, options, plain.both)
     if found:
         section.headline(f"both ways at once of plain, least of tiles from {ENOUGH} MiB on", min(found), 0.95)

@@ -15,12 +15,11 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from gpu_common import Speed, config_named, memory_tile, model_flops, new_trainer, options_of
+from gpu_common import Speed, config_named, engine_of, memory_tile, model_flops, new_trainer, options_of
 from gpu_peaks import Place, datasheet, free, gemm_rate
 from gpu_record import Section, gpu_facts
 from gpu_torch import InMemory
 
-from asynctile import Engine
 from asynctile.layers import GPT2Config
 
 COLUMNS = ("model", "side", "s a step", "tokens/s", "of the GEMM rate", "of the datasheet", "note")
@@ -28,7 +27,7 @@ COLUMNS = ("model", "side", "s a step", "tokens/s", "of the GEMM rate", "of the 
 
 async def ours_s(options: Namespace, config: GPT2Config, *, recompute: bool) -> float:
     """Seconds a step of a model that stays on the device."""
-    async with Engine(options.device, precision=options.precision) as engine:
+    async with engine_of(options) as engine:
         trainer = await new_trainer(engine, config, options.tile or memory_tile(config), recompute=recompute)
         return (await Speed.of(trainer, options.batch, options.length, options.steps)).step_s
 

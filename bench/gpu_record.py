@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Section:
         self.tables: list[Table] = []
         self.headlines = Table(f"{part}: what was wanted", HEADLINES)
         self._write = options.write
-        self._device = options.device
+        self._where = {**machine(), **gpu_facts(options.device)}
 
     def table(self, title: str, *columns: str) -> Table:
         """A table of this section, to be filled with `add`."""
@@ -59,15 +59,21 @@ class Section:
               flush=True)  # fmt: skip
         self.save()
 
+    def put(self, table: Table, values: Mapping[str, Any]) -> None:
+        """A row by the names of its columns; the others stay blank."""
+        unknown = values.keys() - set(table.columns)
+        assert not unknown, f"{table.title} has no column {unknown}"
+        self.add(table, *(values.get(column) for column in table.columns))
+
     @contextmanager
     def row(self, table: Table, *row: Any) -> Iterator[None]:
-        """What is measured inside: if it fails, a row says why in the last column, and the part goes on."""
+        """What is measured inside: if it fails, a row says why in the column note, and the part goes on."""
         try:
             yield
         except Exception as error:
-            blank = [None] * (len(table.columns) - len(row) - 1)
             said = (str(error).splitlines() or [""])[0]
-            self.add(table, *row, *blank, f"failed: {type(error).__name__}: {said[:200]}")
+            note = f"failed: {type(error).__name__}: {said[:200]}"
+            self.put(table, {**dict(zip(table.columns, row, strict=False)), "note": note})
         finally:
             gc.collect()  # a model in a cycle would hold the memory that the next one needs
 
@@ -79,8 +85,7 @@ class Section:
     def content(self) -> dict[str, Any]:
         """For the results: question, configuration, machine, tables; the headlines are the last table."""
         tables = [{"title": t.title, "columns": list(t.columns), "rows": t.rows} for t in (*self.tables, self.headlines)]
-        where = {**machine(), **gpu_facts(self._device)}
-        return {"question": self.text, "configuration": self.configuration, "machine": where, "tables": tables}
+        return {"question": self.text, "configuration": self.configuration, "machine": self._where, "tables": tables}
 
     def save(self) -> None:
         """With --write, put what there is in the results of this GPU and month."""
