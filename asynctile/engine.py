@@ -21,10 +21,10 @@ from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.device import open_device
 from asynctile.device.base import Report
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.grain import Grain
 from asynctile.handle import Handle
 from asynctile.loop import LoopThread, new_loop, under_shield
 from asynctile.operation import Operation
-from asynctile.precision import check_precision
 from asynctile.program import Program
 from asynctile.run import Run
 from asynctile.statistics import Statistics, snapshot
@@ -78,7 +78,6 @@ class Engine:
         for name, value in (("spill_limit", spill_limit), ("wrap_spill", wrap_spill)):
             if spill is None and value is not None:
                 raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")
-        self.precision = check_precision(precision)
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise ValueError(f"prefetch is {prefetch!r}: expected a whole number of at least 0, such as 2")
         if watchdog is not None and not (isinstance(watchdog, int | float) and watchdog > 0):
@@ -100,6 +99,7 @@ class Engine:
         except BudgetError:
             self._device.close()
             raise
+        self.precision = precision
         self.prefetch = prefetch
         self._report = report
         self._make_loop = make_loop
@@ -113,6 +113,11 @@ class Engine:
     @property
     def device(self) -> str:
         return self._device.name
+
+    @property
+    def grain(self) -> Grain:
+        """How large the tiles of its device should be."""
+        return self._device.grain
 
     @property
     def device_cap(self) -> int | None:

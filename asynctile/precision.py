@@ -22,11 +22,12 @@ _PIECE = 1 << 15
 _QUIET = np.uint32(0x0040)
 
 
-def check_precision(name: str) -> str:
-    """The precision if it is one, else ValueError."""
+def check_precision(name: str, device: str) -> None:
+    """ValueError if there is no such precision, or the device called `device` is of a kind that does not compute in it."""
     if name not in PRECISIONS:
         raise ValueError(f"precision {name!r} is not known: expected 'fp32', 'tf32' or 'bf16'")
-    return name
+    if name != "fp32" and device.partition(":")[0] != "cuda":
+        raise ValueError(f"precision {name!r} needs device='cuda:N'; cpu and emulated compute in fp32")
 
 
 def compute_dtype(precision: str) -> np.dtype[Any]:

@@ -66,7 +66,7 @@ class Tiers:
         self.link: HostLink | None = None
         if device.has_link:
             self.link = HostLink(device, self.host)
-            ledger = Ledger(Arena(device_memory, evictable=True), self.link)
+            ledger = Ledger(Arena(device_memory, evictable=True, alignment=device.grain.alignment), self.link)
             self.top = Tier(device, Pipeline(ledger, self.order, prefetch), self.link, self.window, turns)
         self.lane = Lane(device, self.top, self.order, self.window, turns)
         self.replays = None if self.link is None else Replays(device, self.top, self.link, self.lane)

@@ -71,4 +71,8 @@ class Gradients:
     def _adamw(self, parameter: Parameter, key: Key, tile: Handle, number: int) -> None:
         assert self._hyper is not None, "a program that updates has hyper"
         w, m, v = parameter.weights[key], parameter.exp_avg[key], parameter.exp_avg_sq[key]
-        self.program.add(ops.adamw(w, tile, m, v, self._hyper, decay=parameter.decay, number=number))
+        copy, decay = parameter.copies.get(key), parameter.decay
+        if copy is None:
+            self.program.add(ops.adamw(w, tile, m, v, self._hyper, decay=decay, number=number))
+        else:
+            self.program.add(ops.adamw_bf16(w, tile, m, v, self._hyper, copy, decay=decay, number=number))

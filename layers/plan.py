@@ -1,6 +1,7 @@
 """A plan of a training step before anything is allocated: the floor, what moves over the link, what bounds the step.
 
-The numbers come from asynctile/simulate.py, which makes the decisions of a run; time is estimated from them.
+The numbers come from asynctile/simulate.py, which makes the decisions of a run; time is estimated from them. The device need
+not be there: rates are assumed, and said.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import os
 from dataclasses import dataclass
 
 from asynctile.demand import measure
+from asynctile.device import resolved
+from asynctile.grain import grain_of
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.precision import check_precision
 from asynctile.simulate import simulate
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
@@ -22,6 +26,9 @@ from asynctile.storage.sizes import format_size, parse_size
 
 #: A rough GEMM rate of one CPU core, float32.
 FLOPS_PER_S = 200e9
+#: GEMM rates of a GPU by precision, and its link each way in bytes a second: about those of an H200.
+GPU_FLOPS_PER_S = {"fp32": 50e12, "tf32": 390e12, "bf16": 780e12}
+GPU_LINK_PER_S = 50_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +37,17 @@ class Plan:
 
     floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take, beside the
     device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
-    machine's rough rate. link_s: the slower direction at link_rate, None without one. bound: what bounds the step, in words.
+    machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
+    the step, in words. copies_bytes: of the weights in bf16, beside the states. row_tokens: the most rows of a row tile.
     """
 
     device: str
+    precision: str
     tile: int
+    row_tokens: int
     parameters: int
     states_bytes: int
+    copies_bytes: int
     floor_bytes: int
     floor_operation: str
     resident_bytes: int
@@ -59,7 +70,9 @@ class Plan:
         return [
             ("parameters", f"{self.parameters:,}"),
             ("states (weights and two moments)", format_size(self.states_bytes)),
-            ("tile edge", str(self.tile)),
+            *([("copies of matrices in bf16", format_size(self.copies_bytes))] if self.copies_bytes else []),
+            ("precision", self.precision),
+            ("tile edge", f"{self.tile}, row tiles of {self.row_tokens:,} tokens"),
             ("floor", f"{format_size(self.floor_bytes)}, set by {self.floor_operation}"),
             ("all tiles resident", format_size(self.resident_bytes)),
             ("device memory", "no cap" if self.device_bytes is None else format_size(self.device_bytes)),
@@ -100,22 +113,27 @@ def plan_step(
     prefetch: int = 2,
     link_rate: int | str | None = None,
     clip_norm: float | None = None,
+    precision: str = "fp32",
 ) -> Plan:
     """Plan one training step. spill: whether there is a folder below RAM.
 
     BudgetError if a cap is below the floor; ValueError for wrong numbers.
     """
-    tiling = Tiling(config, tile)
-    parameters = Parameters(config, tiling)
+    device = resolved(device)
+    check_precision(precision, device)
+    grain = grain_of(device)
+    tiling = Tiling(config, tile, grain)
+    parameters = Parameters(config, tiling, precision)
     rows = tiling.rows(batch_size, seq_len, micro_batches)
     program = record("step" if clip_norm is None else "step_clipped", parameters, rows, recompute=recompute)
     standing = list(parameters.states())
     demand = measure([program], standing)
-    has_link = device not in ("auto", "cpu")
+    has_link = device != "cpu"
     cap = _size(device_memory if has_link else host_memory)
     flops = sum(operation.flops for operation in program.operations())
-    compute_s = flops / (FLOPS_PER_S * len(os.sched_getaffinity(0)))
-    floor = floor_demand(config, tiling.tile)
+    is_gpu = device.startswith("cuda")
+    compute_s = flops / (GPU_FLOPS_PER_S[precision] if is_gpu else FLOPS_PER_S * len(os.sched_getaffinity(0)))
+    floor = floor_demand(config, tiling.tile, grain, precision)
     in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
     host = _size(host_memory)
     if spill and host is None:
@@ -137,13 +155,16 @@ def plan_step(
         spill_limit=_size(spill_limit),
         prefetch=prefetch,
     )
-    rate = _size(link_rate)
+    rate = GPU_LINK_PER_S if is_gpu else _size(link_rate)
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
     return Plan(
-        device="cpu" if device == "auto" else device,
+        device=device,
+        precision=precision,
         tile=tiling.tile,
+        row_tokens=tiling.row_tokens,
         parameters=config.parameter_count,
         states_bytes=config.states_nbytes,
+        copies_bytes=sum(copy.nbytes for parameter in parameters.values() for copy in parameter.copies.values()),
         floor_bytes=floor.floor_nbytes if has_link or spill else in_ram.resident_nbytes,
         floor_operation=floor.what if has_link or spill else "everything, which stays in RAM on cpu",
         resident_bytes=in_ram.resident_nbytes,
@@ -159,12 +180,16 @@ def plan_step(
         spill_written_bytes=traffic.spill_written_nbytes,
         compute_s=compute_s,
         link_s=link_s,
-        bound=_bound(compute_s, link_s),
+        bound=_bound(compute_s, link_s, GPU_FLOPS_PER_S[precision] if is_gpu else None),
     )
 
 
-def _bound(compute_s: float, link_s: float | None) -> str:
+def _bound(compute_s: float, link_s: float | None, gpu_flops_per_s: float | None) -> str:
     compute = f"compute, about {compute_s:.2f} s at {FLOPS_PER_S / 1e9:.0f} GFLOP/s a core"
+    if gpu_flops_per_s is not None and link_s is not None:
+        return (f"{'the link' if link_s > compute_s else 'compute'}: {link_s:.3f} s for the bytes at an assumed "
+                f"{GPU_LINK_PER_S / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at an assumed "
+                f"{gpu_flops_per_s / 1e12:.0f} TFLOP/s")
     if link_s is None:
         return compute
     if link_s > compute_s:

@@ -13,8 +13,16 @@ from asynctile.device.cuda import CudaDevice
 from asynctile.device.driver import gpu_count, open_driver
 from asynctile.device.emulated import EmulatedDevice
 from asynctile.errors import DeviceError
+from asynctile.precision import check_precision
 
-__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "open_device"]
+__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "open_device", "resolved"]
+
+
+def resolved(name: str) -> str:
+    """What "auto" stands for on this machine; any other name as it is."""
+    if name != "auto":
+        return name
+    return "cuda:0" if gpu_count() else "cpu"
 
 
 def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> Device:
@@ -23,15 +31,12 @@ def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp
     "auto": the first GPU, or the CPU where there is none. link_rate: bytes a second each way, for "emulated" only; ValueError
     elsewhere. precision: "fp32", or on a GPU also "tf32" and "bf16".
     """
-    kind = name
-    if name == "auto":
-        kind = "cuda:0" if gpu_count() else "cpu"
+    kind = resolved(name)
     if not re.fullmatch("cpu|emulated|cuda(:[0-9]+)?", kind):
         raise DeviceError(f"unknown device {name!r}: expected 'auto', 'cpu', 'emulated' or 'cuda:N'")
     if link_rate is not None and kind != "emulated":
         raise ValueError(f"link_rate is for device='emulated', not {name!r}, whose link is what it is; leave it out")
+    check_precision(precision, kind)
     if kind.startswith("cuda"):
         return CudaDevice(open_driver(kind), precision)
-    if precision != "fp32":
-        raise ValueError(f"precision {precision!r} needs device='cuda:N'; {kind} computes in fp32")
     return EmulatedDevice(link_rate) if kind == "emulated" else CpuDevice()

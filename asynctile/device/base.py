@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from asynctile.grain import Grain
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
@@ -39,12 +40,13 @@ class Recorder(Protocol):
 class Device(Protocol):
     """The contract that every device passes (tests/device/test_contract.py).
 
-    name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. host: the RAM
-    that its copies go to and come from.
+    name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. grain: how large
+    its tiles should be. host: the RAM that its copies go to and come from.
     """
 
     name: str
     has_link: bool
+    grain: Grain
 
     @property
     def host(self) -> HostMemory: ...

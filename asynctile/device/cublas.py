@@ -20,6 +20,8 @@ DATA_TYPE = {2: 14, 4: 0}
 COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
 #: cublasGemmAlgo_t: let cuBLAS choose.
 GEMM_DEFAULT = -1
+#: What cuBLAS recommends for Hopper; older GPUs want less.
+WORKSPACE_NBYTES = 32 << 20
 
 
 class Cublas:
@@ -28,18 +30,15 @@ class Cublas:
     tf32: multiply float32 operands as TF32.
     """
 
-    #: What cuBLAS recommends for Hopper; older GPUs want less.
-    WORKSPACE_NBYTES = 32 << 20
-
     def __init__(self, stream: int, *, tf32: bool, workspace: int) -> None:
         self.workspace = workspace
-        self._library = _library()
-        self._compute = COMPUTE_32F_FAST_TF32 if tf32 else COMPUTE_32F
+        self._library = load("cublas", "cublasGetStatusString")
+        self._compute = compute_type(tf32)
         self._handle = c_void_p()
         self._check("cublasCreate", self._library.cublasCreate_v2(byref(self._handle)))
         # This order: naming the stream resets the workspace.
         self._check("cublasSetStream", self._library.cublasSetStream_v2(self._handle, c_void_p(stream)))
-        size = c_size_t(self.WORKSPACE_NBYTES)
+        size = c_size_t(WORKSPACE_NBYTES)
         self._check("cublasSetWorkspace", self._library.cublasSetWorkspace_v2(self._handle, c_void_p(workspace), size))
         self._one, self._zero = c_float(1.0), c_float(0.0)
 
@@ -68,15 +67,20 @@ class Cublas:
             raise DeviceError(f"{call} failed: {name}; is another process filling the GPU?")
 
 
-def _library() -> Any:
-    """cuBLAS as CuPy finds it. DeviceError where it is missing."""
+def compute_type(tf32: bool) -> int:
+    """cublasComputeType_t of a precision."""
+    return COMPUTE_32F_FAST_TF32 if tf32 else COMPUTE_32F
+
+
+def load(name: str, text: str) -> Any:
+    """The library "cublas" or "cublasLt", as CuPy finds it. text: its function that names a status. DeviceError if missing."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        library = ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+        library = ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
     except Exception as error:
         raise DeviceError(
-            f"cuBLAS does not load ({str(error).splitlines()[0]}): pip install 'asynctile[cuda13]' brings it"
+            f"{name} does not load ({str(error).splitlines()[0]}): pip install 'asynctile[cuda13]' brings it"
         ) from error
-    library.cublasGetStatusString.restype = ctypes.c_char_p
+    getattr(library, text).restype = ctypes.c_char_p
     return library

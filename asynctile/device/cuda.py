@@ -20,6 +20,7 @@ from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
 from asynctile.device.cuda_stream import CudaEvent, CudaStream
 from asynctile.device.driver import Driver
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.grain import COARSE
 from asynctile.kernels import cuda as kernels
 from asynctile.kernels.cuda import Array
 from asynctile.operation import Operation
@@ -35,6 +36,7 @@ class CudaDevice:
     """driver: the GPU. precision: "fp32", "tf32" or "bf16"; DeviceError if the GPU has no such arithmetic."""
 
     has_link = True
+    grain = COARSE
 
     def __init__(self, driver: Driver, precision: str = "fp32") -> None:
         if precision != "fp32" and driver.capability < (8, 0):
@@ -215,6 +217,7 @@ class Queue:
         self._tf32 = tf32
 
     def open(self) -> None:
+        self._driver.open_gemm(self._handle, tf32=self._tf32)
         address = self._driver.malloc(kernels.SCRATCH)
         self.scratch = Array(address, (kernels.SCRATCH // 8,), np.dtype(np.float64))
 
@@ -226,7 +229,12 @@ class Queue:
         self._driver.launch(kernel, shape, block, shared, packed.address, self._handle)
 
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
-        self._driver.gemm(a, b, c, ta, tb, accumulate, tf32=self._tf32, stream=self._handle)
+        self._driver.gemm(a, b, c, ta, tb, accumulate)
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        return self._driver.gemm_onto(a, b, c, ta, tb, source, bias)
 
     def close(self) -> None:
         if hasattr(self, "scratch"):

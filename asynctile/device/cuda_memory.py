@@ -47,7 +47,7 @@ class Slabs:
 
 
 class DeviceMemory:
-    """Pools of slots on a GPU. What is behind a pool is freed when the pool lets it go and no view of it is left."""
+    """Pools of slots on a GPU. What is behind a pool is freed as soon as the pool lets it go: an Array does not hold it."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

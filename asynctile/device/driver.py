@@ -12,14 +12,20 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from asynctile.device.cublas import Cublas
+from asynctile.device.cublas import WORKSPACE_NBYTES, Cublas
+from asynctile.device.cublas_lt import CublasLt
+from asynctile.device.probe import wrong_product
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
 
 T = TypeVar("T")
 
+#: A kernel's name where it is defined.
+KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)'
 #: cudaErrorMemoryAllocation.
 MEMORY_ALLOCATION = 2
+#: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
+PORTABLE, MAPPED = 1, 2
 
 
 class OutOfMemory(Exception):
@@ -27,10 +33,16 @@ class OutOfMemory(Exception):
 
 
 class Driver(Protocol):
-    """One GPU. name: "cuda:0". capability: (9, 0) for Hopper. All calls may come from any thread that called `bind`."""
+    """One GPU. name: "cuda:0". title: what its maker calls it. capability: (9, 0) for Hopper.
+
+    epilogues: what adds a bias on a product's way out, in words, once `open_gemm` has tried it.
+    All calls may come from any thread that called `bind`.
+    """
 
     name: str
+    title: str
     capability: tuple[int, int]
+    epilogues: str
 
     def bind(self) -> None:
         """Make this GPU the calling thread's; cheap when it is already."""
@@ -76,8 +88,16 @@ class Driver(Protocol):
     def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
         """params: address of an array of addresses of the arguments, as cuLaunchKernel takes it."""
 
-    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool, *, tf32: bool, stream: int) -> None:
-        """c = op(a) op(b) (+ c), added up in float32. Always from one thread at a time."""
+    def open_gemm(self, stream: int, *, tf32: bool) -> None:
+        """Make ready for `gemm` on `stream`. tf32: float32 operands are multiplied as TF32."""
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        """c = op(a) op(b) (+ c), added up in float32, on the stream of `open_gemm`. From one thread at a time."""
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        """c = op(a) op(b) (+ source) (+ bias) in one pass; False, and nothing done, where there is no such thing."""
 
     def begin_capture(self, stream: int) -> None:
         """From now on what goes to `stream` is written down instead of run."""
@@ -121,6 +141,8 @@ class CupyDriver:
         self._functions: dict[str, int] = {}
         self._module: Any = None
         self._blas: Cublas | None = None
+        self._lt: CublasLt | None = None
+        self.epilogues = "not tried yet"
         #: kernels whose limit of dynamic shared memory was raised, and how far
         self._shared: dict[str, int] = {}
 
@@ -144,7 +166,7 @@ class CupyDriver:
 
     def pin(self, address: int, nbytes: int) -> None:
         self.bind()
-        self._allocate(lambda: self.runtime.hostRegister(address, nbytes, self.runtime.hostAllocPortable))
+        self._allocate(lambda: self.runtime.hostRegister(address, nbytes, PORTABLE | MAPPED))
 
     def unpin(self, address: int) -> None:
         self.bind()
@@ -189,8 +211,13 @@ class CupyDriver:
         self.bind()
         # Compiled for exactly this GPU and kept on disk by CuPy, so that only the first start takes the seconds.
         self._module = cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
-        for kernel in re.findall(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)', source):
-            self._functions[kernel] = self._module.get_function(kernel).kernel.ptr
+        try:
+            for kernel in re.findall(KERNEL, source):
+                self._functions[kernel] = self._module.get_function(kernel).kernel.ptr
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise DeviceError(f"the CUDA kernels do not compile for {self.title} ({reason}); 'asynctile info' shows what is "
+                              "installed") from error
 
     def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
         function = self._functions[kernel]
@@ -200,10 +227,27 @@ class CupyDriver:
         x, y, z = (*grid, 1, 1)[:3]
         self._driver.launchKernel(function, x, y, z, block, 1, 1, shared, stream, params, 0)
 
-    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool, *, tf32: bool, stream: int) -> None:
-        if self._blas is None:
-            self._blas = Cublas(stream, tf32=tf32, workspace=self.malloc(Cublas.WORKSPACE_NBYTES))
+    def open_gemm(self, stream: int, *, tf32: bool) -> None:
+        workspace = self.malloc(WORKSPACE_NBYTES)
+        self._blas = Cublas(stream, tf32=tf32, workspace=workspace)
+        try:
+            self._lt = CublasLt(stream, tf32=tf32, workspace=workspace)
+        except (DeviceError, RuntimeError) as error:
+            self.epilogues = f"not used: {error}"
+            return
+        wrong = wrong_product(self._lt.gemm, self, stream)
+        self.epilogues = "cuBLASLt" if wrong is None else f"not used: cuBLASLt gives {wrong}"
+        if wrong is not None:
+            self._lt = None
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        assert self._blas is not None, "open_gemm comes first"
         self._blas.gemm(a, b, c, ta, tb, accumulate)
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        return self._lt is not None and self._lt.gemm(a, b, c, ta, tb, source, bias)
 
     def begin_capture(self, stream: int) -> None:
         self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)
@@ -224,7 +268,9 @@ class CupyDriver:
 
     def close(self) -> None:
         self.bind()
-        blas, self._blas = self._blas, None
+        blas, self._blas, lt, self._lt = self._blas, None, self._lt, None
+        if lt is not None:
+            lt.close()
         if blas is not None:
             blas.close()
             self.free(blas.workspace)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from asynctile.device.base import Recorder, Report
+from asynctile.grain import grain_of
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
@@ -47,6 +48,7 @@ class DryDevice(DryMemory):
     def __init__(self, name: str, has_link: bool) -> None:
         self.name = name
         self.has_link = has_link
+        self.grain = grain_of(name)
         self.host: HostMemory = DryMemory()
 
     def budget(self, wanted: int | None) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.base import Recorder, Report
+from asynctile.grain import FINE
 from asynctile.kernels import cpu as kernels
 from asynctile.operation import Operation
 from asynctile.storage.host import HostMemory
@@ -21,6 +22,7 @@ class WorkerDevice(HostMemory):
 
     name = "workers"
     has_link = False
+    grain = FINE
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))

@@ -24,10 +24,11 @@ def widen(values: np.ndarray) -> np.ndarray:
 
 
 class SoftContext:
-    """Runs what it is given before it returns. GEMMs are NumPy's, in float32."""
+    """Runs what it is given before it returns. GEMMs are NumPy's, in float32. fuses: whether they add a bias on the way out."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, *, fuses: bool = False) -> None:
         self.library = library
+        self.fuses = fuses
         self._room = np.full(SCRATCH // 8, np.nan)
         self.scratch = Array(self._room.ctypes.data, self._room.shape, self._room.dtype)
 
@@ -36,9 +37,22 @@ class SoftContext:
         self.library.run(kernel, grid if isinstance(grid, tuple) else (grid,), (block,), shared, packed.address)
 
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        self._multiply(a, b, c, ta, tb, c if accumulate else None, None)
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        if self.fuses:
+            self._multiply(a, b, c, ta, tb, source, bias)
+        return self.fuses
+
+    def _multiply(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> None:
         left, right, target = widen(view(a)), widen(view(b)), view(c)
         with np.errstate(invalid="ignore", over="ignore"):
             product = (left.T if ta else left) @ (right.T if tb else right)
-            if accumulate:
-                product = widen(target) + product
+            for added in (source, bias):
+                if added is not None:
+                    product = widen(view(added)) + product
         target[...] = to_bf16(product) if target.dtype == BF16 else product

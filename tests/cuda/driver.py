@@ -66,14 +66,22 @@ class SoftEvent:
 
 
 class SoftDriver:
-    """nbytes: memory of the device. seed: shake the streams' timing. capability: as a GPU's.
+    """nbytes: memory of the device. seed: shake the streams' timing. capability: as a GPU's. fuses: whether
+    products add a bias on the way out.
 
     error: what failed on the device; everything that is waited for fails then. launches, graphs: how many were asked for.
     """
 
-    def __init__(self, nbytes: int = 1 << 30, seed: int | None = None, capability: tuple[int, int] = (9, 0)) -> None:
+    def __init__(
+        self,
+        nbytes: int = 1 << 30,
+        seed: int | None = None,
+        capability: tuple[int, int] = (9, 0),
+        fuses: bool = True,
+    ) -> None:
         self.name = self.title = "cuda:0"
         self.capability = capability
+        self.epilogues = "NumPy"
         self.error: BaseException | None = None
         self.launches = self.graphs = 0
         self._nbytes = nbytes
@@ -83,7 +91,7 @@ class SoftDriver:
         self._handles = itertools.count(1)
         self._streams: dict[int, SoftStream] = {}
         self._events: dict[int, SoftEvent] = {}
-        self._context = SoftContext(library())
+        self._context = SoftContext(library(), fuses=fuses)
 
     def bind(self) -> None:
         pass
@@ -156,9 +164,20 @@ class SoftDriver:
             lambda: self._context.library.run(kernel, grid, (block,), shared, ctypes.addressof(taken))
         )
 
-    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool, *, tf32: bool, stream: int) -> None:
+    def open_gemm(self, stream: int, *, tf32: bool) -> None:
+        self._gemm_stream = self._streams[stream]
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
         self.launches += 1
-        self._streams[stream].put(lambda: self._context.gemm(a, b, c, ta, tb, accumulate))
+        self._gemm_stream.put(lambda: self._context.gemm(a, b, c, ta, tb, accumulate))
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        if self._context.fuses:
+            self.launches += 1
+            self._gemm_stream.put(lambda: self._context.gemm_onto(a, b, c, ta, tb, source, bias) and None)
+        return self._context.fuses
 
     def hold(self, gate: threading.Event, stream: int) -> None:
         """Keep a stream busy until `gate` is open."""
@@ -184,7 +203,7 @@ class SoftDriver:
         graph.clear()
 
     def close(self) -> None:
-        assert not self._streams, "a stream was left"
+        """Streams are destroyed by whoever made them."""
 
 
 def _taken(params: int) -> Any:

@@ -1,4 +1,4 @@
-"""What every kind of device promises. One suite for all of them; a GPU is one whose driver is on the CPU (tests/cuda/driver.py)."""
+"""What every kind of device promises. One suite for all; a GPU is one whose driver is on the CPU (tests/cuda/driver.py)."""
 
 import threading
 

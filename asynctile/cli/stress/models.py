@@ -20,6 +20,9 @@ from asynctile.cli.stress.place import Place, draw_place
 from asynctile.demand import measure
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling
 from asynctile.storage.demand import Demand
 
 __all__ = [
@@ -87,10 +90,10 @@ def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | 
 @cache
 def demand_of(recipe: Recipe) -> Demand:
     """What a step asks of the memory that it runs in."""
-    model = GPT2(None, CONFIG, TILE)  # type: ignore[arg-type]  # only recorded, never run
+    parameters = Parameters(CONFIG, Tiling(CONFIG, TILE))
     kind = "step" if recipe.clip_norm is None else "step_clipped"
-    program = model.program(kind, _BATCH, _LENGTH, recipe.micro_batches, recipe.recompute)
-    return measure([program], model.parameters.states())
+    rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches)
+    return measure([record(kind, parameters, rows, recompute=recipe.recompute)], parameters.states())
 
 
 @cache

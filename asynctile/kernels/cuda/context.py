@@ -35,6 +35,14 @@ class Context(Protocol):
         a and b are both float32 or both bf16, c either; sums are float32.
         """
 
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        """c = op(a) op(b), plus source (as c, or c itself), plus bias (C,) float32, in one pass over c.
+
+        False, and nothing done, where there is no library for it; that depends on shapes and dtypes only.
+        """
+
 
 class Packed:
     """Arguments in memory, as long as this object lives. address: of an array with a pointer to each."""
