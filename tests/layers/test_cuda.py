@@ -120,6 +120,30 @@ async def test_from_the_third_step_on_a_step_is_three_graphs_and_no_launch(soft_
         assert engine.statistics().operations > 3 * 500
 
 
+async def test_inputs_of_a_graph_are_loaded_behind_the_graph_before_it(soft_gpu: Any) -> None:
+    """Their slots may have been a temporary's there."""
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        batches = batches_of(SMALL, 3)
+        await trainer.step(*batches[0])
+        await trainer.step(*batches[1])
+        device, events, behind = engine._device, [], []
+        upload, replay = device.upload, device.replay
+
+        def watched_upload(target: Any, source: Any, waits: Any, after: Any = (), what: object = None) -> Any:
+            behind.append(not events or events[-1].done or events[-1] in after)
+            return upload(target, source, waits, after, what)
+
+        def watched_replay(*args: Any) -> Any:
+            events.append(replay(*args))
+            return events[-1]
+
+        device.upload, device.replay = watched_upload, watched_replay
+        await trainer.step(*batches[2])
+        assert len(events) == 3 and len(behind) > 5
+        assert all(behind)
+
+
 async def test_what_runs_between_two_steps_is_not_in_the_way_of_graphs(soft_gpu: Any) -> None:
     yardstick = await on_gpu(steps=6)
     async with Engine("cuda:0") as engine:
