@@ -19,7 +19,7 @@ from asynctile.device.base import Device, Recorder
 from asynctile.handle import Handle
 from asynctile.host_link import HostLink
 from asynctile.lane import Lane
-from asynctile.operation import READ, Operation
+from asynctile.operation import HOST, READ, Operation
 from asynctile.program import Fetch, Program
 from asynctile.stream import Event
 from asynctile.tier import Tier, unfinished
@@ -152,7 +152,9 @@ class Replays:
         inputs = set(program.inputs.values())
         if any(tile.slot is None for tile in program.standing if tile not in inputs):
             return False
-        return not any(isinstance(entry, Fetch) for entry in program.entries)
+        return not any(
+            isinstance(entry, Fetch) or (isinstance(entry, Operation) and entry.place == HOST) for entry in program.entries
+        )
 
 
 def _forget(recorder: Recorder, graphs: list[Any]) -> None:
