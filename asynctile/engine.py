@@ -25,6 +25,7 @@ from asynctile.grain import Grain
 from asynctile.handle import Handle
 from asynctile.loop import LoopThread, new_loop, under_shield
 from asynctile.operation import Operation
+from asynctile.precision import compute_dtype
 from asynctile.program import Program
 from asynctile.rates import Rates, measure
 from asynctile.run import Run
@@ -298,7 +299,7 @@ class Engine:
     async def _measure(self, demand: Demand) -> Rates | None:
         async with self.exclusive():
             await self.tiers.cut(demand)
-            return await measure(self.tiers)
+            return await measure(self.tiers, compute_dtype(self.precision))
 
     async def _synchronize(self) -> None:
         async with self.exclusive():

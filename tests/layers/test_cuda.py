@@ -65,6 +65,20 @@ async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: i
     assert 0 < found.device_peak_bytes <= cap
 
 
+@pytest.mark.parametrize("update", ["device", "host", "auto"])
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+async def test_no_place_of_the_update_changes_a_bit(update: str, clip_norm: float | None, precision: str) -> None:
+    found = await on_gpu(device_memory=STATES // 3, precision=precision, update=update, clip_norm=clip_norm)
+    assert_same_bits(found, await resident(precision))
+
+
+async def test_updates_on_the_host_over_a_disk_change_no_bit(tmp_path: Path, precision: str) -> None:
+    found = await on_gpu(
+        device_memory=STATES // 2, host_memory=STATES // 2 + (300 << 10), spill=tmp_path, precision=precision, update="host"
+    )
+    assert_same_bits(found, await resident(precision))
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_no_delay_of_a_stream_changes_a_bit(seed: int, soft_gpu: Any) -> None:
     yardstick = await resident("fp32")
