@@ -72,7 +72,8 @@ def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = 
     place = Place(device=device, spill=has_spill, prefetch=chance.choice(_PREFETCHES), workers=chance.choice(_WORKERS),
                   uvloop=chance.random() < 0.5)
     top = paged if device == "cpu" else demand
-    floor = max(each.rounded(place.alignment).floor_nbytes for each in floors)
+    rounded = [each.rounded(place.alignment) for each in floors]
+    floor = max((each.alone() if device == "cpu" else each).floor_nbytes for each in rounded)
     budget = _between(chance, floor, int(top.resident_nbytes * share))
     if device == "cpu":
         return replace(place, host_memory=budget)

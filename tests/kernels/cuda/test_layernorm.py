@@ -73,6 +73,13 @@ def test_backward(machine, rows, widths, accumulate):
     assert_close(np.hstack(dbias), expected[2] + more[0], 1e-6)
 
 
+@pytest.mark.parametrize("columns", [768, 769])
+def test_a_mean_far_from_zero_costs_the_deviation_no_digits(machine, columns):
+    x, stats = random(1, 20, columns, scale=3e-3) + np.float32(1000), poison(20, 2)
+    machine.run("layernorm_stats", [x, stats], (0, True, 0.0))
+    np.testing.assert_allclose(stats[:, 1], reference.normalised(x, 0.0)[1][:, 0], rtol=2e-6)
+
+
 def test_gradients_over_many_chunks(machine):
     x, dinp, stats = random(1, 700, 36), random(2, 700, 36), poison(700, 2)
     machine.run("layernorm_stats", [x, stats], (0, True, EPS))
