@@ -157,6 +157,7 @@ class Pipeline:
         """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""
         count, on_host = 0, entry.place == HOST
         for operand, how in zip(entry.tiles, entry.access, strict=True):
+            # An operation of the host needs in RAM what stands on the device, unless it has changed there and comes down.
             if (operand.slot is not None and not on_host) or (tile := self._missing(operand)) is None:
                 continue
             if how == WRITE:
@@ -205,6 +206,4 @@ class HostPipeline(Pipeline):
 
     def _missing(self, tile: Any) -> Any:
         copy = tile.backing
-        if copy is None or copy.slot is not None:
-            return None
-        return None if tile.slot is not None and tile.dirty else copy  # what the device has changed comes down from there
+        return copy if copy is not None and copy.slot is None else None

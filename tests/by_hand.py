@@ -51,5 +51,25 @@ def moved(engine, before=None):
     return (up, down) if before is None else (up - before[0], down - before[1])
 
 
+async def prepared(engine, program, tiles):
+    """Cut for `program`, with bytes in all `tiles`; returns them."""
+    bytes_of = values(tiles)
+    await engine.reserve(measure([program], tiles))
+    await engine.store(bytes_of.items())
+    return bytes_of
+
+
+def late(tier):
+    """Names of tiles that `tier` gets only when their operation is issued, from now on."""
+    names, admit = [], tier.admit
+
+    def watched(tiles, access):
+        names.extend(tile.name for tile, how in zip(tiles, access, strict=True) if tile.slot is None and how != "w")
+        admit(tiles, access)
+
+    tier.admit = watched
+    return names
+
+
 async def launched(engine, operation, number):
     return engine.tiers.lane.issue(operation, [1] * len(operation.operands), number)

@@ -13,14 +13,14 @@ from asynctile.cli.stress.place import StressEngine, draw_place
 from asynctile.cli.stress.writer import write_program
 from asynctile.demand import measure
 from asynctile.handle import Handle
-from asynctile.operation import NO_NUMBER
-from asynctile.ops import adamw, copy, fill, gelu, gemm, sum_squares
+from asynctile.operation import HOST, NO_NUMBER
+from asynctile.ops import adamw, copy, fill, gelu, gelu_backward, gemm, sum_squares
 from asynctile.program import BELOW, Program
 from asynctile.simulate import simulate
 from asynctile.storage.tile import NEVER
 
 sys.path.insert(0, str(Path(__file__).parent))
-from by_hand import NBYTES, SHAPE, moved, on_host, program_of, run, standing, values
+from by_hand import NBYTES, SHAPE, late, moved, on_host, prepared, program_of, run, standing, values
 from matmul import Matmul, product_in_ram
 
 #: Which of the products (i, j, k) of a Matmul run on the host.
@@ -118,10 +118,8 @@ async def test_a_gradient_that_dies_on_the_host_crosses_the_link_once_and_moment
 async def test_what_the_host_reads_may_stay_on_the_device_and_what_it_writes_may_not():
     a, b, c, d = tiles = standing("a", "b", "c", "d")
     program = program_of(copy(a, b), on_host(copy(a, c)), copy(a, d), on_host(gelu(d, a)), copy(a, b))
-    bytes_of = values(tiles)
     async with Engine("emulated", device_memory=6 * NBYTES) as engine:
-        await engine.reserve(measure([program], tiles))
-        await engine.store(bytes_of.items())
+        bytes_of = await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
         assert moved(engine) == (2 * NBYTES, NBYTES)  # a as it was, and as the host wrote it; d down
         assert a.slot is not None and d.slot is None and c.slot is None
@@ -134,8 +132,7 @@ async def test_bytes_that_nobody_needs_do_not_come_down_before_the_host_overwrit
     a, b = tiles = standing("a", "b")
     program = program_of(copy(a, b), on_host(fill(b, 3.0)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
-        await engine.reserve(measure([program], tiles))
-        await engine.store(values(tiles).items())
+        await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
         assert moved(engine) == (NBYTES, 0)
         assert (await engine.read(b) == 3).all()
@@ -146,8 +143,7 @@ async def test_operands_of_the_host_are_not_loaded_onto_the_device_ahead():
     operations = [on_host(gelu(tiles[index], tiles[index + 1])) for index in range(0, 12, 2)]
     program = program_of(copy(tiles[0], tiles[11]), *operations)
     async with Engine("emulated", device_memory=6 * NBYTES, prefetch=8) as engine:
-        await engine.reserve(measure([program], tiles))
-        await engine.store(values(tiles).items())
+        await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
         assert moved(engine)[0] == NBYTES
         assert engine.statistics().operations == 7
@@ -157,21 +153,71 @@ async def test_operands_of_the_host_are_not_loaded_onto_the_device_ahead():
 async def test_operands_of_the_host_come_from_the_disk_ahead_of_their_operation(prefetch, tmp_path):
     tiles = standing(*(f"t{index}" for index in range(120)))
     program = program_of(*(on_host(gelu(tiles[index], tiles[index + 1])) for index in range(0, 120, 2)))
-    late = []
     async with Engine("emulated", host_memory=30 * 4096, spill=tmp_path, prefetch=prefetch) as engine:
-        await engine.reserve(measure([program], tiles))
-        await engine.store(values(tiles).items())
+        await prepared(engine, program, tiles)
         await run(engine, program, tiles)
-        admit = engine.tiers.host.admit
-
-        def watched(copies, access):
-            late.extend(one.name for one, how in zip(copies, access, strict=True) if one.slot is None and how != "w")
-            admit(copies, access)
-
-        engine.tiers.host.admit = watched
+        names = late(engine.tiers.host)
         assert await run(engine, program, tiles) is None
         assert moved(engine) == (0, 0)
-    assert len(late) > 20 if prefetch == 0 else len(late) < 5
+    assert len(names) > 20 if prefetch == 0 else len(names) < 5
+
+
+async def test_what_stands_on_the_device_comes_from_the_disk_ahead_too_if_the_host_reads_it(tmp_path):
+    x, y, z, *others = tiles = standing("x", "y", "z", *(f"t{index}" for index in range(8)))
+    program = program_of(copy(x, y), *(copy(other, y) for other in others), on_host(copy(x, z)))
+    async with Engine("emulated", device_memory=20 * NBYTES, host_memory=4 * 4096, spill=tmp_path) as engine:
+        await prepared(engine, program, tiles)
+        names = late(engine.tiers.host)
+        assert await run(engine, program, tiles) is None
+        assert x.slot is not None
+        assert "x" not in names[1:]
+
+
+async def test_a_tile_that_only_the_host_uses_next_leaves_the_device_first_and_ram_knows_when_it_is_used(tmp_path):
+    a, b, c, g, h = tiles = standing("a", "b", "c", "g", "h")
+    program = program_of(copy(a, g), copy(b, c), on_host(gelu(g, h)), copy(a, c))
+    async with Engine("emulated", device_memory=3 * NBYTES, host_memory=3 * 4096, spill=tmp_path, prefetch=0) as engine:
+        await prepared(engine, program, tiles)
+        issue, ranks = engine.tiers.lane.issue, []
+
+        def watched(operation, next_uses, number):
+            if operation.place == HOST:
+                ranks.append(g.backing.next_use - engine.tiers.order.base)
+            return issue(operation, next_uses, number)
+
+        engine.tiers.lane.issue = watched
+        assert await run(engine, program, tiles) is None
+        assert moved(engine) == (2 * NBYTES, NBYTES)  # a stays for its second use; g has to come down anyway
+        assert ranks == [2]
+
+
+async def test_what_the_host_is_about_to_write_is_loaded_behind_that_and_still_ahead_of_its_use():
+    w, x, y = tiles = standing("w", "x", "y")
+    program = program_of(fill(x, 1.0), on_host(gelu_backward(x, w)), *(fill(y, 1.0) for _ in range(20)), copy(w, y))
+    async with Engine("emulated", device_memory=8 * NBYTES) as engine:
+        await prepared(engine, program, tiles)
+        names = late(engine.tiers.top)
+        assert await run(engine, program, tiles) is None
+        assert names == []
+        assert moved(engine)[0] == NBYTES
+
+
+async def test_what_the_host_has_read_ranks_by_its_next_use():
+    a, b = tiles = standing("a", "b")
+    async with Engine("emulated", device_memory=8 * NBYTES) as engine:
+        await prepared(engine, program_of(copy(a, b)), tiles)
+        await engine.launch(copy(a, b))
+        await engine.launch(on_host(copy(a, b)))
+        ranks = []
+
+        async def job():
+            engine.tiers.lane.issue(on_host(copy(a, b)), (BELOW + 70, 50), None)
+            ranks.extend((a.next_use, a.backing.next_use, b.next_use, b.backing.next_use))
+            await engine.tiers.window.drain()
+
+        await engine.call(job())
+        assert a.slot is not None and b.slot is None
+    assert ranks == [BELOW + 70, 70, 50, 50]
 
 
 async def test_what_the_host_reports_comes_back():

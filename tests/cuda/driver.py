@@ -149,6 +149,7 @@ class SoftDriver:
             raise self.error
 
     def elapsed_s(self, start: int, end: int) -> float:
+        assert self._events[start].happened.is_set() and self._events[end].happened.is_set(), "not yet happened"
         return self._events[end].at - self._events[start].at
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:

@@ -179,8 +179,11 @@ async def test_ram_too_small_for_an_operation_of_its_own_is_refused_or_left_alon
     async with Engine("emulated", host_memory=1, **caps) as engine:  # type: ignore[arg-type]
         with pytest.raises(BudgetError) as caught:
             await lively(engine, RAGGED)
-    caps["host_memory"] = caught.value.floor
-    await check("auto", engine_options=caps)
+    # Nearly as cheap as nothing: only RAM forbids it.
+    slow_link = Rates(compute=1e12, upload=1e3, download=1e3, update=1e12)
+    for pages in (1, 6):
+        caps["host_memory"] = pages * caught.value.floor
+        await check("auto", engine_options=caps, prepare=lambda engine: setattr(engine, "_rates", slow_link))
     async with Engine("emulated", **caps) as engine:  # type: ignore[arg-type]
         trainer = Trainer(await lively(engine, RAGGED), micro_batches=RAGGED.micro_batches, update="host")
         with pytest.raises(BudgetError, match=r"host_memory .*adamw of .* needs 9 slots"):

@@ -27,7 +27,7 @@ _PLACES = (("cpu", True), ("emulated", False), ("emulated", True))
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Sizes in bytes; None: no cap."""
+    """Sizes in bytes; None: no cap. update: where a training updates its weights; "auto" would not repeat itself."""
 
     device: str
     device_memory: int | None = None
@@ -36,6 +36,7 @@ class Place:
     prefetch: int = 2
     workers: int = 2
     uvloop: bool = True
+    update: str = "device"
 
     @property
     def budget(self) -> int | None:
