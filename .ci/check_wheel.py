@@ -1,4 +1,4 @@
-"""Checks a built wheel: it installs the one name `asynctile`, with every module of the sources, and it imports.
+"""Checks a built wheel: it installs the one name `asynctile`, with every module and CUDA source, and it imports.
 
 Called by .ci/run as: check_wheel.py WHEEL INSTALLED, with INSTALLED a folder that holds the wheel's content alone.
 """
@@ -14,11 +14,11 @@ PUBLIC = (("asynctile", "Engine"), ("asynctile.layers", "GPT2"), ("asynctile.lay
 
 
 def source_modules(root: Path) -> set[str]:
-    """Names, as in a wheel, of all modules of a checkout."""
+    """Names, as in a wheel, of all modules and CUDA sources of a checkout."""
     modules = set()
     for name, top in (("asynctile", "asynctile"), ("asynctile/layers", "layers"), ("asynctile/storage", "storage")):
         folder = root / top
-        for path in folder.rglob("*.py"):
+        for path in (path for kind in ("*.py", "*.cu", "*.cuh") for path in folder.rglob(kind)):
             inner = path.relative_to(folder).as_posix()
             if not (name == "asynctile" and inner.startswith(("layers/", "storage/"))):  # rglob may follow the links
                 modules.add(f"{name}/{inner}")
@@ -33,7 +33,7 @@ def check_content(wheel: Path) -> None:
         sys.exit(f"{wheel.name} installs other names than asynctile: {', '.join(sorted(strangers))}")
     missing = source_modules(Path(__file__).resolve().parents[1]) - content
     if missing:
-        sys.exit(f"{wheel.name} lacks {', '.join(sorted(missing))}; does each folder have its __init__.py?")
+        sys.exit(f"{wheel.name} lacks {', '.join(sorted(missing))}; has each folder its __init__.py, and package-data CUDA's?")
 
 
 def check_imports(installed: Path) -> None:

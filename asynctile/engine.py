@@ -20,10 +20,12 @@ from asynctile.background import Background
 from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.device import open_device
 from asynctile.device.base import Report
-from asynctile.errors import DeviceError
+from asynctile.errors import BudgetError, DeviceError
+from asynctile.grain import Grain
 from asynctile.handle import Handle
 from asynctile.loop import LoopThread, new_loop, under_shield
 from asynctile.operation import Operation
+from asynctile.precision import compute_dtype
 from asynctile.program import Program
 from asynctile.rates import Rates, measure
 from asynctile.run import Run
@@ -43,10 +45,11 @@ T = TypeVar("T")
 class Engine:
     """Open with `async with`. Arguments as in the README; sizes are ints in bytes or strings such as "512MiB".
 
-    device: "auto", "cpu" or "emulated". device_memory: cap on device bytes. host_memory: cap on RAM that tiles may take
-    (on cpu this is the budget, and device_memory is refused). spill: a folder on a fast disk for what RAM cannot hold, for one
-    engine at a time; host_memory is then, if not given, four fifths of what is available. spill_limit: cap on its bytes, set
-    aside at once. link_rate: emulated only, bytes a second each way.
+    device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated", "cuda:N". device_memory: cap on device bytes; on
+    a GPU, if not given, what is free there. host_memory: cap on RAM that tiles may take (on cpu this is the budget, and
+    device_memory is refused). spill: a folder on a fast disk for what RAM cannot hold, for one engine at a time; host_memory is
+    then, if not given, four fifths of what is available. spill_limit: cap on its bytes, set aside at once. link_rate: emulated
+    only, bytes a second each way. precision: "fp32", or on a GPU "tf32" or "bf16".
     prefetch: how far transfers run ahead of compute: for each unit 4 tiles (16 from the spill folder) are loaded before their
     use and as many slots kept free for the next, at most an eighth of the slots in all; 0 is the run without overlap.
     watchdog: seconds without any progress after which waiting ends with StalledError; None waits for ever. wrap_spill: given
@@ -77,8 +80,6 @@ class Engine:
         for name, value in (("spill_limit", spill_limit), ("wrap_spill", wrap_spill)):
             if spill is None and value is not None:
                 raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")
-        if precision != "fp32":
-            raise ValueError(f"precision {precision!r} is not built yet: expected 'fp32'")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise ValueError(f"prefetch is {prefetch!r}: expected a whole number of at least 0, such as 2")
         if watchdog is not None and not (isinstance(watchdog, int | float) and watchdog > 0):
@@ -91,10 +92,16 @@ class Engine:
         self._host_memory = None if host_memory is None else _positive("host_memory", host_memory)
         if spill is not None and host_memory is None:
             self._host_memory = spare_memory()
-        self._device = open_device(device, link_rate=self._link_rate)
+        self._device = open_device(device, link_rate=self._link_rate, precision=precision)
         if not self._device.has_link and device_memory is not None:
             self._device.close()
             raise ValueError("device_memory does not go with device 'cpu': RAM is the device there; give host_memory")
+        try:
+            self._device_memory = self._device.budget(self._device_memory)
+        except BudgetError:
+            self._device.close()
+            raise
+        self.precision = precision
         self.prefetch = prefetch
         self._report = report
         self._make_loop = make_loop
@@ -109,6 +116,11 @@ class Engine:
     @property
     def device(self) -> str:
         return self._device.name
+
+    @property
+    def grain(self) -> Grain:
+        """How large the tiles of its device should be."""
+        return self._device.grain
 
     @property
     def device_cap(self) -> int | None:
@@ -287,7 +299,7 @@ class Engine:
     async def _measure(self, demand: Demand) -> Rates | None:
         async with self.exclusive():
             await self.tiers.cut(demand)
-            return await measure(self.tiers)
+            return await measure(self.tiers, compute_dtype(self.precision))
 
     async def _synchronize(self) -> None:
         async with self.exclusive():

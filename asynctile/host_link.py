@@ -43,7 +43,7 @@ class HostLink:
     def give(self, tile: Tile) -> None:
         self.host.release(tile.backing)
 
-    def read(self, tile: Handle, slot: Slot, after: Sequence[Event]) -> Event:
+    def read(self, tile: Handle, slot: Slot | None, after: Sequence[Event]) -> Event:
         copy: Copy = tile.backing
         if copy.slot is None:
             self.host.admit((copy,), READ)

@@ -46,7 +46,7 @@ class Lane:
         self.fetched_nbytes = 0
         self.operations = 0
         self._unwritten: dict[Handle, asyncio.Future[None]] = {}
-        self._scratch = np.zeros(1)
+        self._scratch = device.numbers(1)
 
     async def launch(self, operation: Operation, number: Any = None) -> Event:
         """The tile coroutine: waits until every input was enqueued, enqueues the operation, returns its event.

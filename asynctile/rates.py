@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from asynctile.tiers import Tiers
 LONG_ENOUGH_S = 2e-3
 #: Pieces of a chain enqueued at once: this thread sleeps between bursts, and leaves the interpreter to those that work.
 BURST = 8
-#: Edges of the tiles, at most: a product that is over soon, and copies that no cache holds.
+#: Edges of the tiles, at most: a product that is over soon (larger where row tiles are tall), and copies that no cache holds.
 GEMM_EDGE, COPY_EDGE = 1024, 2048
 #: Bytes of RAM that AdamW moves for one parameter: w, m and v in and out, g in.
 UPDATE_NBYTES = 28
@@ -46,8 +47,11 @@ class Rates:
     update: float
 
 
-async def measure(tiers: Tiers) -> Rates | None:
-    """On the device's loop, over arenas that were cut, with nothing in flight. None if no RAM is free to try it in."""
+async def measure(tiers: Tiers, dtype: np.dtype[Any]) -> Rates | None:
+    """On the device's loop, over arenas that were cut, with nothing in flight. None if no RAM is free to try it in.
+
+    dtype: that of the operands of its GEMMs.
+    """
     edge = min(COPY_EDGE, *(math.isqrt(tier.arena.pools[-1].slot_nbytes // 4) for tier in (tiers.top, tiers.host)))
     cores = min(edge, len(os.sched_getaffinity(0)))
     limit = tiers.top.arena.pools[-1].limit
@@ -55,7 +59,7 @@ async def measure(tiers: Tiers) -> Rates | None:
     try:
         with _held(tiers.host, edge, 4) as below, _held(tiers.top, edge, 2 + targets) as above:
             await tiers.window.drain()  # what stood in these slots has left
-            probes = _Probes(tiers, above, below, edge, cores)
+            probes = _Probes(tiers, above, below, edge, cores, dtype)
             return Rates(
                 compute=await probes.rate(probes.multiply, targets, probes.flops),
                 upload=await probes.rate(probes.upload, 1, probes.nbytes),
@@ -81,15 +85,17 @@ def _held(tier: Tier, edge: int, count: int) -> Iterator[list[Handle]]:
 class _Probes:
     """above: tiles on the device, the last ones for results. below: four in RAM. edge: of all of them. cores: of the CPU."""
 
-    def __init__(self, tiers: Tiers, above: list[Handle], below: list[Handle], edge: int, cores: int) -> None:
+    def __init__(
+        self, tiers: Tiers, above: list[Handle], below: list[Handle], edge: int, cores: int, dtype: np.dtype[Any]
+    ) -> None:
         self.device, self.window = tiers.device, tiers.window
         self.ram, self.whole = below[0].array, above[0].array
         self.nbytes = below[0].nbytes
         self.hyper = np.array([1, 0.9, 0.1, 0.95, 0.05, 1, 1e-3, 1, 1e-8], np.float32)
-        inner = min(edge, GEMM_EDGE)
+        inner = min(edge, GEMM_EDGE * tiers.device.grain.tall)
         self.flops = 2 * inner**3
-        self.factors = [Handle(tile.name, (inner, inner)) for tile in above]
-        self.arrays = [tiers.top.memory.array(tile.slot, (inner, inner), np.float32) for tile in above]
+        self.factors = [Handle(tile.name, (inner, inner), dtype) for tile in above]
+        self.arrays = [tiers.top.memory.array(tile.slot, (inner, inner), dtype) for tile in above]
         # What stood here before may be slow to compute with: no numbers, or numbers that are nearly zero.
         for tile, array in zip(self.factors, self.arrays, strict=True):
             self.window.add(self.device.launch(fill(tile, 1.0), (array,), None, ()))

@@ -12,6 +12,7 @@ import numpy as np
 from asynctile.handle import Handle
 from asynctile.operation import NO_NUMBER, Operation
 from asynctile.program import Fetch, Program
+from asynctile.replay import Replay
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import NEVER
 from asynctile.stream import Event
@@ -32,11 +33,14 @@ class Run:
         self.tiers = tiers
         self.program = program
         self.outputs = outputs or {}
-        self.numbers = np.zeros(len(program.numbers) + 1)
-        self.issued = 0
-        self._views = [self.numbers[index : index + 1] for index in range(len(self.numbers))]
-        self._reports: list[Event] = []
         tiers.begin(program, demand)
+        self._replay = tiers.replays.begin(program) if tiers.replays is not None else None
+        count = len(program.numbers) + 1
+        self.numbers = tiers.device.numbers(count) if self._replay is None else self._replay.numbers
+        self.issued = 0
+        self._next_uses = tiers.next_uses(program)
+        self._views = [self.numbers[index : index + 1] for index in range(count)]
+        self._reports: list[Event] = []
 
     async def until(self, mark: str) -> None:
         """Issue everything before `mark`. KeyError if the program has no such mark."""
@@ -46,6 +50,7 @@ class Run:
         """Issue the rest and wait until all of it has run; raises the first error."""
         await self._issue(len(self.program))
         await self.tiers.window.drain()
+        self.numbers = self.numbers.copy()  # the next run writes there
         self._release(self.program.inputs.values())
         self.tiers.end(self.program)
 
@@ -75,21 +80,34 @@ class Run:
                 self.tiers.top.release(tile)
 
     async def _issue(self, stop: int) -> None:
-        tiers, program, views = self.tiers, self.program, self._views
-        entries, next_uses, base = program.entries, tiers.next_uses(program), tiers.order.base
-        lane, window, look_ahead = tiers.lane, tiers.window, tiers.look_ahead()
+        window, look_ahead = self.tiers.window, self.tiers.look_ahead()
+        if self._replay is not None:
+            await self._issue_whole(self._replay, stop)
         while self.issued < stop:
             index = self.issued
-            entry = entries[index]
             if window.is_full():
                 await window.room()
-            uses = tuple([use if use == NEVER else base + use for use in next_uses[index]])
-            if isinstance(entry, Operation):
-                number = None if entry.number is None else views[entry.number]
-                event = lane.issue(entry, uses, number)
-                if number is not None and entry.number != NO_NUMBER:
-                    self._reports.append(event)
-            elif isinstance(entry, Fetch):
-                lane.fetch(entry.tile, self.outputs[entry.key][entry.index], uses[0])
+            self._issue_entry(index)
             look_ahead(index)
             self.issued = index + 1
+
+    def _issue_entry(self, index: int) -> None:
+        entry, lane, base = self.program.entries[index], self.tiers.lane, self.tiers.order.base
+        uses = tuple([use if use == NEVER else base + use for use in self._next_uses[index]])
+        if isinstance(entry, Operation):
+            number = None if entry.number is None else self._views[entry.number]
+            event = lane.issue(entry, uses, number)
+            if number is not None and entry.number != NO_NUMBER:
+                self._reports.append(event)
+        elif isinstance(entry, Fetch):
+            lane.fetch(entry.tile, self.outputs[entry.key][entry.index], uses[0])
+
+    async def _issue_whole(self, replay: Replay, stop: int) -> None:
+        """Segment by segment, as graphs."""
+        while self.issued < stop:
+            if replay.has(self.issued):
+                self.issued, event = replay.play(self.issued)
+            else:
+                await self.tiers.window.drain()
+                self.issued, event = replay.capture(self.issued, self._issue_entry)
+            self._reports.append(event)

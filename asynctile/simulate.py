@@ -11,6 +11,7 @@ from typing import Any
 
 from asynctile.demand import measure
 from asynctile.device.dry import DryDevice, DrySpill
+from asynctile.grain import FINE, Grain
 from asynctile.handle import Handle
 from asynctile.operation import Operation
 from asynctile.program import Fetch, Program
@@ -42,6 +43,7 @@ def simulate(
     standing: Sequence[Handle],
     *,
     has_link: bool = True,
+    grain: Grain = FINE,
     device_memory: int | None = None,
     host_memory: int | None = None,
     spill: bool = False,
@@ -52,7 +54,7 @@ def simulate(
 
     standing: the persistent tiles, which must be fresh (they are moved about). BudgetError if a cap is below what is needed.
     """
-    device = DryDevice("emulated" if has_link else "cpu", has_link)
+    device = DryDevice("emulated" if has_link else "cpu", has_link, grain)
     places = DrySpill(spill_limit) if spill else None
     tiers = Tiers(device, device_memory, host_memory, places, prefetch)
     demand = measure([program], standing)

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from asynctile.operation import Operation
 from asynctile.storage.tile import Tile
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner
 
 #: Operations and copies that the sentence names; the rest is counted.
 NAMED = 2
 
 
-def describe(streams: Sequence[Stream], patience_s: float) -> str:
+def describe(streams: Sequence[Runner], patience_s: float) -> str:
     """One sentence: what runs, since when, and who waits for it."""
     now = time.perf_counter()
     holders, waiters = [], []

@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Protocol
 
 from asynctile.errors import DeviceError
 
@@ -34,15 +34,15 @@ class Event:
     operation or the tile that it is about, for messages.
     """
 
-    __slots__ = ("done", "error", "is_copy", "what", "_dependents", "_followers", "_wakers")
+    __slots__ = ("done", "error", "is_copy", "what", "dependents", "followers", "_wakers")
 
     def __init__(self, is_copy: bool = False, what: object = None) -> None:
         self.done = False
         self.error: BaseException | None = None
         self.is_copy = is_copy
         self.what = what
-        self._dependents: list[_Task] = []
-        self._followers: list[_Task] = []
+        self.dependents: list[Task] = []
+        self.followers: list[Task] = []
         self._wakers: list[Callable[[], Any]] = []
 
     def wait(self) -> None:
@@ -68,7 +68,30 @@ class Event:
         if self.error is not None:
             raise self.error
 
-    def _wake(self) -> None:
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody on the host waits for it now."""
+        return bool(self._wakers or self.dependents or self.followers)
+
+    def finish(self, by: object = None) -> None:
+        """Under the lock of its streams: it is done; what waited for nothing else becomes ready. by: the stream that ran it."""
+        self.done = True
+        dependents, followers = self.dependents, self.followers
+        if not dependents and not followers:
+            return
+        self.dependents, self.followers = [], []
+        for task in dependents:
+            task.event.error = task.event.error or self.error
+        for task in (*dependents, *followers):
+            task.waiting -= 1
+            if self.is_copy:
+                task.copies -= 1
+                if not task.copies:
+                    task.stream.fed()
+            if not task.waiting:
+                task.stream.becomes_ready(task, by)
+
+    def wake(self) -> None:
         """After `done` is set. Whoever adds a waker looks at `done` afterwards, so none is missed."""
         wakers, self._wakers = self._wakers, []
         for wake in wakers:
@@ -78,12 +101,38 @@ class Event:
                 pass  # the loop that waited has been closed meanwhile; nobody is there to be told
 
 
-class _Task:
+class Runner(Protocol):
+    """What runs tasks: worker threads here, a device's own queue elsewhere (device/cuda_stream.py).
+
+    finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits.
+    trace: None, or a list that gets a Span for each piece of work.
+    """
+
+    name: str
+    trace: list[Span] | None
+    finished: int
+    waiting: set[Task]
+
+    @property
+    def running(self) -> Mapping[str, tuple[Task, float]]: ...
+
+    def start(self) -> None: ...
+
+    def close(self, patience_s: float | None = None) -> None: ...
+
+    def becomes_ready(self, task: Task, by: object) -> None:
+        """Under the lock: what `task` waited for is done."""
+
+    def fed(self) -> None:
+        """Under the lock: the last copy that one of its tasks waited for is done."""
+
+
+class Task:
     """Work that waits: for `waiting` events, `copies` of them copies. waits, after: those events while it waits."""
 
     __slots__ = ("order", "stream", "event", "work", "args", "waits", "after", "waiting", "copies", "ready_at")
 
-    def __init__(self, stream: Stream, event: Event, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, stream: Runner, event: Event, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.stream = stream
         self.event = event
         self.work = work
@@ -93,17 +142,32 @@ class _Task:
         self.order = self.waiting = self.copies = 0
         self.ready_at = 0.0
 
-    def __lt__(self, other: _Task) -> bool:
+    def __lt__(self, other: Task) -> bool:
         return self.order < other.order
+
+    def hang_on(self, waits: Sequence[Event], after: Sequence[Event]) -> None:
+        """Under the lock: count the events that are not done yet, and be told of them; take over the error of one that is."""
+        event = self.event
+        for before in waits:
+            if before.done:
+                event.error = event.error or before.error
+            else:
+                before.dependents.append(self)
+                self.waiting += 1
+                self.copies += before.is_copy
+        for before in after:
+            if not before.done:
+                before.followers.append(self)
+                self.waiting += 1
+                self.copies += before.is_copy
 
 
 class Stream:
     """Threads that run work as it becomes ready. Streams whose work waits for one another share a lock.
 
     waiting_s: seconds, summed over its threads, for which there was nothing to run but work that waits for a copy.
-    trace: None, or a list that gets a Span for each piece of work.
     ready_at: when the work that a one-thread stream runs now could have begun, time.perf_counter.
-    finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits.
+    The rest is that of a Runner.
     """
 
     def __init__(self, name: str, lock: threading.Lock, threads: int = 1) -> None:
@@ -112,11 +176,11 @@ class Stream:
         self.trace: list[Span] | None = None
         self.ready_at = 0.0
         self.finished = 0
-        self.running: dict[str, tuple[_Task, float]] = {}
-        self.waiting: set[_Task] = set()
+        self.running: dict[str, tuple[Task, float]] = {}
+        self.waiting: set[Task] = set()
         self._lock = lock
         self._changed = threading.Condition(lock)
-        self._ready: list[_Task] = []
+        self._ready: list[Task] = []
         self._idle = 0
         self._enqueued = 0
         self._unfinished = 0
@@ -148,25 +212,14 @@ class Stream:
         DeviceError once the stream is closed.
         """
         event = Event(is_copy, what)
-        task = _Task(self, event, work, args)
+        task = Task(self, event, work, args)
         with self._lock:
             if self._closing:
                 raise DeviceError(f"stream {self.name} is closed: the engine was closed while it worked")
             self._enqueued += 1
             self._unfinished += 1
             task.order = self._enqueued
-            for before in waits:
-                if before.done:
-                    event.error = event.error or before.error
-                else:
-                    before._dependents.append(task)
-                    task.waiting += 1
-                    task.copies += before.is_copy
-            for before in after:
-                if not before.done:
-                    before._followers.append(task)
-                    task.waiting += 1
-                    task.copies += before.is_copy
+            task.hang_on(waits, after)
             if task.copies:
                 self._count_waiting()
                 self._starved += 1
@@ -199,7 +252,7 @@ class Stream:
                         self._changed.notify_all()
 
     def _run(self, name: str) -> None:
-        task: _Task | None = None
+        task: Task | None = None
         while (task := self._next(task)) is not None:
             event = task.event
             if event.error is None:
@@ -215,11 +268,13 @@ class Stream:
                     self.trace.append((name, task.work.__name__, start, time.perf_counter()))
             task.args = ()  # a thread that rests must not hold the memory of an arena that was cut anew
 
-    def _next(self, finished: _Task | None) -> _Task | None:
+    def _next(self, finished: Task | None) -> Task | None:
         """Hand on a finished task and take a ready one, waiting if there is none; None when closed."""
         with self._lock:
             if finished is not None:
-                self._finish(finished)
+                self.finished += 1
+                self._unfinished -= 1
+                finished.event.finish(self)
             while self._left or not self._ready:
                 if self._left or (self._closing and not self._unfinished):
                     self._changed.notify_all()
@@ -227,14 +282,14 @@ class Stream:
                 if finished is not None:
                     # Wakers may call into an event loop; not under the lock.
                     self._lock.release()
-                    finished.event._wake()
+                    finished.event.wake()
                     self._lock.acquire()
                     finished = None
                     continue
                 self._rest()
             task = heappop(self._ready) if self._ready and not self._left else None
         if finished is not None:
-            finished.event._wake()
+            finished.event.wake()
         return task
 
     def _rest(self) -> None:
@@ -252,31 +307,17 @@ class Stream:
             self.waiting_s += self._idle * (now - self._counted)
         self._counted = now
 
-    def _finish(self, task: _Task) -> None:
-        """Under the lock: the task's event is done; what waited for nothing else becomes ready."""
-        event = task.event
-        event.done = True
-        self.finished += 1
-        self._unfinished -= 1
-        for dependent in event._dependents:
-            dependent.event.error = dependent.event.error or event.error
-        for dependent in (*event._dependents, *event._followers):
-            dependent.waiting -= 1
-            stream = dependent.stream
-            if event.is_copy:
-                dependent.copies -= 1
-                if not dependent.copies:
-                    stream._count_waiting()
-                    stream._starved -= 1
-            if not dependent.waiting:
-                stream.waiting.discard(dependent)
-                dependent.waits = dependent.after = ()
-                dependent.ready_at = time.perf_counter()
-                heappush(stream._ready, dependent)
-                if stream._idle and (stream is not self or len(self._ready) > 1):
-                    stream._changed.notify()
-        event._dependents.clear()
-        event._followers.clear()
+    def becomes_ready(self, task: Task, by: object) -> None:
+        self.waiting.discard(task)
+        task.waits = task.after = ()
+        task.ready_at = time.perf_counter()
+        heappush(self._ready, task)
+        if self._idle and (self is not by or len(self._ready) > 1):
+            self._changed.notify()
+
+    def fed(self) -> None:
+        self._count_waiting()
+        self._starved -= 1
 
 
 def resolve(future: asyncio.Future[None]) -> None:

@@ -20,6 +20,7 @@ from asynctile.lane import Lane
 from asynctile.operation import READ, WRITE
 from asynctile.pipeline import DISK_WINDOW, FAR, LINK_WINDOW, DevicePipeline, HostPipeline, Order, Pipeline
 from asynctile.program import Program
+from asynctile.replay import Replays
 from asynctile.spill_link import THREADS, SpillLink
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -66,10 +67,12 @@ class Tiers:
         self.link: HostLink | None = None
         if device.has_link:
             self.link = HostLink(device, self.host)
-            ledger = Ledger(Arena(device_memory, evictable=True), self.link)
+            ledger = Ledger(Arena(device_memory, evictable=True, alignment=device.grain.alignment), self.link)
             self.top = Tier(device, DevicePipeline(ledger, self.order, prefetch), self.link, self.window, turns)
         self.lane = Lane(device, self.top, self.order, self.window, turns)
+        self.replays: Replays | None = None
         if self.link is not None:
+            self.replays = Replays(device, self.top, self.link, self.lane)
             self.lane.on_host = HostLane(device, self.top, self.host, self.link, self.window, turns).issue
         self.budget = Budget(tuple(self._all()), self.link, spill, self.window)
 

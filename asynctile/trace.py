@@ -7,13 +7,13 @@ import os
 import time
 from collections.abc import Sequence
 
-from asynctile.stream import Span, Stream
+from asynctile.stream import Runner, Span
 
 
 class Trace:
     """Records from its creation on. Each stream appends to its own list, so recording needs no lock."""
 
-    def __init__(self, streams: Sequence[Stream]) -> None:
+    def __init__(self, streams: Sequence[Runner]) -> None:
         self._start = time.perf_counter()
         self._spans: list[list[Span]] = []
         for stream in streams:

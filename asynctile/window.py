@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from asynctile.errors import StalledError
 from asynctile.stall import describe
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner
 
 #: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers.
 RUN_AHEAD_OPERATIONS = 96
@@ -28,7 +28,7 @@ class Window:
     stalled: the error of the watchdog once it has spoken. Nothing is waited for any more then: what hangs may hang on.
     """
 
-    def __init__(self, streams: Callable[[], Sequence[Stream]], patience_s: float | None) -> None:
+    def __init__(self, streams: Callable[[], Sequence[Runner]], patience_s: float | None) -> None:
         self.patience_s = patience_s
         self.stalled: StalledError | None = None
         self._streams = streams

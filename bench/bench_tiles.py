@@ -1,4 +1,4 @@
-"""Which tile is worth it? The curve behind LADDER in layers/tiling.py.
+"""Which tile is worth it? The curve behind the ladder of FINE in asynctile/grain.py.
 
     python bench/bench_tiles.py [--rounds 5] [--tiles 128 192 256 320 384 512 640 768 1024] [--write]
 
@@ -17,8 +17,8 @@ from common import Table, alternate, arguments, batch, publish, step_flops, step
 
 from asynctile import Engine
 from asynctile.demand import measure
+from asynctile.grain import FINE
 from asynctile.layers import GPT2Config
-from asynctile.layers.tiling import LADDER
 
 BATCH, LENGTH = 4, 512
 CONFIG = GPT2Config(n_layer=1, n_head=12, n_embd=768, block_size=LENGTH, vocab_size=256)
@@ -56,7 +56,7 @@ async def main() -> None:
         "model": f"GPT-2, n_layer 1, n_embd {CONFIG.n_embd}, n_head {CONFIG.n_head}, vocab {CONFIG.vocab_size}, "
         f"T {LENGTH}, B {BATCH}, float32, activations kept",
         "empty operation": f"{overhead_us:.1f} us",
-        "default": f"the largest of {', '.join(map(str, LADDER))} whose floor is at most 10% of the states",
+        "default": f"the largest of {', '.join(map(str, FINE.ladder))} whose floor is at most 10% of the states",
         "repeats": f"median of {options.rounds} rounds of {options.steps} steps, tiles in turn",
     }
     publish("bench_tiles", __doc__, configuration, [table], write=options.write)

@@ -49,11 +49,12 @@ def backward(
     """dinp (+)= the gradient of x, from that of the residual stream behind attention; the groups in reverse."""
     tiling = recording.tiling
     linear.bias_backward(recording, rows, dresidual, f"{layer}.c_proj", reversed(recording.columns))
+    dprojected = linear.narrowed(recording, rows, dresidual, f"{layer}.dprojected")
     dout = recording.grid(f"{layer}.dout", tiling.heads)
     dqkv = recording.grid(f"{layer}.dqkv", tiling.sections)
     for group in reversed(range(len(tiling.heads))):
         visits = [(group, n) for n in reversed(recording.columns)]
-        linear.backward(recording, rows, kept.out, dresidual, f"{layer}.c_proj", visits, dout)
+        linear.backward(recording, rows, kept.out, dprojected, f"{layer}.c_proj", visits, dout)
         _attend_backward(recording, rows, layer, kept, dout, dqkv, group)
         for n in reversed(_sections(recording, group)):
             linear.bias_backward(recording, rows, dqkv, f"{layer}.c_attn", [n])

@@ -109,10 +109,15 @@ def _state(trainer: Trainer) -> dict[str, Any]:
         "micro_batches": trainer.micro_batches,
         "recompute": trainer.recompute,
         "tile": trainer.model.tiling.tile,
-        "precision": "fp32",
+        **_arithmetic(trainer.model),
         "surroundings": surroundings(),
         "data_state": trainer.data_state,
     }
+
+
+def _arithmetic(model: GPT2) -> dict[str, Any]:
+    """What the device adds to what bits depend on: the precision, and how many times as tall as wide row tiles are."""
+    return {"precision": model.engine.precision, "tall": model.tiling.tall}
 
 
 def _tiles(model: GPT2) -> Iterator[list[Handle]]:
@@ -151,6 +156,7 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error
         _check_moments(model, moments, folder)
+        _warn_of_changes(state, surroundings() | _arithmetic(model), folder)
         await model.fill(lambda parameter, key: source.read(parameter, key))
 
         def moment(parameter: Parameter, family: str, key: tuple[int, int]) -> Any:
@@ -191,11 +197,16 @@ def _check_state(state: dict[str, Any], folder: Path) -> None:
             raise CheckpointError(f"{file} has {name} {state[name]!r}, expected an object; it was damaged or edited")
     if not isinstance(state["recompute"], bool):
         raise CheckpointError(f"{file} has recompute {state['recompute']!r}, expected true or false; it was damaged or edited")
-    now, then = surroundings(), state["surroundings"]
+
+
+def _warn_of_changes(state: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Warn of everything that bits depend on and that is not `now` what it was."""
+    # Checkpoints of before there were others are of fp32 and square row tiles.
+    then = {"precision": "fp32", "tall": 1, **state, **state["surroundings"]}
     changed = [f"{name} {then.get(name)} -> {value}" for name, value in now.items() if then.get(name) != value]
     if changed:
         warnings.warn(
-            f"{folder} was written under other libraries ({', '.join(changed)}): results will not be bitwise the same",
+            f"{folder} was written under other conditions ({', '.join(changed)}): results will not be bitwise the same",
             stacklevel=4,
         )
 

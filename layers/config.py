@@ -95,7 +95,7 @@ class GPT2Config:
 
     @property
     def states_nbytes(self) -> int:
-        """Bytes of weights and both moments."""
+        """Bytes of weights and both moments, float32. Computing in bf16 adds 2 bytes a matrix element for the copies."""
         return STATES_NBYTES * self.parameter_count
 
     def to_hf(self) -> dict[str, Any]:

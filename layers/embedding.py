@@ -24,11 +24,11 @@ def forward(recording: Recording) -> Grid:
             for row in _standing_in(recording, begin, end):
                 tile, begun = x.open(row, k)
                 add(embed_positions(
-                    wpe.weights[p, k], tile, seqs=row.seqs, start=row.start, row=begin, first=not begun))
+                    wpe.compute[p, k], tile, seqs=row.seqs, start=row.start, row=begin, first=not begun))
     for v, (begin, _) in enumerate(wte.rows):
         for k in recording.columns:
             for row in recording.rows:
-                add(embed_tokens(recording.tokens[row.index], wte.weights[v, k], x[row.index, k], row=begin))
+                add(embed_tokens(recording.tokens[row.index], wte.compute[v, k], x[row.index, k], row=begin))
     return x
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from asynctile.demand import measure
+from asynctile.grain import FINE, Grain
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
@@ -16,14 +17,15 @@ from asynctile.layers.tiling import Tiling
 from asynctile.storage.demand import Demand
 
 
-def floor_demand(config: GPT2Config, tile: int) -> Demand:
+def floor_demand(config: GPT2Config, tile: int, grain: Grain = FINE, precision: str = "fp32") -> Demand:
     """What one block's training step demands; `.floor_nbytes` is the floor, `.check(cap)` refuses less."""
     config = dataclasses.replace(config, n_layer=1)
-    parameters = Parameters(config, Tiling(config, tile))
+    parameters = Parameters(config, Tiling(config, tile, grain), precision)
+    tokens = parameters.tiling.row_tokens
     # Full row tiles, which only tokens of one fill for every block_size; and half full ones, whose slots are cut otherwise.
-    lengths = {1, min(config.block_size, tile + 1), min(config.block_size, 2 * tile)}
+    lengths = {1, min(config.block_size, tokens + 1), min(config.block_size, 2 * tokens)}
     demands = [
-        measure([record(kind, parameters, parameters.tiling.rows(max(1, tile // length), length))], parameters.states())
+        measure([record(kind, parameters, parameters.tiling.rows(max(1, tokens // length), length))], parameters.states())
         for length in sorted(lengths)
         for kind in ("step", "step_clipped")
     ]

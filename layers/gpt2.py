@@ -25,6 +25,7 @@ from asynctile.layers.sampling import Sampler
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.loop import under_shield
+from asynctile.precision import to_bf16
 from asynctile.program import Program
 from asynctile.run import Run
 from asynctile.storage.demand import Demand
@@ -44,8 +45,8 @@ class GPT2:
     def __init__(self, engine: Engine, config: GPT2Config, tile: int | None = None) -> None:
         self.engine = engine
         self.config = config
-        self.tiling = Tiling(config, tile)
-        self.parameters = Parameters(config, self.tiling)
+        self.tiling = Tiling(config, tile, engine.grain)
+        self.parameters = Parameters(config, self.tiling, engine.precision)
         self.in_training = False
         self.torn: str | None = None
         self.last_checkpoint: str | None = None
@@ -88,14 +89,17 @@ class GPT2:
             await save_pretrained(self, path)
 
     async def fill(self, value: Any) -> None:
-        """Give every weight tile value(parameter, (i, j)), made tile by tile on the engine's loop."""
+        """Give every weight tile value(parameter, (i, j)), made tile by tile on the engine's loop, and so its copy."""
         self.check_floor()
         await self.engine.reserve(measure([], self.weights()))
 
-        def tiles() -> Iterator[tuple[Handle, NDArray[np.float32]]]:
+        def tiles() -> Iterator[tuple[Handle, NDArray[Any]]]:
             for parameter in self.parameters.values():
                 for key, tile in parameter.weights.items():
-                    yield tile, value(parameter, key)
+                    piece = value(parameter, key)
+                    yield tile, piece
+                    if key in parameter.copies:
+                        yield parameter.copies[key], to_bf16(piece)
 
         try:
             await self.engine.store(tiles())
@@ -104,9 +108,10 @@ class GPT2:
             raise
 
     def weights(self) -> Iterator[Handle]:
-        """Every weight tile."""
+        """Every weight tile, and their copies."""
         for parameter in self.parameters.values():
             yield from parameter.weights.values()
+            yield from parameter.copies.values()
 
     def standing(self) -> Iterator[Handle]:
         """Every tile that stays between runs: weights, and moments once the model is in training."""
@@ -120,7 +125,8 @@ class GPT2:
     def check_floor(self) -> None:
         """BudgetError if the device cap is below the model's floor."""
         if self.engine.device_cap is not None:
-            self.engine.check_floor(floor_demand(self.config, self.tiling.tile))
+            engine = self.engine
+            engine.check_floor(floor_demand(self.config, self.tiling.tile, engine.grain, engine.precision))
 
     def check_whole(self, wish: str) -> None:
         """TornModelError if a step broke off after its first update."""

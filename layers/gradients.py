@@ -81,6 +81,10 @@ class Gradients:
     def _adamw(self, parameter: Parameter, key: Key, tile: Handle, number: int) -> None:
         assert self._hyper is not None, "a program that updates has hyper"
         w, m, v = parameter.weights[key], parameter.exp_avg[key], parameter.exp_avg_sq[key]
-        on_host = w in self.on_host
-        update = ops.adamw(w, tile, m, v, self._hyper, decay=parameter.decay, number=NO_NUMBER if on_host else number)
+        copy, on_host, decay = parameter.copies.get(key), w in self.on_host, parameter.decay
+        number = NO_NUMBER if on_host else number
+        if copy is None:
+            update = ops.adamw(w, tile, m, v, self._hyper, decay=decay, number=number)
+        else:
+            update = ops.adamw_bf16(w, tile, m, v, self._hyper, copy, decay=decay, number=number)
         self.program.add(replace(update, place=HOST) if on_host else update)

@@ -10,10 +10,13 @@ R rows of a row tile, V rows of a vocabulary tile, v its number.
 
 from __future__ import annotations
 
+from typing import Any
+
 from asynctile.layers.embedding import WTE
 from asynctile.layers.recording import Grid, Recording, RowTiles
 from asynctile.operation import NO_NUMBER
 from asynctile.ops import cross_entropy, cross_entropy_backward, gemm
+from asynctile.precision import FP32
 
 #: Tokens in a strip whose logits are kept: enough for full tiles, and few logits.
 STRIP_TOKENS = 512
@@ -29,7 +32,7 @@ def logits(recording: Recording, x: Grid) -> None:
     """Fetch all logits as outputs["logits"] of shape (batch length, vocabulary)."""
     vocabulary = recording.tiling.vocab
     for v in range(len(vocabulary)):
-        tiles = _logits(recording, recording.rows, x, v)
+        tiles = _logits(recording, recording.rows, x, v, FP32)
         for row in recording.rows:
             index = (recording.rows.part(row), vocabulary.part(v))
             recording.program.fetch(tiles[row.index, v], "logits", index)
@@ -54,14 +57,14 @@ def _stats(recording: Recording) -> Grid:
     return recording.per_row("head.stats", 3)
 
 
-def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int) -> Grid:
-    """logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles."""
+def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = None) -> Grid:
+    """logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles; dtype: if not that of x."""
     wte = recording.parameters[WTE]
-    tiles = recording.grid("logits", recording.tiling.vocab)
+    tiles = recording.grid("logits", recording.tiling.vocab, dtype)
     for k in recording.columns:
         for row in rows:
             tile, begun = tiles.open(row, v)
-            recording.program.add(gemm(x[row.index, k], wte.weights[v, k], tile, tb=True, accumulate=begun))
+            recording.program.add(gemm(x[row.index, k], wte.compute[v, k], tile, tb=True, accumulate=begun))
     return tiles
 
 
@@ -98,6 +101,6 @@ def _backward(
         for row in rows:
             r = row.index
             dx, begun = dinp.open(row, k)
-            add(gemm(dlogits[r, v], wte.weights[v, k], dx, accumulate=begun))
+            add(gemm(dlogits[r, v], wte.compute[v, k], dx, accumulate=begun))
             dwte, begun = gradients.open(wte, v, k)
             add(gemm(dlogits[r, v], x[r, k], dwte, ta=True, accumulate=begun))

@@ -25,11 +25,11 @@ def gather(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> Grid:
 def forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, layer: str) -> Grid:
     """y (R, C) by column tile."""
     gain, bias = recording.parameters.pair(layer)
-    y = recording.stream(layer)
+    y = recording.grid(layer, recording.tiling.model)
     for k in recording.columns:
         for row in rows:
             r = row.index
-            operation = layernorm(x[r, k], stats[r, 0], gain.weights[k, 0], bias.weights[k, 0], y.new(row, k))
+            operation = layernorm(x[r, k], stats[r, 0], gain.compute[k, 0], bias.compute[k, 0], y.new(row, k))
             recording.program.add(operation)
     return y
 
@@ -45,7 +45,7 @@ def backward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: G
     add = recording.program.add
     width = recording.config.n_embd
     for k in recording.columns:
-        g = gain.weights[k, 0]
+        g = gain.compute[k, 0]
         for row in rows:
             r = row.index
             tile, begun = sums.open(row)
@@ -54,7 +54,7 @@ def backward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: G
             dbias, _ = gradients.open(bias, k)
             add(layernorm_gradients(dinp[r, k], x[r, k], stats[r, 0], dgain, dbias, accumulate=begun))
     for k in reversed(recording.columns):
-        g = gain.weights[k, 0]
+        g = gain.compute[k, 0]
         for row in rows:
             r = row.index
             tile, begun = dx.open(row, k)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from asynctile.layers.parameters import Key
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.ops import column_sums, gemm
+from asynctile.ops import column_sums, copy, gemm
 
 
 def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: Iterable[Key], out: Grid) -> None:
@@ -24,8 +24,8 @@ def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: I
     last = len(weight.rows) - 1
     add = recording.program.add
     for k, n in visits:
-        w = weight.weights[k, n]
-        b = bias.weights[n, 0] if k == last else None
+        w = weight.compute[k, n]
+        b = bias.compute[n, 0] if k == last else None
         for row in rows:
             tile, begun = out.open(row, n)
             add(gemm(x[row.index, k], w, tile, accumulate=begun, bias=b))
@@ -39,7 +39,7 @@ def backward(
     gradients = recording.gradients
     add = recording.program.add
     for k, n in visits:
-        w = weight.weights[k, n]
+        w = weight.compute[k, n]
         for row in rows:
             dy = dout[row.index, n]
             dx, begun = dinp.open(row, k)
@@ -58,3 +58,14 @@ def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, 
             dbias, begun = gradients.open(bias, n)
             recording.program.add(column_sums(dout[row.index, n], dbias, accumulate=begun))
         gradients.settle(bias, n)
+
+
+def narrowed(recording: Recording, rows: RowTiles, x: Grid, name: str) -> Grid:
+    """The residual stream, or a gradient of it, as GEMMs read it: itself, or a copy of its tiles in their dtype."""
+    if x.dtype == recording.parameters.compute_dtype:
+        return x
+    narrow = recording.grid(name, recording.tiling.model)
+    for row in rows:
+        for k in recording.columns:
+            recording.program.add(copy(x[row.index, k], narrow.new(row, k)))
+    return narrow

@@ -32,6 +32,7 @@ def backward(
     hidden: what forward returned, or None to compute each tile again just before it is needed.
     """
     linear.bias_backward(recording, rows, dresidual, f"{layer}.c_proj", reversed(recording.columns))
+    dprojected = linear.narrowed(recording, rows, dresidual, f"{layer}.dprojected")
     dhidden = recording.grid(f"{layer}.dhidden", recording.tiling.hidden)
     again = recording.grid(f"{layer}.hidden", recording.tiling.hidden) if hidden is None else hidden
     for f in reversed(range(len(recording.tiling.hidden))):
@@ -39,7 +40,7 @@ def backward(
             _expand(recording, rows, layer, x, f, again)
         activated = _activate(recording, rows, layer, again, f)
         visits = [(f, n) for n in reversed(recording.columns)]
-        linear.backward(recording, rows, activated, dresidual, f"{layer}.c_proj", visits, dhidden)
+        linear.backward(recording, rows, activated, dprojected, f"{layer}.c_proj", visits, dhidden)
         for row in rows:
             recording.program.add(gelu_backward(again[row.index, f], dhidden[row.index, f]))
         linear.bias_backward(recording, rows, dhidden, f"{layer}.c_fc", [f])

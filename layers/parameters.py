@@ -17,6 +17,7 @@ from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.split import Split
 from asynctile.layers.tiling import Tiling
+from asynctile.precision import BF16, FP32, compute_dtype
 
 #: Names of the moments, after a tile's own name.
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -29,12 +30,21 @@ Key = tuple[int, int]
 class Parameter:
     """One tensor: a matrix cut by `rows` and `columns`, or a vector cut by `rows` (columns is None, j always 0).
 
-    weights, exp_avg, exp_avg_sq: its tiles by (i, j). decay: whether AdamW decays it.
-    mean, std: what a new one is drawn from; std 0: constant.
+    weights, exp_avg, exp_avg_sq: its tiles by (i, j), float32. compute: what is computed with, by (i, j): `weights`, or,
+    where the model computes in bf16 and this is a matrix, `copies` of them in bf16, which AdamW writes with the weights.
+    decay: whether AdamW decays it. mean, std: what a new one is drawn from; std 0: constant.
     """
 
     def __init__(
-        self, name: str, rows: Split, columns: Split | None = None, *, decay: bool, mean: float = 0.0, std: float = 0.0
+        self,
+        name: str,
+        rows: Split,
+        columns: Split | None = None,
+        *,
+        decay: bool,
+        mean: float = 0.0,
+        std: float = 0.0,
+        copied: bool = False,
     ) -> None:
         self.name = name
         self.rows = rows
@@ -46,11 +56,15 @@ class Parameter:
         self.weights: dict[Key, Handle] = {}
         self.exp_avg: dict[Key, Handle] = {}
         self.exp_avg_sq: dict[Key, Handle] = {}
+        self.copies: dict[Key, Handle] = {}
         for i, j in self.keys():
             shape, label = self._shape(i, j), self.label(i, j)
             self.weights[i, j] = Handle(label, shape, persistent=True)
             self.exp_avg[i, j] = Handle(f"{label}.{MOMENTS[0]}", shape, persistent=True)
             self.exp_avg_sq[i, j] = Handle(f"{label}.{MOMENTS[1]}", shape, persistent=True)
+            if copied:
+                self.copies[i, j] = Handle(f"{label}.bf16", shape, BF16, persistent=True)
+        self.compute = self.copies or self.weights
 
     def __repr__(self) -> str:
         return f"<Parameter {self.name} {'x'.join(map(str, self.shape))} in {len(self.weights)} tiles>"
@@ -76,11 +90,15 @@ class Parameter:
 
 
 class Parameters(Mapping[str, Parameter]):
-    """All tensors of a model by Hugging Face name, in the order of a forward pass."""
+    """All tensors of a model by Hugging Face name, in the order of a forward pass.
 
-    def __init__(self, config: GPT2Config, tiling: Tiling) -> None:
+    compute_dtype: of what GEMMs and attention read and write (asynctile/precision.py).
+    """
+
+    def __init__(self, config: GPT2Config, tiling: Tiling, precision: str = "fp32") -> None:
         self.config = config
         self.tiling = tiling
+        self.compute_dtype = compute_dtype(precision)
         self._by_name: dict[str, Parameter] = {}
         std = config.initializer_range
         # Each block adds two projections to the residual stream; GPT-2 keeps the sum's variance.
@@ -110,16 +128,17 @@ class Parameters(Mapping[str, Parameter]):
         return self._by_name[f"transformer.{prefix}.weight"], self._by_name[f"transformer.{prefix}.bias"]
 
     def states(self) -> Iterator[Handle]:
-        """Every persistent tile: weights and both moments."""
+        """Every persistent tile: weights, their copies where there are any, and both moments."""
         for parameter in self._by_name.values():
-            for tiles in (parameter.weights, parameter.exp_avg, parameter.exp_avg_sq):
+            for tiles in (parameter.weights, parameter.copies, parameter.exp_avg, parameter.exp_avg_sq):
                 yield from tiles.values()
 
     def _add(self, parameter: Parameter) -> None:
         self._by_name[parameter.name] = parameter
 
     def _matrix(self, name: str, rows: Split, columns: Split, std: float) -> None:
-        self._add(Parameter(f"transformer.{name}.weight", rows, columns, decay=True, std=std))
+        copied = self.compute_dtype != FP32
+        self._add(Parameter(f"transformer.{name}.weight", rows, columns, decay=True, std=std, copied=copied))
 
     def _linear(self, name: str, rows: Split, columns: Split, std: float) -> None:
         self._matrix(name, rows, columns, std)

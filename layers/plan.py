@@ -1,6 +1,7 @@
 """A plan of a training step before anything is allocated: the floor, what moves over the link, what bounds the step.
 
-The numbers come from asynctile/simulate.py, which makes the decisions of a run; time is estimated from them.
+The numbers come from asynctile/simulate.py, which makes the decisions of a run; time is estimated from them. The device need
+not be there: rates are assumed, and said.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import os
 from dataclasses import dataclass
 
 from asynctile.demand import measure
+from asynctile.device import resolved
+from asynctile.grain import grain_of
 from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
@@ -17,6 +20,7 @@ from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.update_placement import NOWHERE, check_update, place, updates_of
 from asynctile.operation import HOST
+from asynctile.precision import check_precision
 from asynctile.program import Program
 from asynctile.rates import Rates
 from asynctile.simulate import simulate
@@ -27,6 +31,9 @@ from asynctile.storage.sizes import format_size, parse_size
 
 #: A rough GEMM rate of one CPU core, float32.
 FLOPS_PER_S = 200e9
+#: GEMM rates of a GPU by precision, and its link each way in bytes a second: about those of an H200.
+GPU_FLOPS_PER_S = {"fp32": 50e12, "tf32": 390e12, "bf16": 780e12}
+GPU_LINK_PER_S = 50_000_000_000
 #: Rough bytes a second of a link that nobody limits, and of AdamW in RAM.
 LINK_PER_S, UPDATE_PER_S = 12e9, 40e9
 
@@ -37,15 +44,19 @@ class Plan:
 
     floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take, beside the
     device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
-    machine's rough rate. link_s: the slower direction at link_rate, None without one. bound: what bounds the step, in words.
+    machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
+    the step, in words. copies_bytes: of the weights in bf16, beside the states. row_tokens: the most rows of a row tile.
     updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough
     rates, in a run by measured ones.
     """
 
     device: str
+    precision: str
     tile: int
+    row_tokens: int
     parameters: int
     states_bytes: int
+    copies_bytes: int
     floor_bytes: int
     floor_operation: str
     resident_bytes: int
@@ -70,7 +81,9 @@ class Plan:
         return [
             ("parameters", f"{self.parameters:,}"),
             ("states (weights and two moments)", format_size(self.states_bytes)),
-            ("tile edge", str(self.tile)),
+            *([("copies of matrices in bf16", format_size(self.copies_bytes))] if self.copies_bytes else []),
+            ("precision", self.precision),
+            ("tile edge", f"{self.tile}, row tiles of {self.row_tokens:,} tokens"),
             ("floor", f"{format_size(self.floor_bytes)}, set by {self.floor_operation}"),
             ("all tiles resident", format_size(self.resident_bytes)),
             ("device memory", "no cap" if self.device_bytes is None else format_size(self.device_bytes)),
@@ -112,6 +125,7 @@ def plan_step(
     prefetch: int = 2,
     link_rate: int | str | None = None,
     clip_norm: float | None = None,
+    precision: str = "fp32",
     update: str = "auto",
 ) -> Plan:
     """Plan one training step. spill: whether there is a folder below RAM. update: as in Trainer.
@@ -119,8 +133,11 @@ def plan_step(
     BudgetError if a cap is below the floor; ValueError for wrong numbers.
     """
     check_update(update)
-    tiling = Tiling(config, tile)
-    parameters = Parameters(config, tiling)
+    device = resolved(device)
+    check_precision(precision, device)
+    grain = grain_of(device)
+    tiling = Tiling(config, tile, grain)
+    parameters = Parameters(config, tiling, precision)
     rows = tiling.rows(batch_size, seq_len, micro_batches)
 
     def recorded(on_host: frozenset[Handle]) -> Program:
@@ -130,12 +147,13 @@ def plan_step(
     program = recorded(NOWHERE)
     standing = list(parameters.states())
     demand = measure([program], standing)
-    has_link = device not in ("auto", "cpu")
+    has_link = device != "cpu"
     cap = _size(device_memory if has_link else host_memory)
     flops = sum(operation.flops for operation in program.operations())
-    flops_per_s = FLOPS_PER_S * len(os.sched_getaffinity(0))
+    is_gpu = device.startswith("cuda")
+    flops_per_s = GPU_FLOPS_PER_S[precision] if is_gpu else FLOPS_PER_S * len(os.sched_getaffinity(0))
     compute_s = flops / flops_per_s
-    floor = floor_demand(config, tiling.tile)
+    floor = floor_demand(config, tiling.tile, grain, precision).rounded(grain.alignment)
     in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
     host = _size(host_memory)
     if spill and host is None:
@@ -147,7 +165,7 @@ def plan_step(
         floor = floor if has_link else floor.rounded(PAGE)
         if cap is not None:
             floor.check(cap, "device_memory" if has_link else "host_memory")
-    rate = _size(link_rate)
+    rate = GPU_LINK_PER_S if is_gpu else _size(link_rate)
     if has_link and update == "host":
         program = recorded(frozenset(operation.operands[0] for operation in updates_of(program)))
     elif has_link and update == "auto":
@@ -160,6 +178,7 @@ def plan_step(
         program,
         standing,
         has_link=has_link,
+        grain=grain,
         device_memory=cap if has_link else None,
         host_memory=host,
         spill=spill,
@@ -168,10 +187,13 @@ def plan_step(
     )
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
     return Plan(
-        device="cpu" if device == "auto" else device,
+        device=device,
+        precision=precision,
         tile=tiling.tile,
+        row_tokens=tiling.row_tokens,
         parameters=config.parameter_count,
         states_bytes=config.states_nbytes,
+        copies_bytes=sum(copy.nbytes for parameter in parameters.values() for copy in parameter.copies.values()),
         floor_bytes=floor.floor_nbytes if has_link or spill else in_ram.resident_nbytes,
         floor_operation=floor.what if has_link or spill else "everything, which stays in RAM on cpu",
         resident_bytes=in_ram.resident_nbytes,
@@ -189,12 +211,16 @@ def plan_step(
         spill_written_bytes=traffic.spill_written_nbytes,
         compute_s=compute_s,
         link_s=link_s,
-        bound=_bound(compute_s, link_s),
+        bound=_bound(compute_s, link_s, GPU_FLOPS_PER_S[precision] if is_gpu else None),
     )
 
 
-def _bound(compute_s: float, link_s: float | None) -> str:
+def _bound(compute_s: float, link_s: float | None, gpu_flops_per_s: float | None) -> str:
     compute = f"compute, about {compute_s:.2f} s at {FLOPS_PER_S / 1e9:.0f} GFLOP/s a core"
+    if gpu_flops_per_s is not None and link_s is not None:
+        return (f"{'the link' if link_s > compute_s else 'compute'}: {link_s:.3f} s for the bytes at an assumed "
+                f"{GPU_LINK_PER_S / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at an assumed "
+                f"{gpu_flops_per_s / 1e12:.0f} TFLOP/s")
     if link_s is None:
         return compute
     if link_s > compute_s:

@@ -6,6 +6,7 @@ Which operations are recorded is said by the layers, in which order by step.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -15,18 +16,22 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Row, Rows
 from asynctile.layers.split import Split
 from asynctile.ops.adamw import HYPER
+from asynctile.precision import FP32
 from asynctile.program import Program
 
 
 class Grid:
-    """Temporaries by (row tile, column tile), each made when it is first opened."""
+    """Temporaries of one dtype by (row tile, column tile), each made when it is first opened."""
 
-    __slots__ = ("_name", "_program", "_shape", "_tiles")
+    __slots__ = ("_name", "_program", "_shape", "_tiles", "dtype")
 
-    def __init__(self, program: Program, name: str, shape: Callable[[Row, int], tuple[int, ...]]) -> None:
+    def __init__(
+        self, program: Program, name: str, shape: Callable[[Row, int], tuple[int, ...]], dtype: Any = FP32
+    ) -> None:
         self._program = program
         self._name = name
         self._shape = shape
+        self.dtype = dtype
         self._tiles: dict[tuple[int, int], Handle] = {}
 
     def __getitem__(self, place: tuple[int, int]) -> Handle:
@@ -40,7 +45,7 @@ class Grid:
         if tile is not None:
             return tile, True
         name = f"{self._name}[{row.index},{column}]"
-        tile = self._tiles[place] = self._program.tile(name, self._shape(row, column))
+        tile = self._tiles[place] = self._program.tile(name, self._shape(row, column), self.dtype)
         return tile, False
 
     def new(self, row: Row, column: int = 0) -> Handle:
@@ -75,13 +80,14 @@ class Recording:
         """Column tiles of the residual stream."""
         return range(len(self.tiling.model))
 
-    def grid(self, name: str, split: Split) -> Grid:
-        """Activations (R, C) with columns cut by `split`."""
-        return Grid(self.program, name, lambda row, column: (row.size, split.size(column)))
+    def grid(self, name: str, split: Split, dtype: Any = None) -> Grid:
+        """Activations (R, C) with columns cut by `split`, in the dtype that GEMMs read unless another is given."""
+        dtype = self.parameters.compute_dtype if dtype is None else dtype
+        return Grid(self.program, name, lambda row, column: (row.size, split.size(column)), dtype)
 
     def stream(self, name: str) -> Grid:
-        """Activations (R, C) of the residual stream's width."""
-        return self.grid(name, self.tiling.model)
+        """The residual stream (R, C), or a gradient of its kind: float32 whatever the precision, since it adds up layers."""
+        return self.grid(name, self.tiling.model, FP32)
 
     def per_row(self, name: str, width: int) -> Grid:
         """A few numbers a row, (R, width)."""

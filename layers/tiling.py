@@ -1,20 +1,20 @@
 """How a model is cut: `Tiling` of its axes, `default_tile` for the edge.
 
-Everything here is a pure function of the configuration and `tile`, never of a budget: the bits of results depend on it.
+Everything here is a pure function of the configuration, `tile` and the grain of a kind of device, never of a budget: the
+bits of results depend on it.
 One axis is split.py, the rows of a batch rows.py; which tensor is cut by which axis is parameters.py.
 """
 
 from __future__ import annotations
 
+from asynctile.grain import FINE, Grain
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import Split
 
 __all__ = ["Split", "Tiling", "check_tile", "default_tile", "floor_estimate"]
 
-#: Edges to choose from, in rows or columns. The first is the largest that is worth it (bench/bench_tiles.py).
-LADDER = (512, 384, 320, 256, 192, 160, 128, 96, 64, 48, 32, 16)
-#: The floor is about 8 square float32 tiles and some small ones; 12 is on the safe side.
+#: The floor is about 8 float32 tiles of activations and some small ones; 12 is on the safe side.
 FLOOR_TILES = 12
 #: The floor with the default tile is at most this share of the states, or this many bytes if that is more.
 FLOOR_SHARE = 0.10
@@ -22,15 +22,16 @@ FLOOR_NBYTES = 512 << 10
 
 
 class Tiling:
-    """The axes of a model, cut by one edge.
+    """The axes of a model, cut by one edge, and batches into row tiles of `tall` times as many rows.
 
     model: n_embd columns; heads: n_embd columns in groups of whole heads; sections: q, k, v one after another, each
     cut as `heads`; hidden: columns of the MLP; vocab, positions: rows of wte and wpe.
     """
 
-    def __init__(self, config: GPT2Config, tile: int | None = None) -> None:
+    def __init__(self, config: GPT2Config, tile: int | None = None, grain: Grain = FINE) -> None:
         self.config = config
-        self.tile = default_tile(config) if tile is None else check_tile(tile)
+        self.tile = default_tile(config, grain) if tile is None else check_tile(tile)
+        self.tall = grain.tall
         self.model = Split.even(config.n_embd, self.tile)
         self.heads = Split.even(config.n_embd, self.tile, multiple=config.head_size)
         self.sections = self.heads.repeated(3)
@@ -43,7 +44,12 @@ class Tiling:
         if not 1 <= length <= self.config.block_size:
             raise ValueError(f"sequences of {length} tokens do not fit this model: expected 1 to block_size "
                              f"{self.config.block_size}; shorten them or choose a larger block_size")
-        return Rows(batch, length, micro_batches, self.tile)
+        return Rows(batch, length, micro_batches, self.row_tokens)
+
+    @property
+    def row_tokens(self) -> int:
+        """The most rows, that is tokens, of a row tile."""
+        return self.tall * self.tile
 
 
 def check_tile(tile: int) -> int:
@@ -53,14 +59,17 @@ def check_tile(tile: int) -> int:
     return tile
 
 
-def default_tile(config: GPT2Config) -> int:
-    """The largest edge of LADDER whose floor stays within its bound; the smallest one if none does."""
+def default_tile(config: GPT2Config, grain: Grain = FINE) -> int:
+    """The largest edge of the grain's ladder whose floor stays within its bound; the smallest one if none does.
+
+    The precision does not count: the residual stream, which sets the size of slots, is float32 in each.
+    """
     bound = max(FLOOR_SHARE * config.states_nbytes, FLOOR_NBYTES)
-    fitting = (edge for edge in LADDER if floor_estimate(config, edge) <= bound)
-    return next(fitting, LADDER[-1])
+    fitting = (edge for edge in grain.ladder if floor_estimate(config, edge, grain.tall) <= bound)
+    return next(fitting, grain.ladder[-1])
 
 
-def floor_estimate(config: GPT2Config, tile: int) -> int:
+def floor_estimate(config: GPT2Config, tile: int, tall: int = 1) -> int:
     """Bytes that any operation needs at once, from above: FLOOR_TILES tiles of the largest area."""
     # A column tile of attention holds at least one whole head.
-    return FLOOR_TILES * tile * max(tile, config.head_size) * 4
+    return FLOOR_TILES * tall * tile * max(tile, config.head_size) * 4

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -15,6 +15,8 @@ import psutil
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.errors import TierError
 from asynctile.storage.sizes import format_size
+
+Map = TypeVar("Map", bound=mmap.mmap)
 
 #: Linux's MAP_NORESERVE, which Python 3.11's mmap does not name: address space without a promise of memory.
 _NORESERVE = 0x4000
@@ -25,8 +27,7 @@ class HostMemory:
 
     def map_pool(self, pool: Pool) -> None:
         """Back a pool with address space; a pool without a limit may grow to all the RAM there is."""
-        count = pool.limit if pool.limit is not None else total_memory() // pool.slot_nbytes
-        pool.memory = reserve(count * pool.slot_nbytes)
+        pool.memory = reserve(slots_nbytes(pool))
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A view of the slot; it holds the mapping by reference, so a pool may be forgotten under living views."""
@@ -42,11 +43,19 @@ class HostMemory:
             slot.pool.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
-def reserve(nbytes: int) -> mmap.mmap:
-    """Address space for `nbytes`, filled with zeros, without memory until it is touched. TierError if there is none."""
+def slots_nbytes(pool: Pool) -> int:
+    """Bytes of all slots that a pool may ever have."""
+    return (pool.limit if pool.limit is not None else total_memory() // pool.slot_nbytes) * pool.slot_nbytes
+
+
+def reserve(nbytes: int, make: type[Map] = mmap.mmap) -> Map:  # type: ignore[assignment]
+    """Address space for `nbytes`, filled with zeros, without memory until it is touched. TierError if there is none.
+
+    make: the kind of mapping.
+    """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     try:
-        memory = mmap.mmap(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
+        memory = make(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
     except (OSError, MemoryError) as error:
         raise TierError(
             f"slots of {format_size(nbytes)} in all got no address space from the system ({error}); lower device_memory or "

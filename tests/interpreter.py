@@ -1,7 +1,7 @@
 """Runs a Program one entry after another, with every tile a NumPy array of its own: what the engine must agree with.
 
 No tiers, no evictions, no order but the program's. A temporary is NaN until it is written; an operand that an operation
-overwrites ("w") is made NaN again first; a temporary read before it was written is an error.
+overwrites ("w") is made NaN again first; a temporary read before it was written is an error. Tiles of bf16 hold its bits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from asynctile.layers.parameters import Parameter, Parameters, initial_piece
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import record
 from asynctile.operation import READ, WRITE, Operation
+from asynctile.precision import BF16, from_bf16, to_bf16
 from asynctile.program import Fetch, Program
 from tests.verbs import VERBS
 
@@ -26,6 +27,14 @@ Array = NDArray[Any]
 
 #: Verbs of which several together overwrite a tile; the next verb that reads it finds what was left out.
 PARTIAL = {"embed_positions"}
+
+
+BF16_NAN = 0x7FC0
+
+
+def values(array: Array) -> Array:
+    """The numbers of a tile's array."""
+    return from_bf16(array) if array.dtype == BF16 else array
 
 
 @dataclass
@@ -58,7 +67,7 @@ class Interpreter:
         operands, before = [], []
         for tile, how in zip(operation.operands, operation.access, strict=True):
             if how == WRITE:
-                arrays.setdefault(tile, np.empty(tile.shape, tile.dtype)).fill(np.nan)
+                arrays.setdefault(tile, np.empty(tile.shape, tile.dtype)).fill(BF16_NAN if tile.dtype == BF16 else np.nan)
             assert tile in arrays, f"{operation} reads {tile.name}, which nothing has written"
             operands.append(arrays[tile])
             before.append(arrays[tile].copy() if how == READ else None)
@@ -66,7 +75,7 @@ class Interpreter:
         self.kernels[operation.kernel](*operands, *operation.params, *number)
         for tile, array, old in zip(operation.operands, operands, before, strict=True):
             if operation.kernel not in PARTIAL:
-                assert not np.isnan(array).any(), f"{operation} leaves NaN in {tile.name}"
+                assert not np.isnan(values(array)).any(), f"{operation} leaves NaN in {tile.name}"
             assert old is None or np.array_equal(old, array), f"{operation} changed {tile.name}"
 
 
@@ -94,6 +103,8 @@ class Model:
             for key, tile in parameter.weights.items():
                 piece = state[name][parameter.index(*key)]
                 self.interpreter.arrays[tile] = np.array(piece, np.float32, order="C")
+                if key in parameter.copies:
+                    self.interpreter.arrays[parameter.copies[key]] = to_bf16(piece)
                 for moment in (parameter.exp_avg[key], parameter.exp_avg_sq[key]):
                     self.interpreter.arrays[moment] = np.zeros(tile.shape, np.float32)
 

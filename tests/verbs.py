@@ -1,15 +1,19 @@
 """Every verb once more in plain NumPy, float64 inside, written from the contracts in asynctile/ops alone.
 
-VERBS has the shape of a device's kernels: function(*arrays, *params[, number]). Slow and obvious on purpose.
+VERBS has the shape of a device's kernels: function(*arrays, *params[, number]). Slow and obvious on purpose. Each verb is
+written for float32 tiles; `with_bf16` lets any of them be bf16: widened before, rounded behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from asynctile.precision import BF16, from_bf16, to_bf16
 
 Array = NDArray[Any]
 IGNORED = -100
@@ -211,15 +215,37 @@ def adamw(w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, num
     w -= step * (m / (np.sqrt(v) / root + eps))
 
 
+def adamw_bf16(
+    w: Array, g: Array, m: Array, v: Array, hyper: Array, copied: Array, decay: bool, number: Array
+) -> None:
+    adamw(w, g, m, v, hyper, decay, number)
+    copied[:] = w
+
+
 def sum_squares(g: Array, number: Array) -> None:
     number[0] = np.square(g, dtype=np.float64).sum()
 
 
+def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:
+    """`verb` for tiles of which some are bf16. A tile that it only reads is given back as it was: rounding changes nothing."""
+
+    @wraps(verb)
+    def widened(*arguments: Any) -> None:
+        narrow = {i: x for i, x in enumerate(arguments) if isinstance(x, np.ndarray) and x.dtype == BF16}
+        wide = {i: from_bf16(x) for i, x in narrow.items()}
+        verb(*(wide.get(i, x) for i, x in enumerate(arguments)))
+        for i, x in narrow.items():
+            x[...] = to_bf16(wide[i])
+
+    return widened
+
+
 VERBS: dict[str, Callable[..., None]] = {
-    verb.__name__: verb
+    verb.__name__: with_bf16(verb)
     for verb in (
-        adamw, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy, cross_entropy_backward,
-        embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu, gelu_backward, gemm,
-        gemm_bias, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, sum_squares,
+        adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
+        cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
+        gelu_backward, gemm, gemm_bias, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums,
+        sum_squares,
     )
 }  # fmt: skip

@@ -81,8 +81,14 @@ def _add_placement(parser: argparse.ArgumentParser) -> Any:
     return group
 
 
+def _add_precision(group: Any) -> None:
+    group.add_argument("--precision", metavar="NAME", type=_path,
+                       help="fp32; on a GPU also tf32, or bf16 with float32 master weights and moments "
+                            f"(default: {Options.precision})")
+
+
 def _add_arithmetic(group: Any) -> None:
-    group.add_argument("--precision", metavar="NAME", type=_path, help="fp32, the only one so far")
+    _add_precision(group)
     group.add_argument("--tile", metavar="N", type=values.count,
                        help="rows and columns of a tile; part of the result's last bits (default: chosen for you)")
     group.add_argument("--recompute", action=argparse.BooleanOptionalAction,
@@ -116,7 +122,7 @@ def _add_output(group: Any) -> None:
                        help=f"how many of the newest checkpoints stay (default: {Options.keep})")
     group.add_argument("--resume", action="store_true",
                        help="go on with the run in --out from its newest checkpoint; its options are used again, and "
-                            "memory, prefetch, steps and what is kept may be changed")
+                            "memory, prefetch, precision, steps and what is kept may be changed")
     group.add_argument("--trace", metavar="FILE", type=_path, help="write what ran when, for chrome://tracing")
 
 
@@ -134,6 +140,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="bytes|FILE", type=_path, default=None,
                         help="for a model folder that has none of its own")
     _add_placement(parser)
+    _add_precision(parser)
 
 
 def _add_stress(parser: argparse.ArgumentParser) -> None:

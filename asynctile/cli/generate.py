@@ -20,7 +20,7 @@ from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 
 __all__ = ["run"]
 
-_PLACEMENT = ("device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch")
+_PLACEMENT = ("device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "precision")
 
 
 def run(given: dict[str, Any]) -> int:

@@ -14,12 +14,14 @@ from typing import Any, Self
 
 from asynctile.layers.config import STANDARD
 from asynctile.layers.update_placement import UPDATES
+from asynctile.precision import PRECISIONS
 
 __all__ = ["Options", "new_options", "resumed_options"]
 
-#: Where bytes are, how long and how often: none of these changes a bit of a step, so a resumed run may set them anew.
+#: Where bytes are, how long and how often, so a resumed run may set them anew. None of these changes a bit of a step, but for
+#: a device of another kind and the precision that goes with it: checkpoints hold float32, and warn of the change.
 CHANGEABLE = frozenset({
-    "device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "steps", "out",
+    "device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "precision", "steps", "out",
     "update", "save_every", "keep", "trace",
 })  # fmt: skip
 _DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
@@ -74,8 +76,10 @@ class Options:
             raise ValueError(f"--device {self.device} is not known; expected auto, cpu, emulated or cuda:N")
         if self.spill is None and self.spill_limit is not None:
             raise ValueError("--spill-limit without --spill: name the folder with --spill, or leave --spill-limit out")
-        if self.precision != "fp32":
-            raise ValueError(f"--precision {self.precision} is not there yet; leave it out or write fp32")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"--precision {self.precision} is not known; expected fp32, tf32 or bf16")
+        if self.precision != "fp32" and self.device in ("cpu", "emulated"):
+            raise ValueError(f"--precision {self.precision} needs --device cuda:N; write --precision fp32 for {self.device}")
         if self.device == "cpu" and self.device_memory is not None:
             raise ValueError("--device-memory is not for --device cpu, where RAM is the device; use --host-memory")
         if self.device != "emulated" and self.link_rate is not None:

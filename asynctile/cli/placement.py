@@ -13,4 +13,4 @@ def engine_of(options: Options, report: Report | None = None) -> Engine:
     """An engine, not yet opened. report: called while kernels are compiled."""
     return Engine(options.device, device_memory=options.device_memory, host_memory=options.host_memory,
                   spill=options.spill, spill_limit=options.spill_limit, link_rate=options.link_rate,
-                  prefetch=options.prefetch, report=report)
+                  prefetch=options.prefetch, precision=options.precision, report=report)

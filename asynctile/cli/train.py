@@ -83,7 +83,11 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
     if given.get("resume"):
         folder = existing_run(typed)
         folder.claim()
-        return resumed_options(typed, folder.read_record()["options"], folder.path), folder
+        try:
+            return resumed_options(typed, folder.read_record()["options"], folder.path), folder
+        except BaseException:
+            folder.unclaim()
+            raise
     options = new_options(typed)
     if options.out is None:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
@@ -163,7 +167,7 @@ def _opening(options: Options, folder: RunFolder, session: Session) -> str:
     if options.spill is not None:
         memory += f" and {options.spill} for what RAM cannot hold"
     return (f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on "
-            f"{session.engine.device} with {memory}; {tokens:,} tokens to train on; "
+            f"{session.engine.device} in {session.engine.precision} with {memory}; {tokens:,} tokens to train on; "
             f"steps {session.trainer.step_count + 1} to {options.steps}, in {folder.path}")
 
 

@@ -1,30 +1,42 @@
 """Devices: where tiles are computed. One interface (base.py) for all kinds; nothing above knows which one it has.
 
-cpu.py: NumPy and Numba in RAM. emulated.py: the same kernels in a bounded arena of their own, behind a link.
+cpu.py: NumPy and Numba in RAM. emulated.py: the same kernels in a bounded arena of their own, behind a link. cuda.py: a GPU.
 """
 
 from __future__ import annotations
 
+import re
+
 from asynctile.device.base import Device
 from asynctile.device.cpu import CpuDevice
+from asynctile.device.cuda import CudaDevice
+from asynctile.device.driver import gpu_count, open_driver
 from asynctile.device.emulated import EmulatedDevice
 from asynctile.errors import DeviceError
+from asynctile.precision import check_precision
 
-__all__ = ["CpuDevice", "Device", "EmulatedDevice", "open_device"]
+__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "open_device", "resolved"]
 
 
-def open_device(name: str, *, link_rate: int | None) -> Device:
-    """The device called `name` ("auto", "cpu", "emulated"); DeviceError for any other.
+def resolved(name: str) -> str:
+    """What "auto" stands for on this machine; any other name as it is."""
+    if name != "auto":
+        return name
+    return "cuda:0" if gpu_count() else "cpu"
 
-    link_rate: bytes a second each way, for "emulated" only; ValueError elsewhere.
+
+def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> Device:
+    """The device called `name` ("auto", "cpu", "emulated", "cuda:N"); DeviceError for one that is not there.
+
+    "auto": the first GPU, or the CPU where there is none. link_rate: bytes a second each way, for "emulated" only; ValueError
+    elsewhere. precision: "fp32", or on a GPU also "tf32" and "bf16".
     """
-    kind = "cpu" if name == "auto" else name
-    if kind.partition(":")[0] == "cuda":
-        raise DeviceError(f"device {name!r} is not built yet: choose 'cpu' or 'emulated'")
-    if kind not in ("cpu", "emulated"):
+    kind = resolved(name)
+    if not re.fullmatch("cpu|emulated|cuda(:[0-9]+)?", kind):
         raise DeviceError(f"unknown device {name!r}: expected 'auto', 'cpu', 'emulated' or 'cuda:N'")
-    if kind == "emulated":
-        return EmulatedDevice(link_rate)
-    if link_rate is not None:
-        raise ValueError(f"link_rate is for device='emulated', not {name!r}, which has no link; leave it out")
-    return CpuDevice()
+    if link_rate is not None and kind != "emulated":
+        raise ValueError(f"link_rate is for device='emulated', not {name!r}, whose link is what it is; leave it out")
+    check_precision(precision, kind)
+    if kind.startswith("cuda"):
+        return CudaDevice(open_driver(kind), precision)
+    return EmulatedDevice(link_rate) if kind == "emulated" else CpuDevice()

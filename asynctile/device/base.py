@@ -11,25 +11,48 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from asynctile.grain import Grain
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner, Stream
 
 #: Called while kernels are compiled: (kernel, how many are ready, of how many).
 Report = Callable[[str, int, int], None]
 
 
+class Recorder(Protocol):
+    """Writes down what a device is asked to launch, to be run again at once."""
+
+    def begin_capture(self) -> Event:
+        """From now on `launch` writes down, and returns this event, which is that of the graph."""
+
+    def end_capture(self) -> Any:
+        """Enqueue what was written down, behind all that its operations waited for; the graph, for `replay`."""
+
+    def replay(self, graph: Any, waits: Sequence[Event], after: Sequence[Event] = ()) -> Event:
+        """Run a graph once more."""
+
+    def forget(self, graph: Any) -> None:
+        """It will not be run again."""
+
+
 class Device(Protocol):
     """The contract that every device passes (tests/device/test_contract.py).
 
-    name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. host: the RAM
-    that its copies go to and come from.
+    name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. grain: how large
+    its tiles should be. host: the RAM that its copies go to and come from.
     """
 
     name: str
     has_link: bool
-    host: HostMemory
+    grain: Grain
+
+    @property
+    def host(self) -> HostMemory: ...
+
+    def budget(self, wanted: int | None) -> int | None:
+        """The cap on its own memory where `wanted` bytes were asked for, None for all there is; BudgetError if it has less."""
 
     def start(self) -> None:
         """Start the streams."""
@@ -46,10 +69,16 @@ class Device(Protocol):
     def discard(self, slot: Slot) -> None:
         """Let the memory of a free slot go, where the device can."""
 
+    def numbers(self, count: int) -> np.ndarray:
+        """float64 zeros (count,) that kernels can write and the host can read; views of it are what `launch` takes."""
+
     def launch(
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
     ) -> Event:
-        """Run an operation's kernel; `number`: float64 view for what it reports, or None."""
+        """Run an operation's kernel; `number`: view of `numbers` for what it reports, or None."""
+
+    def recorder(self) -> Recorder | None:
+        """What can write down launches as graphs at this moment; None on a device that has no graphs."""
 
     def launch_on_host(
         self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
@@ -73,7 +102,7 @@ class Device(Protocol):
     def stall_s(self) -> float:
         """Seconds, averaged over what computes in parallel, in which operations waited for copies and nothing else ran."""
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[Runner]:
         """All streams, for a trace."""
 
     def close(self, patience_s: float | None = None) -> None:

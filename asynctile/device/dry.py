@@ -10,12 +10,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from asynctile.device.base import Report
+from asynctile.device.base import Recorder, Report
+from asynctile.grain import FINE, Grain
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
 from asynctile.storage.spill import SpillTier
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner, Stream
 
 DONE = Event()
 DONE.done = True
@@ -42,15 +43,22 @@ class DryStream:
 
 
 class DryDevice(DryMemory):
-    """The contract of device/base.py, dry. has_link as in the device that it stands for."""
+    """The contract of device/base.py, dry. has_link, grain: as in the device that it stands for."""
 
-    def __init__(self, name: str, has_link: bool) -> None:
+    def __init__(self, name: str, has_link: bool, grain: Grain = FINE) -> None:
         self.name = name
         self.has_link = has_link
+        self.grain = grain
         self.host: HostMemory = DryMemory()
+
+    def budget(self, wanted: int | None) -> int | None:
+        return wanted
 
     def start(self) -> None:
         pass
+
+    def numbers(self, count: int) -> np.ndarray:
+        return np.zeros(count)
 
     def warm(self, report: Report | None) -> None:
         pass
@@ -65,6 +73,9 @@ class DryDevice(DryMemory):
         after: Sequence[Event] = (),
     ) -> Event:
         return DONE
+
+    def recorder(self) -> Recorder | None:
+        return None
 
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
@@ -82,7 +93,7 @@ class DryDevice(DryMemory):
     def stall_s(self) -> float:
         return 0.0
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[Runner]:
         return []
 
     def close(self, patience_s: float | None = None) -> None:

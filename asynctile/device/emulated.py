@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.workers import WorkerDevice
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner, Stream
 
 
 class Link:
@@ -58,5 +58,5 @@ class EmulatedDevice(WorkerDevice):
     ) -> Event:
         return self._down.stream.enqueue(waits, self._down.copy, (target, source), after=after, is_copy=True, what=what)
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[Runner]:
         return [*super().streams(), self._up.stream, self._down.stream]

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.device.base import Report
+from asynctile.device.base import Recorder, Report
+from asynctile.grain import FINE
 from asynctile.kernels import cpu as kernels
 from asynctile.operation import Operation
 from asynctile.storage.host import HostMemory
-from asynctile.stream import Event, Stream
+from asynctile.stream import Event, Runner, Stream
 
 
 class WorkerDevice(HostMemory):
@@ -21,6 +22,7 @@ class WorkerDevice(HostMemory):
 
     name = "workers"
     has_link = False
+    grain = FINE
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))
@@ -30,12 +32,18 @@ class WorkerDevice(HostMemory):
         self._others: list[Stream] = []
         self.host = HostMemory()
 
+    def budget(self, wanted: int | None) -> int | None:
+        return wanted
+
     def start(self) -> None:
         for stream in self.streams():
             stream.start()
 
     def warm(self, report: Report | None) -> None:
         kernels.warm(report)
+
+    def numbers(self, count: int) -> np.ndarray:
+        return np.zeros(count)
 
     def launch(
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
@@ -48,6 +56,9 @@ class WorkerDevice(HostMemory):
         after: Sequence[Event] = (),
     ) -> Event:
         return self.launch(operation, arrays, number, waits, after)  # the same cores
+
+    def recorder(self) -> Recorder | None:
+        return None
 
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
@@ -67,7 +78,7 @@ class WorkerDevice(HostMemory):
     def stall_s(self) -> float:
         return self._compute.waiting_s / self.threads
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[Runner]:
         return [self._compute, *self._others]
 
     def close(self, patience_s: float | None = None) -> None:

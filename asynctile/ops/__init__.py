@@ -1,10 +1,14 @@
 """The verbs: functions that turn tiles into operations, each with the contract its kernels keep.
 
+A contract names the tiles that may be bf16 (asynctile/precision.py): T stands for float32 or bf16, one of them in all T of
+an operation, and so does U. Tiles without a letter are float32, tokens and targets int32. Kernels compute in float32 or more
+whatever T and U are, and those of the CPU have float32 only.
+
 Letters in shapes: R rows of a tile (tokens), C columns, K inner columns, g heads in a column tile, hs columns of one
 head, V rows of a vocabulary tile. A row tile holds `seqs` whole sequences of R / seqs tokens, or a piece of one.
 """
 
-from asynctile.ops.adamw import adamw, sum_squares
+from asynctile.ops.adamw import adamw, adamw_bf16, sum_squares
 from asynctile.ops.attention import attention, attention_backward, attention_delta
 from asynctile.ops.cross_entropy import cross_entropy, cross_entropy_backward
 from asynctile.ops.elementwise import column_sums, copy, fill
@@ -14,7 +18,7 @@ from asynctile.ops.gemm import gemm
 from asynctile.ops.layernorm import layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums
 
 __all__ = [
-    "adamw", "attention", "attention_backward", "attention_delta", "column_sums", "copy", "cross_entropy",
+    "adamw", "adamw_bf16", "attention", "attention_backward", "attention_delta", "column_sums", "copy", "cross_entropy",
     "cross_entropy_backward", "embed_positions", "embed_positions_backward", "embed_tokens", "embed_tokens_backward",
     "fill", "gelu", "gelu_backward", "gemm", "layernorm", "layernorm_backward", "layernorm_gradients",
     "layernorm_stats", "layernorm_sums", "sum_squares",

@@ -27,6 +27,19 @@ def adamw(w: Handle, g: Handle, m: Handle, v: Handle, hyper: Handle, *, decay: b
     return Operation("adamw", (w, g, m, v, hyper), "uruur", (decay,), number=number)
 
 
+def adamw_bf16(
+    w: Handle, g: Handle, m: Handle, v: Handle, hyper: Handle, copy: Handle, *, decay: bool, number: int
+) -> Operation:
+    """`adamw` on a matrix (R, C), with the same bits, and copy (R, C), bf16, = w to nearest even.
+
+    Kernel: adamw_bf16(w, g, m, v, hyper, copy, decay, number).
+    """
+    for tile in (g, m, v, copy):
+        expect("adamw_bf16", tile, w.shape)
+    expect("adamw_bf16", hyper, (HYPER,))
+    return Operation("adamw_bf16", (w, g, m, v, hyper, copy), "uruurw", (decay,), number=number)
+
+
 def sum_squares(g: Handle, *, number: int) -> Operation:
     """number = float64 sum of squares of g: the bits that this device's adamw reports. Kernel: sum_squares(g, number)."""
     return Operation("sum_squares", (g,), "r", number=number)

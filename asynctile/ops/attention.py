@@ -15,7 +15,7 @@ from asynctile.operation import Operation, expect
 def attention(
     q: Handle, k: Handle, v: Handle, out: Handle, stats: Handle, *, seqs: int, heads: int, first: bool, diagonal: bool
 ) -> Operation:
-    """Fold keys k and values v (Rj, g hs) into out (Ri, g hs) for queries q (Ri, g hs).
+    """Fold keys k and values v (Rj, g hs) into out (Ri, g hs) for queries q (Ri, g hs), all T.
 
     stats (2 g, Ri): row h the running maximum of head h, row g + h the running sum. `first` (j = 0) starts; the
     diagonal is the last: it divides out by the sum and leaves the log-sum-exp in rows 0 .. g - 1 (rows g .. 2g - 1
@@ -30,7 +30,7 @@ def attention(
 
 
 def attention_delta(out: Handle, dout: Handle, delta: Handle, *, heads: int) -> Operation:
-    """delta (g, Ri) = row sums of out dout over each head. Kernel: attention_delta(out, dout, delta, heads)."""
+    """delta (g, Ri) = row sums of out dout, both T, over each head. Kernel: attention_delta(out, dout, delta, heads)."""
     expect("attention_delta", dout, out.shape)
     expect("attention_delta", delta, (heads, out.shape[0]))
     return Operation("attention_delta", (out, dout, delta), "rrw", (heads,))
@@ -52,7 +52,7 @@ def attention_backward(
     first: bool,
     diagonal: bool,
 ) -> Operation:
-    """Add what queries i and keys j give to dq (Ri, g hs), dk and dv (Rj, g hs).
+    """Add what queries i and keys j give to dq (Ri, g hs), dk and dv (Rj, g hs); all but stats and delta are T.
 
     P = exp(q k^T / sqrt(hs) - lse); dv += P^T dout; dS = P (dout v^T - delta) / sqrt(hs); dq += dS k; dk += dS^T q.
     `first` (j = 0) overwrites dq; the diagonal, being the first i that key tile j meets, overwrites dk and dv.

@@ -12,7 +12,7 @@ IGNORED = -100
 def cross_entropy(
     logits: Handle, targets: Handle, stats: Handle, *, column: int, first: bool, last: bool, number: int = NO_NUMBER
 ) -> Operation:
-    """Fold logits (R, V) of the vocabulary [column, column + V) into stats (R, 3) = (maximum, sum, target's logit).
+    """Fold logits (R, V), T, of the vocabulary [column, column + V) into stats (R, 3) = (maximum, sum, target's logit).
 
     targets (R,) int32. On the `last` tile stats[:, 0] becomes the log-sum-exp, and `number` the float64 sum of
     lse - logit[target] over rows that are not ignored. Kernel:
@@ -27,7 +27,7 @@ def cross_entropy(
 
 
 def cross_entropy_backward(targets: Handle, stats: Handle, scale: Handle, logits: Handle, *, column: int) -> Operation:
-    """logits (R, V) become their gradient: (exp(logit - lse) - [column + c = target]) scale[0]; 0 on ignored rows.
+    """logits (R, V), T, become their gradient: (exp(logit - lse) - [column + c = target]) scale[0]; 0 on ignored rows.
 
     scale (1,) float32: 1 / number of targets that count. Kernel:
     cross_entropy_backward(targets, stats, scale, logits, column).

@@ -7,17 +7,17 @@ from asynctile.operation import Operation, expect
 
 
 def copy(source: Handle, target: Handle) -> Operation:
-    """target = source, any shape. Kernel: copy(source, target)."""
+    """target (U) = source (T), any shape; bf16 is rounded to nearest even. Kernel: copy(source, target)."""
     expect("copy", target, source.shape)
     return Operation("copy", (source, target), "rw")
 
 
 def fill(target: Handle, value: float) -> Operation:
-    """target = value everywhere. Kernel: fill(target, value)."""
+    """target (T) = value everywhere. Kernel: fill(target, value)."""
     return Operation("fill", (target,), "w", (float(value),))
 
 
 def column_sums(x: Handle, sums: Handle, *, accumulate: bool) -> Operation:
-    """sums (C,) = column sums of x (R, C), plus sums if `accumulate`. Kernel: column_sums(x, sums, accumulate)."""
+    """sums (C,) = column sums of x (R, C), T, plus sums if `accumulate`. Kernel: column_sums(x, sums, accumulate)."""
     expect("column_sums", sums, x.shape[1:])
     return Operation("column_sums", (x, sums), "ru" if accumulate else "rw", (accumulate,))

@@ -10,7 +10,7 @@ from asynctile.operation import Operation, expect
 
 
 def embed_positions(wpe: Handle, x: Handle, *, seqs: int, start: int, row: int, first: bool) -> Operation:
-    """x (R, C) = position rows, for those rows of x whose position lies in this wpe tile (P, C); others untouched.
+    """x (R, C) = position rows, for those rows of x whose position lies in this wpe tile (P, C), T; others untouched.
 
     The tile holds positions row .. row + P - 1. The tiles together write every row of x; `first` says that none has
     been written yet. Kernel: embed_positions(wpe, x, seqs, start, row).
@@ -19,7 +19,7 @@ def embed_positions(wpe: Handle, x: Handle, *, seqs: int, start: int, row: int, 
 
 
 def embed_tokens(tokens: Handle, wte: Handle, x: Handle, *, row: int) -> Operation:
-    """x (R, C) += wte[token - row] for tokens (R,) int32 that lie in this wte tile (V, C) = rows row .. row + V - 1.
+    """x (R, C) += wte[token - row] for tokens (R,) int32 in this wte tile (V, C), T, = rows row .. row + V - 1.
 
     Kernel: embed_tokens(tokens, wte, x, row).
     """

@@ -7,12 +7,12 @@ from asynctile.operation import Operation, expect
 
 
 def gelu(x: Handle, y: Handle) -> Operation:
-    """y = gelu(x), (R, C). Kernel: gelu(x, y)."""
+    """y = gelu(x), (R, C), both T. Kernel: gelu(x, y)."""
     expect("gelu", y, x.shape)
     return Operation("gelu", (x, y), "rw")
 
 
 def gelu_backward(x: Handle, grad: Handle) -> Operation:
-    """grad (R, C) *= gelu'(x), in place. Kernel: gelu_backward(x, grad)."""
+    """grad (R, C) *= gelu'(x), both T, in place. Kernel: gelu_backward(x, grad)."""
     expect("gelu_backward", grad, x.shape)
     return Operation("gelu_backward", (x, grad), "ru")

@@ -16,7 +16,7 @@ def gemm(
     accumulate: bool = False,
     bias: Handle | None = None,
 ) -> Operation:
-    """c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate`, plus bias (C,).
+    """c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate`, plus bias (C,); a and b are T, c is U.
 
     ta, tb: use the transpose of a or b. Kernel: gemm(a, b, c, ta, tb, accumulate) or
     gemm_bias(a, b, bias, c, ta, tb, accumulate), which adds the bias first and the product to the sum.

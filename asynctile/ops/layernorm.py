@@ -21,7 +21,7 @@ def layernorm_stats(x: Handle, stats: Handle, *, seen: int, last: bool, eps: flo
 
 
 def layernorm(x: Handle, stats: Handle, gain: Handle, bias: Handle, y: Handle) -> Operation:
-    """y (R, C) from x (R, C), stats (R, 2) = (mean, rstd), gain and bias (C,).
+    """y (R, C), T, from x (R, C), stats (R, 2) = (mean, rstd), gain and bias (C,).
 
     Kernel: layernorm(x, stats, gain, bias, y).
     """

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,17 @@ def test_plan_of_a_large_model_makes_none(program: Program) -> None:
     assert status == 0 and "50257" in out
 
 
+def test_plan_of_a_gpu_needs_none_and_says_the_rates_that_it_assumed(program: Program) -> None:
+    words = ("--device", "cuda:0", "--model", "gpt2", "--batch-size", 4, "--device-memory", "512MiB")
+    status, out, err = program("plan", *words, "--precision", "bf16")
+    assert (status, err) == (0, "")
+    for said in ("copies of matrices in bf16", "row tiles of 3,072 tokens", "assumed 50 GB/s each way", "assumed 780 TFLOP/s"):
+        assert said in out
+    status, wide, err = program("plan", *words)
+    assert (status, err) == (0, "")
+    assert "assumed 50 TFLOP/s" in wide and "copies" not in wide
+
+
 def test_info(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     status, out, err = program("info")
@@ -45,6 +57,15 @@ def test_info(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
         assert said in out
     monkeypatch.delenv("OPENBLAS_CORETYPE")
     assert "OPENBLAS_CORETYPE" not in program("info")[1]
+
+
+def test_info_names_a_gpu_and_what_it_uses(program: Program, monkeypatch: pytest.MonkeyPatch, soft_gpu: Any) -> None:
+    monkeypatch.setattr("asynctile.cli.info.gpu_count", lambda: 2)
+    monkeypatch.setattr("asynctile.cli.info.open_driver", soft_gpu.open)
+    status, out, err = program("info")
+    assert (status, err) == (0, "")
+    assert "compute capability 9.0, 1.00 GiB of 1.00 GiB free" in out
+    assert "cuda:0 epilogues" in out and "cuda:1 epilogues" in out
 
 
 @pytest.mark.parametrize("command", ["train", "generate", "plan", "info"])

@@ -43,7 +43,9 @@ def test_numbers(program: Program, command: str, option: str, value: str) -> Non
         (["--device", "cuda:x"], ["cuda:x"]),
         (["--spill-limit", "1GiB"], ["--spill-limit", "without --spill", "leave --spill-limit out"]),
         (["--update", "gpu"], ["gpu", "auto, device, host"]),
-        (["--precision", "bf16"], ["bf16", "not there yet"]),
+        (["--precision", "bf16"], ["--precision bf16", "--device cuda:N", "fp32 for cpu"]),
+        (["--precision", "tf32", "--device", "auto"], ["tf32", "cuda:N"]),
+        (["--precision", "half"], ["--precision half", "fp32, tf32 or bf16"]),
         (["--device", "cpu", "--device-memory", "1GiB"], ["--device-memory", "--host-memory"]),
         (["--device", "cpu", "--link-rate", "1GiB"], ["--link-rate", "emulated"]),
         (["--micro-batches", "3"], ["4", "3"]),
@@ -108,6 +110,8 @@ def test_generate(program: Program, tmp_path: Path) -> None:
     refused(program("generate", tmp_path, "--prompt", "a"), "run.json", command="generate")
     refused(program("generate", tmp_path, "--prompt", ""), "--prompt", command="generate")
     refused(program("generate", tmp_path), "--prompt", command="generate")
+    words = ("--device", "cpu", "--precision", "bf16")
+    refused(program("generate", tmp_path, "--prompt", "a", *words), "--precision bf16", "cuda:N", command="generate")
     refused(program("generate", tmp_path, "--prompt", "a", "--temperature", "-1"), "-1", command="generate")
 
 

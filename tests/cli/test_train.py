@@ -129,6 +129,26 @@ def test_a_run_may_be_made_longer(train: Program, program: Program, tmp_path: Pa
     assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
 
 
+@pytest.mark.filterwarnings("default:.*written under other conditions")
+def test_a_run_from_a_gpu_goes_on_elsewhere_in_another_precision(train: Program, program: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    record = json.loads((run / "run.json").read_text())
+    assert record["options"]["precision"] == "fp32"
+    record["options"] |= {"device": "cuda:0", "precision": "bf16"}
+    (run / "run.json").write_text(json.dumps(record))
+    checkpoint = run / "checkpoints" / "step-000002"
+    state = json.loads((checkpoint / "trainer.json").read_text()) | {"precision": "bf16", "tall": 4}
+    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    (checkpoint / "checksums.json").unlink()
+    resume = ("train", "--resume", "--out", run, "--steps", 3, "--device", "cpu")
+    status, _, err = program(*resume)
+    assert status == 2 and "--precision bf16 needs --device cuda:N; write --precision fp32 for cpu" in err
+    status, _, err = program(*resume, "--precision", "fp32")
+    assert (status, "precision bf16 -> fp32, tall 4 -> 1" in err) == (0, True), err
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3]
+
+
 def test_a_damaged_checkpoint(train: Program, program: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 2)[0] == 0

@@ -1,4 +1,4 @@
-"""What every kind of device promises. One suite for all of them."""
+"""What every kind of device promises. One suite for all; a GPU is one whose driver is on the CPU (tests/cuda/driver.py)."""
 
 import threading
 from dataclasses import replace
@@ -6,16 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from asynctile.device import CpuDevice, EmulatedDevice, open_device
+from asynctile.device import CpuDevice, CudaDevice, EmulatedDevice, open_device
 from asynctile.errors import DeviceError
 from asynctile.handle import Handle
 from asynctile.operation import HOST
 from asynctile.ops import copy, sum_squares
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
+from tests.cuda.driver import SoftDriver
 
 
-@pytest.fixture(params=[CpuDevice, EmulatedDevice])
+def soft_cuda():
+    return CudaDevice(SoftDriver(seed=1))
+
+
+@pytest.fixture(params=[CpuDevice, EmulatedDevice, soft_cuda])
 def device(request):
     made = request.param()
     made.start()
@@ -44,6 +49,13 @@ def fetched(device, view):
     return out
 
 
+def holding(device, gate):
+    """A kernel that takes until `gate` is open."""
+    if isinstance(device, CudaDevice):
+        return lambda on, *arrays: device.driver.hold(gate, device.streams()[0].handle)
+    return lambda *arrays: gate.wait()
+
+
 def test_bytes_come_back_as_they_went_in(device, slots):
     views = [array(device, slot, index) for index, slot in enumerate(slots)]
     assert [fetched(device, view)[0] for view in views] == [0, 1, 2, 3]
@@ -59,7 +71,7 @@ def test_an_upload_is_a_copy(device, slots):
 
 def test_a_kernel_waits_for_the_events_it_is_given(device, slots):
     gate = threading.Event()
-    device.kernels["hold"] = lambda *arrays: gate.wait()
+    device.kernels["hold"] = holding(device, gate)
     a, b = array(device, slots[0], 5), array(device, slots[1], 0)
     tiles = Handle("a", (16,)), Handle("b", (16,))
     held = device.launch(type(copy(*tiles))("hold", tiles, "rw"), (a, b), None, ())
@@ -80,6 +92,73 @@ def test_a_failing_kernel_is_carried_by_its_event(device, slots):
     event = device.launch(type(copy(*tiles))("bad", tiles, "rw"), views, None, ())
     event.wait()
     assert isinstance(event.error, ZeroDivisionError)
+
+
+def test_what_waits_for_failed_work_fails_with_it_and_what_only_comes_after_does_not(device, slots):
+    def bad(*arrays):
+        raise ZeroDivisionError
+
+    device.kernels["bad"] = bad
+    tiles = Handle("a", (16,)), Handle("b", (16,))
+    views = array(device, slots[0], 5), array(device, slots[1], 0)
+    failed = device.launch(type(copy(*tiles))("bad", tiles, "rw"), views, None, ())
+    poisoned = device.launch(copy(*tiles), views, None, (failed,))
+    follower = device.launch(copy(*tiles), views, None, (), (failed,))
+    for event in (poisoned, follower):
+        event.wait()
+    assert isinstance(poisoned.error, ZeroDivisionError)
+    assert follower.error is None
+    assert fetched(device, views[1])[0] == 5
+
+
+def test_work_of_the_device_and_of_the_host_wait_for_each_other(device, slots):
+    gate, seen = threading.Event(), []
+    host = device.add_stream("host", 1)
+    host.start()
+    read = host.enqueue((), gate.wait, (), is_copy=True)
+    source = np.ones(16, np.float32)
+    a, b = array(device, slots[0]), array(device, slots[1])
+    loaded = device.upload(a, source, (read,))
+    tiles = Handle("a", (16,)), Handle("b", (16,))
+    computed = device.launch(copy(*tiles), (a, b), None, (loaded,))
+    out = np.empty(16, np.float32)
+    stored = device.download(out, b, (computed,))
+    written = host.enqueue((stored,), lambda: seen.append(out[0]), ())
+    other = array(device, slots[2], 3)  # what is ready does not wait behind what is not
+    assert not computed.done
+    source[:] = 7  # the read has not been: its bytes are what counts
+    gate.set()
+    written.wait()
+    assert seen == [7]
+    assert fetched(device, other)[0] == 3
+
+
+def test_a_failed_read_of_the_host_fails_the_whole_chain_behind_it(device, slots):
+    gate = threading.Event()
+    host = device.add_stream("host", 1)
+    host.start()
+
+    def read():
+        gate.wait()
+        raise OSError("the disk is gone")
+
+    a, b = array(device, slots[0]), array(device, slots[1])
+    loaded = device.upload(a, np.ones(16, np.float32), (host.enqueue((), read, ()),))
+    tiles = Handle("a", (16,)), Handle("b", (16,))
+    computed = device.launch(copy(*tiles), (a, b), None, (loaded,))
+    gate.set()
+    computed.wait()
+    assert isinstance(loaded.error, OSError)
+    assert isinstance(computed.error, OSError)
+
+
+def test_numbers_are_written_where_the_host_reads_them(device, slots):
+    numbers = device.numbers(3)
+    tile = Handle("a", (16,))
+    for index in range(2):
+        view = array(device, slots[index], index + 2)
+        device.launch(sum_squares(tile, number=index), (view,), numbers[index : index + 1], ()).wait()
+    assert numbers.tolist() == [64.0, 144.0, 0.0]
 
 
 def test_an_operation_of_the_host_computes_on_host_arrays_in_order_with_copies(device, slots):
@@ -131,7 +210,7 @@ def test_a_link_takes_at_least_the_time_its_rate_says():
     ("name", "rate", "error", "says"),
     [
         ("gpu", None, DeviceError, "unknown device 'gpu': expected"),
-        ("cuda:0", None, DeviceError, "'cuda:0' is not built yet"),
+        ("cuda:x", None, DeviceError, "unknown device 'cuda:x'"),
         ("cpu", 5, ValueError, "link_rate is for device='emulated'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Split, Rows and Tiling cover exactly and stay within the edge; the default tile stays within the floor's bound."""
+"""Split, Rows and Tiling cover exactly and stay within the edge; default tiles stay within the floor's bound, on a GPU too."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynctile.grain import COARSE, FINE, Grain, grain_of
 from asynctile.layers.config import GPT2Config
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.head import STRIP_TOKENS
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import GRAIN, Split
-from asynctile.layers.tiling import FLOOR_NBYTES, FLOOR_SHARE, LADDER, Tiling, default_tile, floor_estimate
+from asynctile.layers.tiling import FLOOR_NBYTES, FLOOR_SHARE, Tiling, default_tile, floor_estimate
 
 small = st.integers(1, 400)
 
@@ -84,16 +87,43 @@ def test_wrong_shapes_are_refused() -> None:
             Tiling(tiling.config, tile)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("grain", [FINE, COARSE], ids=["fine", "coarse"])
 @pytest.mark.parametrize("config", [
     GPT2Config(), GPT2Config.named("gpt2-xl"),
     GPT2Config(n_layer=4, n_head=4, n_embd=256, block_size=256, vocab_size=256),
     GPT2Config(n_layer=1, n_head=1, n_embd=256, block_size=64, vocab_size=64),
     GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=8, vocab_size=11),
 ])  # fmt: skip
-def test_default_tile_is_the_largest_within_the_floor(config: GPT2Config) -> None:
-    tile = default_tile(config)
+def test_default_tile_is_the_largest_within_the_floor(config: GPT2Config, grain: Grain) -> None:
+    tile = default_tile(config, grain)
     bound = max(FLOOR_SHARE * config.states_nbytes, FLOOR_NBYTES)
-    assert floor_estimate(config, tile) <= bound
-    larger = [edge for edge in LADDER if edge > tile]
-    assert not larger or floor_estimate(config, larger[-1]) > bound
-    assert Tiling(config).tile == tile
+    assert floor_estimate(config, tile, grain.tall) <= bound
+    larger = [edge for edge in grain.ladder if edge > tile]
+    assert not larger or floor_estimate(config, larger[-1], grain.tall) > bound
+    assert Tiling(config, grain=grain).tile == tile
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "tile"), [("gpt2", 768), ("gpt2-medium", 1024), ("gpt2-large", 2048), ("gpt2-xl", 3072)])
+def test_the_published_models_have_large_tiles_on_a_gpu_and_floors_within_the_bound(
+    name: str, tile: int, precision: str
+) -> None:
+    config = GPT2Config.named(name)
+    assert default_tile(config, COARSE) == tile
+    floor = floor_demand(config, tile, COARSE, precision).floor_nbytes
+    assert floor <= floor_estimate(config, tile, COARSE.tall) <= FLOOR_SHARE * config.states_nbytes
+
+
+def test_row_tiles_of_a_gpu_are_tall_and_each_a_strip_of_its_own() -> None:
+    tiling = Tiling(GPT2Config(n_layer=1, block_size=1024), 768, COARSE)
+    rows = tiling.rows(16, 1024)
+    assert tiling.row_tokens == 3072
+    assert [row.size for row in rows] == [2048, 3072, 3072, 2048, 3072, 3072]
+    assert [len(strip) for strip in rows.strips(STRIP_TOKENS)] == [1] * 6
+    assert tiling.model.offsets == (0, 768)
+    assert Tiling(tiling.config, 768).rows(1, 1024)[0].size == 512
+
+
+def test_the_grain_is_that_of_the_kind_of_device() -> None:
+    assert [grain_of(name) for name in ("cuda:0", "cuda:13", "cuda")] == [COARSE] * 3
+    assert [grain_of(name) for name in ("cpu", "emulated", "auto")] == [FINE] * 3

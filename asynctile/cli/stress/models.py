@@ -20,6 +20,9 @@ from asynctile.cli.stress.place import Place, draw_place
 from asynctile.demand import measure
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling
 from asynctile.storage.demand import Demand
 
 __all__ = [
@@ -89,11 +92,12 @@ def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | 
 @cache
 def demand_of(recipe: Recipe, update: str) -> Demand:
     """What a step asks of the memories that it runs in."""
-    model = GPT2(None, CONFIG, TILE)  # type: ignore[arg-type]  # only recorded, never run
+    parameters = Parameters(CONFIG, Tiling(CONFIG, TILE))
     kind = "step" if recipe.clip_norm is None else "step_clipped"
-    on_host = frozenset(model.weights() if update == "host" else ())
-    program = model.program(kind, _BATCH, _LENGTH, recipe.micro_batches, recipe.recompute, on_host)
-    return measure([program], model.parameters.states())
+    rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches)
+    on_host = (tile for parameter in parameters.values() for tile in parameter.weights.values() if update == "host")
+    program = record(kind, parameters, rows, recompute=recipe.recompute, on_host=frozenset(on_host))
+    return measure([program], parameters.states())
 
 
 @cache

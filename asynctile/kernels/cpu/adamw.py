@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.kernels.cpu.jit import FLAG, NUMBER, ROW, TILE, inline, kernel, piece
+from asynctile.kernels.cpu.bf16 import bf16_of
+from asynctile.kernels.cpu.jit import FLAG, HALF, NUMBER, ROW, TILE, inline, kernel, piece
 
 ONE = np.float32(1.0)
 
@@ -29,21 +30,44 @@ def _norm(gradients: Any) -> float:
     return norm
 
 
+@inline()
+def _updated(weight: Any, gradient: Any, mean: Any, square: Any, keep: Any, settings: Any) -> Any:
+    """(weight, mean, square) of one element after its update; settings: `hyper` as a tuple."""
+    factor, beta1, rest1, beta2, rest2, _, step, root, eps = settings
+    scaled = gradient * factor
+    mean = beta1 * mean + rest1 * scaled
+    square = beta2 * square + rest2 * (scaled * scaled)
+    return weight * keep - step * (mean / (np.sqrt(square) / root + eps)), mean, square
+
+
+@inline()
+def _settings(hyper: Any) -> Any:
+    """`hyper` in registers: what is stored in a tile cannot change it."""
+    return hyper[0], hyper[1], hyper[2], hyper[3], hyper[4], hyper[5], hyper[6], hyper[7], hyper[8]
+
+
 @kernel((ROW, ROW, ROW, ROW, ROW, FLAG, NUMBER), (TILE, TILE, TILE, TILE, ROW, FLAG, NUMBER))
 def adamw(w: Any, g: Any, m: Any, v: Any, hyper: Any, decay: bool, number: Any) -> None:
     """Update w, m, v from g; number = sum of squares of g."""
     weights, gradients, means, squares = w.reshape(-1), g.reshape(-1), m.reshape(-1), v.reshape(-1)
-    factor, beta1, rest1, beta2, rest2 = hyper[0], hyper[1], hyper[2], hyper[3], hyper[4]
-    step, root, eps = hyper[6], hyper[7], hyper[8]
-    keep = hyper[5] if decay else ONE  # a product with 1 changes no bit
+    settings = _settings(hyper)
+    keep = settings[5] if decay else ONE  # a product with 1 changes no bit
     number[0] = _norm(gradients)
     for i in range(weights.size):
-        scaled = gradients[i] * factor
-        mean = beta1 * means[i] + rest1 * scaled
-        square = beta2 * squares[i] + rest2 * (scaled * scaled)
-        means[i] = mean
-        squares[i] = square
-        weights[i] = weights[i] * keep - step * (mean / (np.sqrt(square) / root + eps))
+        weights[i], means[i], squares[i] = _updated(weights[i], gradients[i], means[i], squares[i], keep, settings)
+
+
+@kernel((TILE, TILE, TILE, TILE, ROW, HALF, FLAG, NUMBER))
+def adamw_bf16(w: Any, g: Any, m: Any, v: Any, hyper: Any, copy: Any, decay: bool, number: Any) -> None:
+    """Update w, m, v from g; copy = w in bf16; number = sum of squares of g."""
+    weights, gradients, means, squares = w.reshape(-1), g.reshape(-1), m.reshape(-1), v.reshape(-1)
+    copies = copy.reshape(-1)
+    settings = _settings(hyper)
+    keep = settings[5] if decay else ONE
+    number[0] = _norm(gradients)
+    for i in range(weights.size):
+        weight, mean, square = _updated(weights[i], gradients[i], means[i], squares[i], keep, settings)
+        weights[i], means[i], squares[i], copies[i] = weight, mean, square, bf16_of(weight)
 
 
 @kernel((ROW, NUMBER), (TILE, NUMBER))

@@ -15,6 +15,7 @@ from numba import extending, njit, types
 
 ROW = types.float32[::1]  # (C,)
 TILE = types.float32[:, ::1]  # (R, C)
+HALF = types.uint16[:, ::1]  # (R, C), bf16
 TOKENS = types.int32[::1]  # (R,)
 NUMBER = types.float64[::1]  # (1,)
 FLAG, COUNT, REAL = types.boolean, types.int64, types.float64

@@ -9,6 +9,7 @@ from numba import njit
 
 from asynctile.kernels.cpu import KERNELS
 from asynctile.kernels.cpu.jit import SIGNATURES
+from asynctile.precision import to_bf16
 from tests.kernels import reference
 from tests.kernels.reference import random
 
@@ -29,6 +30,38 @@ def test_bits(shape, decay):
     assert number[0] == pytest.approx(norm, rel=1e-13)
     KERNELS["sum_squares"](g, number)
     assert number[0] == pytest.approx(norm, rel=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (129, 100)])
+@pytest.mark.parametrize("decay", [False, True])
+def test_the_update_with_a_copy_has_the_same_bits(shape, decay):
+    """Also where weights overflow: bf16 has infinities and NaN of its own."""
+    hyper = HYPER.astype(np.float32)
+    w, g, m, v = random(1, *shape), random(2, *shape), random(3, *shape), np.abs(random(4, *shape))
+    w.reshape(-1)[-1], g.reshape(-1)[0] = np.float32(3.4e38), np.nan
+    w.reshape(-1).view(np.uint32)[:1] = 0x7FFFFFFF  # a NaN that rounding would carry to -0
+    twins, copy = [x.copy() for x in (w, g, m, v)], np.zeros(shape, np.uint16)
+    number, other = np.zeros(1), np.zeros(1)
+    KERNELS["adamw"](w, g, m, v, hyper, decay, number)
+    KERNELS["adamw_bf16"](*twins, hyper, copy, decay, other)
+    for found, wanted in zip(twins, (w, g, m, v), strict=True):
+        assert found.tobytes() == wanted.tobytes()
+    assert np.array_equal(copy, to_bf16(w))
+    assert np.isnan(other[0]) and np.isnan(number[0])
+    g.reshape(-1)[0] = 2.0
+    KERNELS["adamw_bf16"](w, g, m, v, hyper, copy, decay, number)
+    assert number[0] == pytest.approx(float((g.astype(np.float64) ** 2).sum()), rel=1e-13)
+
+
+def test_copies_are_rounded_to_even_from_the_middle():
+    """A step of length zero changes no weight: what is rounded is known to the bit."""
+    hyper, zeros = HYPER.astype(np.float32), np.zeros((64, 100), np.float32)
+    hyper[6] = 0.0
+    upper = np.random.default_rng(1).integers(0, 0x7F00, zeros.size).astype(np.uint32)
+    w = ((upper << 16) + 0x8000).view(np.float32).reshape(zeros.shape)
+    copy = np.zeros(zeros.shape, np.uint16)
+    KERNELS["adamw_bf16"](w, zeros, zeros.copy(), zeros.copy(), hyper, copy, False, np.zeros(1))
+    assert np.array_equal(copy.reshape(-1), upper + upper % 2)
 
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (63,), (4999,), (3, 17), (31, 33), (129, 100)])
@@ -55,11 +88,12 @@ def test_what_is_not_finite_reaches_the_norm(value):
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="reads x86 instructions")
-def test_the_update_is_vectorised_and_not_contracted():
-    function = KERNELS["adamw"]
+@pytest.mark.parametrize("name", ["adamw", "adamw_bf16"])
+def test_the_update_is_vectorised_and_not_contracted(name):
+    function = KERNELS[name]
     options = {name: value for name, value in function.targetoptions.items() if name not in ("cache", "nopython")}
     fresh = njit(**options)(function.py_func)  # code from the cache on disk cannot be shown
-    fresh.compile(SIGNATURES["adamw"][1])
+    fresh.compile(SIGNATURES[name][-1])
     code = fresh.inspect_asm(fresh.signatures[0])
     assert not re.search(r"fn?m(add|sub)\w*[ps]s\b", code)
     assert re.search(r"v?sqrtps", code)

@@ -1,0 +1,142 @@
+"""Matrix products with something added on the way out, by cuBLASLt: a bias row, or another matrix, without a pass of their own.
+
+Called through ctypes, like cublas.py. What an algorithm is chosen by is the shape alone, never an address, so equal operands
+give equal bits wherever they stand. Not every combination of types has an algorithm: `gemm` says so, and the caller takes the
+plain way. Whether its results are right on this machine is tried once, when the device opens (probe.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+from asynctile.device.cublas import DATA_TYPE, WORKSPACE_NBYTES, compute_type, load
+from asynctile.grain import COARSE
+from asynctile.kernels.cuda.array import Array
+
+#: cublasLtMatmulDescAttributes_t.
+TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, BIAS_DATA_TYPE = 3, 4, 7, 8, 26
+#: cublasLtEpilogue_t: nothing, or a row added.
+EPILOGUE_DEFAULT, EPILOGUE_BIAS = 1, 4
+#: cublasLtMatmulPreferenceAttributes_t, and what it takes every address to be a multiple of.
+MAX_WORKSPACE, MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
+FLOAT32 = 0
+ALIGNMENT = COARSE.alignment
+
+
+class _Heuristic(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = [
+        ("algorithm", c_uint64 * 8), ("workspace", c_size_t), ("state", c_int), ("waves", c_float), ("reserved", c_int * 4),
+    ]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Plan:
+    """Descriptors and the algorithm for one shape."""
+
+    operation: c_void_p
+    layouts: tuple[c_void_p, c_void_p, c_void_p]
+    found: _Heuristic
+
+
+class CublasLt:
+    """stream, tf32, workspace: as for Cublas; both may have the same workspace, as their work is on one stream."""
+
+    def __init__(self, stream: int, *, tf32: bool, workspace: int) -> None:
+        self._library = load("cublasLt", "cublasLtGetStatusString")
+        self._stream = c_void_p(stream)
+        self._compute = compute_type(tf32)
+        self._workspace = c_void_p(workspace)
+        self._handle = c_void_p()
+        self._plans: dict[tuple[Any, ...], Plan | None] = {}
+        self._one, self._zero = c_float(1.0), c_float(0.0)
+        self._call("cublasLtCreate", byref(self._handle))
+
+    def gemm(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None = None, bias: Array | None = None
+    ) -> bool:
+        """c = op(a) op(b) (+ source) (+ bias), all row-major; False, and nothing done, if there is no algorithm for it.
+
+        source: of c's shape and dtype, c itself allowed. bias (C,) float32.
+        """
+        key = (a.shape, b.shape, c.shape, a.dtype.itemsize, c.dtype.itemsize, ta, tb, source is not None, bias is not None)
+        if key not in self._plans:
+            self._plans[key] = self._plan(a, b, c, ta, tb, bias is not None)
+        plan = self._plans[key]
+        if plan is None:
+            return False
+        if bias is not None:
+            self._set(plan.operation, BIAS_POINTER, c_uint64(bias.ptr))
+        left, right, out = plan.layouts
+        beta = self._zero if source is None else self._one
+        added = c.ptr if source is None else source.ptr
+        # It thinks in columns: the row-major product is its product of the transposes, the other way round.
+        self._call(
+            "cublasLtMatmul", self._handle, plan.operation, byref(self._one), c_void_p(b.ptr), left, c_void_p(a.ptr), right,
+            byref(beta), c_void_p(added), out, c_void_p(c.ptr), out, byref(plan.found), self._workspace,
+            c_size_t(plan.found.workspace), self._stream,
+        )  # fmt: skip
+        return True
+
+    def close(self) -> None:
+        for plan in self._plans.values():
+            if plan is not None:
+                self._destroy(plan)
+        self._library.cublasLtDestroy(self._handle)
+
+    def _plan(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, biased: bool) -> Plan | None:
+        """What cuBLASLt holds best for this shape; None if it has nothing."""
+        operation = c_void_p()
+        self._call("cublasLtMatmulDescCreate", byref(operation), c_int(self._compute), c_int(FLOAT32))
+        self._set(operation, TRANSA, c_int(tb))
+        self._set(operation, TRANSB, c_int(ta))
+        self._set(operation, EPILOGUE, c_uint32(EPILOGUE_BIAS if biased else EPILOGUE_DEFAULT))
+        if biased:
+            self._set(operation, BIAS_DATA_TYPE, c_int(FLOAT32))
+            self._set(operation, BIAS_POINTER, c_uint64(ALIGNMENT))  # asks how addresses are aligned, reads nothing
+        layouts = self._layout(b), self._layout(a), self._layout(c)
+        found, count = _Heuristic(), c_int()
+        status = self._library.cublasLtMatmulAlgoGetHeuristic(
+            self._handle, operation, *layouts, layouts[2], self._preference(), c_int(1), byref(found), byref(count)
+        )
+        plan = Plan(operation, layouts, found)
+        if status or not count.value or found.state:
+            self._destroy(plan)
+            return None
+        return plan
+
+    def _layout(self, array: Array) -> c_void_p:
+        layout, kind = c_void_p(), c_int(DATA_TYPE[array.dtype.itemsize])
+        rows, columns = array.shape
+        call = ("cublasLtMatrixLayoutCreate", byref(layout), kind, c_uint64(columns), c_uint64(rows), c_int64(columns))
+        self._call(*call)
+        return layout
+
+    def _preference(self) -> c_void_p:
+        """Made once: the workspace there is, and how addresses are aligned."""
+        if not hasattr(self, "_preferred"):
+            self._preferred = c_void_p()
+            self._call("cublasLtMatmulPreferenceCreate", byref(self._preferred))
+            limits = [(MAX_WORKSPACE, c_uint64(WORKSPACE_NBYTES)), *((which, c_uint32(ALIGNMENT)) for which in MIN_ALIGNMENTS)]
+            for which, value in limits:
+                size = c_size_t(ctypes.sizeof(value))
+                self._call("cublasLtMatmulPreferenceSetAttribute", self._preferred, c_int(which), byref(value), size)
+        return self._preferred
+
+    def _set(self, operation: c_void_p, which: int, value: Any) -> None:
+        size = c_size_t(ctypes.sizeof(value))
+        self._call("cublasLtMatmulDescSetAttribute", operation, c_int(which), byref(value), size)
+
+    def _destroy(self, plan: Plan) -> None:
+        self._library.cublasLtMatmulDescDestroy(plan.operation)
+        for layout in plan.layouts:
+            self._library.cublasLtMatrixLayoutDestroy(layout)
+
+    def _call(self, name: str, *args: Any) -> None:
+        status = getattr(self._library, name)(*args)
+        if status:
+            raise RuntimeError(f"{name} failed: {self._library.cublasLtGetStatusString(status).decode()}")

@@ -1,0 +1,260 @@
+"""A GPU as a device: compute, upload and download streams over slots in its memory, behind RAM that the driver has pinned.
+
+Covers what the engine asks of a device; ordering and landing are cuda_stream.py, memory is cuda_memory.py, calls into CUDA
+are driver.py. All computing goes to one stream, so that equal programs give equal bits and one set of scratch serves all
+kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from asynctile.device.base import Recorder, Report
+from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
+from asynctile.device.cuda_stream import CudaEvent, CudaStream
+from asynctile.device.driver import Driver
+from asynctile.errors import BudgetError, DeviceError
+from asynctile.grain import COARSE
+from asynctile.kernels import cpu as cpu_kernels
+from asynctile.kernels import cuda as kernels
+from asynctile.kernels.cuda import Array
+from asynctile.operation import Operation
+from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.sizes import format_size
+from asynctile.stream import Event, Runner, Stream
+
+#: Kernels of operations that the host does.
+ON_HOST = ("adamw", "adamw_bf16")
+#: Of a GPU's free memory, left to the driver, to cuBLAS's workspace and to slabs that are not full.
+RESERVE_NBYTES = 768 << 20
+
+
+class CudaDevice:
+    """driver: the GPU. precision: "fp32", "tf32" or "bf16"; DeviceError if the GPU has no such arithmetic."""
+
+    has_link = True
+    grain = COARSE
+
+    def __init__(self, driver: Driver, precision: str = "fp32") -> None:
+        if precision != "fp32" and driver.capability < (8, 0):
+            major, minor = driver.capability
+            raise DeviceError(f"{driver.name} has no {precision} arithmetic (compute capability {major}.{minor}, 8.0 is the "
+                              "first with it); choose precision 'fp32'")
+        self.name = driver.name
+        self.driver = driver
+        self.precision = precision
+        self.kernels: dict[str, Callable[..., None]] = dict(kernels.KERNELS)
+        self.host = PinnedMemory(driver)
+        self._lock = threading.Lock()
+        self._memory = DeviceMemory(driver)
+        self._compute = CudaStream("compute", driver, self._lock)
+        self._up = CudaStream("upload", driver, self._lock)
+        self._down = CudaStream("download", driver, self._lock)
+        self._copies = Stream("unpin", self._lock)
+        # A core is left to the loop, and one to those who see work land.
+        self._host = Stream("host", self._lock, max(1, len(os.sched_getaffinity(0)) - 2))
+        self._others: list[Stream] = [self._copies, self._host]
+        self._context = Queue(driver, self._compute, tf32=precision == "tf32")
+        self._capture: Capture | None = None
+        #: pinned RAM that nobody uses now, by size
+        self._pinned: dict[int, list[PinnedMap]] = {}
+
+    def budget(self, wanted: int | None) -> int:
+        free, total = self.driver.memory()
+        room = free - RESERVE_NBYTES
+        if wanted is not None and wanted <= room:
+            return wanted
+        if wanted is None and room > 0:
+            return room
+        raise BudgetError(
+            f"{self.name} has {format_size(max(room, 0))} for tiles: {format_size(free)} of its {format_size(total)} are free, "
+            f"and {format_size(RESERVE_NBYTES)} are kept for the driver; "
+            + ("end what else fills the GPU, or choose another device" if wanted is None else
+               f"lower device_memory of {format_size(wanted)}, or end what else fills the GPU"),
+            floor=max(room, 0),
+        )
+
+    def start(self) -> None:
+        self._context.open()
+        for stream in self.streams():
+            stream.start()
+
+    def warm(self, report: Report | None) -> None:
+        if report:
+            report("the CUDA kernels", 0, 1)
+        self.driver.load(kernels.source())
+        cpu_kernels.warm(report, ON_HOST)
+
+    def map_pool(self, pool: Pool) -> None:
+        self._memory.map_pool(pool)
+
+    def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self._memory.array(slot, shape, dtype)
+
+    def discard(self, slot: Slot) -> None:
+        self._memory.discard(slot)
+
+    def numbers(self, count: int) -> np.ndarray:
+        """float64 zeros (count,) in RAM that kernels can write."""
+        block = self._take_pinned(count * 8)
+        view = np.ndarray((count,), np.float64, block)
+        view[:] = 0.0
+        weakref.finalize(view, self._give_pinned, block).atexit = False
+        return view
+
+    def launch(
+        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
+    ) -> Event:
+        args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, _array(number))
+        kernel = self.kernels[operation.kernel]
+        if self._capture is None:
+            return self._compute.enqueue(waits, kernel, (self._context, *args), after=after, what=operation)
+        self._capture.waits.update(waits)
+        self._capture.after.update(after)
+        kernel(self._context, *args)
+        return self._capture.event
+
+    def launch_on_host(
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
+        after: Sequence[Event] = (),
+    ) -> Event:
+        args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
+        return self._host.enqueue(waits, cpu_kernels.KERNELS[operation.kernel], args, after=after, what=operation)
+
+    def recorder(self) -> Recorder | None:
+        return self if self._compute.trace is None else None  # a trace wants to see each operation
+
+    def begin_capture(self) -> Event:
+        self._capture = Capture(CudaEvent(self._compute, False, "a graph of operations"))
+        self.driver.bind()
+        self.driver.begin_capture(self._compute.handle)
+        return self._capture.event
+
+    def end_capture(self) -> Any:
+        capture, self._capture = self._capture, None
+        assert capture is not None
+        graph = self.driver.end_capture(self._compute.handle)
+        waits, after = capture.waits - {capture.event}, capture.after - {capture.event}
+        self._compute.enqueue(tuple(waits), self._run, (graph,), after=tuple(after), event=capture.event)
+        return graph
+
+    def replay(self, graph: Any, waits: Sequence[Event], after: Sequence[Event] = ()) -> Event:
+        return self._compute.enqueue(waits, self._run, (graph,), after=after, what="a graph of operations")
+
+    def forget(self, graph: Any) -> None:
+        self.driver.destroy_graph(graph)
+
+    def _run(self, graph: Any) -> None:
+        self.driver.launch_graph(graph, self._compute.handle)
+
+    def upload(
+        self, target: Array, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
+        args = (target.ptr, source.ctypes.data, target.nbytes, self._up.handle)
+        return self._up.enqueue(waits, self.driver.copy, args, after=after, is_copy=True, what=what)
+
+    def download(
+        self, target: np.ndarray, source: Array, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
+    ) -> Event:
+        if isinstance(target.base, PinnedMap):
+            return self._down_to(target, source, waits, after, what)
+        # A copy to RAM that is not pinned would hold the caller until it is done: through pinned RAM, and on by a host thread.
+        block = self._take_pinned(source.nbytes)
+        staged = np.ndarray(source.shape, source.dtype, block)
+        landed = self._down_to(staged, source, waits, after, what)
+        return self._copies.enqueue((landed,), self._unpin, (target, staged, block), is_copy=True, what=what)
+
+    def add_stream(self, name: str, threads: int) -> Stream:
+        stream = Stream(name, self._lock, threads)
+        self._others.append(stream)
+        return stream
+
+    def stall_s(self) -> float:
+        return self._compute.stall_s
+
+    def streams(self) -> list[Runner]:
+        return [self._compute, self._up, self._down, *self._others]
+
+    def close(self, patience_s: float | None = None) -> None:
+        # The host's streams first: what they have yet to do may wait for the GPU, and the GPU for them.
+        for stream in reversed(self.streams()):
+            stream.close(patience_s)
+        self._context.close()
+        self._pinned.clear()
+        self.driver.close()
+
+    def _down_to(
+        self, target: np.ndarray, source: Array, waits: Sequence[Event], after: Sequence[Event], what: object
+    ) -> Event:
+        args = (target.ctypes.data, source.ptr, source.nbytes, self._down.handle)
+        return self._down.enqueue(waits, self.driver.copy, args, after=after, is_copy=True, what=what)
+
+    def _unpin(self, target: np.ndarray, staged: np.ndarray, block: PinnedMap) -> None:
+        np.copyto(target, staged)
+        self._give_pinned(block)
+
+    def _take_pinned(self, nbytes: int) -> PinnedMap:
+        with self._lock:
+            free = self._pinned.get(nbytes)
+            if free:
+                return free.pop()
+        return self.host.block(nbytes)
+
+    def _give_pinned(self, block: PinnedMap) -> None:
+        self._pinned.setdefault(block.nbytes, []).append(block)
+
+
+@dataclass(slots=True, eq=False)
+class Capture:
+    """A graph being written down: the event that stands for it, and what its operations wait for."""
+
+    event: CudaEvent
+    waits: set[Event] = field(default_factory=set)
+    after: set[Event] = field(default_factory=set)
+
+
+class Queue:
+    """A stream as launchers see it (kernels/cuda/context.py)."""
+
+    scratch: Array
+
+    def __init__(self, driver: Driver, stream: CudaStream, *, tf32: bool) -> None:
+        self._driver = driver
+        self._handle = stream.handle
+        self._tf32 = tf32
+
+    def open(self) -> None:
+        self._driver.open_gemm(self._handle, tf32=self._tf32)
+        address = self._driver.malloc(kernels.SCRATCH)
+        self.scratch = Array(address, (kernels.SCRATCH // 8,), np.dtype(np.float64))
+
+    def launch(
+        self, kernel: str, grid: int | tuple[int, ...], block: int, *args: Array | bool | int | float, shared: int = 0
+    ) -> None:
+        packed = kernels.pack(args)
+        shape = grid if isinstance(grid, tuple) else (grid,)
+        self._driver.launch(kernel, shape, block, shared, packed.address, self._handle)
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        self._driver.gemm(a, b, c, ta, tb, accumulate)
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        return self._driver.gemm_onto(a, b, c, ta, tb, source, bias)
+
+    def close(self) -> None:
+        if hasattr(self, "scratch"):
+            self._driver.free(self.scratch.ptr)
+
+
+def _array(number: np.ndarray) -> Array:
+    """A float64 that the host sees, as kernels see it: pinned RAM has one address for both."""
+    return Array(number.ctypes.data, number.shape, number.dtype)

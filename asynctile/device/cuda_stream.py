@@ -1,0 +1,286 @@
+"""A stream of a GPU, and the thread that sees its work land.
+
+Work is handed to the driver as soon as everything it waits for has been handed over too: what is on the same GPU is ordered
+there, by marks (CUDA events) between streams, and Python has no part in it. Only what a host thread has yet to do (a tile
+read from the disk) holds work back here; when that is done the work is handed over by the thread that did it, and whatever
+hung on it follows.
+
+Landing: a thread a stream sleeps until a mark has happened, then tells futures and host threads. It wakes for what somebody
+waits for, and otherwise for every few pieces of work. The way not taken: a driver callback into Python, which takes the
+interpreter's lock inside the driver and can deadlock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from asynctile.device.driver import Driver
+from asynctile.errors import DeviceError
+from asynctile.stream import Event, Span, Task
+
+#: Pieces of work that land together when nobody waits for one of them.
+BATCH = 8
+
+
+class CudaEvent(Event):
+    """mark: the driver's event, while the work is on its way; 0 for work that failed before it was handed over.
+
+    number: its place in the stream, 0 until it was handed over, or failed.
+    heirs: tasks that wait for it to be handed over. span: timed marks around the work, while a trace is recorded.
+    """
+
+    __slots__ = ("stream", "mark", "number", "heirs", "span")
+
+    def __init__(self, stream: CudaStream, is_copy: bool, what: object) -> None:
+        super().__init__(is_copy, what)
+        self.stream = stream
+        self.mark = self.number = 0
+        self.heirs: list[Task] = []
+        self.span: tuple[int, int] | None = None
+
+
+class CudaStream:
+    """A runner (asynctile/stream.py). handle: the driver's stream. stall_s: seconds in which it waited for copies.
+
+    lock: shared with every stream whose work waits for this one's, on the GPU or on the host.
+    """
+
+    def __init__(self, name: str, driver: Driver, lock: threading.Lock) -> None:
+        self.name = name
+        self.handle = driver.new_stream()
+        self.trace: list[Span] | None = None
+        self.finished = 0
+        self.waiting: set[Task] = set()
+        self.stall_s = 0.0
+        self._driver = driver
+        self._lock = lock
+        self._more = threading.Condition(lock)
+        self._flying: deque[CudaEvent] = deque()
+        self._marks: list[int] = []
+        self._timers: list[int] = []
+        #: timed marks before and after a wait for copies, oldest first, with the number of the work behind it
+        self._stalls: deque[tuple[int, int, int]] = deque()
+        #: by stream, the last of its work that this one is already ordered behind
+        self._behind: dict[CudaStream, int] = {}
+        self._number = 0
+        self._landed_at = time.perf_counter()
+        self._origin: tuple[int, float] | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._land, name=f"asynctile-{name}", daemon=True)
+
+    @property
+    def running(self) -> Mapping[str, tuple[Task, float]]:
+        """The piece of work that lands next, as the watchdog wants to know it."""
+        with self._lock:
+            if not self._flying:
+                return {}
+            return {self.name: (Task(self, self._flying[0], _nothing, ()), self._landed_at)}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def enqueue(
+        self,
+        waits: Sequence[Event],
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        after: Sequence[Event] = (),
+        is_copy: bool = False,
+        what: object = None,
+        event: CudaEvent | None = None,
+    ) -> CudaEvent:
+        """Hand work(*args), which enqueues on `handle`, to the driver behind `waits`, which must go well, and `after`.
+
+        event: that of the work, if there is one already. DeviceError once the stream is closed.
+        """
+        event = event or CudaEvent(self, is_copy, what)
+        task = Task(self, event, work, args)
+        with self._lock:
+            if self._closing:
+                raise DeviceError(f"stream {self.name} is closed: the engine was closed while it worked")
+            task.waits, task.after = waits, after
+            _hang_on(task)
+            if task.waiting:
+                self.waiting.add(task)
+            else:
+                self._hand_over(task)
+        return event
+
+    def becomes_ready(self, task: Task, by: object) -> None:
+        """What the task waited for on the host is done, or was handed over."""
+        self._hand_over(task)
+
+    def fed(self) -> None:
+        pass  # what waits for copies is measured on the GPU
+
+    def close(self, patience_s: float | None = None) -> None:
+        """Let everything land, then end. patience_s: wait at most that long; what hangs is left behind."""
+        with self._lock:
+            self._closing = True
+            self._more.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(patience_s)
+            if self._thread.is_alive():
+                return
+        self._driver.bind()
+        self._driver.destroy_stream(self.handle)
+        for mark in (*self._marks, *self._timers):
+            self._driver.destroy_event(mark)
+
+    def _hand_over(self, task: Task) -> None:
+        """Under the lock: give a task to the driver, and every task that hung on that."""
+        ready = deque([task])
+        while ready:
+            task = ready.popleft()
+            stream, event = task.stream, task.event
+            assert isinstance(stream, CudaStream) and isinstance(event, CudaEvent)
+            stream.waiting.discard(task)
+            stream._submit(task, event)
+            task.waits = task.after = task.args = ()
+            heirs, event.heirs = event.heirs, []
+            for heir in heirs:
+                heir.waiting -= 1
+                if not heir.waiting:
+                    ready.append(heir)
+
+    def _submit(self, task: Task, event: CudaEvent) -> None:
+        """Under the lock: enqueue on the driver's stream, or fail. Either way it lands, in order."""
+        for before in task.waits:
+            event.error = event.error or before.error
+        if event.error is None:
+            try:
+                self._driver.bind()
+                self._order_behind(task)
+                timed = self.trace is not None
+                start = self._stamp() if timed else 0
+                task.work(*task.args)
+                if timed:
+                    event.span = start, self._stamp()
+                event.mark = self._marks.pop() if self._marks else self._driver.new_event()
+                self._driver.record(event.mark, self.handle)  # last: what has landed has stamped its times
+            except BaseException as error:  # the event carries it to whoever waits
+                event.error = error
+        self._number += 1
+        event.number = self._number
+        if not self._flying:
+            self._landed_at = time.perf_counter()
+            self._more.notify()
+        self._flying.append(event)
+
+    def _order_behind(self, task: Task) -> None:
+        """Make the driver's stream wait for what other streams have yet to do."""
+        last: dict[CudaStream, CudaEvent] = {}
+        copies = False
+        for before in (*task.waits, *task.after):
+            if before.done or not isinstance(before, CudaEvent) or before.stream is self or not before.mark:
+                continue
+            known = last[before.stream].number if before.stream in last else self._behind.get(before.stream, 0)
+            if before.number > known:
+                copies = copies or before.is_copy
+                last[before.stream] = before
+        if not last:
+            return
+        since = self._stamp() if copies and not task.event.is_copy else 0
+        for stream, before in last.items():
+            self._driver.wait(self.handle, before.mark)
+            self._behind[stream] = before.number
+        if since:
+            self._stalls.append((since, self._stamp(), self._number + 1))
+
+    def _stamp(self) -> int:
+        timer = self._timers.pop() if self._timers else self._driver.new_event(timed=True)
+        self._driver.record(timer, self.handle)
+        return timer
+
+    def _land(self) -> None:
+        """The thread: see work land, in order, until closed."""
+        self._driver.bind()
+        while (target := self._next()) is not None:
+            error: BaseException | None = None
+            try:
+                if target.mark:
+                    self._driver.synchronize(target.mark)
+            except Exception as failure:
+                error = DeviceError(f"the GPU failed at or before {target.what or 'a copy'}: {failure}")
+            with self._lock:
+                landed = self._take(target, error)
+            for event in landed:
+                event.wake()
+
+    def _next(self) -> CudaEvent | None:
+        """The work to sleep until: the first that is awaited or failed, or one a few further on; None when closed."""
+        with self._lock:
+            while not self._flying:
+                if self._closing and not self.waiting:
+                    return None
+                self._more.wait()
+            before = self._flying[0]
+            for index, event in enumerate(self._flying):
+                if not event.mark and before.mark:
+                    return before  # what failed has no mark: what is in front of it lands first
+                if event.is_awaited or not event.mark or index == BATCH - 1:
+                    return event
+                before = event
+            return before
+
+    def _take(self, target: CudaEvent, error: BaseException | None) -> list[CudaEvent]:
+        """Under the lock: everything up to `target` has landed."""
+        landed = []
+        self._landed_at = time.perf_counter()
+        while self._flying and self._flying[0].number <= target.number:
+            event = self._flying.popleft()
+            event.error = event.error or error
+            self.finished += 1
+            if event.mark:
+                self._marks.append(event.mark)
+            event.finish(self)
+            landed.append(event)
+        if error is None:
+            self._measure(target.number, landed)
+        return landed
+
+    def _measure(self, number: int, landed: Sequence[CudaEvent]) -> None:
+        """Read the timers of what has landed."""
+        while self._stalls and self._stalls[0][2] <= number:
+            start, end, _ = self._stalls.popleft()
+            self.stall_s += self._driver.elapsed_s(start, end)
+            self._timers += (start, end)
+        for event in landed:
+            if event.span is not None and self.trace is not None:
+                self._trace(self.trace, event, *event.span)
+                event.span = None
+
+    def _trace(self, trace: list[Span], event: CudaEvent, start: int, end: int) -> None:
+        """Times on the GPU, put on the host's clock by when the first of them landed."""
+        lasted_s = self._driver.elapsed_s(start, end)
+        if self._origin is None:
+            self._origin = start, time.perf_counter() - lasted_s  # a timer that is kept: times count from it
+            began_s = self._origin[1]
+        else:
+            began_s = self._origin[1] + self._driver.elapsed_s(self._origin[0], start)
+            self._timers.append(start)
+        self._timers.append(end)
+        name = getattr(event.what, "kernel", None) or ("copy" if event.is_copy else "work")
+        trace.append((self.name, name, began_s, began_s + lasted_s))
+
+
+def _hang_on(task: Task) -> None:
+    """Under the lock: count what has not been handed over yet, or, of the host's own work, is not done yet."""
+    for before in (*task.waits, *task.after):
+        if isinstance(before, CudaEvent) and not before.number:
+            before.heirs.append(task)
+            task.waiting += 1
+    task.hang_on(_of_the_host(task.waits), _of_the_host(task.after))
+
+
+def _of_the_host(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, CudaEvent)]
+
+
+def _nothing() -> None:
+    """What a task that only stands for an event runs."""

@@ -1,0 +1,110 @@
+"""Trying an optional library once before it is used: small products against float64, twice, for right and equal results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import numpy as np
+
+from asynctile.kernels.cuda.array import Array
+from asynctile.precision import BF16, FP32, from_bf16, to_bf16
+
+#: Rows, inner and columns of the products.
+SHAPE = (96, 160, 224)
+#: Of the largest expected magnitude: rounding of bf16 results, and of float32 or TF32 ones.
+TOLERANCE = {BF16: 8e-3, FP32: 4e-3}
+
+#: (a, b, c, ta, tb, source, bias) -> whether it was done.
+Product = Callable[[Array, Array, Array, bool, bool, Array | None, Array | None], bool]
+
+
+class Memory(Protocol):
+    """The part of a driver that a trial needs."""
+
+    def malloc(self, nbytes: int) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
+
+    def new_event(self) -> int: ...
+
+    def destroy_event(self, event: int) -> None: ...
+
+    def record(self, event: int, stream: int) -> None: ...
+
+    def synchronize(self, event: int) -> None: ...
+
+
+def wrong_product(product: Product, memory: Memory, stream: int) -> str | None:
+    """What is wrong with `product`, in words; None if every combination that it does is right, and the same twice."""
+    for kind, out, ta, tb, with_source, with_bias in _cases():
+        try:
+            results = [_run(product, memory, stream, kind, out, ta, tb, with_source, with_bias) for _ in range(2)]
+        except Exception as error:  # whatever it is, the library is not used
+            return f"{type(error).__name__}: {error}"
+        if results[0] is None:
+            continue
+        what = f"{np.dtype(kind).name} to {np.dtype(out).name}, source {with_source}, bias {with_bias}"
+        if results[1] is None or not results[0][1] <= TOLERANCE[out]:
+            return f"wrong results ({what})"
+        if results[0][0] != results[1][0]:
+            return f"results that differ from run to run ({what})"
+    return None
+
+
+def _cases() -> Iterator[tuple[Any, Any, bool, bool, bool, bool]]:
+    for kind, out in ((BF16, FP32), (BF16, BF16), (FP32, FP32)):
+        for ta, tb in ((False, False), (True, False), (False, True)):
+            yield kind, out, ta, tb, False, True
+            yield kind, out, ta, tb, True, True
+        yield kind, out, False, False, True, False
+
+
+def _run(
+    product: Product, memory: Memory, stream: int, kind: Any, out: Any, ta: bool, tb: bool, with_source: bool, with_bias: bool
+) -> tuple[bytes, float] | None:
+    """Bits and relative error of one product of the same random operands; None if it was not done."""
+    rows, inner, columns = SHAPE
+    random = np.random.default_rng(7)
+    a = random.standard_normal((inner, rows) if ta else (rows, inner), np.float32)
+    b = random.standard_normal((columns, inner) if tb else (inner, columns), np.float32)
+    source, bias = random.standard_normal((rows, columns), np.float32), random.standard_normal(columns, np.float32)
+    values = [_as(a, kind), _as(b, kind), _as(source, out), bias]
+    result = np.full((rows, columns), 0xFFFF, out) if out == BF16 else np.full((rows, columns), np.nan, out)
+    with ExitStack() as stack:
+        arrays = [_place(value, memory, stream, stack) for value in (*values, result)]
+        done = product(arrays[0], arrays[1], arrays[4], ta, tb, arrays[2] if with_source else None,
+                       arrays[3] if with_bias else None)  # fmt: skip
+        _fetch(result, arrays[4], memory, stream)
+    if not done:
+        return None
+    left, right, added = (_wide(value) for value in values[:3])
+    expected = (left.T if ta else left) @ (right.T if tb else right)
+    expected += (added if with_source else 0.0) + (bias if with_bias else 0.0)
+    return result.tobytes(), float(np.max(np.abs(_wide(result) - expected)) / np.max(np.abs(expected)))
+
+
+def _as(values: np.ndarray, kind: Any) -> np.ndarray:
+    return to_bf16(values) if kind == BF16 else values
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    return (from_bf16(values) if values.dtype == BF16 else values).astype(np.float64)
+
+
+def _place(value: np.ndarray, memory: Memory, stream: int, stack: ExitStack) -> Array:
+    address = memory.malloc(value.nbytes)
+    stack.callback(memory.free, address)
+    memory.copy(address, value.ctypes.data, value.nbytes, stream)
+    return Array(address, value.shape, value.dtype)
+
+
+def _fetch(target: np.ndarray, source: Array, memory: Memory, stream: int) -> None:
+    memory.copy(target.ctypes.data, source.ptr, source.nbytes, stream)
+    event = memory.new_event()
+    memory.record(event, stream)
+    memory.synchronize(event)
+    memory.destroy_event(event)

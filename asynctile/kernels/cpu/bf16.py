@@ -1,0 +1,26 @@
+"""float32 to the bits of bf16 as straight-line integer arithmetic, which vectorises inside the loops that call it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from asynctile.kernels.cpu.jit import intrinsic
+
+
+@intrinsic
+def bf16_of(typing: Any, x: Any) -> Any:
+    """The uint16 with the bits of a float32 rounded to bf16, to nearest even; NaN stays NaN."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        bits = builder.bitcast(args[0], word)
+        upper = builder.lshr(bits, word(16))
+        half = builder.add(word(0x7FFF), builder.and_(upper, word(1)))
+        rounded = builder.lshr(builder.add(bits, half), word(16))
+        is_nan = builder.fcmp_unordered("uno", args[0], args[0])
+        return builder.trunc(builder.select(is_nan, builder.or_(upper, word(0x0040)), rounded), ir.IntType(16))
+
+    return types.uint16(types.float32), emit

@@ -1,0 +1,52 @@
+"""The kernels of CUDA devices: `KERNELS[operation.kernel](context, *arrays, *params[, number])` enqueues one operation.
+
+Each verb has a .cu file with kernels and a .py file with their launchers, which decide name, grid and block. Importing
+needs neither a driver nor a toolkit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from asynctile.kernels.cuda.adamw import adamw, adamw_bf16, sum_squares
+from asynctile.kernels.cuda.array import Array
+from asynctile.kernels.cuda.attention import attention, attention_backward, attention_delta
+from asynctile.kernels.cuda.context import SCRATCH, Context, Packed, pack
+from asynctile.kernels.cuda.cross_entropy import cross_entropy, cross_entropy_backward
+from asynctile.kernels.cuda.elementwise import column_sums, copy, fill
+from asynctile.kernels.cuda.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
+from asynctile.kernels.cuda.gelu import gelu, gelu_backward
+from asynctile.kernels.cuda.gemm import gemm, gemm_bias
+from asynctile.kernels.cuda.layernorm import (
+    layernorm,
+    layernorm_backward,
+    layernorm_gradients,
+    layernorm_stats,
+    layernorm_sums,
+)
+
+__all__ = ["KERNELS", "SCRATCH", "Array", "Context", "Packed", "pack", "parts", "source"]
+
+#: All and only the launchers that devices call, by the name that operations use.
+KERNELS: dict[str, Callable[..., None]] = {
+    launcher.__name__: launcher
+    for launcher in (
+        adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
+        cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
+        gelu_backward, gemm, gemm_bias, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums,
+        sum_squares,
+    )
+}  # fmt: skip
+
+
+def parts() -> list[Path]:
+    """The files that make up the translation unit, in their order."""
+    folder = Path(__file__).parent
+    headers = [folder / name for name in ("common.cuh", "rows.cuh", "mma.cuh")]
+    return [path for path in headers if path.exists()] + sorted(folder.glob("*.cu"))
+
+
+def source() -> str:
+    """All kernels as one translation unit for NVRTC, C++17, with line numbers of the files."""
+    return "".join(f'#line 1 "{path.name}"\n{path.read_text()}\n' for path in parts())

@@ -1,0 +1,33 @@
+"""Launches of adamw.cu; see asynctile/ops/adamw.py for the contracts."""
+
+from __future__ import annotations
+
+from asynctile.kernels.cuda.array import Array
+from asynctile.kernels.cuda.context import Context
+from asynctile.kernels.cuda.grid import BLOCK, MANY, blocks_of_vectors
+
+#: Blocks at most; more would leave more partial sums and read no faster.
+BLOCKS = 2 * MANY
+
+
+def adamw(on: Context, w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, number: Array) -> None:
+    """Update w, m, v from g; number = sum of squares of g."""
+    blocks = min(blocks_of_vectors(w), BLOCKS)
+    on.launch("adamw_f32", blocks, BLOCK, w, g, m, v, hyper, decay, w.size, on.scratch)
+    on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)
+
+
+def adamw_bf16(
+    on: Context, w: Array, g: Array, m: Array, v: Array, hyper: Array, copy: Array, decay: bool, number: Array
+) -> None:
+    """Update w, m, v from g; copy = w in bf16; number = sum of squares of g."""
+    blocks = min(blocks_of_vectors(w), BLOCKS)
+    on.launch("adamw_bf16", blocks, BLOCK, w, g, m, v, hyper, copy, decay, w.size, on.scratch)
+    on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)
+
+
+def sum_squares(on: Context, g: Array, number: Array) -> None:
+    """number = sum of squares of g."""
+    blocks = min(blocks_of_vectors(g), BLOCKS)
+    on.launch("sum_squares", blocks, BLOCK, g, g.size, on.scratch)
+    on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)

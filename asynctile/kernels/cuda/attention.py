@@ -1,0 +1,77 @@
+"""Launches of attention*.cu; see asynctile/ops/attention.py for the contracts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asynctile.kernels.cuda.array import Array
+from asynctile.kernels.cuda.context import Context
+from asynctile.kernels.cuda.grid import BLOCK, VECTOR, divide_up, suffix
+
+#: Threads of a block, but for attention_delta.
+THREADS = 128
+#: Head sizes that the kernels for tensor cores are compiled for; others are padded to the next of them.
+PADDED = (32, 64, 96, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A family of kernels for one dtype and head size.
+
+    suffix: ends their names; rows: that a block owns; shared, shared_backward: bytes of dynamic shared memory.
+    """
+
+    suffix: str
+    rows: int
+    shared: int
+    shared_backward: int
+
+
+def way(q: Array, hs: int) -> Way:
+    """Tensor cores where dtype and head size allow; the sizes are those in attention_fragments.cu and attention_plain.cu."""
+    if q.dtype.kind != "u" or hs % 8 or hs > PADDED[-1]:
+        block = 64 * 68 * 4
+        return Way(f"plain_{suffix(q)}", 64, 3 * block, 5 * block)
+    padded = next(size for size in PADDED if hs <= size)
+    rows, passing = (128, 64) if padded <= 64 else (64, 32)
+    row = 2 * (padded + 8)
+    return Way(f"mma_{padded}", rows, (rows + 4 * 64) * row, (2 * rows + 4 * passing) * row + 4 * passing * 4)
+
+
+def attention(
+    on: Context, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int, first: bool, diagonal: bool
+) -> None:
+    """Fold keys and values into out and stats."""
+    rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
+    by = way(q, hs)
+    grid = (heads * seqs, divide_up(rows, by.rows))
+    sizes = rows, keys, heads, hs, first, diagonal
+    on.launch(f"attention_{by.suffix}", grid, THREADS, q, k, v, out, stats, *sizes, shared=by.shared)
+
+
+def attention_delta(on: Context, out: Array, dout: Array, delta: Array, heads: int) -> None:
+    """delta = row sums of out dout, head by head."""
+    rows, hs = out.shape[0], out.shape[1] // heads
+    per_thread = VECTOR // out.dtype.itemsize
+    lanes = 1
+    while lanes < 32 and lanes * (per_thread if hs % per_thread == 0 else 1) < hs:
+        lanes *= 2
+    grid = (heads, divide_up(rows, BLOCK // lanes))
+    on.launch(f"attention_delta_{suffix(out)}", grid, BLOCK, out, dout, delta, rows, hs, lanes)
+
+
+def attention_backward(
+    on: Context, q: Array, k: Array, v: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array, dv: Array,
+    seqs: int, heads: int, first: bool, diagonal: bool,
+) -> None:  # fmt: skip
+    """Add to dq, dk and dv what these queries and keys give."""
+    rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
+    by = way(q, hs)
+    operands, sizes = (q, k, v, dout, stats, delta), (rows, keys, heads, hs)
+    for kernel, results, flags, owned in (
+        ("keys", (dk, dv), (diagonal,), keys),
+        ("queries", (dq,), (first, diagonal), rows),
+    ):
+        grid = (heads * seqs, divide_up(owned, by.rows))
+        name = f"attention_backward_{kernel}_{by.suffix}"
+        on.launch(name, grid, THREADS, *operands, *results, *sizes, *flags, shared=by.shared_backward)

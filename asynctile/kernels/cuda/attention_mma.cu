@@ -1,0 +1,151 @@
+// Attention on tensor cores, bf16; see attention_fragments.cu. Weights never leave registers: the accumulators of q k^T have
+// the layout that the left operand of P v needs.
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+
+// The state of the softmax of a warp's rows: two rows a tile and lane.
+template <int M>
+struct Softmax {
+    float top[M][2];    // running maximum of the scaled scores, in powers of two
+    float total[M][2];  // this lane's part of the running sum
+};
+
+// Scores become weights under the new maximum; what is summed so far shrinks to it.
+template <int M, int K, int N>
+static __device__ __forceinline__ void weigh(float (&scores)[M][K][4], Softmax<M> &state, float (&acc)[M][N][4], float scale) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float largest = HIDDEN;
+#pragma unroll
+            for (int k = 0; k < K; k++) largest = fmaxf(largest, fmaxf(scores[m][k][half * 2], scores[m][k][half * 2 + 1]));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+            float top = fmaxf(state.top[m][half], largest * scale), shrink = fast_exp2(state.top[m][half] - top), sum = 0.0f;
+#pragma unroll
+            for (int k = 0; k < K; k++)
+#pragma unroll
+                for (int i = half * 2; i < half * 2 + 2; i++) sum += scores[m][k][i] = fast_exp2(scores[m][k][i] * scale - top);
+            state.top[m][half] = top;
+            state.total[m][half] = state.total[m][half] * shrink + sum;
+#pragma unroll
+            for (int n = 0; n < N; n++) acc[m][n][half * 2] *= shrink, acc[m][n][half * 2 + 1] *= shrink;
+        }
+}
+
+// Take up the state that earlier tiles of keys left in out and stats.
+template <int M, int N>
+static __device__ __forceinline__ void take_up(const bf16 *out, const float *stats, const Head &at, int row, int rows, int hs,
+                                               Softmax<M> &state, float (&acc)[M][N][4]) {
+    int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int r = row + m * 16 + half * 8 + group;
+            if (r >= rows) continue;
+            state.top[m][half] = stats[at.state + r] * LOG2_E;
+            state.total[m][half] = pair ? 0.0f : stats[at.state + at.sums + r];
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (n * 8 < hs)
+                    unpack_bf16(*reinterpret_cast<const unsigned *>(out + size_t(r) * at.pitch + n * 8 + pair),
+                                acc[m][n][half * 2], acc[m][n][half * 2 + 1]);
+        }
+}
+
+// Leave the statistics, and at last divide by the sums.
+template <int M, int N>
+static __device__ __forceinline__ void finish(float *stats, const Head &at, int row, int rows, bool last,
+                                              const Softmax<M> &state, float (&acc)[M][N][4]) {
+    int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int r = row + m * 16 + half * 8 + group;
+            float total = state.total[m][half], top = state.top[m][half] * LN_2;
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            if (!pair && r < rows) {
+                stats[at.state + r] = last ? top + logf(total) : top;
+                stats[at.state + at.sums + r] = total;
+            }
+            float share = last ? 1.0f / total : 1.0f;
+#pragma unroll
+            for (int n = 0; n < N; n++) acc[m][n][half * 2] *= share, acc[m][n][half * 2 + 1] *= share;
+        }
+}
+
+template <int HS>
+static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats,
+                                                     int rows, int keys, int heads, int hs, bool first, bool diagonal) {
+    using Shape = MmaShape<HS>;
+    constexpr int M = Shape::M, PITCH = Shape::PITCH, KEYS = 64, SIZE = KEYS * PITCH;
+    DYNAMIC_SHARED(bf16, queries);
+    bf16 *buffers = queries + Shape::ROWS * PITCH;  // keys and values of one step, keys and values of the next
+    const Head at = head_of_block(rows, keys, heads, hs);
+    q += at.queries, out += at.queries, k += at.keys, v += at.keys;
+    // Blocks start in the order of their numbers: those that see most keys come first.
+    const int start = (gridDim.y - 1 - blockIdx.y) * Shape::ROWS, warp = threadIdx.x / 32, own = start + warp * Shape::OWN;
+    const int reach = keys_seen(start + Shape::ROWS, keys, diagonal);
+    const float scale = LOG2_E / sqrtf(float(hs));
+    auto stage_keys = [&](int key) {
+        bf16 *to = buffers + key / KEYS % 2 * (2 * SIZE);
+        stage<HS, KEYS>(to, k, key, keys, at.pitch, hs);
+        stage<HS, KEYS>(to + SIZE, v, key, keys, at.pitch, hs);
+    };
+    stage<HS, Shape::ROWS>(queries, q, start, rows, at.pitch, hs);
+    stage_keys(0);
+
+    unsigned left[HS / 16][M][4];
+    float acc[M][HS / 8][4] = {};
+    Softmax<M> state;
+#pragma unroll
+    for (int m = 0; m < M; m++) state.top[m][0] = state.top[m][1] = HIDDEN, state.total[m][0] = state.total[m][1] = 0.0f;
+    if (!first) take_up(out, stats, at, own, rows, hs, state, acc);
+    for (int key = 0; key < reach; key += KEYS) {
+        wait_for_copies();
+        __syncthreads();
+        if (key == 0) load_fragments<PITCH>(left, lane_by_rows<PITCH>(queries + warp * Shape::OWN * PITCH));
+        if (key + KEYS < reach) stage_keys(key + KEYS);
+        if (diagonal && key > own) continue;
+        const bf16 *some_keys = buffers + key / KEYS % 2 * (2 * SIZE), *some_values = some_keys + SIZE;
+        float scores[M][KEYS / 8][4] = {};
+#pragma unroll
+        for (int i = 0; i < HS / 16; i++)
+            times_transposed<PITCH>(scores, left[i], lane_by_columns<PITCH>(some_keys) + i * 16);
+        if (key + KEYS > keys_seen(own + 1, keys, diagonal)) hide_keys(scores, own, key, keys, diagonal, HIDDEN);
+        weigh(scores, state, acc, scale);
+        weighted<PITCH>(acc, scores, lane_by_rows<PITCH>(some_values));
+    }
+    finish(stats, at, own, rows, diagonal, state, acc);
+    put_rows(out, acc, own, rows, at.pitch, hs, 1.0f, false);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_32(
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs,
+    int first, int diagonal) {
+    attention_mma<32>(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_64(
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs,
+    int first, int diagonal) {
+    attention_mma<64>(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_96(
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs,
+    int first, int diagonal) {
+    attention_mma<96>(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_mma_128(
+    const bf16 *q, const bf16 *k, const bf16 *v, bf16 *out, float *stats, int rows, int keys, int heads, int hs,
+    int first, int diagonal) {
+    attention_mma<128>(q, k, v, out, stats, rows, keys, heads, hs, first, diagonal);
+}
+
+#endif

@@ -1,0 +1,233 @@
+// The gradient of attention on tensor cores; see attention_mma.cu. Weights are computed anew from the log-sum-exp, twice:
+// one kernel owns keys and passes over queries, for dk and dv; the other owns queries and passes over keys, for dq.
+// So each sum has one owner and one order, and no atomic addition is needed.
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+
+// Rows of the passing operand whose scores a warp has in registers.
+#define MMA_STEP 32
+
+// Where rows are keys and columns queries: what belongs to queries before the key becomes `value`.
+template <int M, int N>
+static __device__ __forceinline__ void hide_queries(float (&scores)[M][N][4], int key, int query, float value) {
+    int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (query + n * 8 + pair + i % 2 < key + m * 16 + i / 2 * 8 + group) scores[m][n][i] = value;
+}
+
+// acc = rows of a times rows of b transposed, over HS columns; the lane's addresses by rows and by columns.
+template <int HS, int M, int N>
+static __device__ __forceinline__ void multiply(float (&acc)[M][N][4], const bf16 *a, const bf16 *b) {
+    constexpr int PITCH = MmaShape<HS>::PITCH;
+#pragma unroll
+    for (int i = 0; i < HS; i += 16) {
+        unsigned left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) load_matrices(left[m], a + m * 16 * PITCH + i);
+        times_transposed<PITCH>(acc, left, b + i);
+    }
+}
+
+template <int HS>
+static __device__ __forceinline__ void attention_backward_keys_mma(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
+    int rows, int keys, int heads, int hs, bool diagonal) {
+    using Shape = MmaShape<HS>;
+    constexpr int M = Shape::M, PITCH = Shape::PITCH, QUERIES = Shape::PASSING, SIZE = QUERIES * PITCH, N = MMA_STEP / 8;
+    DYNAMIC_SHARED(bf16, own_keys);
+    bf16 *own_values = own_keys + Shape::ROWS * PITCH;
+    bf16 *buffers = own_values + Shape::ROWS * PITCH;  // queries and dout of one step, queries and dout of the next
+    float *statistics = reinterpret_cast<float *>(buffers + 4 * SIZE);  // log-sum-exp and delta, the same way
+    const Head at = head_of_block(rows, keys, heads, hs);
+    q += at.queries, dout += at.queries, stats += at.state, delta += at.state;
+    k += at.keys, v += at.keys, dk += at.keys, dv += at.keys;
+    // Early keys meet most queries and come first.
+    const int start = blockIdx.y * Shape::ROWS, offset = threadIdx.x / 32 * Shape::OWN, own = start + offset;
+    const int pair = threadIdx.x % 4 * 2;
+    const float scale = LOG2_E / sqrtf(float(hs));
+    auto stage_queries = [&](int query) {
+        bf16 *to = buffers + query / QUERIES % 2 * (2 * SIZE);
+        float *numbers = statistics + query / QUERIES % 2 * (2 * QUERIES);
+        stage<HS, QUERIES>(to, q, query, rows, at.pitch, hs);
+        stage<HS, QUERIES>(to + SIZE, dout, query, rows, at.pitch, hs);
+        // Of queries that are not there all is zero, and so is what they add.
+        if (threadIdx.x < 2 * QUERIES) {
+            int r = query + threadIdx.x % QUERIES;
+            const float *source = threadIdx.x < QUERIES ? stats : delta;
+            copy_4_bytes(numbers + threadIdx.x, source + (r < rows ? r : 0), r < rows);
+        }
+    };
+    const int from = diagonal ? start : 0;
+    stage<HS, Shape::ROWS>(own_keys, k, start, keys, at.pitch, hs);
+    stage<HS, Shape::ROWS>(own_values, v, start, keys, at.pitch, hs);
+    stage_queries(from);
+
+    float dkeys[M][HS / 8][4] = {}, dvalues[M][HS / 8][4] = {};
+    for (int block = from; block < rows; block += QUERIES) {
+        wait_for_copies();
+        __syncthreads();
+        if (block + QUERIES < rows) stage_queries(block + QUERIES);
+        const bf16 *some_queries = buffers + block / QUERIES % 2 * (2 * SIZE), *some_dout = some_queries + SIZE;
+        const float *some_lse = statistics + block / QUERIES % 2 * (2 * QUERIES), *some_delta = some_lse + QUERIES;
+#pragma unroll 1
+        for (int step = 0; step < QUERIES; step += MMA_STEP) {
+            const int query = block + step;
+            if (query >= rows || (diagonal && query + MMA_STEP <= own)) continue;
+            const bool edge = diagonal && query < own + Shape::OWN - 1;
+            float weights[M][N][4] = {}, slopes[M][N][4] = {};
+            multiply<HS>(weights, lane_by_rows<PITCH>(own_keys + offset * PITCH),
+                         lane_by_columns<PITCH>(some_queries + step * PITCH));
+            if (edge) hide_queries(weights, own, query, HIDDEN);
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                float2 lse = *reinterpret_cast<const float2 *>(some_lse + step + n * 8 + pair);
+#pragma unroll
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        weights[m][n][i] = fast_exp2(weights[m][n][i] * scale - (i % 2 ? lse.y : lse.x) * LOG2_E);
+            }
+            weighted<PITCH>(dvalues, weights, lane_by_rows<PITCH>(some_dout + step * PITCH));
+            multiply<HS>(slopes, lane_by_rows<PITCH>(own_values + offset * PITCH),
+                         lane_by_columns<PITCH>(some_dout + step * PITCH));
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                float2 mean = *reinterpret_cast<const float2 *>(some_delta + step + n * 8 + pair);
+#pragma unroll
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        slopes[m][n][i] = weights[m][n][i] * (slopes[m][n][i] - (i % 2 ? mean.y : mean.x));
+            }
+            if (edge) hide_queries(slopes, own, query, 0.0f);
+            weighted<PITCH>(dkeys, slopes, lane_by_rows<PITCH>(some_queries + step * PITCH));
+        }
+    }
+    put_rows(dk, dkeys, own, keys, at.pitch, hs, scale * LN_2, !diagonal);
+    put_rows(dv, dvalues, own, keys, at.pitch, hs, 1.0f, !diagonal);
+}
+
+template <int HS>
+static __device__ __forceinline__ void attention_backward_queries_mma(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
+    int rows, int keys, int heads, int hs, bool first, bool diagonal) {
+    using Shape = MmaShape<HS>;
+    constexpr int M = Shape::M, PITCH = Shape::PITCH, KEYS = Shape::PASSING, SIZE = KEYS * PITCH, N = MMA_STEP / 8;
+    DYNAMIC_SHARED(bf16, own_queries);
+    bf16 *own_dout = own_queries + Shape::ROWS * PITCH;
+    bf16 *buffers = own_dout + Shape::ROWS * PITCH;
+    const Head at = head_of_block(rows, keys, heads, hs);
+    q += at.queries, dout += at.queries, dq += at.queries, stats += at.state, delta += at.state, k += at.keys, v += at.keys;
+    const int start = (gridDim.y - 1 - blockIdx.y) * Shape::ROWS, offset = threadIdx.x / 32 * Shape::OWN, own = start + offset;
+    const int reach = keys_seen(start + Shape::ROWS, keys, diagonal);
+    const float scale = LOG2_E / sqrtf(float(hs));
+    auto stage_keys = [&](int key) {
+        bf16 *to = buffers + key / KEYS % 2 * (2 * SIZE);
+        stage<HS, KEYS>(to, k, key, keys, at.pitch, hs);
+        stage<HS, KEYS>(to + SIZE, v, key, keys, at.pitch, hs);
+    };
+    stage<HS, Shape::ROWS>(own_queries, q, start, rows, at.pitch, hs);
+    stage<HS, Shape::ROWS>(own_dout, dout, start, rows, at.pitch, hs);
+    stage_keys(0);
+    float lse[M][2], mean[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int r = own + m * 16 + half * 8 + threadIdx.x % 32 / 4;
+            lse[m][half] = r < rows ? stats[r] * LOG2_E : 0.0f;
+            mean[m][half] = r < rows ? delta[r] : 0.0f;
+        }
+
+    unsigned left[HS / 16][M][4], left_dout[HS / 16][M][4];
+    float dqueries[M][HS / 8][4] = {};
+    for (int block = 0; block < reach; block += KEYS) {
+        wait_for_copies();
+        __syncthreads();
+        if (block == 0) {
+            load_fragments<PITCH>(left, lane_by_rows<PITCH>(own_queries + offset * PITCH));
+            load_fragments<PITCH>(left_dout, lane_by_rows<PITCH>(own_dout + offset * PITCH));
+        }
+        if (block + KEYS < reach) stage_keys(block + KEYS);
+        const bf16 *some_keys = buffers + block / KEYS % 2 * (2 * SIZE), *some_values = some_keys + SIZE;
+#pragma unroll 1
+        for (int step = 0; step < KEYS; step += MMA_STEP) {
+            const int key = block + step;
+            if (key >= keys_seen(own + Shape::OWN, keys, diagonal)) continue;
+            float weights[M][N][4] = {}, slopes[M][N][4] = {};
+#pragma unroll
+            for (int i = 0; i < HS / 16; i++) {
+                times_transposed<PITCH>(weights, left[i], lane_by_columns<PITCH>(some_keys + step * PITCH) + i * 16);
+                times_transposed<PITCH>(slopes, left_dout[i], lane_by_columns<PITCH>(some_values + step * PITCH) + i * 16);
+            }
+            const bool edge = key + MMA_STEP > keys_seen(own + 1, keys, diagonal);
+            if (edge) hide_keys(weights, own, key, keys, diagonal, HIDDEN);
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        slopes[m][n][i] =
+                            fast_exp2(weights[m][n][i] * scale - lse[m][i / 2]) * (slopes[m][n][i] - mean[m][i / 2]);
+            if (edge) hide_keys(slopes, own, key, keys, diagonal, 0.0f);
+            weighted<PITCH>(dqueries, slopes, lane_by_rows<PITCH>(some_keys + step * PITCH));
+        }
+    }
+    put_rows(dq, dqueries, own, rows, at.pitch, hs, scale * LN_2, !first);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_32(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
+    int rows, int keys, int heads, int hs, int diagonal) {
+    attention_backward_keys_mma<32>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_32(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_queries_mma<32>(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_64(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
+    int rows, int keys, int heads, int hs, int diagonal) {
+    attention_backward_keys_mma<64>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_64(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_queries_mma<64>(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_96(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
+    int rows, int keys, int heads, int hs, int diagonal) {
+    attention_backward_keys_mma<96>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_96(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_queries_mma<96>(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_128(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
+    int rows, int keys, int heads, int hs, int diagonal) {
+    attention_backward_keys_mma<128>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+}
+
+extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_128(
+    const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dq,
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_queries_mma<128>(q, k, v, dout, stats, delta, dq, rows, keys, heads, hs, first, diagonal);
+}
+
+#endif

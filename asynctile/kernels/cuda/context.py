@@ -1,0 +1,80 @@
+"""What launchers need of a device, and how the arguments of a kernel lie in memory for cuLaunchKernel.
+
+A device implements Context with a driver and a stream; tests do with the sources compiled for the CPU.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from ctypes import addressof, create_string_buffer
+from typing import Protocol
+
+from asynctile.kernels.cuda.array import Array
+
+#: Bytes of a context's scratch.
+SCRATCH = 4 << 20
+
+
+class Context(Protocol):
+    """One stream of a device: what is launched on it runs in the order of the calls.
+
+    scratch: float64, SCRATCH bytes, for what a kernel leaves to the next kernel of the same operation.
+    """
+
+    scratch: Array
+
+    def launch(
+        self, kernel: str, grid: int | tuple[int, ...], block: int, *args: Array | bool | int | float, shared: int = 0
+    ) -> None:
+        """Run `kernel` of source() in `grid` blocks of `block` threads. shared: bytes of dynamic shared memory."""
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        """c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate`.
+
+        a and b are both float32 or both bf16, c either; sums are float32.
+        """
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        """c = op(a) op(b), plus source (as c, or c itself), plus bias (C,) float32, in one pass over c.
+
+        False, and nothing done, where there is no library for it; that depends on shapes and dtypes only.
+        """
+
+
+class Packed:
+    """Arguments in memory, as long as this object lives. address: of an array with a pointer to each."""
+
+    __slots__ = ("address", "buffer")
+
+    def __init__(self, layout: str, values: list[int | float]) -> None:
+        count = len(values)
+        self.buffer = create_string_buffer(16 * count or 1)
+        self.address = addressof(self.buffer)
+        first = self.address + 8 * count
+        pointers = range(first, first + 8 * count, 8)
+        struct.pack_into(f"={count}Q{layout}", self.buffer, 0, *pointers, *values)
+
+
+def pack(args: Iterable[Array | bool | int | float]) -> Packed:
+    """Arguments for a kernel: an Array as its pointer, a bool or int as int32, a float as float32.
+
+    Raises struct.error for an int beyond 32 bits, TypeError for an argument of another type.
+    """
+    layout = ""
+    values: list[int | float] = []
+    for arg in args:
+        if isinstance(arg, Array):
+            layout += "Q"
+            values.append(arg.ptr)
+        elif isinstance(arg, int):
+            layout += "i4x"
+            values.append(arg)
+        elif isinstance(arg, float):
+            layout += "f4x"
+            values.append(arg)
+        else:
+            raise TypeError(f"a kernel takes arrays, bools, ints and floats, not {arg!r}")
+    return Packed(layout, values)

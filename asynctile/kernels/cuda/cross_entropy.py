@@ -1,0 +1,29 @@
+"""Launches of cross_entropy.cu; see asynctile/ops/cross_entropy.py for the contracts."""
+
+from __future__ import annotations
+
+from asynctile.kernels.cuda.array import Array
+from asynctile.kernels.cuda.context import Context
+from asynctile.kernels.cuda.grid import BLOCK, lanes, patches, suffix
+
+#: Threads that read one row of logits: 2048 logits at a time.
+ROW = 128
+#: Threads that sum the losses of all rows.
+ALL_ROWS = 1024
+
+
+def cross_entropy(
+    on: Context, logits: Array, targets: Array, stats: Array, column: int, first: bool, last: bool, number: Array
+) -> None:
+    """Fold one tile into (maximum, sum, target's logit); in the end (log-sum-exp, ...) and the sum of losses."""
+    rows, columns = logits.shape
+    on.launch(f"cross_entropy_{suffix(logits)}", rows, ROW, logits, targets, stats, columns, column, first, last)
+    if last:
+        on.launch("cross_entropy_loss", 1, ALL_ROWS, targets, stats, rows, number)
+
+
+def cross_entropy_backward(on: Context, targets: Array, stats: Array, scale: Array, logits: Array, column: int) -> None:
+    """logits = (softmax - one-hot target) scale."""
+    rows, columns = logits.shape
+    kernel, grid = f"cross_entropy_backward_{suffix(logits)}", patches(rows, columns, lanes(logits))
+    on.launch(kernel, grid, BLOCK, targets, stats, scale, logits, rows, columns, column)

@@ -1,0 +1,84 @@
+// Copy, fill and column sums; see asynctile/ops/elementwise.py for the contracts.
+
+// The same bits, whatever they mean.
+template <typename T>
+static __device__ void copy_plain(const T *source, T *target, size_t count) {
+    constexpr int N = sizeof(uint4) / sizeof(T);
+    size_t at = first_element<N>();
+    if (at + N <= count) *reinterpret_cast<uint4 *>(target + at) = *reinterpret_cast<const uint4 *>(source + at);
+    else
+#pragma unroll 1
+        for (; at < count; at++) target[at] = source[at];
+}
+
+template <typename S, typename T>
+static __device__ void copy_converted(const S *source, T *target, size_t count) {
+    constexpr int N = 8;
+    size_t at = first_element<N>();
+    if (at + N <= count) {
+        float values[N];
+        load(source + at, values);
+        store(target + at, values);
+    } else {
+#pragma unroll 1
+        for (; at < count; at++) assign(target[at], to_float(source[at]));
+    }
+}
+
+template <int N, typename T>
+static __device__ void fill_all(T *target, float value, size_t count) {
+    size_t at = first_element<N>();
+    if (at + N <= count) {
+        float values[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) values[i] = value;
+        store(target + at, values);
+    } else {
+#pragma unroll 1
+        for (; at < count; at++) assign(target[at], value);
+    }
+}
+
+template <int N, bool VECTOR, typename T>
+static __device__ void column_sums_chunk(const T *__restrict__ x, double *partial, int rows, int columns, int chunks) {
+    sum_chunk<N, VECTOR, 1>(rows, columns, chunks, partial, [&](int row, int column, float(&sums)[1][N]) {
+        float values[N];
+        Span<N, VECTOR>::load(x + size_t(row) * columns, column, columns, values);
+#pragma unroll
+        for (int i = 0; i < N; i++) sums[0][i] += values[i];
+    });
+}
+
+extern "C" __global__ void copy_f32_f32(const float *source, float *target, int count) {
+    copy_plain(source, target, count);
+}
+
+extern "C" __global__ void copy_bf16_bf16(const bf16 *source, bf16 *target, int count) {
+    copy_plain(source, target, count);
+}
+
+extern "C" __global__ void copy_f32_bf16(const float *source, bf16 *target, int count) {
+    copy_converted(source, target, count);
+}
+
+extern "C" __global__ void copy_bf16_f32(const bf16 *source, float *target, int count) {
+    copy_converted(source, target, count);
+}
+
+extern "C" __global__ void fill_f32(float *target, float value, int count) { fill_all<4>(target, value, count); }
+
+extern "C" __global__ void fill_bf16(bf16 *target, float value, int count) { fill_all<8>(target, value, count); }
+
+extern "C" __global__ void column_sums_f32(const float *x, double *partial, int rows, int columns, int chunks) {
+    if (columns % 4) column_sums_chunk<4, false>(x, partial, rows, columns, chunks);
+    else column_sums_chunk<4, true>(x, partial, rows, columns, chunks);
+}
+
+extern "C" __global__ void column_sums_bf16(const bf16 *x, double *partial, int rows, int columns, int chunks) {
+    if (columns % 8) column_sums_chunk<8, false>(x, partial, rows, columns, chunks);
+    else column_sums_chunk<8, true>(x, partial, rows, columns, chunks);
+}
+
+extern "C" __global__ void column_sums_last(const double *partial, float *sums, int chunks, int columns, int accumulate) {
+    sum_partials(partial, columns, chunks, columns, sums, accumulate);
+}

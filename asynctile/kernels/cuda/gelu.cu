@@ -1,0 +1,57 @@
+// GELU (tanh form) and its derivative; see asynctile/ops/gelu.py for the contract.
+// 0.5 (1 + tanh(u)) is 1 / (1 + exp(-2 u)): no tanh is computed, and no digits are lost where it is near -1.
+
+// -2 u = x (GELU_SLOPE + GELU_CUBIC x^2)
+#define GELU_SLOPE -1.5957691216057308f
+#define GELU_CUBIC -0.07135481627159825f
+
+// 0.5 (1 + tanh(u)) of x
+static __device__ __forceinline__ float gelu_share(float x, float square) {
+    return __fdividef(1.0f, 1.0f + expf(x * (GELU_SLOPE + GELU_CUBIC * square)));
+}
+
+static __device__ __forceinline__ float gelu_value(float x) { return x * gelu_share(x, x * x); }
+
+static __device__ __forceinline__ float gelu_slope(float x) {
+    float square = x * x, share = gelu_share(x, square);
+    return share - share * (1.0f - share) * (x * (GELU_SLOPE + 3.0f * GELU_CUBIC * square));
+}
+
+template <int N, typename T>
+static __device__ void gelu_forward(const T *x, T *y, size_t count) {
+    size_t at = first_element<N>();
+    if (at + N <= count) {
+        float values[N];
+        load(x + at, values);
+#pragma unroll
+        for (int i = 0; i < N; i++) values[i] = gelu_value(values[i]);
+        store(y + at, values);
+    } else {
+#pragma unroll 1
+        for (; at < count; at++) assign(y[at], gelu_value(to_float(x[at])));
+    }
+}
+
+template <int N, typename T>
+static __device__ void gelu_backward(const T *x, T *grad, size_t count) {
+    size_t at = first_element<N>();
+    if (at + N <= count) {
+        float values[N], grads[N];
+        load(x + at, values);
+        load(grad + at, grads);
+#pragma unroll
+        for (int i = 0; i < N; i++) grads[i] *= gelu_slope(values[i]);
+        store(grad + at, grads);
+    } else {
+#pragma unroll 1
+        for (; at < count; at++) assign(grad[at], to_float(grad[at]) * gelu_slope(to_float(x[at])));
+    }
+}
+
+extern "C" __global__ void gelu_f32(const float *x, float *y, int count) { gelu_forward<4>(x, y, count); }
+
+extern "C" __global__ void gelu_bf16(const bf16 *x, bf16 *y, int count) { gelu_forward<8>(x, y, count); }
+
+extern "C" __global__ void gelu_backward_f32(const float *x, float *grad, int count) { gelu_backward<4>(x, grad, count); }
+
+extern "C" __global__ void gelu_backward_bf16(const bf16 *x, bf16 *grad, int count) { gelu_backward<8>(x, grad, count); }

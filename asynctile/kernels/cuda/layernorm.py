@@ -1,0 +1,48 @@
+"""Launches of layernorm.cu; see asynctile/ops/layernorm.py for the contracts."""
+
+from __future__ import annotations
+
+from asynctile.kernels.cuda.array import Array
+from asynctile.kernels.cuda.context import Context
+from asynctile.kernels.cuda.grid import BLOCK, WARP, chunks_of_rows, divide_up, lanes, patches, spans, suffix
+
+WARPS = BLOCK // WARP
+
+
+def layernorm_stats(on: Context, x: Array, stats: Array, seen: int, last: bool, eps: float) -> None:
+    """Merge the columns of x into (mean, sum of squared deviations), in the end (mean, 1 / deviation)."""
+    rows, columns = x.shape
+    on.launch("layernorm_stats", divide_up(rows, WARPS), BLOCK, x, stats, rows, columns, seen, last, eps)
+
+
+def layernorm(on: Context, x: Array, stats: Array, gain: Array, bias: Array, y: Array) -> None:
+    """y = (x - mean) rstd gain + bias."""
+    rows, columns = x.shape
+    on.launch(f"layernorm_{suffix(y)}", patches(rows, columns, lanes(y)), BLOCK, x, stats, gain, bias, y, rows, columns)
+
+
+def layernorm_sums(on: Context, dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, accumulate: bool) -> None:
+    """sums = row sums of (dinp gain, dinp gain xhat) (+ sums)."""
+    rows, columns = x.shape
+    on.launch("layernorm_sums", divide_up(rows, WARPS), BLOCK, dinp, x, stats, gain, sums, rows, columns, accumulate)
+
+
+def layernorm_backward(
+    on: Context, dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, dx: Array, width: int, accumulate: bool
+) -> None:
+    """dx = rstd (dinp gain - sums[0] / width - xhat sums[1] / width) (+ dx)."""
+    rows, columns = x.shape
+    grid = patches(rows, columns, lanes(dx))
+    on.launch("layernorm_backward", grid, BLOCK, dinp, x, stats, gain, sums, dx, rows, columns, width, accumulate)
+
+
+def layernorm_gradients(
+    on: Context, dinp: Array, x: Array, stats: Array, dgain: Array, dbias: Array, accumulate: bool
+) -> None:
+    """dgain, dbias = column sums of dinp xhat, of dinp (+ themselves)."""
+    rows, columns = x.shape
+    width = spans(columns, lanes(x))
+    chunks = chunks_of_rows(on, rows, width, 2 * columns)
+    on.launch("layernorm_gradients", width * chunks, BLOCK, dinp, x, stats, on.scratch, rows, columns, chunks)
+    grid = (divide_up(columns, WARP), 2)
+    on.launch("layernorm_gradients_last", grid, BLOCK, on.scratch, dgain, dbias, chunks, columns, accumulate)

@@ -1,0 +1,30 @@
+"""What several suites need."""
+
+import shutil
+
+import pytest
+
+from tests.cuda.driver import SoftDriver
+
+
+@pytest.fixture
+def soft_gpu(monkeypatch):
+    """A GPU for Engine(device="cuda:0") whose driver is on the CPU: call it with SoftDriver's options to shape what opens next.
+
+    opened: the drivers that were opened, last one last.
+    """
+    if not shutil.which("g++"):
+        pytest.skip("there is no g++ to compile CUDA kernels for the CPU")
+    options = {}
+
+    def shape(**changes):
+        options.clear()
+        options.update(changes)
+
+    def open_soft(name):
+        shape.opened.append(SoftDriver(**options))
+        return shape.opened[-1]
+
+    shape.opened, shape.open = [], open_soft
+    monkeypatch.setattr("asynctile.device.open_driver", open_soft)
+    return shape

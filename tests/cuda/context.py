@@ -1,0 +1,58 @@
+"""A Context on the CPU: launchers run at once, on NumPy's memory, through the kernels that build.py compiled."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from asynctile.kernels.cuda import SCRATCH, Array, pack
+from asynctile.precision import BF16, from_bf16, to_bf16
+from tests.cuda.build import Library
+
+
+def view(array: Array) -> np.ndarray:
+    """The NumPy array over the memory of an Array."""
+    room = (ctypes.c_char * array.nbytes).from_address(array.ptr)
+    return np.frombuffer(room, array.dtype).reshape(array.shape)
+
+
+def widen(values: np.ndarray) -> np.ndarray:
+    """float32 of float32, or of bf16."""
+    return from_bf16(values) if values.dtype == BF16 else values
+
+
+class SoftContext:
+    """Runs what it is given before it returns. GEMMs are NumPy's, in float32. fuses: whether they add a bias on the way out."""
+
+    def __init__(self, library: Library, *, fuses: bool = False) -> None:
+        self.library = library
+        self.fuses = fuses
+        self._room = np.full(SCRATCH // 8, np.nan)
+        self.scratch = Array(self._room.ctypes.data, self._room.shape, self._room.dtype)
+
+    def launch(self, kernel: str, grid: int | tuple[int, ...], block: int, *args: Any, shared: int = 0) -> None:
+        packed = pack(args)
+        self.library.run(kernel, grid if isinstance(grid, tuple) else (grid,), (block,), shared, packed.address)
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        self._multiply(a, b, c, ta, tb, c if accumulate else None, None)
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        if self.fuses:
+            self._multiply(a, b, c, ta, tb, source, bias)
+        return self.fuses
+
+    def _multiply(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> None:
+        left, right, target = widen(view(a)), widen(view(b)), view(c)
+        with np.errstate(invalid="ignore", over="ignore"):
+            product = (left.T if ta else left) @ (right.T if tb else right)
+            for added in (source, bias):
+                if added is not None:
+                    product = widen(view(added)) + product
+        target[...] = to_bf16(product) if target.dtype == BF16 else product

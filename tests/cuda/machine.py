@@ -1,0 +1,50 @@
+"""Runs a verb's launcher on NumPy arrays, as on a device: copies in, kernels, copies out, and a look at what lies around."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from asynctile.kernels.cuda import KERNELS, Array
+from tests.cuda.build import Library
+from tests.cuda.context import SoftContext
+
+#: Bytes before and behind a tile that kernels must leave alone.
+MARGIN = 256
+#: What they hold: 0.75 or so as float32 or bf16, which an addition changes, and which shows in a result that used it.
+AROUND = 0x3F
+
+
+class Tile:
+    """A copy of an array at an address that is a multiple of MARGIN, with more room on both sides."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        room = np.full(array.nbytes + 3 * MARGIN, AROUND, np.uint8)
+        self._start = MARGIN + -room.ctypes.data % MARGIN
+        self._room, self._end = room, self._start + array.nbytes
+        room[self._start : self._end] = np.frombuffer(array.tobytes(), np.uint8)
+        self.place = Array(room.ctypes.data + self._start, array.shape, array.dtype)
+
+    def take_back(self) -> None:
+        """The tile's content becomes the array's."""
+        around = np.concatenate([self._room[: self._start], self._room[self._end :]])
+        assert (around == AROUND).all(), "a kernel wrote beyond a tile"
+        self.array[...] = self._room[self._start : self._end].view(self.array.dtype).reshape(self.array.shape)
+
+
+class SoftMachine:
+    """The kernels of a library, on this CPU."""
+
+    def __init__(self, library: Library) -> None:
+        self._context = SoftContext(library)
+
+    def run(self, verb: str, arrays: Sequence[np.ndarray], params: Sequence[Any], number: np.ndarray | None = None) -> None:
+        """Run a verb on arrays, which it may change. bf16 is uint16; number: float64 (1,) for what the verb reports."""
+        tiles = [Tile(array) for array in arrays]
+        reported = [] if number is None else [Tile(number)]
+        KERNELS[verb](self._context, *(tile.place for tile in tiles), *params, *(tile.place for tile in reported))
+        for tile in tiles + reported:
+            tile.take_back()

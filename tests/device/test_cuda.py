@@ -1,0 +1,259 @@
+"""What a GPU has beyond the contract of devices: memory as its driver counts it, marks, landings, graphs."""
+
+import asyncio
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from asynctile.device import CudaDevice, cuda_stream
+from asynctile.device.cuda import RESERVE_NBYTES
+from asynctile.device.cuda_memory import SLAB_NBYTES, PinnedMemory
+from asynctile.errors import BudgetError, DeviceError
+from asynctile.handle import Handle
+from asynctile.kernels.cuda import Array
+from asynctile.ops import copy, fill
+from asynctile.storage.arena import Arena
+from asynctile.storage.demand import Demand
+from tests.cuda.driver import SoftDriver
+
+TILES = Handle("a", (16,)), Handle("b", (16,))
+
+
+@pytest.fixture
+def device():
+    made = CudaDevice(SoftDriver())
+    made.start()
+    yield made
+    made.close()
+
+
+def slots_of(memory, size, count, cap=None):
+    arena = Arena(cap, evictable=cap is not None)
+    for pool in arena.cut(Demand((size,), (1,), {size: count}, "copy")):
+        memory.map_pool(pool)
+    return arena, [arena.pools[0].take(for_load=True) for _ in range(count)]
+
+
+@pytest.fixture
+def views(device):
+    arena, slots = slots_of(device, 64, 4)
+    yield [device.array(slot, (16,), np.float32) for slot in slots]
+    del arena  # its memory is that of the views
+
+
+def test_a_divided_cap_is_taken_from_the_gpu_once_and_to_the_byte(device):
+    before = device.driver.memory()[0]
+    arena = Arena(4 << 20, evictable=True)
+    for pool in arena.cut(Demand((1 << 20,), (2,), {1 << 20: 9}, "copy")):
+        device.map_pool(pool)
+    slots = [arena.pools[0].take(for_load=True) for _ in range(4)]
+    for slot in slots:
+        device.array(slot, (4,), np.float32)
+    assert before - device.driver.memory()[0] == (4 << 20) + 64  # and what the driver on the CPU adds to align
+
+
+def test_memory_goes_back_when_an_arena_lets_its_pools_go(device):
+    before = device.driver.memory()[0]
+    arena, slots = slots_of(device, 1 << 20, 100)
+    for slot in slots:
+        device.array(slot, (4,), np.float32)
+    taken = before - device.driver.memory()[0]
+    assert 100 << 20 <= taken <= (100 << 20) + 128  # as many as were wanted
+    device.array(arena.pools[0].take(for_load=True), (4,), np.float32)
+    assert before - device.driver.memory()[0] - taken == SLAB_NBYTES + 64  # and one more than that
+    for pool in arena.pools:
+        pool.memory = None
+    assert device.driver.memory()[0] == before
+
+
+def test_a_gpu_that_another_process_fills_is_refused_with_what_is_free():
+    device = CudaDevice(SoftDriver(nbytes=100 << 20))
+    with pytest.raises(BudgetError, match=r"has 0 B .*: 100\.00 MiB of its 100\.00 MiB are free.*end what else fills"):
+        device.budget(None)
+    device.close()
+
+
+def test_a_cap_beyond_the_gpus_memory_is_refused_and_one_within_it_kept():
+    device = CudaDevice(SoftDriver(nbytes=2 << 30))
+    with pytest.raises(BudgetError, match=r"lower device_memory of 4\.00 GiB") as refused:
+        device.budget(4 << 30)
+    assert refused.value.floor == device.budget(None) == (2 << 30) - RESERVE_NBYTES
+    assert device.budget(1 << 20) == 1 << 20
+    device.close()
+
+
+def test_memory_that_goes_missing_later_is_a_budget_error(device):
+    arena, slots = slots_of(device, 512 << 20, 1)
+    device.array(slots[0], (4,), np.float32)
+    slots.append(arena.pools[0].take(for_load=True))
+    with pytest.raises(BudgetError, match=r"cuda:0 has no 512\.00 MiB for tiles"):
+        device.array(slots[1], (4,), np.float32)
+
+
+def test_bf16_on_a_gpu_without_it_is_one_sentence():
+    with pytest.raises(DeviceError, match=r"cuda:0 has no bf16 arithmetic \(compute capability 7.5"):
+        CudaDevice(SoftDriver(capability=(7, 5)), "bf16")
+
+
+def test_ram_is_pinned_slab_by_slab_as_slots_are_used_and_unpinned_when_it_goes():
+    driver = SoftDriver()
+    memory = PinnedMemory(driver)
+    arena, slots = slots_of(memory, 3 * 64, 2)  # an odd size: slabs must not share a page
+    views = [memory.array(slot, (48,), np.float32) for slot in slots]
+    assert list(driver.pinned.values()) == [SLAB_NBYTES // 192 // 64 * 64 * 192 + 64 * 192]
+    while len(driver.pinned) < 3:
+        slot = arena.pools[0].take(for_load=True)
+        views.append(memory.array(slot, (48,), np.float32))
+        views[-1].fill(slot.index)
+    assert all((view == view[0]).all() for view in views[2:])
+    del views, slots, slot
+    for pool in arena.pools:
+        pool.memory = None
+    gc.collect()
+    assert not driver.pinned
+
+
+def test_ram_that_cannot_be_pinned_is_a_budget_error(monkeypatch):
+    from asynctile.device.driver import OutOfMemory
+
+    driver = SoftDriver()
+
+    def refuse(address, nbytes):
+        raise OutOfMemory("no")
+
+    monkeypatch.setattr(driver, "pin", refuse)
+    memory = PinnedMemory(driver)
+    _, slots = slots_of(memory, 1 << 20, 1)
+    with pytest.raises(BudgetError, match=r"does not lock 2\.00 MiB of RAM"):
+        memory.array(slots[0], (4,), np.float32)
+
+
+def test_a_download_to_ram_that_is_not_pinned_does_not_hold_the_caller(device, views):
+    gate = threading.Event()
+    device.kernels["hold"] = lambda on, *arrays: device.driver.hold(gate, device.streams()[0].handle)
+    held = device.launch(type(copy(*TILES))("hold", TILES, "rw"), views[:2], None, ())
+    device.launch(fill(TILES[1], 5.0), views[1:2], None, (held,))
+    out = np.zeros((4, 8), np.float32)
+    target = out[:, 2:4]  # and need not be dense
+    tile = Array(views[3].ptr, (4, 2), np.dtype(np.float32))
+    done = device.launch(fill(TILES[0], 7.0), (tile,), None, (held,))
+    landed = device.download(target, tile, (done,))
+    assert not landed.done
+    gate.set()
+    landed.wait()
+    assert (target == 7).all() and (out[:, :2] == 0).all()
+
+
+def test_an_error_on_the_gpu_reaches_whoever_waits_and_names_the_work(device, views):
+    def bad(on, *arrays):
+        device.driver._streams[device.streams()[0].handle].put(lambda: 1 / 0)
+
+    device.kernels["bad"] = bad
+    event = device.launch(type(copy(*TILES))("bad", TILES, "rw"), views[:2], None, ())
+    event.wait()
+    assert isinstance(event.error, DeviceError)
+    assert "bad(a:r, b:w" in str(event.error)
+
+
+async def test_thousands_of_small_operations_land_in_order_while_the_loop_stays_free(device, views):
+    landed, events = [], []
+    ticks = []
+
+    async def tick():
+        while len(landed) < 300:
+            await asyncio.sleep(0.002)
+            ticks.append(len(landed))
+
+    async def wait(index, event):
+        await event.landed()
+        landed.append(index)
+
+    def enqueue():
+        before = ()
+        for index in range(3000):
+            before = (device.launch(fill(TILES[0], float(index)), views[:1], None, before),)
+            if index % 10 == 9:
+                events.append(before[0])
+
+    ticker = asyncio.ensure_future(tick())
+    await asyncio.to_thread(enqueue)
+    await asyncio.gather(*(wait(index, event) for index, event in enumerate(events)))
+    await ticker
+    assert landed == sorted(landed)
+    assert len(ticks) > 10
+    assert device.streams()[0].finished == 3000
+
+
+def test_a_stream_waits_once_for_what_it_is_already_behind(device, views, monkeypatch):
+    waited = []
+    wait = device.driver.wait
+    monkeypatch.setattr(device.driver, "wait", lambda stream, event: waited.append(stream) or wait(stream, event))
+    gate = threading.Event()
+    device.driver.hold(gate, device.streams()[1].handle)
+    loads = [device.upload(view, np.ones(16, np.float32), ()) for view in views]
+    device.launch(copy(*TILES), views[:2], None, loads)
+    device.launch(copy(*TILES), views[1:], None, loads[:2])
+    gate.set()
+    device.launch(copy(*TILES), views[:2], None, ()).wait()
+    assert len(waited) == 1
+
+
+def test_time_in_which_compute_waited_for_copies_is_counted(device, views):
+    gate = threading.Event()
+    device.driver.hold(gate, device.streams()[1].handle)
+    load = device.upload(views[0], np.ones(16, np.float32), ())
+    computed = device.launch(copy(*TILES), views[:2], None, (load,))
+    threading.Timer(0.05, gate.set).start()
+    computed.wait()
+    assert 0.03 < device.stall_s() < 5.0
+
+
+def test_a_trace_shows_what_ran_on_each_stream(device, views):
+    for stream in device.streams():
+        stream.trace = []
+    load = device.upload(views[0], np.ones(16, np.float32), ())
+    first = device.launch(copy(*TILES), views[:2], None, (load,))
+    device.launch(fill(TILES[0], 1.0), views[:1], None, (first,)).wait()
+    computed, uploaded = device.streams()[0].trace, device.streams()[1].trace
+    assert [span[1] for span in computed] == ["copy", "fill"]
+    assert [span[1] for span in uploaded] == ["copy"]
+    assert all(start <= end for _, _, start, end in (*computed, *uploaded))
+    assert computed[0][3] <= computed[1][2] + 1e-6
+
+
+def test_a_graph_runs_again_what_was_written_down(device, views):
+    event = device.begin_capture()
+    launched = device.launch(fill(TILES[0], 3.0), views[:1], None, ())
+    second = device.launch(copy(*TILES), views[:2], None, (launched,))
+    assert launched is second is event
+    assert not event.done
+    graph = device.end_capture()
+    event.wait()
+    launches = device.driver.launches
+    device.upload(views[1], np.zeros(16, np.float32), ()).wait()
+    device.replay(graph, ()).wait()
+    out = np.empty(16, np.float32)
+    device.download(out, views[1], ()).wait()
+    assert out.tolist() == [3.0] * 16
+    assert device.driver.launches == launches
+    device.forget(graph)
+
+
+def test_closing_runs_what_was_enqueued_and_leaves_nothing():
+    driver = SoftDriver(seed=3)
+    device = CudaDevice(driver)
+    device.start()
+    free = driver.memory()[0]
+    arena, slots = slots_of(device, 64, 2)
+    views = [device.array(slot, (16,), np.float32) for slot in slots]
+    events = [device.launch(fill(TILES[0], 1.0), views[:1], None, ()) for _ in range(cuda_stream.BATCH * 3)]
+    device.close()
+    assert all(event.done and event.error is None for event in events)
+    for pool in arena.pools:
+        pool.memory = None
+    gc.collect()
+    assert driver.memory()[0] >= free
+    with pytest.raises(DeviceError, match="is closed"):
+        device.launch(fill(TILES[0], 1.0), views[:1], None, ())

@@ -1,0 +1,96 @@
+"""AdamW bit for bit as the CPU's kernel, and sums of squares in float64."""
+
+import numpy as np
+import pytest
+
+from asynctile.kernels.cpu import KERNELS
+from asynctile.precision import to_bf16
+from tests.kernels.cuda.values import poison, random, wide
+
+HYPER = np.array(
+    [0.37, 0.9, 1 - 0.9, 0.95, 1 - 0.95, 1 - 3e-5, 3e-4 / (1 - 0.9**3), np.sqrt(1 - 0.95**3), 1e-8], np.float32
+)
+SHAPES = [(1,), (17,), (1000,), (3, 17), (129, 100)]
+#: Each with either sign: zero, subnormal, the smallest normal, ordinary, such whose squares overflow, the largest, infinity.
+MAGNITUDES = (0.0, 1e-45, 1e-40, 1.1754944e-38, 1e-20, 0.3, 1.0, 77.0, 1e18, 3e19, 3.4028235e38, np.inf, np.nan)
+
+
+def assert_equal_bits(found, expected):
+    """NaN may have any bits: which of them an operation makes is not the same on all machines."""
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(found), nan)
+    np.testing.assert_array_equal(found.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
+
+
+def assert_equals_the_cpu(machine, tiles, hyper, decay):
+    expected, number = [tile.copy() for tile in tiles], np.zeros(1)
+    KERNELS["adamw"](*expected, hyper, decay, number)
+    plain, found = [tile.copy() for tile in tiles], poison(1).astype(np.float64)
+    machine.run("adamw", [*plain, hyper], (decay,), found)
+    for one, other in zip(plain, expected, strict=True):
+        assert_equal_bits(one, other)
+    assert found[0] == pytest.approx(number[0], rel=1e-13, nan_ok=True)
+    # The same with a copy of the weights in bf16.
+    copied, copy, found = [tile.copy() for tile in tiles], poison(*tiles[0].shape, dtype="bf16"), np.zeros(1)
+    machine.run("adamw_bf16", [*copied, hyper, copy], (decay,), found)
+    for one, other in zip(copied, expected, strict=True):
+        assert_equal_bits(one, other)
+    nan = np.isnan(copied[0])
+    np.testing.assert_array_equal(np.isnan(wide(copy)), nan)
+    np.testing.assert_array_equal(copy[~nan], to_bf16(copied[0])[~nan])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("decay", [False, True])
+def test_random_values(machine, shape, decay):
+    w, g, m, v = random(1, *shape), random(2, *shape), random(3, *shape), np.abs(random(4, *shape))
+    g.reshape(-1)[0] = 0.0
+    assert_equals_the_cpu(machine, [w, g, m, v], HYPER, decay)
+
+
+def test_a_tile_that_blocks_go_through_in_several_steps(machine):
+    w, g, m, v = (random(seed, 1100, 1024) for seed in range(4))
+    assert_equals_the_cpu(machine, [w, g, m, np.abs(v)], HYPER, True)
+
+
+@pytest.mark.parametrize("decay", [False, True])
+def test_every_kind_of_float_in_every_place(machine, decay):
+    values = np.array([*MAGNITUDES, *(-x for x in MAGNITUDES)], np.float32)
+    w, g, m, v = (x.reshape(-1).copy() for x in np.meshgrid(values[3::4], values, values[::2], values, indexing="ij"))
+    with np.errstate(all="ignore"):
+        assert_equals_the_cpu(machine, [w, g, m, v], HYPER, decay)
+
+
+def test_random_bits(machine):
+    bits = np.random.default_rng(1).integers(0, 2**32, (4, 20_000), np.uint32)
+    with np.errstate(all="ignore"):
+        assert_equals_the_cpu(machine, list(bits.view(np.float32)), HYPER, True)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1.0])
+@pytest.mark.parametrize("step", [1e-12, 1.0])
+def test_other_constants(machine, factor, step):
+    hyper = HYPER.copy()
+    hyper[0], hyper[6], hyper[7] = factor, step, 1e-2
+    w, g, m, v = random(1, 999), random(2, 999, scale=1e-10), random(3, 999, scale=1e-12), random(4, 999, scale=1e-10) ** 2
+    assert_equals_the_cpu(machine, [w, g, m, v], hyper, True)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1057, 1024)])
+def test_sum_squares(machine, shape):
+    g, number = random(1, *shape), np.full(1, np.nan)
+    machine.run("sum_squares", [g], (), number)
+    assert number[0] == pytest.approx(float((wide(g) ** 2).sum()), rel=1e-13)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 77, 99])
+def test_what_is_not_finite_reaches_the_norm(machine, value, place):
+    g, number = random(1, 100), np.zeros(1)
+    g[place] = value
+    machine.run("sum_squares", [g], (), number)
+    assert not np.isfinite(number[0])
+    w, m, v = random(2, 100), random(3, 100), np.ones(100, np.float32)
+    machine.run("adamw", [w, g, m, v, HYPER], (True,), number)
+    assert not np.isfinite(number[0])
+    assert not np.isfinite(m[place])

@@ -1,0 +1,97 @@
+"""Cross-entropy composed over vocabulary tiles, with ignored targets, and its gradient."""
+
+import numpy as np
+import pytest
+
+from asynctile.ops.cross_entropy import IGNORED
+from tests.kernels import reference
+from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, typed, wide
+
+CASES = [(1, [1]), (3, [17]), (17, [100, 129]), (70, [64, 64, 64, 3]), (5, [768, 768, 1]), (2, [5003]), (2, [4104, 8])]
+
+
+def forward(machine, logits, targets, widths):
+    """stats and the loss, from logits cut into tiles."""
+    stats, number = poison(logits.shape[0], 3), np.full(1, -7.0)
+    column = 0
+    for index, width in enumerate(widths):
+        last = index == len(widths) - 1
+        assert number[0] == -7.0  # written on the last tile only
+        tile = np.ascontiguousarray(logits[:, column : column + width])
+        machine.run("cross_entropy", [tile, targets, stats], (column, index == 0, last), number)
+        column += width
+    return stats, float(number[0])
+
+
+def backward(machine, logits, targets, stats, widths, factor):
+    """The gradient, tile after tile."""
+    column, grads, scale = 0, [], np.array([factor], np.float32)
+    for width in widths:
+        tile = np.ascontiguousarray(logits[:, column : column + width])
+        machine.run("cross_entropy_backward", [targets, stats, scale, tile], (column,))
+        grads.append(tile)
+        column += width
+    return np.hstack(grads)
+
+
+@pytest.mark.parametrize(("rows", "widths"), CASES)
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_forward_and_backward(machine, rows, widths, scale, dtype):
+    logits = random(rows, rows, sum(widths), dtype=dtype, scale=scale)
+    targets = np.random.default_rng(5).integers(0, sum(widths), rows).astype(np.int32)
+    targets[::3] = IGNORED if rows > 1 else targets[::3]
+    loss, gradient, lse = reference.cross_entropy(wide(logits), targets, IGNORED)
+    stats, found = forward(machine, logits, targets, widths)
+    assert found == pytest.approx(loss, rel=1e-6, abs=1e-6)
+    np.testing.assert_allclose(stats[:, 0], lse, rtol=1e-6, atol=1e-6)
+    grads = backward(machine, logits, targets, stats, widths, 0.25)
+    if sum(widths) > 1:
+        assert_close(grads, 0.25 * gradient, 2e-5 if scale > 1 else 2e-6)
+    assert (wide(grads)[targets == IGNORED] == 0).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
+@pytest.mark.parametrize("place", [0, 5, 16, 40, 79])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_reaches_the_loss(machine, value, place, dtype):
+    logits, targets = wide(random(1, 9, 80)).astype(np.float32), np.arange(9, dtype=np.int32)
+    logits[4, place] = value
+    _, loss = forward(machine, typed(logits, dtype), targets, [40, 40])
+    assert not np.isfinite(loss)
+
+
+def test_logits_of_minus_infinity_have_no_weight(machine):
+    logits, targets = random(1, 2, 2100), np.array([2050, 2051], np.int32)
+    logits[:, :2048] = -np.inf
+    stats, loss = forward(machine, logits, targets, [1050, 1050])
+    expected, _, lse = reference.cross_entropy(logits[:, 2048:], targets - 2048, IGNORED)
+    np.testing.assert_allclose(stats[:, 0], lse, rtol=1e-6)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert (backward(machine, logits, targets, stats, [2100], 1.0)[:, :2048] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_ignored_row_keeps_nothing_of_a_nan(machine, dtype):
+    logits, targets = wide(random(1, 3, 20)).astype(np.float32), np.array([1, IGNORED, 2], np.int32)
+    logits[1] = np.nan
+    stats, loss = forward(machine, typed(logits, dtype), targets, [20])
+    assert np.isfinite(loss)
+    grads = backward(machine, typed(logits, dtype), targets, stats, [20], 1.0)
+    assert (grads[1] == 0).all()
+    assert np.isfinite(wide(grads)).all()
+
+
+def test_a_target_counts_in_its_own_tile_only(machine):
+    logits, targets, stats = random(1, 3, 40), np.array([5, 25, 39], np.int32), poison(3, 3)
+    for column, first in ((0, True), (20, False)):
+        tile = np.ascontiguousarray(logits[:, column : column + 20])
+        machine.run("cross_entropy", [tile, targets, stats], (column, first, False), np.zeros(1))
+        seen = targets < column + 20
+        np.testing.assert_array_equal(stats[:, 2], np.where(seen, logits[np.arange(3), targets], 0.0))
+
+
+def test_more_rows_than_the_block_that_sums_them(machine):
+    logits, targets = random(1, 1100, 3), np.random.default_rng(2).integers(0, 3, 1100).astype(np.int32)
+    _, loss = forward(machine, logits, targets, [3])
+    assert loss == pytest.approx(reference.cross_entropy(logits, targets, IGNORED)[0], rel=1e-6)

@@ -1,0 +1,64 @@
+"""copy with its conversions, fill and column_sums."""
+
+import numpy as np
+import pytest
+
+from asynctile.precision import to_bf16
+from tests.kernels.cuda.values import DTYPES, poison, random, typed, wide
+
+SHAPES = [(1,), (17,), (3, 5), (129, 100)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.parametrize("target", DTYPES)
+def test_copy_rounds_to_nearest_even(machine, shape, source, target):
+    x, y = random(1, *shape, dtype=source), poison(*shape, dtype=target)
+    machine.run("copy", [x, y], ())
+    assert y.tobytes() == typed(wide(x).astype(np.float32), target).tobytes()
+
+
+def test_copy_rounds_every_kind_of_float(machine):
+    bits = np.random.default_rng(1).integers(0, 2**32, 100_000, np.uint32)
+    bits[:6] = 0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x00000001, 0x80000000  # ties, to infinity, tiny, -0
+    x, y = bits.view(np.float32), np.zeros(bits.size, np.uint16)
+    machine.run("copy", [x, y], ())
+    nan = np.isnan(x)
+    assert nan.any()
+    np.testing.assert_array_equal(np.isnan(wide(y)), nan)
+    np.testing.assert_array_equal(y[~nan], to_bf16(x)[~nan])
+
+
+def test_a_copy_in_one_dtype_keeps_every_bit(machine):
+    bits = np.arange(2**16, dtype=np.uint16)
+    y = np.zeros_like(bits)
+    machine.run("copy", [bits, y], ())
+    np.testing.assert_array_equal(y, bits)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fill(machine, shape, dtype):
+    y = poison(*shape, dtype=dtype)
+    machine.run("fill", [y], (0.1,))
+    assert (y == typed(np.full(shape, 0.1, np.float32), dtype)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (8, 5), (100, 132), (1001, 8), (17, 1280), (300, 520)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_column_sums(machine, shape, dtype, accumulate):
+    x, before = typed(wide(random(1, *shape)).astype(np.float32) + np.float32(3), dtype), random(2, shape[1])
+    sums = before.copy() if accumulate else poison(shape[1])
+    machine.run("column_sums", [x, sums], (accumulate,))
+    expected = wide(x).sum(axis=0) + (before if accumulate else 0)
+    np.testing.assert_allclose(sums, expected, rtol=4e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_column_sums_shows_nan(machine, dtype):
+    x, sums = wide(random(1, 20, 20)).astype(np.float32), poison(20)
+    x[11, 4], x[12, 4] = np.inf, -np.inf
+    machine.run("column_sums", [typed(x, dtype), sums], (False,))
+    assert np.isnan(sums[4])
+    assert np.isfinite(np.delete(sums, 4)).all()

@@ -1,0 +1,44 @@
+"""gelu and its derivative against float64, to the ends of the range."""
+
+import numpy as np
+import pytest
+
+from tests.kernels import reference
+from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, typed, wide
+
+SHAPES = [(1, 1), (3, 17), (100, 129), (64, 64)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu(machine, shape, dtype):
+    x, y, grad = random(1, *shape, dtype=dtype, scale=3.0), poison(*shape, dtype=dtype), random(2, *shape, dtype=dtype)
+    before = wide(grad)
+    machine.run("gelu", [x, y], ())
+    assert_close(y, reference.gelu(wide(x)), 1e-6)
+    machine.run("gelu_backward", [x, grad], ())
+    assert_close(grad, before * reference.gelu_slope(wide(x)), 2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ends_of_the_range(machine, dtype):
+    x = typed(np.array([[-(2.0**20), -100, -20, 0, 20, 100, 2.0**20]], np.float32), dtype)
+    y, grad = poison(*x.shape, dtype=dtype), typed(np.ones(x.shape, np.float32), dtype)
+    machine.run("gelu", [x, y], ())
+    machine.run("gelu_backward", [x, grad], ())
+    np.testing.assert_array_equal(wide(y), [[0, 0, 0, 0, 20, 100, 2.0**20]])
+    np.testing.assert_allclose(wide(grad), [[0, 0, 0, 0.5, 1, 1, 1]], atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [3, 16])
+def test_nan_and_infinity_are_seen(machine, dtype, columns):
+    x, grad = np.ones((1, columns), np.float32), np.ones((1, columns), np.float32)
+    x[0, :2], grad[0, 2] = (np.nan, np.inf), np.nan
+    x, grad, y = typed(x, dtype), typed(grad, dtype), typed(np.zeros_like(x), dtype)
+    machine.run("gelu", [x, y], ())
+    machine.run("gelu_backward", [x, grad], ())
+    assert np.isnan(wide(y)[0, 0])
+    assert wide(y)[0, 1] == np.inf
+    assert np.isnan(wide(grad)[0, 0])
+    assert np.isnan(wide(grad)[0, 2])

@@ -1,0 +1,38 @@
+"""gemm and gemm_bias against float64 in every mixture of dtypes; outputs that are only written start as NaN."""
+
+import numpy as np
+import pytest
+
+from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, wide
+
+SIZES = [(1, 1, 1), (3, 17, 5), (100, 40, 33), (70, 64, 264)]
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
+@pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32")])
+@pytest.mark.parametrize(("ta", "tb"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_gemm(machine, rows, inner, columns, dtype, out, ta, tb, accumulate):
+    a = random(1, *((inner, rows) if ta else (rows, inner)), dtype=dtype)
+    b = random(2, *((columns, inner) if tb else (inner, columns)), dtype=dtype)
+    bias, before = random(3, columns), random(4, rows, columns, dtype=out)
+    product = (wide(a).T if ta else wide(a)) @ (wide(b).T if tb else wide(b))
+    expected = product + (wide(before) if accumulate else 0)
+    c = before.copy() if accumulate else poison(rows, columns, dtype=out)
+    machine.run("gemm", [a, b, c], (ta, tb, accumulate))
+    assert_close(c, expected, 3e-6)
+    c = before.copy() if accumulate else poison(rows, columns, dtype=out)
+    machine.run("gemm_bias", [a, b, bias, c], (ta, tb, accumulate))
+    # In bf16 the sum of c and bias is rounded before the product joins it.
+    assert_close(c, expected + bias, 1e-2 if out == "bf16" else 3e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_reaches_its_row_only(machine, dtype):
+    a, b, bias, c = random(1, 40, 30), random(2, 30, 20, dtype=dtype), random(3, 20), poison(40, 20, dtype=dtype)
+    a[7, 3] = np.nan
+    a = a if dtype == "f32" else random(1, 40, 30, dtype=dtype)
+    a[7, 3] = np.nan if dtype == "f32" else 0x7FC0
+    machine.run("gemm_bias", [a, b, bias, c], (False, False, False))
+    assert np.isnan(wide(c)[7]).all()
+    assert np.isfinite(np.delete(wide(c), 7, axis=0)).all()

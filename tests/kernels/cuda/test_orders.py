@@ -1,0 +1,66 @@
+"""The order in which the threads of a block run changes no bit: where it did, a kernel would lack a barrier."""
+
+import numpy as np
+import pytest
+
+from asynctile.kernels.cuda import KERNELS
+from tests.cuda.build import library, missing
+from tests.cuda.machine import SoftMachine
+from tests.kernels.cuda.values import DTYPES, poison, random
+
+R, C = 70, 264
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+def calls(dtype):
+    """Arrays, parameters and whether there is a number, for each verb but attention, which has a test of its own."""
+    x, y = random(1, R, C), random(2, R, C)
+    row, pair, wide = random(4, C), np.abs(random(5, R, 2)), np.abs(random(6, R, 3))
+    tokens = np.random.default_rng(7).integers(0, 90, R).astype(np.int32)
+    typed = random(8, R, C, dtype=dtype)
+    hyper = np.abs(random(9, 9))
+    out = poison(R, C, dtype=dtype)
+    return {
+        "copy": ([x, out], (), False),
+        "fill": ([out], (0.5,), False),
+        "column_sums": ([typed, row], (True,), False),
+        "gemm": ([typed, random(10, C, C, dtype=dtype), out], (False, False, False), False),
+        "gemm_bias": ([typed, random(10, C, C, dtype=dtype), row, out], (False, False, False), False),
+        "gelu": ([typed, out], (), False),
+        "gelu_backward": ([typed, random(11, R, C, dtype=dtype)], (), False),
+        "layernorm_stats": ([x, pair], (C, True, 1e-5), False),
+        "layernorm": ([x, pair, row, row, out], (), False),
+        "layernorm_sums": ([x, y, pair, row, poison(R, 2)], (False,), False),
+        "layernorm_backward": ([x, y, pair, row, np.abs(random(3, R, 2)), poison(R, C)], (C, False), False),
+        "layernorm_gradients": ([x, y, pair, row, row.copy()], (True,), False),
+        "cross_entropy": ([typed, tokens, wide], (0, False, True), True),
+        "cross_entropy_backward": ([tokens, wide, np.ones(1, np.float32), typed], (0,), False),
+        "embed_positions": ([random(12, R, C, dtype=dtype), x], (1, 3, 0), False),
+        "embed_tokens": ([tokens, random(12, 90, C, dtype=dtype), x], (0,), False),
+        "embed_positions_backward": ([x, random(12, R // 2, C)], (2, 3, 0), False),
+        "embed_tokens_backward": ([tokens, x, random(12, 90, C)], (0,), False),
+        "adamw": ([x, y, random(13, R, C), np.abs(random(14, R, C)), hyper], (True,), True),
+        "adamw_bf16": ([x, y, random(13, R, C), np.abs(random(14, R, C)), hyper, poison(R, C, dtype="bf16")], (True,), True),
+        "sum_squares": ([x], (), True),
+    }
+
+
+def outcome(verb, dtype, order):
+    """All bytes that a verb leaves."""
+    arrays, params, reports = calls(dtype)[verb]
+    number = np.full(1, np.nan) if reports else None
+    kernels = library()
+    kernels.order(order)
+    try:
+        SoftMachine(kernels).run(verb, arrays, params, number)
+    finally:
+        kernels.order("forward")
+    return b"".join(array.tobytes() for array in arrays) + (number.tobytes() if reports else b"")
+
+
+@pytest.mark.parametrize("verb", sorted(name for name in KERNELS if not name.startswith("attention")))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits(verb, dtype):
+    expected = outcome(verb, dtype, "forward")
+    for order in ("reversed", 1, 2):
+        assert outcome(verb, dtype, order) == expected

@@ -1,0 +1,248 @@
+"""Trainings in bf16 through a whole engine without a GPU: the emulated device with the plain verbs, and tall row tiles.
+
+What is recorded for bf16 is test_precision.py; the law of equal bits in fp32 is test_equal_bits.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, Engine, TornModelError
+from asynctile.demand import measure
+from asynctile.grain import COARSE, FINE, Grain
+from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.plan import plan_step
+from asynctile.layers.step import KINDS, record
+from asynctile.layers.tiling import Tiling
+from asynctile.precision import from_bf16, to_bf16
+from asynctile.storage.tensors import TensorReader
+from tests.interpreter import Model
+from tests.layers.training import (
+    OPTIMIZER,
+    SMALL,
+    assert_same_bits,
+    assert_same_tensors,
+    batches_of,
+    lively,
+    moments_of,
+    outcome,
+)
+from tests.verbs import VERBS
+
+GRAIN = Grain(FINE.ladder, tall=2)
+#: Sequences of 17 tokens in row tiles of 14, so that they are cut.
+SHAPE = dataclasses.replace(SMALL, tile=7)
+STATES = SMALL.config.states_nbytes
+FLOOR = floor_demand(SHAPE.config, SHAPE.tile, GRAIN, "bf16").floor_nbytes
+Options = dict[str, Any]
+
+
+def in_bf16(engine: Engine) -> Engine:
+    """What an engine on a GPU would be: its precision, its grain, and kernels that know bf16."""
+    engine.precision = "bf16"
+    device: Any = engine._device
+    device.kernels, device.grain = VERBS, GRAIN
+    return engine
+
+
+def bf16_engine(device: str = "emulated", **options: Any) -> Engine:
+    return in_bf16(Engine(device, **options))
+
+
+async def run(engine_options: Options | None = None, **more: Any) -> Any:
+    return await outcome(SHAPE, steps=2, engine_options=engine_options, prepare=lambda engine: in_bf16(engine) and None, **more)
+
+
+@pytest.mark.parametrize(
+    ("share", "options"),
+    [("floor", {}), ("floor", {"recompute": False}), (0.25, {"clip_norm": 1e30}), (0.5, {"recompute": False})],
+)
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_no_budget_and_no_mode_changes_a_bit(share: str | float, options: Options, prefetch: int) -> None:
+    cap = FLOOR if isinstance(share, str) else int(share * STATES)
+    found = await run({"device_memory": cap, "prefetch": prefetch}, **options)
+    assert found.device_peak_bytes <= cap
+    assert_same_bits(found, await run())
+
+
+async def test_with_a_disk_below_too(tmp_path: Path) -> None:
+    caps = {"device_memory": STATES // 4, "host_memory": STATES // 2, "spill": tmp_path}
+    assert_same_bits(await run(caps), await run())
+
+
+async def test_the_engine_computes_what_the_interpreter_computes() -> None:
+    tokens, targets = SHAPE.batch_of_tokens(1)
+    async with bf16_engine() as engine:
+        model = await lively(engine, SHAPE)
+        plain = Model.create(Parameters(SHAPE.config, Tiling(SHAPE.config, SHAPE.tile, GRAIN), "bf16"))
+        plain.load(await model.state_dict())
+        trainer = Trainer(model, OPTIMIZER, micro_batches=SHAPE.micro_batches)
+        loss, gradients = plain.gradients(tokens, targets, SHAPE.micro_batches)
+        assert_same_tensors(await trainer.gradients(tokens, targets), gradients)
+        for step in (1, 2):
+            report = await trainer.step(tokens, targets)
+            assert report.loss == plain.step(tokens, targets, step, OPTIMIZER, micro_batches=SHAPE.micro_batches)[0]
+        assert_same_tensors(await model.state_dict(), plain.state())
+        assert loss > report.loss
+
+
+async def test_a_model_computes_without_training_also_at_the_floor() -> None:
+    """Logits, losses and generation read the copies that `create` made of the masters; logits are float32, not rounded."""
+    tokens, targets = SHAPE.batch_of_tokens()
+    found = []
+    for cap in (None, FLOOR):
+        async with bf16_engine(device_memory=cap) as engine:
+            model = await lively(engine, SHAPE)
+            logits = await model.logits(tokens)
+            text = [token async for token in model.generate([1, 2], max_new_tokens=3, seed=1)]
+            found.append((logits.tobytes(), text, await model.loss(tokens, targets)))
+    assert found[0] == found[1]
+    assert logits.dtype == np.float32
+    assert not np.array_equal(from_bf16(to_bf16(logits)), logits)
+    async with Engine("cpu") as engine:
+        exact = await (await lively(engine, SHAPE)).logits(tokens)
+    assert 1e-4 < np.abs(logits - exact).max() / np.abs(exact).max() < 0.03
+
+
+async def test_masters_are_float32_and_the_same_as_in_fp32() -> None:
+    async with Engine("cpu") as engine:
+        expected = await (await lively(engine, SHAPE)).state_dict()
+    async with bf16_engine() as engine:
+        model = await lively(engine, SHAPE)
+        assert_same_tensors(await model.state_dict(), expected)
+        for parameter in model.parameters.values():
+            for key, copy in parameter.copies.items():
+                assert np.array_equal(await engine.read(copy), to_bf16(await engine.read(parameter.weights[key])))
+
+
+async def test_a_resumed_training_is_bitwise_the_same(tmp_path: Path) -> None:
+    batches = batches_of(SHAPE, 3)
+    async with bf16_engine(device_memory=STATES // 3) as engine:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER)
+        await trainer.step(*batches[0])
+        await trainer.save(tmp_path / "c")
+        state = json.loads((tmp_path / "c" / "trainer.json").read_text())
+        assert (state["precision"], state["tall"]) == ("bf16", 2)
+        with TensorReader(tmp_path / "c" / "model.safetensors") as reader:
+            wte = reader.read("transformer.wte.weight")
+        assert not np.array_equal(from_bf16(to_bf16(wte)), wte), "the masters are saved, not their copies"
+        for batch in batches[1:]:
+            await trainer.step(*batch)
+        expected = await trainer.model.state_dict() | await moments_of(trainer)
+    async with bf16_engine() as engine:
+        again = await Trainer.load(engine, tmp_path / "c")
+        for batch in batches[1:]:
+            await again.step(*batch)
+        assert_same_tensors(await again.model.state_dict() | await moments_of(again), expected)
+
+
+@pytest.mark.parametrize("there", ["fp32", "bf16"])
+async def test_another_precision_goes_on_from_a_checkpoint_and_warns(there: str, tmp_path: Path) -> None:
+    def engine_of(precision: str) -> Engine:
+        return bf16_engine() if precision == "bf16" else Engine("cpu")
+
+    here = "bf16" if there == "fp32" else "fp32"
+    tokens, targets = batches_of(SHAPE, 1)[0]
+    async with engine_of(there) as engine:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER)
+        await trainer.step(tokens, targets)
+        await trainer.save(tmp_path / "c")
+        saved, loss = await trainer.model.state_dict(), await trainer.model.loss(tokens, targets)
+    async with engine_of(here) as engine:
+        with pytest.warns(UserWarning, match=rf"precision {there} -> {here}, tall {'1 -> 2' if here == 'bf16' else '2 -> 1'}"):
+            again = await Trainer.load(engine, tmp_path / "c")
+        assert_same_tensors(await again.model.state_dict(), saved)
+        report = await again.step(tokens, targets)
+        assert report.step == 2
+        assert report.loss != loss
+        assert report.loss == pytest.approx(loss, rel=3e-3)
+        model = await GPT2.from_pretrained(engine, tmp_path / "c", tile=SHAPE.tile)
+        assert await model.loss(tokens, targets) == pytest.approx(loss, rel=3e-3)
+
+
+async def test_a_checkpoint_of_before_there_were_precisions_is_of_fp32(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        await Trainer(await lively(engine, SHAPE)).save(tmp_path / "c")
+        state = json.loads((tmp_path / "c" / "trainer.json").read_text())
+        del state["tall"]
+        (tmp_path / "c" / "trainer.json").write_text(json.dumps(state))
+        (tmp_path / "c" / "checksums.json").unlink()
+        await Trainer.load(engine, tmp_path / "c")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+async def test_a_loss_that_is_not_finite_skips_the_step() -> None:
+    tokens, targets = SHAPE.batch_of_tokens(1)
+    async with bf16_engine() as engine:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER)
+        state = await trainer.model.state_dict()
+        state["transformer.wte.weight"][tokens[0, 0]] = np.float32(3.4e38)  # finite in float32, infinite in bf16
+        await trainer.model.fill(lambda parameter, key: state[parameter.name][parameter.index(*key)])
+        report = await trainer.step(tokens, targets)
+        assert report.skipped
+        assert (trainer.step_count, trainer.skipped_count) == (0, 1)
+        assert_same_tensors(await trainer.model.state_dict(), state)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+async def test_a_gradient_that_is_not_finite_tears_the_model_or_with_clipping_skips_the_step(clip_norm: float | None) -> None:
+    tokens, targets = SHAPE.batch_of_tokens(1)
+    async with bf16_engine() as engine:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, clip_norm=clip_norm)
+        device: Any = engine._device
+        device.kernels = VERBS | {"gelu_backward": lambda x, grad: grad.fill(0x7F80)}
+        if clip_norm is None:
+            with pytest.raises(TornModelError, match="was not finite"):
+                await trainer.step(tokens, targets)
+        else:
+            assert (await trainer.step(tokens, targets)).skipped
+
+
+async def test_the_floor_is_refused_before_any_work_and_the_plan_of_a_gpu_knows_it() -> None:
+    async with bf16_engine(device_memory=FLOOR - 1) as engine:
+        with pytest.raises(BudgetError) as caught:
+            await GPT2.create(engine, SHAPE.config, tile=SHAPE.tile)
+        assert caught.value.floor == FLOOR
+        assert engine.statistics().operations == 0
+    coarse = floor_demand(SHAPE.config, SHAPE.tile, COARSE, "bf16").floor_nbytes
+    plan = plan_step(SHAPE.config, batch_size=2, seq_len=17, tile=SHAPE.tile, device="cuda:0", precision="bf16")
+    assert (plan.floor_bytes, plan.row_tokens) == (coarse, 4 * SHAPE.tile)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_floor_is_what_the_hungriest_program_needs(precision: str) -> None:
+    """Exactly, in each precision: in fp32 tiles of the hidden layer are the widest, in bf16 those of the residual stream."""
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=24, block_size=64, vocab_size=300)
+    parameters = Parameters(config, Tiling(config, 32, GRAIN), precision)
+    program = record("step", parameters, parameters.tiling.rows(1, 64))
+    needed = measure([program], parameters.states()).floor_nbytes
+    assert needed == floor_demand(config, 32, GRAIN, precision).floor_nbytes
+    other = "bf16" if precision == "fp32" else "fp32"
+    assert needed != floor_demand(config, 32, GRAIN, other).floor_nbytes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_program_needs_more_than_the_floor(seed: int) -> None:
+    draw = random.Random(seed)
+    n_head = draw.randint(1, 5)
+    config = GPT2Config(
+        n_layer=draw.randint(1, 2), n_head=n_head, n_embd=n_head * draw.randint(1, 12), block_size=draw.randint(1, 60),
+        vocab_size=draw.randint(2, 60), n_inner=draw.choice([None, draw.randint(1, 60)]))  # fmt: skip
+    tile, grain, precision = draw.randint(4, 40), Grain(FINE.ladder, draw.randint(1, 4)), draw.choice(["fp32", "bf16"])
+    length, micro_batches = draw.randint(1, config.block_size), draw.randint(1, 2)
+    parameters = Parameters(config, Tiling(config, tile, grain), precision)
+    rows = parameters.tiling.rows(micro_batches * draw.randint(1, 4), length, micro_batches)
+    floor = floor_demand(config, tile, grain, precision).floor_nbytes
+    for kind in KINDS:
+        needed = measure([record(kind, parameters, rows, recompute=draw.random() < 0.5)], parameters.states())
+        assert needed.floor_nbytes <= floor, (kind, config, tile, grain.tall, rows.batch, length, needed.what)

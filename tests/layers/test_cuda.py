@@ -1,0 +1,223 @@
+"""Trainings on a GPU, whose driver and kernels run on the CPU here (tests/cuda): the law of equal bits, graphs, precisions.
+
+tests/gpu repeats what matters on a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import Engine
+from asynctile.layers import GPT2, Trainer
+from tests.layers.training import (
+    OPTIMIZER,
+    SMALL,
+    Outcome,
+    assert_same_bits,
+    assert_same_tensors,
+    batches_of,
+    distance,
+    lively,
+    moments_of,
+    outcome,
+)
+
+PROGRESS_S = 100
+STEPS = 4  # the first brings tiles, the second writes graphs, the others run them
+STATES = SMALL.config.states_nbytes
+_resident: dict[str, Outcome] = {}
+
+pytestmark = pytest.mark.usefixtures("soft_gpu")
+
+
+async def on_gpu(*, steps: int = STEPS, **options: Any) -> Outcome:
+    engine_options = {key: options.pop(key) for key in list(options) if key in ENGINE_OPTIONS}
+    async with asyncio.timeout(PROGRESS_S):
+        return await outcome(SMALL, steps=steps, device="cuda:0", engine_options=engine_options, **options)
+
+
+ENGINE_OPTIONS = ("device_memory", "host_memory", "spill", "prefetch", "precision")
+
+
+async def resident(precision: str) -> Outcome:
+    if precision not in _resident:
+        _resident[precision] = await on_gpu(precision=precision)
+    return _resident[precision]
+
+
+@pytest.fixture(params=["fp32", "bf16"])
+def precision(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("share", [0.25, 0.50])
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: int, precision: str) -> None:
+    cap = max(int(share * STATES), 48 << 10)
+    found = await on_gpu(device_memory=cap, prefetch=prefetch, precision=precision)
+    assert_same_bits(found, await resident(precision))
+    assert 0 < found.device_peak_bytes <= cap
+
+
+@pytest.mark.parametrize("update", ["device", "host", "auto"])
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+async def test_no_place_of_the_update_changes_a_bit(update: str, clip_norm: float | None, precision: str) -> None:
+    found = await on_gpu(device_memory=STATES // 3, precision=precision, update=update, clip_norm=clip_norm)
+    assert_same_bits(found, await resident(precision))
+
+
+async def test_updates_on_the_host_over_a_disk_change_no_bit(tmp_path: Path, precision: str) -> None:
+    found = await on_gpu(
+        device_memory=STATES // 2, host_memory=STATES // 2 + (300 << 10), spill=tmp_path, precision=precision, update="host"
+    )
+    assert_same_bits(found, await resident(precision))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_no_delay_of_a_stream_changes_a_bit(seed: int, soft_gpu: Any) -> None:
+    yardstick = await resident("fp32")
+    soft_gpu(seed=seed)
+    assert_same_bits(await on_gpu(device_memory=STATES // 3, prefetch=8), yardstick)
+    assert_same_bits(await on_gpu(), yardstick)
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+async def test_no_mode_changes_a_bit(recompute: bool, clip_norm: float | None, precision: str) -> None:
+    found = await on_gpu(recompute=recompute, clip_norm=clip_norm, precision=precision)
+    assert_same_bits(found, await resident(precision))
+
+
+async def test_clipping_changes_no_bit_between_graphs_and_single_launches() -> None:
+    graphs = await on_gpu(clip_norm=0.1)
+    assert min(graphs.norms) > 0.1
+    assert_same_bits(await on_gpu(clip_norm=0.1, prefetch=0), graphs)
+    assert_same_bits(await on_gpu(clip_norm=0.1, device_memory=STATES // 2), graphs)
+
+
+async def test_a_disk_below_ram_changes_no_bit(tmp_path: Path, precision: str) -> None:
+    found = await on_gpu(
+        device_memory=STATES // 2, host_memory=STATES // 2 + (300 << 10), spill=tmp_path, precision=precision
+    )
+    assert_same_bits(found, await resident(precision))
+
+
+async def test_fp32_agrees_with_the_cpu_and_bf16_with_fp32() -> None:
+    cpu = await outcome(SMALL, steps=STEPS, device="cpu")
+    fp32, bf16 = await resident("fp32"), await resident("bf16")
+    assert fp32.losses == pytest.approx(cpu.losses, rel=1e-6)
+    # The bias of the keys has no gradient but rounding, which AdamW makes as large as any other.
+    names = [name for name in cpu.weights if not name.endswith("c_attn.bias")]
+    assert max(distance(fp32.weights[name], cpu.weights[name]) for name in names) < 1e-4
+    assert fp32.losses != bf16.losses
+    assert bf16.losses == pytest.approx(cpu.losses, rel=1e-2)
+    assert bf16.norms == pytest.approx(cpu.norms, rel=5e-2)
+
+
+async def test_from_the_third_step_on_a_step_is_three_graphs_and_no_launch(soft_gpu: Any) -> None:
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        launches = []
+        for tokens, targets in batches_of(SMALL, 4):
+            before = soft_gpu.opened[0].launches
+            await trainer.step(tokens, targets)
+            launches.append(soft_gpu.opened[0].launches - before)
+        assert launches[0] == launches[1] > 500
+        assert launches[2:] == [0, 0]
+        assert soft_gpu.opened[0].graphs == 3 * 3
+        assert engine.statistics().operations > 3 * 500
+
+
+async def test_inputs_of_a_graph_are_loaded_behind_the_graph_before_it(soft_gpu: Any) -> None:
+    """Their slots may have been a temporary's there."""
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        batches = batches_of(SMALL, 3)
+        await trainer.step(*batches[0])
+        await trainer.step(*batches[1])
+        device, events, behind = engine._device, [], []
+        upload, replay = device.upload, device.replay
+
+        def watched_upload(target: Any, source: Any, waits: Any, after: Any = (), what: object = None) -> Any:
+            behind.append(not events or events[-1].done or events[-1] in after)
+            return upload(target, source, waits, after, what)
+
+        def watched_replay(*args: Any) -> Any:
+            events.append(replay(*args))
+            return events[-1]
+
+        device.upload, device.replay = watched_upload, watched_replay
+        await trainer.step(*batches[2])
+        assert len(events) == 3 and len(behind) > 5
+        assert all(behind)
+
+
+async def test_what_runs_between_two_steps_is_not_in_the_way_of_graphs(soft_gpu: Any) -> None:
+    yardstick = await on_gpu(steps=6)
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        losses = []
+        for index, (tokens, targets) in enumerate(batches_of(SMALL, 6)):
+            losses.append((await trainer.step(tokens, targets)).loss)
+            await trainer.model.loss(tokens, targets)
+            if index == 1:
+                await trainer.model.logits(tokens)
+            if index == 3:  # takes slots, so the graphs are written anew
+                other = await GPT2.create(engine, SMALL.config, seed=9, tile=SMALL.tile)
+                await other.loss(tokens, targets)
+        assert losses == yardstick.losses
+        assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
+        assert_same_tensors(await moments_of(trainer), yardstick.moments)
+
+
+async def test_a_step_without_a_finite_loss_is_skipped_by_graphs_too() -> None:
+    yardstick = await on_gpu(steps=4)
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        batches = batches_of(SMALL, 4)
+        for tokens, targets in batches[:3]:
+            await trainer.step(tokens, targets)
+        parameter = trainer.model.parameters["transformer.ln_f.bias"]
+        kept = await trainer.model.gather(parameter, parameter.weights)
+        tile = parameter.weights[0, 0]
+        await engine.store([(tile, np.full(tile.shape, np.nan, np.float32))])
+        assert (await trainer.step(*batches[3])).skipped
+        await engine.store([(tile, kept[parameter.index(0, 0)])])
+        report = await trainer.step(*batches[3])
+        assert report.loss == yardstick.losses[3]
+        assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
+
+
+async def test_a_cancelled_step_leaves_the_model_as_it_was_and_graphs_go_on() -> None:
+    yardstick = await on_gpu(steps=5)
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        losses = []
+        for tokens, targets in batches_of(SMALL, 5):
+            step = asyncio.ensure_future(trainer.step(tokens, targets))
+            await asyncio.sleep(0.001)
+            step.cancel()
+            try:
+                losses.append((await step).loss)
+            except asyncio.CancelledError:
+                if trainer.step_count == len(losses):
+                    losses.append((await trainer.step(tokens, targets)).loss)
+                else:
+                    losses.append(yardstick.losses[len(losses)])  # it was past its first update, and ended
+        assert losses == yardstick.losses
+        assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
+
+
+async def test_an_engine_leaves_no_memory_and_no_pinned_ram(soft_gpu: Any) -> None:
+    await on_gpu(steps=3)
+    gc.collect()
+    driver = soft_gpu.opened[0]
+    assert driver.memory()[0] == driver.memory()[1]
+    assert not driver.pinned
+    assert not driver._streams

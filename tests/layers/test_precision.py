@@ -1,0 +1,228 @@
+"""Programs recorded for bf16: which tile has which dtype, what is computed with what, and that the numbers stay near fp32.
+
+The interpreter runs them by the plain verbs. Whole trainings in bf16, through an engine, are test_bf16_training.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile.demand import measure
+from asynctile.handle import Handle
+from asynctile.layers.optimizer import AdamW
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.step import KINDS, record
+from asynctile.layers.tiling import Tiling
+from asynctile.operation import Operation
+from asynctile.precision import BF16, to_bf16
+from asynctile.program import Program
+from asynctile.simulate import simulate
+from tests.interpreter import Model
+from tests.layers.shapes import SHAPES, Shape
+from tests.layers.test_step import assert_same_bits, determined, distance
+
+#: What kernels are built for, an operand a letter: f float32, b bf16, i int32.
+ALLOWED = {
+    "adamw": "fffff", "adamw_bf16": "fffffb", "sum_squares": "f",
+    "attention": "fffff bbbbf", "attention_delta": "fff bbf", "attention_backward": "fffffffff bbbbffbbb",
+    "column_sums": "ff bf", "copy": "ff fb bf bb", "fill": "f b",
+    "cross_entropy": "fif bif", "cross_entropy_backward": "ifff iffb",
+    "embed_positions": "ff bf", "embed_tokens": "iff ibf", "embed_positions_backward": "ff", "embed_tokens_backward": "iff",
+    "gelu": "ff bb", "gelu_backward": "ff bb",
+    "gemm": "fff ffb bbf bbb", "gemm_bias": "ffff fffb bbff bbfb",
+    "layernorm": "fffff ffffb", "layernorm_backward": "ffffff", "layernorm_gradients": "fffff", "layernorm_stats": "ff",
+    "layernorm_sums": "fffff",
+}  # fmt: skip
+LETTERS = {np.dtype(np.float32): "f", BF16: "b", np.dtype(np.int32): "i"}
+#: Names of the tiles that are bf16, whole; logits are only where a loss is wanted.
+NARROW = re.compile(r"""
+    .*\.bf16 | h\.\d+\.ln_[12]\[.* | ln_f\[.*
+    | h\.\d+\.attn\.(qkv|out|dout|dqkv|dprojected)\[.* | h\.\d+\.mlp\.(hidden|activated|dhidden|dprojected)\[.*
+    """, re.VERBOSE)  # fmt: skip
+
+
+#: Sequences cut and several in a tile, all ragged; few operations.
+FEW = (
+    "one tile of everything", "several sequences in a tile", "one sequence of one token", "heads in uneven groups, narrow MLP",
+)  # fmt: skip
+
+
+@pytest.fixture(params=FEW)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    return SHAPES[request.param]
+
+
+def parameters_of(shape: Shape, precision: str = "bf16") -> Parameters:
+    return Parameters(shape.config, Tiling(shape.config, shape.tile), precision)
+
+
+def recorded(shape: Shape, kind: str, precision: str = "bf16", **options: Any) -> tuple[Parameters, Program]:
+    parameters = parameters_of(shape, precision)
+    rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)
+    return parameters, record(kind, parameters, rows, **options)
+
+
+def model_of(shape: Shape, precision: str) -> Model:
+    """Larger than a new model, biases not zero: every gradient is then well away from zero."""
+    model = Model.create(parameters_of(shape, precision), seed=1)
+    random = np.random.default_rng(5)
+    model.load({name: 2 * value + 0.05 * random.standard_normal(value.shape, np.float32)
+                for name, value in model.state().items()})
+    return model
+
+
+def outline(program: Program) -> list[Any]:
+    return [(entry.kernel, entry.params, [(tile.name, tile.dtype) for tile in entry.tiles])
+            for entry in program.operations()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_every_operation_is_one_that_kernels_are_built_for(shape: Shape, kind: str, recompute: bool) -> None:
+    for precision in ("fp32", "tf32", "bf16"):
+        _, program = recorded(shape, kind, precision, recompute=recompute)
+        for operation in program.operations():
+            found = "".join(LETTERS[tile.dtype] for tile in operation.operands)
+            assert found in ALLOWED[operation.kernel].split(), operation
+            assert precision == "bf16" or "b" not in found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_which_tiles_are_bf16(shape: Shape, kind: str, recompute: bool) -> None:
+    parameters, program = recorded(shape, kind, recompute=recompute)
+    for tile in {*program.temporaries, *parameters.states(), *program.inputs.values()}:
+        narrow = NARROW.fullmatch(tile.name) is not None or (tile.name.startswith("logits[") and kind != "logits")
+        assert (tile.dtype == BF16) == narrow, tile.name
+
+
+def test_tf32_records_the_programs_of_fp32(shape: Shape) -> None:
+    for kind in KINDS:
+        assert outline(recorded(shape, kind, "tf32")[1]) == outline(recorded(shape, kind, "fp32")[1])
+
+
+def test_bf16_adds_nothing_but_the_narrowed_gradient(shape: Shape) -> None:
+    """The same operations in the same order, with the copies of the residual gradient between them."""
+    for kind in KINDS:
+        wide = [entry.kernel for entry in recorded(shape, kind, "fp32")[1].operations()]
+        narrow = [
+            entry.kernel.removesuffix("_bf16") for entry in recorded(shape, kind)[1].operations()
+            if "dprojected" not in entry.operands[-1].name or entry.kernel != "copy"
+        ]  # fmt: skip
+        assert narrow == wide
+
+
+def test_only_matrices_have_copies_and_only_in_bf16(shape: Shape) -> None:
+    for precision in ("fp32", "tf32", "bf16"):
+        for parameter in parameters_of(shape, precision).values():
+            if precision == "bf16" and len(parameter.shape) == 2:
+                assert parameter.compute is parameter.copies
+                assert parameter.copies.keys() == parameter.weights.keys()
+                assert all(copy.shape == parameter.weights[key].shape and copy.persistent
+                           for key, copy in parameter.copies.items())
+            else:
+                assert parameter.compute is parameter.weights and not parameter.copies
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masters_of_copies_are_touched_by_their_update_alone(shape: Shape, kind: str) -> None:
+    parameters, program = recorded(shape, kind)
+    masters = {tile for item in parameters.values() if item.copies for tile in item.weights.values()}
+    updated: set[Handle] = set()
+    for entry in program.entries:
+        touched = masters & set(entry.tiles)
+        if isinstance(entry, Operation) and entry.kernel == "adamw_bf16":
+            assert touched == {entry.operands[0]}
+            updated |= touched
+        else:
+            assert not touched, entry
+    assert updated == (masters if kind in ("step", "step_clipped") else set())
+    copies = {tile for item in parameters.values() for tile in item.copies.values()}
+    unused = copies - set(program.standing)
+    assert all(tile.name.startswith("wpe") for tile in unused), "positions that no sequence reaches"
+
+
+def test_copies_add_two_bytes_an_element_of_a_matrix(shape: Shape) -> None:
+    parameters = parameters_of(shape)
+    matrices = sum(int(np.prod(item.shape)) for item in parameters.values() if len(item.shape) == 2)
+    assert sum(tile.nbytes for tile in parameters.states()) == shape.config.states_nbytes + 2 * matrices
+
+
+def test_demand_and_simulation_follow_the_dtypes(shape: Shape) -> None:
+    found = {}
+    for precision in ("fp32", "bf16"):
+        parameters, program = recorded(shape, "step", precision)
+        demand = measure([program], parameters.states())
+        traffic = simulate(program, list(parameters.states()), device_memory=demand.floor_nbytes)
+        assert traffic.device_peak_nbytes <= demand.floor_nbytes
+        # Every master and moment comes up once at least, and goes down changed.
+        assert traffic.downloaded_nbytes >= shape.config.states_nbytes or demand.resident_nbytes <= demand.floor_nbytes
+        found[precision] = sum(tile.nbytes for tile in program.temporaries)
+    assert 0.4 < found["bf16"] / found["fp32"] < 0.95
+
+
+def test_losses_logits_and_gradients_are_near_those_of_fp32(shape: Shape) -> None:
+    """bf16 has 8 bits: a rounding is at most 1/256, their sums hold less of it."""
+    tokens, targets = shape.batch_of_tokens()
+    wide, narrow = model_of(shape, "fp32"), model_of(shape, "bf16")
+    (loss, gradients), (found, others) = (model.gradients(tokens, targets, shape.micro_batches) for model in (wide, narrow))
+    assert found != loss
+    assert found == pytest.approx(loss, rel=3e-3)
+    if shape.micro_batches == 1:
+        assert found == narrow.loss(tokens, targets)
+    assert distance(narrow.logits(tokens), wide.logits(tokens)) < 0.015
+    for name, value in gradients.items():
+        assert others[name].dtype == np.float32
+        one, other = (determined(name, tensor, shape.length) for tensor in (others[name], value))
+        assert distance(one, other) < 0.04, name
+
+
+def test_keep_and_recompute_fused_and_two_phase_are_equal_bit_for_bit(shape: Shape) -> None:
+    tokens, targets = shape.batch_of_tokens()
+    model = model_of(shape, "bf16")
+    kept, again = (model.gradients(tokens, targets, shape.micro_batches, recompute=way) for way in (False, True))
+    assert kept[0] == again[0]
+    assert_same_bits(kept[1], again[1])
+    fused, clipped = model_of(shape, "bf16"), model_of(shape, "bf16")
+    for step in (1, 2):
+        one = fused.step(tokens, targets, step, micro_batches=shape.micro_batches)
+        other = clipped.step(tokens, targets, step, kind="step_clipped", micro_batches=shape.micro_batches, recompute=False)
+        assert one == other
+    for family in ("weights", "exp_avg", "exp_avg_sq"):
+        assert_same_bits(fused.state(family), clipped.state(family))
+
+
+def test_after_steps_copies_are_the_masters_rounded_and_small_updates_are_not_lost(shape: Shape) -> None:
+    tokens, targets = shape.batch_of_tokens()
+    model = model_of(shape, "bf16")
+    before = model.state()
+    for step in (1, 2, 3):
+        model.step(tokens, targets, step, AdamW(lr=1e-5, weight_decay=0.0), micro_batches=shape.micro_batches)
+    arrays = model.interpreter.arrays
+    for name, parameter in model.parameters.items():
+        for key, copy in parameter.copies.items():
+            assert np.array_equal(arrays[copy], to_bf16(arrays[parameter.weights[key]]))
+        moved = np.abs(model.state()[name] - before[name])
+        assert 0 < moved.max() < 4e-5, f"{name}: steps of 1e-5 are below what bf16 can hold, not below float32"
+
+
+@pytest.mark.reference
+def test_gradients_are_as_near_to_fp32_as_pytorchs_in_bf16(shape: Shape) -> None:
+    torch = pytest.importorskip("torch")
+    from tests.reference_gpt2 import ReferenceGPT2
+
+    tokens, targets = shape.batch_of_tokens()
+    model = model_of(shape, "bf16")
+    exact = ReferenceGPT2.from_state(shape.config, model.state(), torch.float64).gradients(tokens, targets)[1]
+    _, found = model.gradients(tokens, targets, shape.micro_batches)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, theirs = ReferenceGPT2.from_state(shape.config, model.state()).gradients(tokens, targets)
+
+    def error(gradients: dict[str, Any]) -> float:
+        return float(sum(np.sum((gradients[name] - value) ** 2) for name, value in exact.items()) ** 0.5)
+
+    assert error(found) < 1.2 * error(theirs)

@@ -1,0 +1,54 @@
+"""The programs of fp32, held still: an operation more or less, or in another order, would change the bits of every result.
+
+If that is meant, `python tests/layers/test_same_programs.py` prints the table anew. What programs should be is test_record.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from asynctile.layers.step import KINDS, record
+from asynctile.operation import Operation
+from asynctile.program import Fetch
+from tests.layers.shapes import SHAPES, Shape
+
+#: (operations of all kinds of programs, with and without recompute; digest of what they do to which tiles in which order)
+KNOWN = {
+    "one tile of everything": (1031, "bd99d2da4627a81c"),
+    "sequences cut, all ragged": (44580, "90aac71f47166eaa"),
+    "several sequences in a tile": (7024, "da4223e6e9eb04fe"),
+    "a head wider than the tile": (94352, "aab217bb8beb71c4"),
+    "one sequence of one token": (5060, "986d165fdeb57c91"),
+    "heads in uneven groups, narrow MLP": (19540, "540b441686b501ff"),
+    "tiles of one": (37680, "ffd69ab9fec81248"),
+}
+
+
+def outline(shape: Shape) -> tuple[int, str]:
+    count, digest = 0, hashlib.sha256()
+    for kind in KINDS:
+        for recompute in (True, False):
+            parameters = shape.parameters()
+            rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)
+            program = record(kind, parameters, rows, recompute=recompute)
+            for entry in program.entries:
+                if isinstance(entry, Operation):
+                    count += 1
+                    line = f"{entry.kernel} {entry.access} {entry.params} {entry.flops} {entry.number}"
+                else:
+                    line = f"fetch {entry.key} {entry.index}" if isinstance(entry, Fetch) else f"mark {entry.name}"
+                tiles = [f"{tile.name} {tile.shape} {tile.dtype} {tile.persistent}" for tile in entry.tiles]
+                digest.update(f"{line} {tiles}\n".encode())
+    return count, digest.hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_programs_of_fp32_are_those_that_they_were(name: str) -> None:
+    assert outline(SHAPES[name]) == KNOWN[name]
+
+
+if __name__ == "__main__":
+    for name, shape in SHAPES.items():
+        print(f"    {name!r}: {outline(shape)},".replace("'", '"'))
