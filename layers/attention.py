@@ -26,8 +26,8 @@ class Kept:
     stats: Grid
 
 
-def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, residual: Grid) -> Kept:
-    """residual += attention(x)."""
+def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, residual: Grid, out: Grid) -> Kept:
+    """out = residual + attention(x)."""
     tiling = recording.tiling
     kept = Kept(
         recording.grid(f"{layer}.qkv", tiling.sections),
@@ -39,7 +39,7 @@ def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, resi
             linear.forward(recording, rows, x, f"{layer}.c_attn", [(k, n) for k in recording.columns], kept.qkv)
         _attend(recording, rows, kept, group)
         visits = [(group, n) for n in recording.columns]
-        linear.forward(recording, rows, kept.out, f"{layer}.c_proj", visits, residual)
+        linear.forward(recording, rows, kept.out, f"{layer}.c_proj", visits, out, residual)
     return kept
 
 

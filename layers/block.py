@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from asynctile.layers import attention, layernorm, mlp
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
-from asynctile.ops import copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,7 @@ def forward(recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out:
     """out = block(x)."""
     kept = first_half(recording, rows, layer, x)
     normed = layernorm.forward(recording, rows, kept.middle, kept.stats_2, f"h.{layer}.ln_2")
-    _copy(recording, rows, kept.middle, out)
-    hidden = mlp.forward(recording, rows, f"h.{layer}.mlp", normed, out)
+    hidden = mlp.forward(recording, rows, f"h.{layer}.mlp", normed, kept.middle, out)
     return replace(kept, hidden=hidden)
 
 
@@ -44,8 +42,7 @@ def first_half(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -
     stats_1 = layernorm.gather(recording, rows, x, f"h.{layer}.ln_1")
     normed = layernorm.forward(recording, rows, x, stats_1, f"h.{layer}.ln_1")
     middle = recording.stream(f"h.{layer}.middle")
-    _copy(recording, rows, x, middle)
-    attended = attention.forward(recording, rows, f"h.{layer}.attn", normed, middle)
+    attended = attention.forward(recording, rows, f"h.{layer}.attn", normed, x, middle)
     stats_2 = layernorm.gather(recording, rows, middle, f"h.{layer}.ln_2")
     return Kept(x, stats_1, attended, middle, stats_2)
 
@@ -61,9 +58,3 @@ def backward(recording: Recording, rows: Sequence[Row], layer: int, kept: Kept, 
     dnormed = recording.stream(f"h.{layer}.dln_1")
     attention.backward(recording, rows, f"h.{layer}.attn", kept.attention, normed, dx, dnormed)
     layernorm.backward(recording, rows, kept.x, kept.stats_1, dnormed, f"h.{layer}.ln_1", dx)
-
-
-def _copy(recording: Recording, rows: Sequence[Row], source: Grid, target: Grid) -> None:
-    for row in rows:
-        for k in recording.columns:
-            recording.program.add(copy(source[row.index, k], target.new(row, k)))

@@ -15,10 +15,12 @@ from asynctile.layers.recording import Grid, Recording, RowTiles
 from asynctile.ops import column_sums, copy, gemm
 
 
-def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: Iterable[Key], out: Grid) -> None:
+def forward(
+    recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: Iterable[Key], out: Grid, residual: Grid | None = None
+) -> None:
     """out[r, n] (R, N) (+)= x[r, k] (R, K) W[k, n] for (k, n) in visits; the bias comes with the last k.
 
-    For each n the k must ascend. What an output tile already holds is kept: the residual.
+    For each n the k must ascend. residual (R, N): what the first product of an output tile is added to.
     """
     weight, bias = recording.parameters.pair(layer)
     last = len(weight.rows) - 1
@@ -28,7 +30,8 @@ def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: I
         b = bias.compute[n, 0] if k == last else None
         for row in rows:
             tile, begun = out.open(row, n)
-            add(gemm(x[row.index, k], w, tile, accumulate=begun, bias=b))
+            source = residual[row.index, n] if residual and not begun else None
+            add(gemm(x[row.index, k], w, tile, accumulate=begun, bias=b, source=source))
 
 
 def backward(

@@ -13,14 +13,14 @@ from asynctile.layers.recording import Grid, Recording, RowTiles
 from asynctile.ops import gelu, gelu_backward
 
 
-def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual: Grid) -> Grid:
-    """residual += mlp(x); returns what backward may keep: the hidden layer (R, F) before GELU."""
+def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual: Grid, out: Grid) -> Grid:
+    """out = residual + mlp(x); returns what backward may keep: the hidden layer (R, F) before GELU."""
     hidden = recording.grid(f"{layer}.hidden", recording.tiling.hidden)
     for f in range(len(recording.tiling.hidden)):
         _expand(recording, rows, layer, x, f, hidden)
         activated = _activate(recording, rows, layer, hidden, f)
         visits = [(f, n) for n in recording.columns]
-        linear.forward(recording, rows, activated, f"{layer}.c_proj", visits, residual)
+        linear.forward(recording, rows, activated, f"{layer}.c_proj", visits, out, residual)
     return hidden
 
 

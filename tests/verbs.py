@@ -29,6 +29,15 @@ def gemm_bias(a: Array, b: Array, bias: Array, c: Array, ta: bool, tb: bool, acc
     c[:] = c + product if accumulate else product
 
 
+def gemm_onto(a: Array, b: Array, source: Array, c: Array, ta: bool, tb: bool) -> None:
+    gemm_bias_onto(a, b, np.zeros(c.shape[1]), source, c, ta, tb)
+
+
+def gemm_bias_onto(a: Array, b: Array, bias: Array, source: Array, c: Array, ta: bool, tb: bool) -> None:
+    c[:] = source
+    gemm_bias(a, b, bias, c, ta, tb, True)
+
+
 def copy(source: Array, target: Array) -> None:
     target[:] = source
 
@@ -245,7 +254,7 @@ VERBS: dict[str, Callable[..., None]] = {
     for verb in (
         adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
         cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
-        gelu_backward, gemm, gemm_bias, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums,
-        sum_squares,
+        gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients,
+        layernorm_stats, layernorm_sums, sum_squares,
     )
 }  # fmt: skip

@@ -34,6 +34,7 @@ ALLOWED = {
     "embed_positions": "ff bf", "embed_tokens": "iff ibf", "embed_positions_backward": "ff", "embed_tokens_backward": "iff",
     "gelu": "ff bb", "gelu_backward": "ff bb",
     "gemm": "fff ffb bbf bbb", "gemm_bias": "ffff fffb bbff bbfb",
+    "gemm_onto": "ffff bbff", "gemm_bias_onto": "fffff bbfff",
     "layernorm": "fffff ffffb", "layernorm_backward": "ffffff", "layernorm_gradients": "fffff", "layernorm_stats": "ff",
     "layernorm_sums": "fffff",
 }  # fmt: skip

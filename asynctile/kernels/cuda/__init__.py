@@ -17,7 +17,7 @@ from asynctile.kernels.cuda.cross_entropy import cross_entropy, cross_entropy_ba
 from asynctile.kernels.cuda.elementwise import column_sums, copy, fill
 from asynctile.kernels.cuda.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
 from asynctile.kernels.cuda.gelu import gelu, gelu_backward
-from asynctile.kernels.cuda.gemm import gemm, gemm_bias
+from asynctile.kernels.cuda.gemm import gemm, gemm_bias, gemm_bias_onto, gemm_onto
 from asynctile.kernels.cuda.layernorm import (
     layernorm,
     layernorm_backward,
@@ -34,8 +34,8 @@ KERNELS: dict[str, Callable[..., None]] = {
     for launcher in (
         adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
         cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
-        gelu_backward, gemm, gemm_bias, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums,
-        sum_squares,
+        gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients,
+        layernorm_stats, layernorm_sums, sum_squares,
     )
 }  # fmt: skip
 

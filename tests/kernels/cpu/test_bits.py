@@ -19,6 +19,7 @@ def operands(name):
     number = np.zeros(1)
     calls = {
         "gemm": ([x[0], x[1], random(15, R, R)], (False, True, True)),
+        "gemm_bias_onto": ([x[0], x[1], random(16, R), random(15, R, R), random(17, R, R)], (False, True)),
         "column_sums": ([x[0], row], (True,)),
         "gelu": ([x[0], x[1]], ()),
         "gelu_backward": ([x[0], x[1]], ()),
@@ -49,8 +50,9 @@ def run(name, shift):
 
 
 NAMES = [
-    "gemm", "column_sums", "gelu", "gelu_backward", "layernorm_stats", "layernorm_sums", "layernorm_gradients",
-    "cross_entropy", "cross_entropy_backward", "attention", "attention_delta", "attention_backward", "sum_squares",
+    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "layernorm_stats", "layernorm_sums",
+    "layernorm_gradients", "cross_entropy", "cross_entropy_backward", "attention", "attention_delta", "attention_backward",
+    "sum_squares",
 ]  # fmt: skip
 
 

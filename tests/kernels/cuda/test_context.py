@@ -34,7 +34,7 @@ def test_an_argument_of_another_type_is_an_error():
 
 
 def test_every_verb_has_a_launcher():
-    assert set(KERNELS) == {*ops.__all__, "gemm_bias", "adamw_bf16"}
+    assert set(KERNELS) == {*ops.__all__, "gemm_bias", "gemm_onto", "gemm_bias_onto"}
 
 
 def test_tiles_too_large_for_the_scratch_are_refused():
