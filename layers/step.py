@@ -29,8 +29,7 @@ def record(kind: str, parameters: Parameters, rows: Rows, *, recompute: bool = T
     recording = Recording(kind, parameters, rows)
     keep = recording.backward and not recompute
     x, kept = _blocks(recording, keep)
-    stats = layernorm.gather(recording, rows, x[-1], "ln_f")
-    normed = layernorm.forward(recording, rows, x[-1], stats, "ln_f")
+    normed, stats = layernorm.forward(recording, rows, x[-1], "ln_f")
     if kind == "logits":
         head.logits(recording, normed)
     elif kind == "loss":

@@ -91,6 +91,11 @@ def layernorm(x: Array, stats: Array, gain: Array, bias: Array, y: Array) -> Non
     y[:] = _normed(x, stats) * gain + bias
 
 
+def layernorm_whole(x: Array, gain: Array, bias: Array, stats: Array, y: Array, eps: float) -> None:
+    layernorm_stats(x, stats, 0, True, eps)
+    layernorm(x, stats, gain, bias, y)
+
+
 def layernorm_sums(dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, accumulate: bool) -> None:
     scaled = dinp.astype(np.float64) * gain
     _add(sums, np.stack([scaled.sum(1), (scaled * _normed(x, stats)).sum(1)], axis=1), accumulate)
@@ -255,6 +260,6 @@ VERBS: dict[str, Callable[..., None]] = {
         adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
         cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
         gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients,
-        layernorm_stats, layernorm_sums, sum_squares,
+        layernorm_stats, layernorm_sums, layernorm_whole, sum_squares,
     )
 }  # fmt: skip

@@ -15,11 +15,18 @@ from asynctile.ops.elementwise import column_sums, copy, fill
 from asynctile.ops.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
 from asynctile.ops.gelu import gelu, gelu_backward
 from asynctile.ops.gemm import gemm
-from asynctile.ops.layernorm import layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums
+from asynctile.ops.layernorm import (
+    layernorm,
+    layernorm_backward,
+    layernorm_gradients,
+    layernorm_stats,
+    layernorm_sums,
+    layernorm_whole,
+)
 
 __all__ = [
     "adamw", "adamw_bf16", "attention", "attention_backward", "attention_delta", "column_sums", "copy", "cross_entropy",
     "cross_entropy_backward", "embed_positions", "embed_positions_backward", "embed_tokens", "embed_tokens_backward",
     "fill", "gelu", "gelu_backward", "gemm", "layernorm", "layernorm_backward", "layernorm_gradients",
-    "layernorm_stats", "layernorm_sums", "sum_squares",
+    "layernorm_stats", "layernorm_sums", "layernorm_whole", "sum_squares",
 ]  # fmt: skip

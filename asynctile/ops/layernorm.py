@@ -1,7 +1,8 @@
 """Layer normalisation of rows that may be cut into several column tiles.
 
 y = (x - mean) rstd gain + bias over the whole row of `width` columns. Statistics and the two row sums of the
-backward pass are gathered column tile by column tile, so that no operation needs the whole row.
+backward pass are gathered column tile by column tile, so that no operation needs the whole row. Where a tile has whole
+rows, `layernorm_whole` and its backward do everything in one pass over it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ def layernorm(x: Handle, stats: Handle, gain: Handle, bias: Handle, y: Handle) -
     expect("layernorm", y, x.shape)
     expect("layernorm", gain, x.shape[1:])
     return Operation("layernorm", (x, stats, gain, bias, y), "rrrrw")
+
+
+def layernorm_whole(x: Handle, gain: Handle, bias: Handle, stats: Handle, y: Handle, *, eps: float) -> Operation:
+    """stats (R, 2) and y (R, C), T, from whole rows x (R, C), with the bits of layernorm_stats and then layernorm.
+
+    Kernel: layernorm_whole(x, gain, bias, stats, y, eps).
+    """
+    expect("layernorm_whole", y, x.shape)
+    expect("layernorm_whole", gain, x.shape[1:])
+    expect("layernorm_whole", stats, (x.shape[0], 2))
+    return Operation("layernorm_whole", (x, gain, bias, stats, y), "rrrww", (float(eps),))
 
 
 def layernorm_sums(

@@ -47,14 +47,27 @@ def layernorm_stats(x: Any, stats: Any, seen: int, last: bool, eps: float) -> No
         stats[i, 1] = 1.0 / np.sqrt(squares / width + eps) if last else squares
 
 
-@kernel((TILE, TILE, ROW, ROW, TILE), fastmath=FUSE)
+@piece(FUSE)
+def _normalise(x: Any, mean: float, rstd: float, gain: Any, bias: Any, y: Any) -> None:
+    for j in range(x.size):
+        y[j] = (x[j] - mean) * rstd * gain[j] + bias[j]
+
+
+@kernel((TILE, TILE, ROW, ROW, TILE))
 def layernorm(x: Any, stats: Any, gain: Any, bias: Any, y: Any) -> None:
     """y = (x - mean) rstd gain + bias."""
-    rows, columns = x.shape
-    for i in range(rows):
-        mean, rstd = stats[i, 0], stats[i, 1]
-        for j in range(columns):
-            y[i, j] = (x[i, j] - mean) * rstd * gain[j] + bias[j]
+    for i in range(x.shape[0]):
+        _normalise(x[i], stats[i, 0], stats[i, 1], gain, bias, y[i])
+
+
+@kernel((TILE, ROW, ROW, TILE, TILE, REAL))
+def layernorm_whole(x: Any, gain: Any, bias: Any, stats: Any, y: Any, eps: float) -> None:
+    """stats = (mean, 1 / deviation) of whole rows, and y."""
+    for i in range(x.shape[0]):
+        mean, squares = _moments(x[i])
+        stats[i, 0] = mean
+        stats[i, 1] = 1.0 / np.sqrt(np.float64(squares) / x.shape[1] + eps)
+        _normalise(x[i], stats[i, 0], stats[i, 1], gain, bias, y[i])
 
 
 @piece(REDUCE)

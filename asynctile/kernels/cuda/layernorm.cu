@@ -38,22 +38,37 @@ static __device__ __forceinline__ Moments moments_of(const float *__restrict__ r
     return {mean + residue, warp_sum(squares) - residue * residue * count, count};
 }
 
+// Those of a tile's row, which a warp has to itself.
 template <bool VECTOR>
-static __device__ void stats_of_rows(const float *x, float *stats, int rows, int columns, int seen, int last, float eps) {
+static __device__ __forceinline__ Moments moments_of_row(const float *row, int columns) {
     constexpr int SPANS = 8;
-    int row = blockIdx.x * WARPS + warp_index();
-    if (row >= rows) return;
-    const float *values = x + size_t(row) * columns;
     Moments all = {};
     for (int first = 0; first < columns; first += SPANS * WARP * 4) {
-        Moments some = moments_of<SPANS, VECTOR>(values, first, columns);
+        Moments some = moments_of<SPANS, VECTOR>(row, first, columns);
         all = first ? merge_moments(all, some) : some;
     }
+    return all;
+}
+
+static __device__ __forceinline__ float inverse_deviation(Moments all, float eps) {
+    return 1.0f / sqrtf(float(all.squares) / float(all.count) + eps);
+}
+
+// Rounded where it says so: the two kernels that compute it give equal bits.
+static __device__ __forceinline__ float normal(float x, float mean, float rstd, float gain, float bias) {
+    return __fmaf_rn(__fmul_rn(__fsub_rn(x, mean), rstd), gain, bias);
+}
+
+template <bool VECTOR>
+static __device__ void stats_of_rows(const float *x, float *stats, int rows, int columns, int seen, int last, float eps) {
+    int row = blockIdx.x * WARPS + warp_index();
+    if (row >= rows) return;
+    Moments all = moments_of_row<VECTOR>(x + size_t(row) * columns, columns);
     float *target = stats + 2 * size_t(row);
     if (seen) all = merge_moments({target[0], target[1], double(seen)}, all);
     if (lane_index()) return;
     target[0] = all.mean;
-    target[1] = last ? 1.0f / sqrtf(float(all.squares) / float(all.count) + eps) : float(all.squares);
+    target[1] = last ? inverse_deviation(all, eps) : float(all.squares);
 }
 
 template <int N, bool VECTOR, typename T>
@@ -68,8 +83,32 @@ static __device__ void normalise(const float *__restrict__ x, const float *__res
         float mean = stats[2 * size_t(row)], rstd = stats[2 * size_t(row) + 1], values[N];
         Part::load(x + size_t(row) * columns, patch.column, columns, values);
 #pragma unroll
-        for (int i = 0; i < N; i++) values[i] = (values[i] - mean) * rstd * gains[i] + biases[i];
+        for (int i = 0; i < N; i++) values[i] = normal(values[i], mean, rstd, gains[i], biases[i]);
         Part::store(y + size_t(row) * columns, patch.column, columns, values);
+    }
+}
+
+// Statistics of whole rows, and the rows normalised: read again at once, they come from the nearest cache.
+template <int N, bool VECTOR, typename T>
+static __device__ void normalise_rows(const float *__restrict__ x, const float *__restrict__ gain,
+                                      const float *__restrict__ bias, float *stats, T *__restrict__ y, int rows, int columns,
+                                      float eps) {
+    using Part = Span<N, VECTOR>;
+    int row = blockIdx.x * WARPS + warp_index();
+    if (row >= rows) return;
+    const float *source = x + size_t(row) * columns;
+    Moments all = moments_of_row<VECTOR>(source, columns);
+    float mean = all.mean, rstd = inverse_deviation(all, eps);
+    if (lane_index() == 0) stats[2 * size_t(row)] = mean, stats[2 * size_t(row) + 1] = rstd;
+#pragma unroll 2
+    for (int first = 0; first < columns; first += Part::width) {
+        float values[N], gains[N], biases[N];
+        Part::load(source, first, columns, values);
+        Part::load(gain, first, columns, gains);
+        Part::load(bias, first, columns, biases);
+#pragma unroll
+        for (int i = 0; i < N; i++) values[i] = normal(values[i], mean, rstd, gains[i], biases[i]);
+        Part::store(y + size_t(row) * columns, first, columns, values);
     }
 }
 
@@ -153,6 +192,18 @@ extern "C" __global__ void layernorm_bf16(const float *x, const float *stats, co
                                           int rows, int columns) {
     if (columns % 8) normalise<8, false>(x, stats, gain, bias, y, rows, columns);
     else normalise<8, true>(x, stats, gain, bias, y, rows, columns);
+}
+
+extern "C" __global__ void layernorm_whole_f32(const float *x, const float *gain, const float *bias, float *stats, float *y,
+                                               int rows, int columns, float eps) {
+    if (columns % 4) normalise_rows<4, false>(x, gain, bias, stats, y, rows, columns, eps);
+    else normalise_rows<4, true>(x, gain, bias, stats, y, rows, columns, eps);
+}
+
+extern "C" __global__ void layernorm_whole_bf16(const float *x, const float *gain, const float *bias, float *stats, bf16 *y,
+                                                int rows, int columns, float eps) {
+    if (columns % 4) normalise_rows<4, false>(x, gain, bias, stats, y, rows, columns, eps);
+    else normalise_rows<4, true>(x, gain, bias, stats, y, rows, columns, eps);
 }
 
 extern "C" __global__ void layernorm_sums(const float *dinp, const float *x, const float *stats, const float *gain,

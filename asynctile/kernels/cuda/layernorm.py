@@ -21,6 +21,13 @@ def layernorm(on: Context, x: Array, stats: Array, gain: Array, bias: Array, y: 
     on.launch(f"layernorm_{suffix(y)}", patches(rows, columns, lanes(y)), BLOCK, x, stats, gain, bias, y, rows, columns)
 
 
+def layernorm_whole(on: Context, x: Array, gain: Array, bias: Array, stats: Array, y: Array, eps: float) -> None:
+    """stats = (mean, 1 / deviation) of whole rows, and y."""
+    rows, columns = x.shape
+    grid = divide_up(rows, WARPS)
+    on.launch(f"layernorm_whole_{suffix(y)}", grid, BLOCK, x, gain, bias, stats, y, rows, columns, eps)
+
+
 def layernorm_sums(on: Context, dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, accumulate: bool) -> None:
     """sums = row sums of (dinp gain, dinp gain xhat) (+ sums)."""
     rows, columns = x.shape

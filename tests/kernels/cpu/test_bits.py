@@ -24,6 +24,7 @@ def operands(name):
         "gelu": ([x[0], x[1]], ()),
         "gelu_backward": ([x[0], x[1]], ()),
         "layernorm_stats": ([x[0], pair], (C, True, 1e-5)),
+        "layernorm_whole": ([x[0], row, row, pair, x[1]], (1e-5,)),
         "layernorm_sums": ([x[0], x[1], pair, row, np.zeros_like(pair)], (False,)),
         "layernorm_gradients": ([x[0], x[1], pair, row, row.copy()], (True,)),
         "cross_entropy": ([x[0], tokens, wide], (0, False, True, number)),
@@ -50,7 +51,7 @@ def run(name, shift):
 
 
 NAMES = [
-    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "layernorm_stats", "layernorm_sums",
+    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "layernorm_stats", "layernorm_whole", "layernorm_sums",
     "layernorm_gradients", "cross_entropy", "cross_entropy_backward", "attention", "attention_delta", "attention_backward",
     "sum_squares",
 ]  # fmt: skip

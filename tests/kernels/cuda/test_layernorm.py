@@ -8,6 +8,8 @@ from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, type
 
 EPS = 1e-5
 CASES = [(1, [1, 1]), (3, [17]), (100, [64, 64, 1]), (33, [100, 29]), (70, [768]), (7, [1500]), (5, [2056, 1024])]
+#: Rows and columns of tiles that hold whole rows.
+WHOLE = [(1, 1), (3, 17), (33, 132), (100, 129), (70, 768), (7, 1500), (9, 2056)]
 
 
 def tiles(x, widths):
@@ -42,6 +44,19 @@ def test_forward(machine, rows, widths, offset, dtype):
     np.testing.assert_allclose(stats[:, 1], rstd[:, 0], rtol=2e-6 if width > 2 else 1e-3)
     tolerance = 2e-6 if offset == 0.0 and width > 2 else 2e-5 if width > 2 else 1e-3
     assert_close(np.hstack(found), reference.layernorm(x, gain, bias, EPS), tolerance)
+
+
+@pytest.mark.parametrize(("rows", "width"), WHOLE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_rows_in_one_pass_have_the_bits_of_two(machine, rows, width, dtype):
+    x, gain, bias = random(1, rows, width) + np.float32(3), random(2, width), random(3, width)
+    expected, found = poison(rows, width, dtype=dtype), poison(rows, width, dtype=dtype)
+    expected_stats, stats = statistics(machine, [x]), poison(rows, 2)
+    machine.run("layernorm", [x, expected_stats, gain, bias, expected], ())
+    machine.run("layernorm_whole", [x, gain, bias, stats, found], (EPS,))
+    assert stats.tobytes() == expected_stats.tobytes()
+    assert found.tobytes() == expected.tobytes()
+    assert np.isfinite(wide(found)).all()
 
 
 @pytest.mark.parametrize(("rows", "widths"), CASES)
@@ -94,6 +109,10 @@ def test_nan_is_seen(machine, columns, dtype):
     y, sums = typed(np.zeros_like(x), dtype), np.zeros((4, 2), np.float32)
     machine.run("layernorm", [x, stats, row, row, y], ())
     assert np.isnan(wide(y)[2]).all()
+    whole, y = poison(4, 2), typed(np.zeros_like(x), dtype)
+    machine.run("layernorm_whole", [x, row, row, whole, y], (EPS,))
+    assert np.isnan(whole[2]).all() and np.isnan(wide(y)[2]).all()
+    assert np.isfinite(wide(y)[[0, 1, 3]]).all()
     machine.run("layernorm_sums", [x, x, stats, row, sums], (False,))
     assert np.isnan(sums[2]).all()
     assert np.isfinite(sums[[0, 1, 3]]).all()
