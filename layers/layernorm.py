@@ -14,6 +14,7 @@ from asynctile.ops import (
     layernorm_stats,
     layernorm_sums,
     layernorm_whole,
+    layernorm_whole_backward,
 )
 
 
@@ -44,10 +45,29 @@ def again(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, layer: str
 
 
 def backward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid) -> None:
-    """dx (R, C) (+)= the gradient of x, from dinp (R, C), that of the output; gain and bias get theirs too.
+    """dx (R, C) (+)= the gradient of x, from dinp (R, C), that of the output; gain and bias get theirs too."""
+    through = _backward_in_pieces if len(recording.columns) > 1 else _backward_whole
+    through(recording, rows, x, stats, dinp, layer, dx)
 
-    Two passes over the columns, there and back: the first gathers what sums over whole rows.
-    """
+
+def _backward_whole(
+    recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid
+) -> None:
+    gain, bias = recording.parameters.pair(layer)
+    gradients = recording.gradients
+    for row in rows:
+        r = row.index
+        (tile, accumulate), (dgain, begun), (dbias, _) = dx.open(row), gradients.open(gain, 0), gradients.open(bias, 0)
+        recording.program.add(layernorm_whole_backward(
+            dinp[r, 0], x[r, 0], stats[r, 0], gain.compute[0, 0], tile, dgain, dbias, accumulate=accumulate, begun=begun))
+    gradients.settle(gain, 0)
+    gradients.settle(bias, 0)
+
+
+def _backward_in_pieces(
+    recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid
+) -> None:
+    """Two passes over the columns, there and back: the first gathers what sums over whole rows."""
     gain, bias = recording.parameters.pair(layer)
     sums = recording.per_row(f"{layer}.sums", 2)
     gradients = recording.gradients

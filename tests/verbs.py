@@ -114,6 +114,15 @@ def layernorm_gradients(dinp: Array, x: Array, stats: Array, dgain: Array, dbias
     _add(dbias, dinp.sum(0, dtype=np.float64), accumulate)
 
 
+def layernorm_whole_backward(
+    dinp: Array, x: Array, stats: Array, gain: Array, dx: Array, dgain: Array, dbias: Array, accumulate: bool, begun: bool
+) -> None:
+    sums = np.empty((x.shape[0], 2))
+    layernorm_sums(dinp, x, stats, gain, sums, False)
+    layernorm_backward(dinp, x, stats, gain, sums, dx, x.shape[1], accumulate)
+    layernorm_gradients(dinp, x, stats, dgain, dbias, begun)
+
+
 def _heads(q: Array, k: Array, seqs: int, heads: int) -> Iterator[tuple[int, slice, slice, slice]]:
     """(head, its columns, rows of queries, rows of keys) for every head of every sequence."""
     size, queries, keys = q.shape[1] // heads, q.shape[0] // seqs, k.shape[0] // seqs
@@ -260,6 +269,6 @@ VERBS: dict[str, Callable[..., None]] = {
         adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
         cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
         gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients,
-        layernorm_stats, layernorm_sums, layernorm_whole, sum_squares,
+        layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward, sum_squares,
     )
 }  # fmt: skip

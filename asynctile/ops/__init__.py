@@ -22,11 +22,12 @@ from asynctile.ops.layernorm import (
     layernorm_stats,
     layernorm_sums,
     layernorm_whole,
+    layernorm_whole_backward,
 )
 
 __all__ = [
     "adamw", "adamw_bf16", "attention", "attention_backward", "attention_delta", "column_sums", "copy", "cross_entropy",
     "cross_entropy_backward", "embed_positions", "embed_positions_backward", "embed_tokens", "embed_tokens_backward",
     "fill", "gelu", "gelu_backward", "gemm", "layernorm", "layernorm_backward", "layernorm_gradients",
-    "layernorm_stats", "layernorm_sums", "layernorm_whole", "sum_squares",
+    "layernorm_stats", "layernorm_sums", "layernorm_whole", "layernorm_whole_backward", "sum_squares",
 ]  # fmt: skip

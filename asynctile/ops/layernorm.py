@@ -65,6 +65,24 @@ def layernorm_backward(
     return Operation("layernorm_backward", (dinp, x, stats, gain, sums, dx), access, (width, accumulate))
 
 
+def layernorm_whole_backward(
+    dinp: Handle, x: Handle, stats: Handle, gain: Handle, dx: Handle, dgain: Handle, dbias: Handle,
+    *, accumulate: bool, begun: bool,
+) -> Operation:  # fmt: skip
+    """For whole rows what layernorm_sums, _backward and _gradients compute: dx (R, C), dgain and dbias (C,).
+
+    accumulate: dx is added to; begun: dgain and dbias are.
+    Kernel: layernorm_whole_backward(dinp, x, stats, gain, dx, dgain, dbias, accumulate, begun).
+    """
+    for tile in (dinp, dx):
+        expect("layernorm_whole_backward", tile, x.shape)
+    for tile in (gain, dgain, dbias):
+        expect("layernorm_whole_backward", tile, x.shape[1:])
+    access = "rrrr" + ("u" if accumulate else "w") + ("uu" if begun else "ww")
+    operands = (dinp, x, stats, gain, dx, dgain, dbias)
+    return Operation("layernorm_whole_backward", operands, access, (accumulate, begun))
+
+
 def layernorm_gradients(
     dinp: Handle, x: Handle, stats: Handle, dgain: Handle, dbias: Handle, *, accumulate: bool
 ) -> Operation:

@@ -36,7 +36,7 @@ ALLOWED = {
     "gemm": "fff ffb bbf bbb", "gemm_bias": "ffff fffb bbff bbfb",
     "gemm_onto": "ffff bbff", "gemm_bias_onto": "fffff bbfff",
     "layernorm": "fffff ffffb", "layernorm_backward": "ffffff", "layernorm_gradients": "fffff", "layernorm_stats": "ff",
-    "layernorm_sums": "fffff", "layernorm_whole": "fffff ffffb",
+    "layernorm_sums": "fffff", "layernorm_whole": "fffff ffffb", "layernorm_whole_backward": "fffffff",
 }  # fmt: skip
 LETTERS = {np.dtype(np.float32): "f", BF16: "b", np.dtype(np.int32): "i"}
 #: Names of the tiles that are bf16, whole; logits are only where a loss is wanted.

@@ -25,6 +25,7 @@ from asynctile.kernels.cuda.layernorm import (
     layernorm_stats,
     layernorm_sums,
     layernorm_whole,
+    layernorm_whole_backward,
 )
 
 __all__ = ["KERNELS", "SCRATCH", "Array", "Context", "Packed", "pack", "parts", "source"]
@@ -36,7 +37,7 @@ KERNELS: dict[str, Callable[..., None]] = {
         adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
         cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
         gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients,
-        layernorm_stats, layernorm_sums, layernorm_whole, sum_squares,
+        layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward, sum_squares,
     )
 }  # fmt: skip
 

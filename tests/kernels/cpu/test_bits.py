@@ -25,6 +25,7 @@ def operands(name):
         "gelu_backward": ([x[0], x[1]], ()),
         "layernorm_stats": ([x[0], pair], (C, True, 1e-5)),
         "layernorm_whole": ([x[0], row, row, pair, x[1]], (1e-5,)),
+        "layernorm_whole_backward": ([x[0], x[1], pair, row, x[2], row.copy(), row.copy()], (True, True)),
         "layernorm_sums": ([x[0], x[1], pair, row, np.zeros_like(pair)], (False,)),
         "layernorm_gradients": ([x[0], x[1], pair, row, row.copy()], (True,)),
         "cross_entropy": ([x[0], tokens, wide], (0, False, True, number)),
@@ -51,9 +52,9 @@ def run(name, shift):
 
 
 NAMES = [
-    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "layernorm_stats", "layernorm_whole", "layernorm_sums",
-    "layernorm_gradients", "cross_entropy", "cross_entropy_backward", "attention", "attention_delta", "attention_backward",
-    "sum_squares",
+    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "layernorm_stats", "layernorm_sums",
+    "layernorm_gradients", "layernorm_whole", "layernorm_whole_backward", "cross_entropy", "cross_entropy_backward",
+    "attention", "attention_delta", "attention_backward", "sum_squares",
 ]  # fmt: skip
 
 

@@ -86,6 +86,23 @@ def test_whole_rows_in_one_pass_have_the_bits_of_two(rows, width, offset):
     assert np.isfinite(found).all()
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 17), (2, 40), (129, 768), (7, 1500)])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_backward_in_one_pass_has_the_bits_of_three(rows, width, accumulate, begun):
+    x, dinp, gain = random(1, rows, width), random(2, rows, width), random(3, width)
+    before, row, stats, sums = random(4, rows, width), random(5, width), statistics([x]), poison(rows, 2)
+    expected, found = ([before.copy() if accumulate else poison(rows, width)]
+                       + [row.copy() if begun else poison(width) for _ in range(2)] for _ in range(2))  # fmt: skip
+    KERNELS["layernorm_sums"](dinp, x, stats, gain, sums, False)
+    KERNELS["layernorm_backward"](dinp, x, stats, gain, sums, expected[0], width, accumulate)
+    KERNELS["layernorm_gradients"](dinp, x, stats, *expected[1:], begun)
+    KERNELS["layernorm_whole_backward"](dinp, x, stats, gain, *found, accumulate, begun)
+    for one, other in zip(found, expected, strict=True):
+        assert one.tobytes() == other.tobytes()
+        assert np.isfinite(one).all()
+
+
 def test_nan_is_seen():
     x, stats = random(1, 4, 40), poison(4, 2)
     x[2, 17] = np.nan

@@ -88,6 +88,35 @@ def test_backward(machine, rows, widths, accumulate):
     assert_close(np.hstack(dbias), expected[2] + more[0], 1e-6)
 
 
+@pytest.mark.parametrize(("rows", "width"), [*WHOLE, (700, 36), (17, 5000)])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_backward_of_whole_rows_in_one_pass(machine, rows, width, accumulate, begun):
+    x, dinp, gain = random(1, rows, width), random(2, rows, width), random(3, width)
+    before, row, stats = random(4, rows, width), random(5, width), statistics(machine, [x])
+    dx = before.copy() if accumulate else poison(rows, width)
+    dgain, dbias = (row.copy() if begun else poison(width) for _ in range(2))
+    machine.run("layernorm_whole_backward", [dinp, x, stats, gain, dx, dgain, dbias], (accumulate, begun))
+    expected = reference.layernorm_gradients(dinp, x, gain, EPS)
+    more = row if begun else np.zeros_like(row)
+    tolerance = 3e-6 if width > 2 else 1e-2
+    assert_close(dx, expected[0] + (before if accumulate else 0), tolerance)
+    assert_close(dgain, expected[1] + more, tolerance)
+    assert_close(dbias, expected[2] + more, 1e-6)
+
+
+@pytest.mark.parametrize("columns", [40, 41])
+def test_backward_of_whole_rows_shows_nan(machine, columns):
+    x, dinp, gain, stats = random(1, 20, columns), random(2, 20, columns), random(3, columns), np.ones((20, 2), np.float32)
+    dinp[11, 4], x[12, 5] = np.nan, np.inf
+    dx, dgain, dbias = poison(20, columns), poison(columns), poison(columns)
+    machine.run("layernorm_whole_backward", [dinp, x, stats, gain, dx, dgain, dbias], (False, False))
+    assert np.isnan(dx[[11, 12]]).all(axis=1)[0] and not np.isfinite(dx[12]).any()
+    assert np.isfinite(np.delete(dx, [11, 12], axis=0)).all()
+    assert np.isnan(dgain[4]) and np.isnan(dbias[4]) and not np.isfinite(dgain[5])
+    assert np.isfinite(np.delete(dgain, [4, 5])).all() and np.isfinite(np.delete(dbias, 4)).all()
+
+
 def test_gradients_over_many_chunks(machine):
     x, dinp, stats = random(1, 700, 36), random(2, 700, 36), poison(700, 2)
     machine.run("layernorm_stats", [x, stats], (0, True, EPS))

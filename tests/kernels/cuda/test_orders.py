@@ -33,6 +33,7 @@ def calls(dtype):
         "layernorm_stats": ([x, pair], (C, True, 1e-5), False),
         "layernorm": ([x, pair, row, row, out], (), False),
         "layernorm_whole": ([x, row, row, pair, out], (1e-5,), False),
+        "layernorm_whole_backward": ([x, y, pair, row, poison(R, C), row.copy(), row.copy()], (False, True), False),
         "layernorm_sums": ([x, y, pair, row, poison(R, 2)], (False,), False),
         "layernorm_backward": ([x, y, pair, row, np.abs(random(3, R, 2)), poison(R, C)], (C, False), False),
         "layernorm_gradients": ([x, y, pair, row, row.copy()], (True,), False),
