@@ -48,8 +48,7 @@ def backward(
 ) -> None:
     """dinp (+)= the gradient of x, from that of the residual stream behind attention; the groups in reverse."""
     tiling = recording.tiling
-    linear.bias_backward(recording, rows, dresidual, f"{layer}.c_proj", reversed(recording.columns))
-    dprojected = linear.narrowed(recording, rows, dresidual, f"{layer}.dprojected")
+    dprojected = linear.residual_backward(recording, rows, dresidual, f"{layer}.c_proj", f"{layer}.dprojected")
     dout = recording.grid(f"{layer}.dout", tiling.heads)
     dqkv = recording.grid(f"{layer}.dqkv", tiling.sections)
     for group in reversed(range(len(tiling.heads))):

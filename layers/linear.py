@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from asynctile.layers.parameters import Key
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.ops import column_sums, copy, gemm
+from asynctile.ops import column_sums, column_sums_copy, gemm
 
 
 def forward(
@@ -63,12 +63,21 @@ def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, 
         gradients.settle(bias, n)
 
 
-def narrowed(recording: Recording, rows: RowTiles, x: Grid, name: str) -> Grid:
-    """The residual stream, or a gradient of it, as GEMMs read it: itself, or a copy of its tiles in their dtype."""
-    if x.dtype == recording.parameters.compute_dtype:
-        return x
+def residual_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, name: str) -> Grid:
+    """dbias of the layer whose output joined the residual stream, and the stream's gradient dout as GEMMs read it.
+
+    That is dout itself, or a copy called `name` in their dtype, made in the pass that sums.
+    """
+    columns = reversed(recording.columns)
+    if dout.dtype == recording.parameters.compute_dtype:
+        bias_backward(recording, rows, dout, layer, columns)
+        return dout
     narrow = recording.grid(name, recording.tiling.model)
-    for row in rows:
-        for k in recording.columns:
-            recording.program.add(copy(x[row.index, k], narrow.new(row, k)))
+    _, bias = recording.parameters.pair(layer)
+    gradients = recording.gradients
+    for n in columns:
+        for row in rows:
+            dbias, begun = gradients.open(bias, n)
+            recording.program.add(column_sums_copy(dout[row.index, n], dbias, narrow.new(row, n), accumulate=begun))
+        gradients.settle(bias, n)
     return narrow

@@ -50,6 +50,11 @@ def column_sums(x: Array, sums: Array, accumulate: bool) -> None:
     _add(sums, x.sum(0, dtype=np.float64), accumulate)
 
 
+def column_sums_copy(x: Array, sums: Array, copied: Array, accumulate: bool) -> None:
+    column_sums(x, sums, accumulate)
+    copied[:] = x
+
+
 def _add(target: Array, value: Array, accumulate: bool) -> None:
     target[:] = target + value if accumulate else value
 
@@ -62,6 +67,11 @@ def gelu_backward(x: Array, grad: Array) -> None:
     wide, t = x.astype(np.float64), _tanh(x)
     inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * wide**2)
     grad[:] = grad * (0.5 * (1 + t) + 0.5 * wide * (1 - t**2) * inner)
+
+
+def gelu_backward_sums(x: Array, grad: Array, sums: Array, accumulate: bool) -> None:
+    gelu_backward(x, grad)
+    column_sums(grad, sums, accumulate)
 
 
 def _tanh(x: Array) -> Array:
@@ -266,9 +276,10 @@ def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:
 VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: with_bf16(verb)
     for verb in (
-        adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
-        cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
-        gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients,
-        layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward, sum_squares,
+        adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, column_sums_copy, copy,
+        cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens,
+        embed_tokens_backward, fill, gelu, gelu_backward, gelu_backward_sums, gemm, gemm_bias, gemm_bias_onto,
+        gemm_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole,
+        layernorm_whole_backward, sum_squares,
     )
 }  # fmt: skip
