@@ -18,7 +18,7 @@ train: $(VENV)/.has-plot
 		$(if $(wildcard $(RUN)/run.json),--resume)
 
 test: lint
-	$(BIN)/python -m pytest -m "not reference"
+	$(BIN)/python -m pytest -m "not reference and not gpu"
 
 lint: $(VENV)/.has-test
 	$(BIN)/ruff check .

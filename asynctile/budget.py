@@ -71,7 +71,9 @@ class Budget:
 
     def _demand(self, tier: Tier, demand: Demand) -> Demand:
         rounded = demand.rounded(tier.arena.alignment)
-        return rounded.passing() if tier is not self.top else rounded
+        if self.link is None:
+            return rounded.alone()
+        return rounded if tier is self.top else rounded.passing()
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
         """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from asynctile.handle import Handle
-from asynctile.operation import Operation
+from asynctile.operation import DEVICE, HOST, Operation
 from asynctile.program import Entry, Program
 from asynctile.storage.demand import Demand, align
 from asynctile.storage.tile import NEVER
@@ -28,20 +28,27 @@ def measure(programs: Iterable[Program], standing: Iterable[Handle]) -> Demand:
     sizes = {align(tile.nbytes) for tile in tiles}
     large = max(sizes)
     small = max((size for size in sizes if size <= large // SMALL_SHARE), default=0)
-    floor, what = [0, 0], "the program"
-    for program in programs:
-        for entry in program.entries:
-            counts = [0, 0]
-            for tile in set(entry.tiles):
-                counts[align(tile.nbytes) > small] += 1
-            if counts[1] > floor[1]:
-                what = _describe(entry)
-            floor = [max(floor[0], counts[0]), max(floor[1], counts[1])]
+    entries = [entry for program in programs for entry in program.entries]
+    floor, what = _floor((entry for entry in entries if entry.place == DEVICE), small)
+    below, what_below = _floor((entry for entry in entries if entry.place == HOST), small)
     exact = Counter(align(tile.nbytes) for tile in persistent)
     exact += _union(_live_peak(program) for program in programs)
     if not small:
-        return Demand((large,), (floor[1],), exact, what, persistent)
-    return Demand((small, large), tuple(floor), exact, what, persistent)
+        return Demand((large,), floor[1:], exact, what or "the program", persistent, below=below[1:], what_below=what_below)
+    return Demand((small, large), floor, exact, what or "the program", persistent, below=below, what_below=what_below)
+
+
+def _floor(entries: Iterable[Entry], small: int) -> tuple[tuple[int, ...], str]:
+    """The most small and large tiles that one of the entries needs at once, and which one it is."""
+    floor, what = (0, 0), ""
+    for entry in entries:
+        counts = [0, 0]
+        for tile in set(entry.tiles):
+            counts[align(tile.nbytes) > small] += 1
+        if counts[1] > floor[1]:
+            what = _describe(entry)
+        floor = max(floor[0], counts[0]), max(floor[1], counts[1])
+    return floor, what
 
 
 def _describe(entry: Entry) -> str:

@@ -25,7 +25,9 @@ from asynctile.grain import Grain
 from asynctile.handle import Handle
 from asynctile.loop import LoopThread, new_loop, under_shield
 from asynctile.operation import Operation
+from asynctile.precision import compute_dtype
 from asynctile.program import Program
+from asynctile.rates import Rates, measure
 from asynctile.run import Run
 from asynctile.statistics import Statistics, snapshot
 from asynctile.storage.container import RawFile
@@ -109,6 +111,7 @@ class Engine:
         self._busy: asyncio.Lock | None = None
         self._background = Background()
         self._trace: Trace | None = None
+        self._rates: Rates | None = None
 
     @property
     def device(self) -> str:
@@ -173,8 +176,22 @@ class Engine:
         if failed is not None and kind is None:
             raise failed
 
+    @property
+    def has_link(self) -> bool:
+        """Whether operations run in a memory of their own, with RAM below; on cpu they run in RAM."""
+        return self._device.has_link
+
+    async def rates(self, demand: Demand) -> Rates | None:
+        """How fast device, link and CPU are, measured once, with the arena cut for `demand`; None if no RAM is free for that.
+
+        BudgetError if the caps are below the floor of `demand`.
+        """
+        if self._rates is None:
+            self._rates = await self.call(self._measure(demand))
+        return self._rates
+
     def check_floor(self, floor: Demand) -> None:
-        """BudgetError if tiles can leave the arena that operations run in and its cap is below `floor`."""
+        """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
         self.tiers.budget.check_floor(floor)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -278,6 +295,11 @@ class Engine:
             async with self.exclusive():
                 if lane.missing_input(operation) is None:
                     return await lane.launch(operation, number)
+
+    async def _measure(self, demand: Demand) -> Rates | None:
+        async with self.exclusive():
+            await self.tiers.cut(demand)
+            return await measure(self.tiers, compute_dtype(self.precision))
 
     async def _synchronize(self) -> None:
         async with self.exclusive():

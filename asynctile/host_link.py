@@ -12,6 +12,7 @@ from typing import cast
 from asynctile.device.base import Device
 from asynctile.handle import Handle
 from asynctile.operation import READ, WRITE
+from asynctile.program import in_ram
 from asynctile.storage.arena import Slot
 from asynctile.storage.tile import NEVER, Tile
 from asynctile.stream import Event
@@ -19,7 +20,7 @@ from asynctile.tier import Tier, unfinished
 
 
 class Copy(Handle):
-    """What stands in RAM for `owner`, in its shape. Its next use is the next load of the owner."""
+    """What stands in RAM for `owner`, in its shape. Its next use is the next load of the owner, or its use in RAM itself."""
 
     __slots__ = ("owner",)
 
@@ -54,7 +55,7 @@ class HostLink:
             else:
                 waits = (written,)
         event = self.device.upload(tile.array, copy.array, waits, after, tile)
-        self.host.reads(copy, event, tile.next_use)
+        self.host.reads(copy, event, in_ram(tile.next_use))
         return event
 
     def write(self, tile: Handle, slot: Slot, waits: Sequence[Event]) -> Event:
@@ -62,7 +63,7 @@ class HostLink:
         if copy.slot is None:
             self.host.admit((copy,), WRITE)
         event = self.device.download(copy.array, tile.array, waits, unfinished(copy.written, *copy.reads), tile)
-        self.host.writes(copy, event, tile.next_use)
+        self.host.writes(copy, event, in_ram(tile.next_use))
         return event
 
     def moved_nbytes(self, tile: Handle) -> int:
@@ -83,4 +84,4 @@ class HostLink:
                 self.host.ledger.used(copy, NEVER, False)
                 copy.dirty = False
         elif copy.slot is not None:
-            self.host.ledger.used(copy, next_use, False)
+            self.host.ledger.used(copy, in_ram(next_use), False)

@@ -1,4 +1,4 @@
-"""The lane of a device: issues operations in program order on the device's tier.
+"""The lane of a device: issues operations in program order on the device's tier; those of the host it hands on (host_lane.py).
 
 Runs on the device's loop only. Issuing has no await inside: an operation reserves all its tiles, is enqueued with the
 events it must wait for, and is done with Python. What may wait is the coroutine around it: for an input that nobody has
@@ -18,7 +18,7 @@ import numpy as np
 
 from asynctile.device.base import Device
 from asynctile.handle import Handle
-from asynctile.operation import READ, WRITE, Operation
+from asynctile.operation import HOST, READ, WRITE, Operation
 from asynctile.pipeline import FAR, Order
 from asynctile.storage.tile import NEVER
 from asynctile.stream import Event
@@ -32,6 +32,7 @@ class Lane:
 
     tier: where operands must stand. fetched_nbytes, operations: counted when enqueued, never reset.
     on_use: called with (tile, next use, wrote) where a tier below wants to know; None elsewhere.
+    on_host: issues an operation of the host; None where RAM is the device.
     """
 
     def __init__(self, device: Device, tier: Tier, order: Order, window: Window, turns: Turns | None) -> None:
@@ -41,6 +42,7 @@ class Lane:
         self.window = window
         self.turns = turns
         self.on_use: Callable[[Handle, int, bool], None] | None = None
+        self.on_host: Callable[[Operation, Sequence[int], Any], Event] | None = None
         self.fetched_nbytes = 0
         self.operations = 0
         self._unwritten: dict[Handle, asyncio.Future[None]] = {}
@@ -74,27 +76,18 @@ class Lane:
     def issue(self, operation: Operation, next_uses: Sequence[int], number: Any) -> Event:
         """Reserve, enqueue, record: all of an operation that Python does, without an await."""
         operands, access = operation.operands, operation.access
+        if number is None and operation.number is not None:
+            number = self._scratch
+        if operation.place == HOST and self.on_host is not None:
+            event = self.on_host(operation, next_uses, number)
+            self.operations += 1
+            self._announce_written(operation)
+            return event
         for tile in operands:
             if tile.slot is None:
                 self.tier.admit(operands, access)
                 break
-        waits: list[Event] = []
-        after: list[Event] = []
-        arrays = []
-        for tile, how in zip(operands, access):  # noqa: B905  # lengths are checked when the operation is made
-            arrays.append(tile.array)
-            written = tile.written
-            if written is not None:
-                if written.done and (written.error is None or how == WRITE):
-                    tile.written = None  # what is overwritten need not have gone well
-                elif how == WRITE:
-                    after.append(written)
-                else:
-                    waits.append(written)
-            if how != READ and tile.reads:
-                after += [event for event in tile.reads if not event.done]
-        if number is None and operation.number is not None:
-            number = self._scratch
+        arrays, waits, after = ordering(operands, access)
         if self.turns is None:
             event = self.device.launch(operation, arrays, number, waits, after)
         else:
@@ -117,8 +110,7 @@ class Lane:
             if on_use is not None:
                 on_use(tile, next_use, how != READ)
             dead = dead or (next_use == NEVER and not tile.persistent)
-        if self._unwritten:
-            self.announce([tile for tile, how in zip(operands, access, strict=True) if how != READ])
+        self._announce_written(operation)
         if dead:  # not before: an operation may name a tile twice
             for tile, next_use in zip(operands, next_uses):  # noqa: B905
                 if next_use == NEVER and not tile.persistent and tile.slot is not None:
@@ -148,8 +140,32 @@ class Lane:
             "that writes it, or store it"
         )
 
+    def _announce_written(self, operation: Operation) -> None:
+        if self._unwritten:
+            self.announce([tile for tile, how in zip(operation.operands, operation.access, strict=True) if how != READ])
+
     def announce(self, tiles: Iterable[Handle]) -> None:
         """Somebody has written these tiles, or enqueued the work that does: wake who waits for that."""
         for tile in tiles:
             if (future := self._unwritten.pop(tile, None)) is not None and not future.done():
                 future.set_result(None)
+
+
+def ordering(handles: Sequence[Handle], access: str) -> tuple[list[Any], list[Event], list[Event]]:
+    """Arrays of the operands, what must have gone well before they are used, and what must only be over."""
+    waits: list[Event] = []
+    after: list[Event] = []
+    arrays = []
+    for handle, how in zip(handles, access):  # noqa: B905  # lengths are checked when the operation is made
+        arrays.append(handle.array)
+        written = handle.written
+        if written is not None:
+            if written.done and (written.error is None or how == WRITE):
+                handle.written = None  # what is overwritten need not have gone well
+            elif how == WRITE:
+                after.append(written)
+            else:
+                waits.append(written)
+        if how != READ and handle.reads:
+            after += [event for event in handle.reads if not event.done]
+    return arrays, waits, after

@@ -12,6 +12,9 @@ from asynctile.handle import Handle
 
 READ, WRITE, UPDATE = "r", "w", "u"
 
+#: Where an operation runs: on the device, or in RAM beside it. Where RAM is the device the place says nothing.
+DEVICE, HOST = "device", "host"
+
 #: `number` of an operation whose kernel takes one but has nothing to report this time.
 NO_NUMBER = -1
 
@@ -27,6 +30,7 @@ class Operation:
     flops: floating-point operations of its GEMMs, for the plan's estimate.
     number: index among the program's float64 numbers that the host reads afterwards; NO_NUMBER: a place to
     ignore; None: its kernel takes none.
+    place: DEVICE or HOST.
     """
 
     kernel: str
@@ -35,6 +39,7 @@ class Operation:
     params: tuple[int | float | bool, ...] = ()
     flops: int = 0
     number: int | None = None
+    place: str = DEVICE
 
     def __post_init__(self) -> None:
         if len(self.access) != len(self.operands):

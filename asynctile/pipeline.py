@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from asynctile.handle import Handle
-from asynctile.operation import WRITE
-from asynctile.program import Program
+from asynctile.operation import HOST, READ, WRITE
+from asynctile.program import Entry, Program
 from asynctile.storage.demand import Demand
 from asynctile.storage.residency import Ledger, Move
 from asynctile.storage.tile import NEVER, Tile
@@ -94,7 +94,7 @@ class Pipeline:
 
     def _missing(self, tile: Any) -> Any:
         """What would have to be loaded here before an operation can use a tile that is not on the device; None if nothing."""
-        return tile
+        return tile if tile.slot is None else None
 
     def _slots(self, unit: int) -> int:
         """`unit` slots for each unit of depth, but no more than a fair share of the arena, and one if any."""
@@ -137,7 +137,7 @@ class Pipeline:
         stop = min(len(entries), index + HORIZON)
         while cursor < stop and len(ahead) < self._most_ahead:
             entry = entries[cursor]
-            loaded = self._bring(entry.tiles, entry.access, self.order.base + cursor, moves)
+            loaded = self._bring(entry, self.order.base + cursor, moves)
             if loaded < 0:
                 break
             ahead.extend([cursor] * loaded)
@@ -153,11 +153,12 @@ class Pipeline:
         while free < self._reserve and self.ledger.evict_ahead(pool, self.order.base + self._cursor, moves):
             free += 1
 
-    def _bring(self, tiles: tuple[Handle, ...], access: str, needed_at: int, moves: list[Move]) -> int:
+    def _bring(self, entry: Entry, needed_at: int, moves: list[Move]) -> int:
         """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""
-        count = 0
-        for operand, how in zip(tiles, access, strict=True):
-            if operand.slot is not None or (tile := self._missing(operand)) is None:
+        count, on_host = 0, entry.place == HOST
+        for operand, how in zip(entry.tiles, entry.access, strict=True):
+            # An operation of the host needs in RAM what stands on the device, unless it has changed there and comes down.
+            if (operand.slot is not None and not on_host) or (tile := self._missing(operand)) is None:
                 continue
             if how == WRITE:
                 self._overwritten.add(operand)
@@ -172,11 +173,26 @@ class Pipeline:
     def _turn_back(self, moves: list[Move]) -> None:
         """Something the cursor has passed was evicted: go back to where it is used."""
         for move in moves:
-            use = move.tile.next_use - self.order.base
-            if move.tile.slot is None and use < self._cursor:
-                self._cursor = use
-                while self._ahead and self._ahead[-1] >= use:
-                    self._ahead.pop()
+            if move.tile.slot is None:
+                self.back_to(move.tile.next_use)
+
+    def back_to(self, position: int) -> None:
+        """What is used at `position` is not here, or not any more: the cursor must not have passed it."""
+        use = position - self.order.base
+        if use < self._cursor:
+            self._cursor = use
+            while self._ahead and self._ahead[-1] >= use:
+                self._ahead.pop()
+
+
+class DevicePipeline(Pipeline):
+    """The pipeline of a device over RAM, where operations of the host use tiles that then need not be on the device."""
+
+    def _bring(self, entry: Entry, needed_at: int, moves: list[Move]) -> int:
+        if entry.place != HOST:
+            return super()._bring(entry, needed_at, moves)
+        self._overwritten.update(tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
+        return 0
 
 
 class HostPipeline(Pipeline):

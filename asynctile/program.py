@@ -6,14 +6,14 @@ Layers record it once for a key (kind, config, B, T, ...); the engine runs it ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from asynctile.handle import Handle
-from asynctile.operation import READ, WRITE, Operation
+from asynctile.operation import DEVICE, HOST, READ, WRITE, Operation
 from asynctile.storage.tile import NEVER, Tile
 
 
@@ -25,6 +25,7 @@ class Fetch:
     key: str
     index: tuple[slice, ...]
     access: ClassVar[str] = READ
+    place: ClassVar[str] = DEVICE
 
     @property
     def tiles(self) -> tuple[Handle, ...]:
@@ -38,9 +39,19 @@ class Mark:
     name: str
     tiles: ClassVar[tuple[Handle, ...]] = ()
     access: ClassVar[str] = ""
+    place: ClassVar[str] = DEVICE
 
 
 Entry = Operation | Fetch | Mark
+
+#: What the device ranks tiles by: its own next use of their bytes. BELOW + position: it has none, they are used in RAM there.
+#: So such a tile is the first to leave, and RAM still knows when it is wanted.
+BELOW = NEVER >> 1
+
+
+def in_ram(rank: int) -> int:
+    """The position in a rank of the device, for a ledger of RAM."""
+    return rank - BELOW if BELOW <= rank < NEVER else rank
 
 
 class Program:
@@ -52,6 +63,7 @@ class Program:
     temporaries: tiles that live within one run.
     next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
     overwritten); persistent tiles continue into the next run of the same program (position + len).
+    device_uses: the same as a device over RAM ranks its tiles, see BELOW; `next_uses` itself if nothing runs on the host.
     standing: every persistent tile it touches. first_uses: where each of them is first read or updated.
     """
 
@@ -63,6 +75,7 @@ class Program:
         self.temporaries: list[Handle] = []
         self.marks: dict[str, int] = {}
         self.next_uses: list[tuple[int, ...]] = []
+        self.device_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
         self.standing: list[Handle] = []
 
@@ -97,26 +110,47 @@ class Program:
         self.entries.append(Mark(name))
 
     def finish(self) -> Program:
-        """Compute `next_uses` by one walk backwards (two for persistent tiles, whose next use may be next run)."""
+        """Compute `next_uses` and what comes with them."""
+        first, self.next_uses = self._walk_back(_use)
+        self.standing = list(first)
+        self.first_uses = {tile: use - len(self) for tile, use in first.items() if use < NEVER}
+        on_host = any(entry.place == HOST for entry in self.entries)
+        self.device_uses = self._walk_back(_device_use)[1] if on_host else self.next_uses
+        return self
+
+    def operations(self) -> Iterator[Operation]:
+        return (entry for entry in self.entries if isinstance(entry, Operation))
+
+    def _walk_back(self, use: Callable[[int, str, str, int], int]) -> tuple[dict[Handle, int], list[tuple[int, ...]]]:
+        """The first use of each persistent tile in the next run, and the next uses behind each entry of this one.
+
+        Two walks backwards, since the next use of a persistent tile may be in the next run.
+        """
         length = len(self.entries)
         upcoming: dict[Handle, int] = {}
         for position in range(length - 1, -1, -1):
             entry = self.entries[position]
             for tile, how in zip(entry.tiles, entry.access, strict=True):
-                if tile.persistent and how != WRITE:
-                    upcoming[tile] = position + length
-                elif tile.persistent:
-                    upcoming[tile] = NEVER
-        self.standing = list(upcoming)
-        self.first_uses = {tile: use - length for tile, use in upcoming.items() if use < NEVER}
+                if tile.persistent:
+                    upcoming[tile] = use(position + length, how, entry.place, upcoming.get(tile, NEVER))
+        first = dict(upcoming)
         backwards: list[tuple[int, ...]] = []
         for position in range(length - 1, -1, -1):
             entry = self.entries[position]
             backwards.append(tuple(upcoming.get(tile, NEVER) for tile in entry.tiles))
             for tile, how in zip(entry.tiles, entry.access, strict=True):
-                upcoming[tile] = NEVER if how == WRITE else position
-        self.next_uses = backwards[::-1]
-        return self
+                upcoming[tile] = use(position, how, entry.place, upcoming.get(tile, NEVER))
+        return first, backwards[::-1]
 
-    def operations(self) -> Iterator[Operation]:
-        return (entry for entry in self.entries if isinstance(entry, Operation))
+
+def _use(position: int, how: str, place: str, later: int) -> int:
+    """What an operand's next use is, seen from before `position`; later: seen from behind it."""
+    return NEVER if how == WRITE else position
+
+
+def _device_use(position: int, how: str, place: str, later: int) -> int:
+    """The same as the device ranks it."""
+    if how == WRITE or place == DEVICE:
+        return _use(position, how, place, later)
+    # What the host only reads may stay on the device for its next use there.
+    return later if how == READ and later < BELOW else BELOW + position

@@ -19,10 +19,10 @@ from asynctile.device.base import Device, Recorder
 from asynctile.handle import Handle
 from asynctile.host_link import HostLink
 from asynctile.lane import Lane
-from asynctile.operation import READ, Operation
+from asynctile.operation import HOST, READ, Operation
 from asynctile.program import Fetch, Program
 from asynctile.stream import Event
-from asynctile.tier import Tier, failed_or_unfinished, unfinished
+from asynctile.tier import Tier, unfinished
 
 #: A program that must be written down more often than this is better issued as it is.
 ATTEMPTS = 8
@@ -30,12 +30,12 @@ ATTEMPTS = 8
 
 @dataclass(slots=True)
 class Segment:
-    """Entries up to `stop`, as a graph. inputs: with the arrays that the graph reads. standing: tiles, and if written."""
+    """Entries up to `stop`, as a graph. inputs: with the arrays that the graph reads. writes: tiles that stay."""
 
     stop: int
     graph: Any
     inputs: list[tuple[Handle, Any]]
-    standing: list[tuple[Handle, bool]]
+    writes: list[Handle]
     operations: int
 
 
@@ -58,8 +58,6 @@ class Replay:
         self._last: Event | None = None
         #: where every tile stood when it began; all other slots were free
         self._places = {tile: tile.slot for tile in tier.ledger.resident}
-        #: slots of temporaries and inputs, which nobody has between runs
-        self._slots: set[Any] = set()
         self._graphs: list[Any] = []
         weakref.finalize(self, _forget, recorder, self._graphs).atexit = False
 
@@ -91,54 +89,37 @@ class Replay:
         event = self._recorder.begin_capture()
         try:
             for index in range(start, stop):
-                entry = self.program.entries[index]
-                self._tier.admit(entry.tiles, entry.access)
-                self._slots.update(tile.slot for tile in entry.tiles if tile not in self._places)
                 issue(index)
         finally:
             graph = self._recorder.end_capture()
             self._graphs.append(graph)
         operations = sum(isinstance(entry, Operation) for entry in entries)
-        self._segments[start] = Segment(stop, graph, held, list(wrote.items()), operations)
+        writes = [tile for tile, changed in wrote.items() if changed]
+        self._segments[start] = Segment(stop, graph, held, writes, operations)
         self.complete = stop == len(self.program)
         return stop, event
 
     def play(self, start: int) -> tuple[int, Event]:
         """Run the segment that begins at `start` once more: where it stops, and its event."""
         segment = self._segments[start]
-        waits: list[Event] = [self._load(tile, array) for tile, array in segment.inputs]
-        after = [event for slot in self._slots for event in unfinished(*slot.guard)]
-        for tile, wrote in segment.standing:
-            waits += failed_or_unfinished(tile.written)
-            if wrote:
-                after += unfinished(*tile.reads)
-        event = self._last = self._recorder.replay(segment.graph, waits, after)
-        self._used(segment, event)
+        # Every run ends with nothing in flight: only this run's own loads are to be waited for.
+        event = self._last = self._recorder.replay(segment.graph, [self._load(*held) for held in segment.inputs])
+        for tile in segment.writes:
+            tile.written, tile.reads = event, []
+            self._tier.ledger.used(tile, tile.next_use, True)
+            if self._lane.on_use is not None:
+                self._lane.on_use(tile, tile.next_use, True)
+        self._lane.operations += segment.operations
+        self._lane.window.add(event)
         return segment.stop, event
 
     def _load(self, tile: Handle, array: Any) -> Event:
-        """Bring an input to where the graph reads it: the slot is nobody's, and not in the ledger."""
+        """Bring an input to where the graph reads it, in a slot that is nobody's, once the segment before has no use for it."""
         tile.array = array
         event = self._link.read(tile, None, unfinished(self._last))
         tile.array = None
         self._tier.loaded_nbytes += tile.nbytes
         return event
-
-    def _used(self, segment: Segment, event: Event) -> None:
-        """Record a segment as the lane records its operations."""
-        lane, ledger = self._lane, self._tier.ledger
-        for tile, wrote in segment.standing:
-            if wrote:
-                tile.written, tile.reads = event, []
-                ledger.used(tile, tile.next_use, True)
-            else:
-                tile.reads = [*unfinished(*tile.reads), event]
-            if lane.on_use is not None:
-                lane.on_use(tile, tile.next_use, wrote)
-        for slot in self._slots:
-            slot.guard = (event,)
-        lane.operations += segment.operations
-        lane.window.add(event)
 
 
 class Replays:
@@ -171,7 +152,9 @@ class Replays:
         inputs = set(program.inputs.values())
         if any(tile.slot is None for tile in program.standing if tile not in inputs):
             return False
-        return not any(isinstance(entry, Fetch) for entry in program.entries)
+        return not any(
+            isinstance(entry, Fetch) or (isinstance(entry, Operation) and entry.place == HOST) for entry in program.entries
+        )
 
 
 def _forget(recorder: Recorder, graphs: list[Any]) -> None:

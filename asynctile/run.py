@@ -38,6 +38,7 @@ class Run:
         count = len(program.numbers) + 1
         self.numbers = tiers.device.numbers(count) if self._replay is None else self._replay.numbers
         self.issued = 0
+        self._next_uses = tiers.next_uses(program)
         self._views = [self.numbers[index : index + 1] for index in range(count)]
         self._reports: list[Event] = []
 
@@ -92,7 +93,7 @@ class Run:
 
     def _issue_entry(self, index: int) -> None:
         entry, lane, base = self.program.entries[index], self.tiers.lane, self.tiers.order.base
-        uses = tuple([use if use == NEVER else base + use for use in self.program.next_uses[index]])
+        uses = tuple([use if use == NEVER else base + use for use in self._next_uses[index]])
         if isinstance(entry, Operation):
             number = None if entry.number is None else self._views[entry.number]
             event = lane.issue(entry, uses, number)

@@ -11,6 +11,7 @@ from typing import Any
 
 from asynctile.demand import measure
 from asynctile.device.dry import DryDevice, DrySpill
+from asynctile.grain import FINE, Grain
 from asynctile.handle import Handle
 from asynctile.operation import Operation
 from asynctile.program import Fetch, Program
@@ -42,6 +43,7 @@ def simulate(
     standing: Sequence[Handle],
     *,
     has_link: bool = True,
+    grain: Grain = FINE,
     device_memory: int | None = None,
     host_memory: int | None = None,
     spill: bool = False,
@@ -52,7 +54,7 @@ def simulate(
 
     standing: the persistent tiles, which must be fresh (they are moved about). BudgetError if a cap is below what is needed.
     """
-    device = DryDevice("emulated" if has_link else "cpu", has_link)
+    device = DryDevice("emulated" if has_link else "cpu", has_link, grain)
     places = DrySpill(spill_limit) if spill else None
     tiers = Tiers(device, device_memory, host_memory, places, prefetch)
     demand = measure([program], standing)
@@ -98,9 +100,9 @@ def _walk(program: Program, demand: Demand, tiers: Tiers) -> None:
     for tile in program.inputs.values():
         tiers.claim(tile)
     tiers.begin(program, demand)
-    base, look_ahead = tiers.order.base, tiers.look_ahead()
+    base, look_ahead, next_uses = tiers.order.base, tiers.look_ahead(), tiers.next_uses(program)
     for index, entry in enumerate(program.entries):
-        uses = tuple([use if use == NEVER else base + use for use in program.next_uses[index]])
+        uses = tuple([use if use == NEVER else base + use for use in next_uses[index]])
         if isinstance(entry, Operation):
             tiers.lane.issue(entry, uses, None)
         elif isinstance(entry, Fetch):

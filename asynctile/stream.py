@@ -160,8 +160,6 @@ class Task:
                 before.followers.append(self)
                 self.waiting += 1
                 self.copies += before.is_copy
-        if self.waiting:
-            self.waits, self.after = waits, after
 
 
 class Stream:
@@ -226,6 +224,7 @@ class Stream:
                 self._count_waiting()
                 self._starved += 1
             if task.waiting:
+                task.waits, task.after = waits, after
                 self.waiting.add(task)
             else:
                 task.ready_at = time.perf_counter()

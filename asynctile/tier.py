@@ -110,11 +110,15 @@ class Tier:
         self.ledger.evict(tile)
         self._evict(tile, slot, False)
 
+    def give_up(self, tile: Handle) -> None:
+        """Move the tile out: its newest bytes are wanted below."""
+        self._moves.append(self.ledger.evict(tile))
+        self._carry_out()
+
     def clear(self) -> None:
         """Move every tile out."""
         for tile in list(self.ledger.resident):
-            self._moves.append(self.ledger.evict(tile))
-            self._carry_out()
+            self.give_up(cast(Handle, tile))
 
     def cut(self, demand: Demand, foreign: dict[int, int]) -> None:
         """Make the pools serve `demand`. They must be empty if arena.must_be_empty says so; nothing may be in flight."""

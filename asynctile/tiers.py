@@ -14,10 +14,11 @@ from asynctile.budget import Budget
 from asynctile.device.base import Device
 from asynctile.errors import TierError
 from asynctile.handle import Handle
+from asynctile.host_lane import HostLane
 from asynctile.host_link import Copy, HostLink
 from asynctile.lane import Lane
 from asynctile.operation import READ, WRITE
-from asynctile.pipeline import DISK_WINDOW, FAR, LINK_WINDOW, HostPipeline, Order, Pipeline
+from asynctile.pipeline import DISK_WINDOW, FAR, LINK_WINDOW, DevicePipeline, HostPipeline, Order, Pipeline
 from asynctile.program import Program
 from asynctile.replay import Replays
 from asynctile.spill_link import THREADS, SpillLink
@@ -67,9 +68,12 @@ class Tiers:
         if device.has_link:
             self.link = HostLink(device, self.host)
             ledger = Ledger(Arena(device_memory, evictable=True, alignment=device.grain.alignment), self.link)
-            self.top = Tier(device, Pipeline(ledger, self.order, prefetch), self.link, self.window, turns)
+            self.top = Tier(device, DevicePipeline(ledger, self.order, prefetch), self.link, self.window, turns)
         self.lane = Lane(device, self.top, self.order, self.window, turns)
-        self.replays = None if self.link is None else Replays(device, self.top, self.link, self.lane)
+        self.replays: Replays | None = None
+        if self.link is not None:
+            self.replays = Replays(device, self.top, self.link, self.lane)
+            self.lane.on_host = HostLane(device, self.top, self.host, self.link, self.window, turns).issue
         self.budget = Budget(tuple(self._all()), self.link, spill, self.window)
 
     def open(self) -> None:
@@ -106,6 +110,10 @@ class Tiers:
         self.order.end(len(program))
         for tier in self._all():
             tier.pipeline.forget() if broken_off else tier.pipeline.end()
+
+    def next_uses(self, program: Program) -> list[tuple[int, ...]]:
+        """The next uses of operands behind each entry, as the tier ranks them that operations run in."""
+        return program.next_uses if self.link is None else program.device_uses
 
     def look_ahead(self) -> Callable[[int], None]:
         """What to call after each entry of a run that has begun: it starts what comes next, on the device first, then below."""

@@ -33,11 +33,16 @@ class Window:
         self.stalled: StalledError | None = None
         self._streams = streams
         self._events: deque[tuple[Event, int]] = deque()
+        #: operations of the host: seldom does the device wait for one, so a slow one does not hold up what is issued to it
+        self._beside: deque[Event] = deque()
         self._operations = 0
         self._nbytes = 0
 
-    def add(self, event: Event, nbytes: int = 0) -> None:
-        """An operation, or a copy of `nbytes`, was enqueued."""
+    def add(self, event: Event, nbytes: int = 0, *, beside: bool = False) -> None:
+        """An operation, or a copy of `nbytes`, was enqueued. beside: an operation of the host, next to a device's."""
+        if beside:
+            self._beside.append(event)
+            return
         self._events.append((event, nbytes))
         if nbytes:
             self._nbytes += nbytes
@@ -45,16 +50,20 @@ class Window:
             self._operations += 1
 
     def is_full(self) -> bool:
-        """Whether the host has enqueued as much as it may, in operations or in bytes to be copied."""
-        return self._operations >= RUN_AHEAD_OPERATIONS or self._nbytes > RUN_AHEAD_NBYTES
+        """Whether the host has enqueued as much as it may, in operations of either kind or in bytes to be copied."""
+        most = max(self._operations, len(self._beside))
+        return most >= RUN_AHEAD_OPERATIONS or self._nbytes > RUN_AHEAD_NBYTES
 
     async def room(self) -> None:
         """Wait until the host is within its limit again; raises the error of work that failed."""
         self.forget_done()
         while self.is_full():
-            middle = self._events[len(self._events) // 2][0]
+            if len(self._beside) >= RUN_AHEAD_OPERATIONS:
+                head, middle = self._beside[0], self._beside[len(self._beside) // 2]
+            else:
+                head, middle = self._events[0][0], self._events[len(self._events) // 2][0]
             # Streams overtake each other: while the head is not done, waiting for a middle that is would spin.
-            await self.settled(self._events[0][0] if middle.done else middle)
+            await self.settled(head if middle.done else middle)
             self.forget_done()
 
     async def drain(self) -> None:
@@ -66,12 +75,18 @@ class Window:
             failed = failed or event.error
             if self._events and self._events[0][0] is event:  # nobody else dropped it meanwhile
                 self._drop(nbytes)
+        while self._beside:
+            event = self._beside[0]
+            await self.settled(event)
+            failed = failed or event.error
+            if self._beside and self._beside[0] is event:
+                self._beside.popleft()
         if failed is not None:
             raise failed
 
     async def settle(self) -> None:
         """Wait until everything that was enqueued has run, well or not: its events say how. After a stall, for nothing."""
-        while self._events and self.stalled is None:
+        while (self._events or self._beside) and self.stalled is None:
             try:
                 await self.drain()
             except Exception:  # drain has emptied the window before it raises
@@ -122,6 +137,10 @@ class Window:
         while self._events and self._events[0][0].done:
             event, nbytes = self._events[0]
             self._drop(nbytes)
+            if event.error is not None:
+                raise event.error
+        while self._beside and self._beside[0].done:
+            event = self._beside.popleft()
             if event.error is not None:
                 raise event.error
 

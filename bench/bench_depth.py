@@ -166,7 +166,7 @@ async def open_side(
     trainers = {depth: await trainer_on(engine, config_of(depth), tile=tile) for depth in layers}
     if policy == GREEDY:
         for trainer in trainers.values():
-            key = ("step", BATCH, LENGTH, 1, True)
+            key = ("step", BATCH, LENGTH, 1, True, frozenset())
             program = trainer.model.program(*key)
             await trainer.engine.reserve(trainer.model.demand(program))
             pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine.tiers.top.arena.pools]

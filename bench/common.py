@@ -31,6 +31,7 @@ import numpy as np  # noqa: E402
 import scipy.linalg.blas  # noqa: E402
 import threadpoolctl  # noqa: E402
 
+from asynctile import __version__  # noqa: E402
 from asynctile.kernels.cpu.jit import KERNELS  # noqa: E402
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer  # noqa: E402
 
@@ -111,8 +112,8 @@ def machine() -> dict[str, Any]:
     })  # fmt: skip
     versions = {"python": platform.python_version()}
     for library in LIBRARIES:
-        if library == "asynctile" or library in sys.modules:
-            versions[library] = importlib.metadata.version(library)
+        if library in sys.modules:  # asynctile need not be installed
+            versions[library] = __version__ if library == "asynctile" else importlib.metadata.version(library)
     return {"cpu": cpu, "cores": CORES, "load": os.getloadavg()[0], "blas": blas, "versions": versions}
 
 

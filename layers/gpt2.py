@@ -134,12 +134,20 @@ class GPT2:
             where = self.last_checkpoint or "none was saved"
             raise TornModelError(f"cannot {wish}: {self.torn}; load the last checkpoint ({where})")
 
-    def program(self, kind: str, batch: int, length: int, micro_batches: int = 1, recompute: bool = True) -> Program:
-        """The recorded program of this kind and shape; recorded once."""
-        key = (kind, batch, length, micro_batches, recompute)
+    def program(
+        self,
+        kind: str,
+        batch: int,
+        length: int,
+        micro_batches: int = 1,
+        recompute: bool = True,
+        on_host: frozenset[Handle] = frozenset(),
+    ) -> Program:
+        """The recorded program of this kind and shape; recorded once. on_host: weight tiles that are updated on the host."""
+        key = (kind, batch, length, micro_batches, recompute, on_host)
         if key not in self._programs:
             rows = self.tiling.rows(batch, length, micro_batches)
-            self._programs[key] = record(kind, self.parameters, rows, recompute=recompute)
+            self._programs[key] = record(kind, self.parameters, rows, recompute=recompute, on_host=on_host)
         return self._programs[key]
 
     def demand(self, program: Program) -> Demand:

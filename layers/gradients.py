@@ -1,25 +1,31 @@
 """Gradients while a step is recorded: one temporary per weight tile, and what happens when it is complete.
 
 A tile's gradient is complete when the last micro-batch has settled it. Then it is updated at once (kind "step"), kept
-for the second phase ("step_clipped") or fetched ("gradients"). Contributions are recorded by the layers.
+for the second phase ("step_clipped") or fetched ("gradients"). Contributions are recorded by the layers; which updates run on
+the host is chosen by update_placement.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from asynctile import ops
 from asynctile.handle import Handle
 from asynctile.layers.parameters import Key, Parameter
+from asynctile.operation import HOST, NO_NUMBER
 from asynctile.program import Program
 
 
 class Gradients:
     """Gradient tiles of one program.
 
-    closing: the micro-batch that is being recorded is the last one.
+    closing: the micro-batch that is being recorded is the last one. on_host: the weight tiles that are updated there.
     """
 
-    def __init__(self, program: Program, kind: str, hyper: Handle | None) -> None:
+    def __init__(self, program: Program, kind: str, hyper: Handle | None, on_host: Collection[Handle] = ()) -> None:
         self.program = program
+        self.on_host = on_host
         self.closing = False
         self._hyper = hyper
         self._complete = {"step": self._update, "step_clipped": self._keep, "gradients": self._fetch}[kind]
@@ -53,9 +59,13 @@ class Gradients:
             self._adamw(parameter, key, tile, number)
 
     def _update(self, parameter: Parameter, key: Key, tile: Handle) -> None:
+        number = self._number(parameter, key)
+        if parameter.weights[key] in self.on_host:
+            # Before the gradient leaves, so that the norm is the device's own wherever updates run.
+            self.program.add(ops.sum_squares(tile, number=number))
         if "update" not in self.program.marks:
             self.program.mark("update")
-        self._adamw(parameter, key, tile, self._number(parameter, key))
+        self._adamw(parameter, key, tile, number)
 
     def _keep(self, parameter: Parameter, key: Key, tile: Handle) -> None:
         number = self._number(parameter, key)
@@ -71,8 +81,10 @@ class Gradients:
     def _adamw(self, parameter: Parameter, key: Key, tile: Handle, number: int) -> None:
         assert self._hyper is not None, "a program that updates has hyper"
         w, m, v = parameter.weights[key], parameter.exp_avg[key], parameter.exp_avg_sq[key]
-        copy, decay = parameter.copies.get(key), parameter.decay
+        copy, on_host, decay = parameter.copies.get(key), w in self.on_host, parameter.decay
+        number = NO_NUMBER if on_host else number
         if copy is None:
-            self.program.add(ops.adamw(w, tile, m, v, self._hyper, decay=decay, number=number))
+            update = ops.adamw(w, tile, m, v, self._hyper, decay=decay, number=number)
         else:
-            self.program.add(ops.adamw_bf16(w, tile, m, v, self._hyper, copy, decay=decay, number=number))
+            update = ops.adamw_bf16(w, tile, m, v, self._hyper, copy, decay=decay, number=number)
+        self.program.add(replace(update, place=HOST) if on_host else update)

@@ -10,13 +10,19 @@ import os
 from dataclasses import dataclass
 
 from asynctile.demand import measure
+from asynctile.device import resolved
 from asynctile.grain import grain_of
+from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.layers.update_placement import NOWHERE, place, updates_of
+from asynctile.operation import HOST
 from asynctile.precision import check_precision
+from asynctile.program import Program
+from asynctile.rates import Rates
 from asynctile.simulate import simulate
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
@@ -28,6 +34,8 @@ FLOPS_PER_S = 200e9
 #: GEMM rates of a GPU by precision, and its link each way in bytes a second: about those of an H200.
 GPU_FLOPS_PER_S = {"fp32": 50e12, "tf32": 390e12, "bf16": 780e12}
 GPU_LINK_PER_S = 50_000_000_000
+#: Rough bytes a second of a link that nobody limits, and of AdamW in RAM.
+LINK_PER_S, UPDATE_PER_S = 12e9, 40e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +46,8 @@ class Plan:
     device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
     machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
     the step, in words. copies_bytes: of the weights in bf16, beside the states. row_tokens: the most rows of a row tile.
+    updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough
+    rates, in a run by measured ones.
     """
 
     device: str
@@ -55,6 +65,8 @@ class Plan:
     host_bytes: int
     spill_bytes: int
     operations: int
+    updates: int
+    updates_on_host: int
     flops: int
     uploaded_bytes: int
     downloaded_bytes: int
@@ -78,6 +90,7 @@ class Plan:
             ("host memory for tiles", format_size(self.host_bytes)),
             ("spill folder", "unused" if not self.spill_bytes else f"{format_size(self.spill_bytes)}, the least --spill-limit"),
             ("operations a step", f"{self.operations:,}"),
+            ("weight tiles", f"{self.updates:,}, {self.updates_on_host:,} of them updated on the host"),
             ("GEMM work a step", f"{self.flops / 1e9:,.1f} GFLOP"),
             ("uploaded a step", format_size(self.uploaded_bytes)),
             ("downloaded a step", format_size(self.downloaded_bytes)),
@@ -113,25 +126,33 @@ def plan_step(
     link_rate: int | str | None = None,
     clip_norm: float | None = None,
     precision: str = "fp32",
+    update: str = "auto",
 ) -> Plan:
-    """Plan one training step. spill: whether there is a folder below RAM.
+    """Plan one training step. spill: whether there is a folder below RAM. update: as in Trainer.
 
     BudgetError if a cap is below the floor; ValueError for wrong numbers.
     """
+    device = resolved(device)
     check_precision(precision, device)
     grain = grain_of(device)
     tiling = Tiling(config, tile, grain)
     parameters = Parameters(config, tiling, precision)
     rows = tiling.rows(batch_size, seq_len, micro_batches)
-    program = record("step" if clip_norm is None else "step_clipped", parameters, rows, recompute=recompute)
+
+    def recorded(on_host: frozenset[Handle]) -> Program:
+        kind = "step" if clip_norm is None else "step_clipped"
+        return record(kind, parameters, rows, recompute=recompute, on_host=on_host)
+
+    program = recorded(NOWHERE)
     standing = list(parameters.states())
     demand = measure([program], standing)
-    has_link = device not in ("auto", "cpu")
+    has_link = device != "cpu"
     cap = _size(device_memory if has_link else host_memory)
     flops = sum(operation.flops for operation in program.operations())
     is_gpu = device.startswith("cuda")
-    compute_s = flops / (GPU_FLOPS_PER_S[precision] if is_gpu else FLOPS_PER_S * len(os.sched_getaffinity(0)))
-    floor = floor_demand(config, tiling.tile, grain, precision)
+    flops_per_s = GPU_FLOPS_PER_S[precision] if is_gpu else FLOPS_PER_S * len(os.sched_getaffinity(0))
+    compute_s = flops / flops_per_s
+    floor = floor_demand(config, tiling.tile, grain, precision).rounded(grain.alignment)
     in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
     host = _size(host_memory)
     if spill and host is None:
@@ -143,20 +164,31 @@ def plan_step(
         floor = floor if has_link else floor.rounded(PAGE)
         if cap is not None:
             floor.check(cap, "device_memory" if has_link else "host_memory")
+    rate = GPU_LINK_PER_S if is_gpu else _size(link_rate)
+    on_host = NOWHERE
+    if has_link and update == "host":
+        on_host = frozenset(operation.operands[0] for operation in updates_of(program))
+    elif has_link and update == "auto":
+        rates = Rates(compute=flops_per_s, upload=rate or LINK_PER_S, download=rate or LINK_PER_S, update=UPDATE_PER_S)
+        on_host = place(program, demand, cap, rates)
+    if on_host:
+        placed = recorded(on_host)
+        enough = not spill or host is None or measure([placed], standing).rounded(PAGE).passing().floor_nbytes <= host
+        program = placed if enough or update == "host" else program
     traffic = simulate(
         program,
         standing,
         has_link=has_link,
+        grain=grain,
         device_memory=cap if has_link else None,
         host_memory=host,
         spill=spill,
         spill_limit=_size(spill_limit),
         prefetch=prefetch,
     )
-    rate = GPU_LINK_PER_S if is_gpu else _size(link_rate)
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
     return Plan(
-        device="cpu" if device == "auto" else device,
+        device=device,
         precision=precision,
         tile=tiling.tile,
         row_tokens=tiling.row_tokens,
@@ -171,6 +203,8 @@ def plan_step(
         host_bytes=_host_bytes(in_ram, host, spill),
         spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),
+        updates=len(updates_of(program)),
+        updates_on_host=sum(operation.place == HOST for operation in updates_of(program)),
         flops=flops,
         uploaded_bytes=traffic.uploaded_nbytes,
         downloaded_bytes=traffic.downloaded_nbytes,

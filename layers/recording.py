@@ -5,7 +5,7 @@ Which operations are recorded is said by the layers, in which order by step.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class Recording:
     gradients: only if there is a backward pass.
     """
 
-    def __init__(self, kind: str, parameters: Parameters, rows: Rows) -> None:
+    def __init__(self, kind: str, parameters: Parameters, rows: Rows, on_host: Collection[Handle] = ()) -> None:
         self.program = Program(kind)
         self.parameters = parameters
         self.config = parameters.config
@@ -73,7 +73,7 @@ class Recording:
             self.scale = self.program.input("scale", (1,), np.float32)
             updates = kind != "gradients"
             hyper = self.program.input("hyper", (HYPER,), np.float32) if updates else None
-            self.gradients = Gradients(self.program, kind, hyper)
+            self.gradients = Gradients(self.program, kind, hyper, on_host)
 
     @property
     def columns(self) -> range:

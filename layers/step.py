@@ -7,6 +7,9 @@ Nothing is computed here; the engine runs the program.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from asynctile.handle import Handle
 from asynctile.layers import block, embedding, head, layernorm
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
@@ -18,15 +21,17 @@ from asynctile.program import Program
 KINDS = ("step", "step_clipped", "gradients", "loss", "logits")
 
 
-def record(kind: str, parameters: Parameters, rows: Rows, *, recompute: bool = True) -> Program:
+def record(
+    kind: str, parameters: Parameters, rows: Rows, *, recompute: bool = True, on_host: Collection[Handle] = ()
+) -> Program:
     """The program of one step on a batch cut into `rows`: a pure function of its arguments.
 
-    recompute: keep only each block's input and compute the rest again backward; else keep what backward needs. The
-    results are equal bit for bit.
+    recompute: keep only each block's input and compute the rest again backward; else keep what backward needs. on_host:
+    weight tiles whose update runs on the host. The results are equal bit for bit.
     """
     if kind not in KINDS:
         raise ValueError(f"no program is called {kind!r}; choose one of {', '.join(KINDS)}")
-    recording = Recording(kind, parameters, rows)
+    recording = Recording(kind, parameters, rows, on_host)
     keep = recording.backward and not recompute
     x, kept = _blocks(recording, keep)
     normed, stats = layernorm.forward(recording, rows, x[-1], "ln_f")

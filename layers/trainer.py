@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 
 from asynctile.demand import measure
 from asynctile.engine import Engine, Statistics
-from asynctile.errors import AsynctileError, CheckpointError, DeviceError, StalledError, TornModelError
+from asynctile.errors import AsynctileError, BudgetError, CheckpointError, DeviceError, StalledError, TornModelError
+from asynctile.handle import Handle
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
+from asynctile.layers.rows import Rows
+from asynctile.layers.update_placement import NOWHERE, UPDATES, place
 from asynctile.loop import under_shield
 from asynctile.program import Program
 from asynctile.run import Run
@@ -35,7 +38,8 @@ class Trainer:
 
     clip_norm: scale gradients to at most this global norm (then updates are a second pass); None: update each tile as
     soon as its gradient is complete. micro_batches: parts of a batch that go through a layer one after another.
-    recompute: recompute activations in backward rather than keep them.
+    recompute: recompute activations in backward rather than keep them. update: where AdamW runs, "device", "host" (in RAM, so
+    that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
 
     step_count: updates done. skipped_count: steps skipped since a loss was not finite. data_state: a JSON-able dict
     of the caller's (where the data stands), saved and restored with checkpoints.
@@ -49,6 +53,7 @@ class Trainer:
         clip_norm: float | None = None,
         micro_batches: int = 1,
         recompute: bool = True,
+        update: str = "auto",
     ) -> None:
         if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm <= math.inf):
             raise ValueError(f"clip_norm is {clip_norm!r}, expected a number above 0, or None for no clipping")
@@ -61,10 +66,13 @@ class Trainer:
         self.clip_norm = clip_norm
         self.micro_batches = micro_batches
         self.recompute = recompute
+        self.update = _checked(update)
         self.step_count = 0
         self.skipped_count = 0
         self.data_state: dict[str, Any] = {}
         self._has_moments = False
+        #: by program with every update on the device, what "auto" came to
+        self._chosen: dict[Program, frozenset[Handle]] = {}
         #: the save that was left to a task and nobody has asked about since
         self._saving: asyncio.Task[None] | None = None
 
@@ -77,7 +85,8 @@ class Trainer:
         kind = "step" if self.clip_norm is None else "step_clipped"
         async with self.model.changing:
             self.model.check_whole("step")
-            program, inputs, count = await asyncio.to_thread(self._program, kind, tokens, targets)
+            rows, inputs, count = await asyncio.to_thread(self._inputs, tokens, targets)
+            program = await asyncio.to_thread(self._record, kind, rows, await self._on_host(kind, rows))
             await self._prepare(program)
             inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
             before, start = self.engine.statistics(), time.perf_counter()
@@ -99,7 +108,8 @@ class Trainer:
 
     async def gradients(self, tokens: Any, targets: Any) -> dict[str, NDArray[np.float32]]:
         """Every gradient by parameter name, float32; nothing is updated."""
-        program, inputs, _ = await asyncio.to_thread(self._program, "gradients", tokens, targets)
+        rows, inputs, _ = await asyncio.to_thread(self._inputs, tokens, targets)
+        program = await asyncio.to_thread(self._record, "gradients", rows)
         outputs = {name: np.empty(item.shape, np.float32) for name, item in self.model.parameters.items()}
         await self.engine.call(self.model.run(program, inputs, outputs))
         return outputs
@@ -138,14 +148,17 @@ class Trainer:
         return self._saving is not None and not self._saving.done()
 
     @classmethod
-    async def load(cls, engine: Engine, path: str | os.PathLike[str]) -> Self:
+    async def load(cls, engine: Engine, path: str | os.PathLike[str], *, update: str = "auto") -> Self:
         """A trainer with its model (`trainer.model`) from a checkpoint; goes on bitwise as if never stopped.
 
-        CheckpointError if it is damaged or no checkpoint. Warns if it was written by other libraries.
+        update: as in Trainer; it is no part of a checkpoint. CheckpointError if it is damaged or no checkpoint. Warns if it
+        was written by other libraries.
         """
         from asynctile.layers.checkpoint import load
 
-        return await load(cls, engine, path)
+        trainer = await load(cls, engine, path)
+        trainer.update = _checked(update)
+        return trainer
 
     async def prepare_moments(self, value: Any = None) -> None:
         """Create the moments: zeros, or value(parameter, family, key)."""
@@ -164,14 +177,43 @@ class Trainer:
         await self.engine.store(tiles())
         self._has_moments = True
 
-    def _program(self, kind: str, tokens: Any, targets: Any) -> tuple[Program, dict[str, Any], int]:
+    def _inputs(self, tokens: Any, targets: Any) -> tuple[Rows, dict[str, Any], int]:
+        """How a batch is cut, its inputs, and how many targets count."""
         config = self.model.config
         ids = check_tokens("tokens", tokens, config)
         wanted = check_tokens("targets", targets, config, ignored=True)
         batch, length = ids.shape
         rows = self.model.tiling.rows(batch, length, self.micro_batches)
-        inputs, count = loss_inputs(rows, ids, wanted)
-        return self.model.program(kind, batch, length, self.micro_batches, self.recompute), inputs, count
+        return rows, *loss_inputs(rows, ids, wanted)
+
+    def _record(self, kind: str, rows: Rows, on_host: frozenset[Handle] = NOWHERE) -> Program:
+        return self.model.program(kind, rows.batch, rows.length, rows.micro_batches, self.recompute, on_host)
+
+    async def _on_host(self, kind: str, rows: Rows) -> frozenset[Handle]:
+        """The weight tiles to update on the host."""
+        if self.update == "device" or not self.engine.has_link:
+            return NOWHERE
+        if self.update == "host":
+            return frozenset(self.model.weights())
+        program = await asyncio.to_thread(self._record, kind, rows)
+        if program not in self._chosen:
+            self._chosen[program] = await self._choose(program, kind, rows)
+        return self._chosen[program]
+
+    async def _choose(self, program: Program, kind: str, rows: Rows) -> frozenset[Handle]:
+        """The cheapest placement of the updates of `program`, which has all of them on the device."""
+        demand, cap = self.model.demand(program), self.engine.device_cap
+        if cap is None or demand.resident_nbytes <= cap:
+            return NOWHERE
+        rates = await self.engine.rates(demand)
+        chosen = NOWHERE if rates is None else place(program, demand, cap, rates)
+        if chosen:
+            placed = await asyncio.to_thread(self._record, kind, rows, chosen)
+            try:
+                self.engine.check_floor(self.model.demand(placed))
+            except BudgetError:
+                return NOWHERE  # RAM over a spill folder, too small for an operation of its own
+        return chosen
 
     async def _prepare(self, program: Program) -> None:
         """Before the first step: refuse budgets that are too small, then make the moments."""
@@ -267,6 +309,12 @@ class Trainer:
             spill_peak_bytes=after.spill_peak_bytes,
             skipped=skipped,
         )
+
+
+def _checked(update: str) -> str:
+    if update not in UPDATES:
+        raise ValueError(f"update is {update!r}, expected one of {', '.join(UPDATES)}")
+    return update
 
 
 def _total(program: Program, run: Run, label: str) -> float:

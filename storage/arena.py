@@ -33,18 +33,20 @@ class Pool:
     """Slots of one size; lowest index first, so that untouched memory stays untouched.
 
     limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots that exist, used or free.
+    expected: slots that it will come to, as far as is known: memory for as many may be taken at once.
 
     Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first:
     compute has just been there and nothing else is on them. Those of evicted tiles go first to loads, oldest first:
     their write-back has had the longest time to end, so the load need not wait for it.
     """
 
-    __slots__ = ("arena", "slot_nbytes", "limit", "memory", "used", "made", "_dead", "_evicted", "_dropped")
+    __slots__ = ("arena", "slot_nbytes", "limit", "expected", "memory", "used", "made", "_dead", "_evicted", "_dropped")
 
     def __init__(self, arena: Arena, slot_nbytes: int, limit: int | None) -> None:
         self.arena = arena
         self.slot_nbytes = slot_nbytes
         self.limit = limit
+        self.expected = limit or 0
         self.memory: Any = None
         self.used = 0
         self.made = 0
@@ -244,8 +246,12 @@ class Arena:
         return math.inf if self.available is None else self.available
 
     def _promise(self, demand: Demand, foreign: Mapping[int, int] | None, kept: bool) -> None:
-        if kept:
-            self._promised_nbytes = self._grown_nbytes(demand, foreign)
+        if not kept:
+            return
+        self._promised_nbytes = self._grown_nbytes(demand, foreign)
+        for pool in self.pools:
+            size = pool.slot_nbytes
+            pool.expected = max(pool.expected, demand.exact.get(size, 0) + (foreign or {}).get(size, 0))
 
     def _grown_nbytes(self, demand: Demand, foreign: Mapping[int, int] | None) -> int:
         """Bytes of the pools of an undivided arena once they have grown to `demand`."""

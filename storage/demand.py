@@ -21,6 +21,7 @@ class Demand:
 
     sizes: bytes of a small and of a large slot, ascending (one size where all tiles are alike).
     floor: the most slots of each size that one operation needs at once. what: the operation that sets the floor.
+    below, what_below: the same for operations that run in the tier below; "" if there are none.
     exact: for every size that occurs, how many tiles of it there are at once when nothing is ever evicted.
     standing: the tiles that stay between runs; they are counted in `exact`.
     """
@@ -32,12 +33,17 @@ class Demand:
         exact: Mapping[int, int],
         what: str,
         standing: Iterable[Tile] = (),
+        *,
+        below: tuple[int, ...] | None = None,
+        what_below: str = "",
     ) -> None:
         self.standing = frozenset(standing)
         self.sizes = sizes
         self.floor = floor
         self.exact = exact
         self.what = what
+        self.below = below if below is not None else (0,) * len(sizes)
+        self.what_below = what_below
         self.full = tuple(
             sum(count for size, count in exact.items() if low < size <= high)
             for low, high in zip((0, *sizes), sizes, strict=False)
@@ -65,17 +71,31 @@ class Demand:
         exact: Counter[int] = Counter()
         for size, count in self.exact.items():
             exact[align(size, alignment)] += count
-        floors: dict[int, int] = {}
-        for size, count in zip(self.sizes, self.floor, strict=True):
-            floors[align(size, alignment)] = floors.get(align(size, alignment), 0) + count
+        floor, below = (self._rounded(counts, alignment) for counts in (self.floor, self.below))
+        return Demand(tuple(floor), tuple(floor.values()), exact, self.what, self.standing,
+                      below=tuple(below.values()), what_below=self.what_below)  # fmt: skip
+
+    def _rounded(self, counts: tuple[int, ...], alignment: int) -> dict[int, int]:
+        """Slots of each size that `counts` come to."""
+        found: dict[int, int] = {}
+        for size, count in zip(self.sizes, counts, strict=True):
+            found[align(size, alignment)] = found.get(align(size, alignment), 0) + count
         small = align(self.small, alignment)
-        if len(floors) > 1 and any(self.small < size <= small for size in self.exact):
-            floors[small] += self.floor[-1]  # tiles that were large before may now stand among the small ones
-        return Demand(tuple(floors), tuple(floors.values()), exact, self.what, self.standing)
+        if len(found) > 1 and any(self.small < size <= small for size in self.exact):
+            found[small] += counts[-1]  # tiles that were large before may now stand among the small ones
+        return found
 
     def passing(self) -> Demand:
-        """The demand on a tier that tiles only pass through: one slot of each size is enough."""
-        return Demand(self.sizes, (1,) * len(self.sizes), self.exact, "a tile on its way to the device", self.standing)
+        """The demand on the tier below: tiles pass through, one slot of each size is enough; and operations may run there."""
+        floor = tuple(max(1, count) for count in self.below)
+        what = self.what_below or "a tile on its way to the device"
+        return Demand(self.sizes, floor, self.exact, what, self.standing)
+
+    def alone(self) -> Demand:
+        """The demand where every operation runs in one tier."""
+        floor = tuple(map(max, self.floor, self.below))
+        what = self.what_below if self.below[-1] > self.floor[-1] else self.what
+        return Demand(self.sizes, floor, self.exact, what, self.standing)
 
     def divide(self, cap: int, argument: str = "device_memory") -> list[tuple[int, int]]:
         """(slot size, count) under `cap`: the floor, then all the small ones if a tenth of the rest pays for them."""

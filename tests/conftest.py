@@ -25,6 +25,6 @@ def soft_gpu(monkeypatch):
         shape.opened.append(SoftDriver(**options))
         return shape.opened[-1]
 
-    shape.opened = []
+    shape.opened, shape.open = [], open_soft
     monkeypatch.setattr("asynctile.device.open_driver", open_soft)
     return shape

@@ -143,10 +143,11 @@ class Model:
         kind: str = "step",
         micro_batches: int = 1,
         recompute: bool = True,
+        on_host: frozenset[Handle] = frozenset(),
     ) -> tuple[float, float]:
         """One update; the loss and the gradient's norm."""
         rows = self._rows(tokens, micro_batches)
-        program = record(kind, self.parameters, rows, recompute=recompute)
+        program = record(kind, self.parameters, rows, recompute=recompute, on_host=on_host)
         hyper = (optimizer or AdamW()).hyper(step)
         numbers = self._run(program, rows, tokens, targets, hyper=hyper)
         squares = sum(value for label, value in numbers.items() if label.startswith("norm["))

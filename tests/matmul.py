@@ -1,19 +1,22 @@
 """A tiled product as a program, for tests of the engine that need no model."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from asynctile import Engine
 from asynctile.demand import measure
 from asynctile.handle import Handle
+from asynctile.operation import HOST
 from asynctile.ops import gemm
 from asynctile.program import Program
 
 
 class Matmul:
-    """C = A B in n x n tiles of edge x edge; A and B are filled from a seed."""
+    """C = A B in n x n tiles of edge x edge; A and B are filled from a seed. on_host: of (i, j, k), what runs there."""
 
-    def __init__(self, n=4, edge=32, seed=0):
-        self.n, self.edge = n, edge
+    def __init__(self, n=4, edge=32, seed=0, on_host=lambda i, j, k: False):
+        self.n, self.edge, self.on_host = n, edge, on_host
         rng = np.random.default_rng(seed)
         self.a, self.b = rng.standard_normal((2, n * edge, n * edge), dtype=np.float32)
         self.tiles = {
@@ -32,7 +35,8 @@ class Matmul:
         self.nbytes = edge * edge * 4
 
     def operation(self, i, j, k):
-        return gemm(self.tiles["a"][i, k], self.tiles["b"][k, j], self.tiles["c"][i, j], accumulate=k > 0)
+        product = gemm(self.tiles["a"][i, k], self.tiles["b"][k, j], self.tiles["c"][i, j], accumulate=k > 0)
+        return replace(product, place=HOST) if self.on_host(i, j, k) else product
 
     def standing(self):
         return [tile for tiles in self.tiles.values() for tile in tiles.values()]

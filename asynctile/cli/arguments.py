@@ -50,12 +50,15 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tokenizer", metavar="bytes|FILE|bpe:N", type=_path,
                        help="bytes, a tokenizer.json, or a byte-pair encoding of N tokens trained on the data "
                             "(default: that of the model folder, else bytes)")
-    _add_placement(parser)
+    _add_placement(parser).add_argument(
+        "--update", metavar="PLACE", type=_path,
+        help="where AdamW runs: on the device, on the host (in RAM, so that its moments never move), or auto, which measures "
+             f"what is faster; on cpu it is the same (default: {Options.update})")
     _add_arithmetic(parser.add_argument_group("how it is trained"))
     _add_output(parser.add_argument_group("what is kept"))
 
 
-def _add_placement(parser: argparse.ArgumentParser) -> None:
+def _add_placement(parser: argparse.ArgumentParser) -> Any:
     group = parser.add_argument_group("where the bytes are (sizes such as 512MiB; none of this changes the result)")
     group.add_argument("--device", metavar="NAME", type=_path,
                        help=f"auto, cpu, emulated or cuda:N (default: {Options.device})")
@@ -75,6 +78,7 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prefetch", metavar="N", type=values.natural,
                        help="how far ahead tiles are fetched, in units of 4 tiles; 0 shows the run without overlap "
                             f"(default: {Options.prefetch})")
+    return group
 
 
 def _add_precision(group: Any) -> None:

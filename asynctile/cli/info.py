@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_info
 
 from asynctile import __version__
 from asynctile.cli.rows import print_rows
-from asynctile.device import open_device
+from asynctile.device.driver import OutOfMemory, gpu_count, open_driver
 from asynctile.errors import DeviceError
 from asynctile.loop import new_loop
 from asynctile.storage.sizes import format_size
@@ -29,7 +29,7 @@ __all__ = ["run"]
 _LIBRARIES = (
     "numpy", "scipy", "numba", "llvmlite", "uvloop", "aiofiles", "xxhash", "safetensors", "tokenizers", "threadpoolctl",
     "matplotlib",
-    "cupy-cuda12x", "cupy-cuda13x", "torch",
+    "cupy-cuda12x", "cupy-cuda13x", "nvidia-cublas", "torch",
 )  # fmt: skip
 
 
@@ -46,11 +46,22 @@ def run(given: dict[str, Any]) -> int:
 def _devices() -> list[tuple[str, str]]:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     rows = [("cpu", f"{_processor()}, {threads} threads"), ("emulated", "the same processor behind a link of its own")]
+    return [*rows, *(row for index in range(max(gpu_count(), 1)) for row in _gpu(f"cuda:{index}"))]
+
+
+def _gpu(name: str) -> list[tuple[str, str]]:
+    """What a GPU is, or why there is none."""
     try:
-        open_device("cuda:0", link_rate=None).close()
-        rows.append(("cuda:0", "there"))
-    except DeviceError as error:
-        rows.append(("cuda:0", str(error)))
+        driver = open_driver(name)
+        free, total = driver.memory()
+        driver.open_gemm(stream := driver.new_stream(), tf32=False)
+    except (DeviceError, OutOfMemory) as error:
+        return [(name, str(error))]
+    major, minor = driver.capability
+    found = f"{driver.title}, compute capability {major}.{minor}, {format_size(free)} of {format_size(total)} free"
+    rows = [(name, found), (f"{name} epilogues", driver.epilogues)]
+    driver.close()
+    driver.destroy_stream(stream)
     return rows
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from asynctile.layers.config import STANDARD
+from asynctile.layers.update_placement import UPDATES
 from asynctile.precision import PRECISIONS
 
 __all__ = ["Options", "new_options", "resumed_options"]
@@ -21,7 +22,7 @@ __all__ = ["Options", "new_options", "resumed_options"]
 #: a device of another kind and the precision that goes with it: checkpoints hold float32, and warn of the change.
 CHANGEABLE = frozenset({
     "device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "precision", "steps", "out",
-    "save_every", "keep", "trace",
+    "update", "save_every", "keep", "trace",
 })  # fmt: skip
 _DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
 
@@ -43,6 +44,8 @@ class Options:
     spill_limit: int | None = None
     link_rate: int | None = None
     prefetch: int = 2
+    update: str = "auto"
+    """Where AdamW runs."""
     precision: str = "fp32"
     tile: int | None = None
     recompute: bool = True
@@ -81,6 +84,8 @@ class Options:
             raise ValueError("--device-memory is not for --device cpu, where RAM is the device; use --host-memory")
         if self.device != "emulated" and self.link_rate is not None:
             raise ValueError(f"--link-rate does not go with --device {self.device}; it is for --device emulated")
+        if self.update not in UPDATES:
+            raise ValueError(f"--update {self.update} is not known; expected {', '.join(UPDATES)}")
         if self.batch_size % self.micro_batches:
             raise ValueError(f"--batch-size {self.batch_size} cannot be cut in --micro-batches {self.micro_batches}; "
                              "choose a divisor")

@@ -32,7 +32,8 @@ def run(given: dict[str, Any]) -> int:
                      recompute=options.recompute, tile=options.tile, device=options.device,
                      device_memory=options.device_memory, host_memory=options.host_memory,
                      spill=options.spill is not None, spill_limit=options.spill_limit, prefetch=options.prefetch,
-                     link_rate=options.link_rate, clip_norm=options.clip_norm, precision=options.precision)
+                     link_rate=options.link_rate, clip_norm=options.clip_norm, precision=options.precision,
+                     update=options.update)
     print_rows([
         ("model", f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary {shape.vocab_size}"),
         ("batch", f"{options.batch_size} sequences of {seq_len} tokens, micro-batches: {options.micro_batches}"),

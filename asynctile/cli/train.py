@@ -146,7 +146,7 @@ async def _open_session(options: Options, folder: RunFolder, shape: GPT2Config, 
     checkpoints = folder.checkpoints()
     if checkpoints:
         display.stage(f"reading {checkpoints[-1]}")
-        trainer = await Trainer.load(engine, checkpoints[-1])
+        trainer = await Trainer.load(engine, checkpoints[-1], update=options.update)
         go_on(trainer, batches, checkpoints[-1])
     else:
         display.stage("making the model")
@@ -154,7 +154,7 @@ async def _open_session(options: Options, folder: RunFolder, shape: GPT2Config, 
         optimizer = AdamW(lr=options.lr, weight_decay=options.weight_decay, warmup=options.warmup_steps,
                           decay_steps=options.steps, min_lr=options.lr * _LAST_RATE)
         trainer = Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.micro_batches,
-                          recompute=options.recompute)
+                          recompute=options.recompute, update=options.update)
     folder.trim(trainer.step_count)
     return Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
                    display=display, interrupt=interrupt)

@@ -15,7 +15,14 @@ from asynctile.device.emulated import EmulatedDevice
 from asynctile.errors import DeviceError
 from asynctile.precision import check_precision
 
-__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "open_device"]
+__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "open_device", "resolved"]
+
+
+def resolved(name: str) -> str:
+    """What "auto" stands for on this machine; any other name as it is."""
+    if name != "auto":
+        return name
+    return "cuda:0" if gpu_count() else "cpu"
 
 
 def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> Device:
@@ -24,9 +31,7 @@ def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp
     "auto": the first GPU, or the CPU where there is none. link_rate: bytes a second each way, for "emulated" only; ValueError
     elsewhere. precision: "fp32", or on a GPU also "tf32" and "bf16".
     """
-    kind = name
-    if name == "auto":
-        kind = "cuda:0" if gpu_count() else "cpu"
+    kind = resolved(name)
     if not re.fullmatch("cpu|emulated|cuda(:[0-9]+)?", kind):
         raise DeviceError(f"unknown device {name!r}: expected 'auto', 'cpu', 'emulated' or 'cuda:N'")
     if link_rate is not None and kind != "emulated":

@@ -80,6 +80,12 @@ class Device(Protocol):
     def recorder(self) -> Recorder | None:
         """What can write down launches as graphs at this moment; None on a device that has no graphs."""
 
+    def launch_on_host(
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
+        after: Sequence[Event] = (),
+    ) -> Event:
+        """Run the same kernel on the CPU, on host arrays, beside what the device runs; the bits are those of every CPU."""
+
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
     ) -> Event:

@@ -7,6 +7,7 @@ kernels.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from asynctile.device.cuda_stream import CudaEvent, CudaStream
 from asynctile.device.driver import Driver
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.grain import COARSE
+from asynctile.kernels import cpu as cpu_kernels
 from asynctile.kernels import cuda as kernels
 from asynctile.kernels.cuda import Array
 from asynctile.operation import Operation
@@ -28,6 +30,8 @@ from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.sizes import format_size
 from asynctile.stream import Event, Runner, Stream
 
+#: Kernels of operations that the host does.
+ON_HOST = ("adamw", "adamw_bf16")
 #: Of a GPU's free memory, left to the driver, to cuBLAS's workspace and to slabs that are not full.
 RESERVE_NBYTES = 768 << 20
 
@@ -54,7 +58,9 @@ class CudaDevice:
         self._up = CudaStream("upload", driver, self._lock)
         self._down = CudaStream("download", driver, self._lock)
         self._copies = Stream("unpin", self._lock)
-        self._others: list[Stream] = [self._copies]
+        # A core is left to the loop, and one to those who see work land.
+        self._host = Stream("host", self._lock, max(1, len(os.sched_getaffinity(0)) - 2))
+        self._others: list[Stream] = [self._copies, self._host]
         self._context = Queue(driver, self._compute, tf32=precision == "tf32")
         self._capture: Capture | None = None
         #: pinned RAM that nobody uses now, by size
@@ -84,6 +90,7 @@ class CudaDevice:
         if report:
             report("the CUDA kernels", 0, 1)
         self.driver.load(kernels.source())
+        cpu_kernels.warm(report, ON_HOST)
 
     def map_pool(self, pool: Pool) -> None:
         self._memory.map_pool(pool)
@@ -113,6 +120,13 @@ class CudaDevice:
         self._capture.after.update(after)
         kernel(self._context, *args)
         return self._capture.event
+
+    def launch_on_host(
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
+        after: Sequence[Event] = (),
+    ) -> Event:
+        args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
+        return self._host.enqueue(waits, cpu_kernels.KERNELS[operation.kernel], args, after=after, what=operation)
 
     def recorder(self) -> Recorder | None:
         return self if self._compute.trace is None else None  # a trace wants to see each operation

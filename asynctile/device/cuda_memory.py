@@ -1,8 +1,8 @@
 """Memory for the slots of a GPU and for the pinned RAM below it.
 
-Device memory is taken in slabs of whole slots as slots are first used, and given back with its pool. Pinned RAM is the
-anonymous memory of storage/host.py, locked slab by slab where the driver can reach it: cut exactly, while CuPy's own pinned
-pool rounds each size up to a power of two.
+Both come in slabs of whole slots: of as many as a program wants, when the first is used. Device memory goes back with its pool.
+Pinned RAM is the anonymous memory of storage/host.py, locked piece by piece: cut exactly, while CuPy's own pinned pool rounds
+each size up to a power of two.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -22,28 +23,44 @@ from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory, reserve, slots_nbytes
 from asynctile.storage.sizes import format_size
 
-#: Slabs hold at least this much, so that neither allocations nor registrations are counted in slots.
-SLAB_NBYTES = 64 << 20
+#: A slab of a pool that has grown beyond what was expected of it: as cudaMalloc takes memory from the GPU.
+SLAB_NBYTES = 2 << 20
+#: What is pinned at once, at most: the loop waits for it.
+PINNED_NBYTES = 64 << 20
 
 
 class Slabs:
-    """The slabs of one pool. take(index, slots): make slab `index` of that many slots and return its address."""
+    """The slabs of one pool, one after another. take(first slot, slots): make a slab and return its address.
 
-    def __init__(self, pool: Pool, per_slab: int, take: Callable[[int, int], int]) -> None:
-        self.slot_nbytes = pool.slot_nbytes
-        self.per_slab = per_slab if pool.limit is None else min(per_slab, max(pool.limit, 1))
-        self._limit = pool.limit
+    most: slots of a slab, at most; None for any number. step: slabs hold a multiple of so many.
+    """
+
+    def __init__(self, pool: Pool, take: Callable[[int, int], int], most: int | None = None, step: int = 1) -> None:
+        self._pool = pool
+        self._slot_nbytes = pool.slot_nbytes
         self._take = take
-        self._addresses: dict[int, int] = {}
+        self._most = most
+        self._step = step
+        self._firsts: list[int] = []
+        self._starts: list[int] = []
+        self._made = 0
 
     def address(self, index: int) -> int:
-        """Address of slot `index`."""
-        slab, place = divmod(index, self.per_slab)
-        start = self._addresses.get(slab)
-        if start is None:
-            count = self.per_slab if self._limit is None else min(self.per_slab, self._limit - slab * self.per_slab)
-            start = self._addresses[slab] = self._take(slab, count)
-        return start + place * self.slot_nbytes
+        """Address of slot `index`; slots are asked for from the first on."""
+        while index >= self._made:
+            self._grow()
+        slab = bisect_right(self._firsts, index) - 1
+        return self._starts[slab] + (index - self._firsts[slab]) * self._slot_nbytes
+
+    def _grow(self) -> None:
+        pool = self._pool
+        count = max(pool.expected - self._made, SLAB_NBYTES // self._slot_nbytes if pool.limit is None else 1, 1)
+        if self._most is not None:
+            count = min(count, self._most)
+        count = -(-count // self._step) * self._step
+        self._starts.append(self._take(self._made, count))
+        self._firsts.append(self._made)
+        self._made += count
 
 
 class DeviceMemory:
@@ -54,14 +71,13 @@ class DeviceMemory:
 
     def map_pool(self, pool: Pool) -> None:
         taken: list[int] = []
+        slot_nbytes = pool.slot_nbytes
 
-        def take(slab: int, slots: int) -> int:
-            taken.append(self._malloc(slots * pool.slot_nbytes))
+        def take(first: int, slots: int) -> int:
+            taken.append(self._malloc(slots * slot_nbytes))
             return taken[-1]
 
-        # A pool with a limit is the whole of a divided cap: one piece, exactly as large.
-        per_slab = pool.limit if pool.limit is not None else max(1, SLAB_NBYTES // pool.slot_nbytes)
-        pool.memory = Slabs(pool, per_slab, take)
+        pool.memory = Slabs(pool, take)
         weakref.finalize(pool.memory, _free_all, self._driver, taken).atexit = False
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -90,14 +106,15 @@ class PinnedMemory(HostMemory):
 
     def map_pool(self, pool: Pool) -> None:
         memory = self._reserve(slots_nbytes(pool))
+        slot_nbytes = pool.slot_nbytes
+
+        def pin(first: int, slots: int) -> int:
+            start = first * slot_nbytes
+            return memory.pin(start, min(slots * slot_nbytes, memory.nbytes - start))
+
         # Two slabs must not share a page, which can be locked once only.
-        whole_pages = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, pool.slot_nbytes)
-        per_slab = -(-max(1, SLAB_NBYTES // pool.slot_nbytes) // whole_pages) * whole_pages
-
-        def pin(slab: int, slots: int) -> int:
-            return memory.pin(slab * slabs.per_slab * pool.slot_nbytes, slots * pool.slot_nbytes)
-
-        slabs = memory.slabs = Slabs(pool, per_slab, pin)
+        whole_pages = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, slot_nbytes)
+        memory.slabs = Slabs(pool, pin, most=max(1, PINNED_NBYTES // slot_nbytes), step=whole_pages)
         pool.memory = memory
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -30,7 +30,6 @@ class CudaEvent(Event):
     """mark: the driver's event, while the work is on its way; 0 for work that failed before it was handed over.
 
     number: its place in the stream, 0 until it was handed over, or failed.
-
     heirs: tasks that wait for it to be handed over. span: timed marks around the work, while a trace is recorded.
     """
 
@@ -70,7 +69,7 @@ class CudaStream:
         self._number = 0
         self._landed_at = time.perf_counter()
         self._origin: tuple[int, float] | None = None
-        self._closing = self._left = False
+        self._closing = False
         self._thread = threading.Thread(target=self._land, name=f"asynctile-{name}", daemon=True)
 
     @property
@@ -127,7 +126,6 @@ class CudaStream:
         if self._thread.ident is not None:
             self._thread.join(patience_s)
             if self._thread.is_alive():
-                self._left = True
                 return
         self._driver.bind()
         self._driver.destroy_stream(self.handle)
@@ -161,10 +159,10 @@ class CudaStream:
                 timed = self.trace is not None
                 start = self._stamp() if timed else 0
                 task.work(*task.args)
-                event.mark = self._marks.pop() if self._marks else self._driver.new_event()
-                self._driver.record(event.mark, self.handle)
                 if timed:
                     event.span = start, self._stamp()
+                event.mark = self._marks.pop() if self._marks else self._driver.new_event()
+                self._driver.record(event.mark, self.handle)  # last: what has landed has stamped its times
             except BaseException as error:  # the event carries it to whoever waits
                 event.error = error
         self._number += 1
@@ -181,8 +179,8 @@ class CudaStream:
         for before in (*task.waits, *task.after):
             if before.done or not isinstance(before, CudaEvent) or before.stream is self or not before.mark:
                 continue
-            latest = last.get(before.stream)
-            if before.number > (latest.number if latest is not None else self._behind.get(before.stream, 0)):
+            known = last[before.stream].number if before.stream in last else self._behind.get(before.stream, 0)
+            if before.number > known:
                 copies = copies or before.is_copy
                 last[before.stream] = before
         if not last:
@@ -273,26 +271,15 @@ class CudaStream:
 
 def _hang_on(task: Task) -> None:
     """Under the lock: count what has not been handed over yet, or, of the host's own work, is not done yet."""
-    for before in task.waits:
-        if isinstance(before, CudaEvent):
-            _inherit(task, before)
-        elif not before.done:
-            before.dependents.append(task)
+    for before in (*task.waits, *task.after):
+        if isinstance(before, CudaEvent) and not before.number:
+            before.heirs.append(task)
             task.waiting += 1
-            task.copies += before.is_copy
-    for before in task.after:
-        if isinstance(before, CudaEvent):
-            _inherit(task, before)
-        elif not before.done:
-            before.followers.append(task)
-            task.waiting += 1
-            task.copies += before.is_copy
+    task.hang_on(_of_the_host(task.waits), _of_the_host(task.after))
 
 
-def _inherit(task: Task, before: CudaEvent) -> None:
-    if not before.number and not before.done:
-        before.heirs.append(task)
-        task.waiting += 1
+def _of_the_host(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, CudaEvent)]
 
 
 def _nothing() -> None:

@@ -33,10 +33,16 @@ class OutOfMemory(Exception):
 
 
 class Driver(Protocol):
-    """One GPU. name: "cuda:0". capability: (9, 0) for Hopper. All calls may come from any thread that called `bind`."""
+    """One GPU. name: "cuda:0". title: what its maker calls it. capability: (9, 0) for Hopper.
+
+    epilogues: what adds a bias on a product's way out, in words, once `open_gemm` has tried it.
+    All calls may come from any thread that called `bind`.
+    """
 
     name: str
+    title: str
     capability: tuple[int, int]
+    epilogues: str
 
     def bind(self) -> None:
         """Make this GPU the calling thread's; cheap when it is already."""
@@ -136,7 +142,6 @@ class CupyDriver:
         self._module: Any = None
         self._blas: Cublas | None = None
         self._lt: CublasLt | None = None
-        #: what adds a bias on a product's way out, for people
         self.epilogues = "not tried yet"
         #: kernels whose limit of dynamic shared memory was raised, and how far
         self._shared: dict[str, int] = {}

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from asynctile.device.base import Recorder, Report
-from asynctile.grain import grain_of
+from asynctile.grain import FINE, Grain
 from asynctile.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
@@ -43,12 +43,12 @@ class DryStream:
 
 
 class DryDevice(DryMemory):
-    """The contract of device/base.py, dry. has_link as in the device that it stands for."""
+    """The contract of device/base.py, dry. has_link, grain: as in the device that it stands for."""
 
-    def __init__(self, name: str, has_link: bool) -> None:
+    def __init__(self, name: str, has_link: bool, grain: Grain = FINE) -> None:
         self.name = name
         self.has_link = has_link
-        self.grain = grain_of(name)
+        self.grain = grain
         self.host: HostMemory = DryMemory()
 
     def budget(self, wanted: int | None) -> int | None:
@@ -65,6 +65,12 @@ class DryDevice(DryMemory):
 
     def launch(
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
+    ) -> Event:
+        return DONE
+
+    def launch_on_host(
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
+        after: Sequence[Event] = (),
     ) -> Event:
         return DONE
 

@@ -51,6 +51,12 @@ class WorkerDevice(HostMemory):
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
         return self._compute.enqueue(waits, self.kernels[operation.kernel], args, after=after, what=operation)
 
+    def launch_on_host(
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
+        after: Sequence[Event] = (),
+    ) -> Event:
+        return self.launch(operation, arrays, number, waits, after)  # the same cores
+
     def recorder(self) -> Recorder | None:
         return None
 

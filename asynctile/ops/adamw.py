@@ -41,5 +41,5 @@ def adamw_bf16(
 
 
 def sum_squares(g: Handle, *, number: int) -> Operation:
-    """number = float64 sum of squares of g. Kernel: sum_squares(g, number)."""
+    """number = float64 sum of squares of g: the bits that this device's adamw reports. Kernel: sum_squares(g, number)."""
     return Operation("sum_squares", (g,), "r", number=number)

@@ -32,7 +32,7 @@ def layernorm(x: Handle, stats: Handle, gain: Handle, bias: Handle, y: Handle) -
 
 
 def layernorm_whole(x: Handle, gain: Handle, bias: Handle, stats: Handle, y: Handle, *, eps: float) -> Operation:
-    """stats (R, 2) and y (R, C), T, from whole rows x (R, C), with the bits of layernorm_stats and then layernorm.
+    """stats (R, 2) = (mean, rstd) and y (R, C), T, from whole rows x (R, C). `layernorm` from these stats gives y's bits.
 
     Kernel: layernorm_whole(x, gain, bias, stats, y, eps).
     """

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,15 @@ def test_info(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
         assert said in out
     monkeypatch.delenv("OPENBLAS_CORETYPE")
     assert "OPENBLAS_CORETYPE" not in program("info")[1]
+
+
+def test_info_names_a_gpu_and_what_it_uses(program: Program, monkeypatch: pytest.MonkeyPatch, soft_gpu: Any) -> None:
+    monkeypatch.setattr("asynctile.cli.info.gpu_count", lambda: 2)
+    monkeypatch.setattr("asynctile.cli.info.open_driver", soft_gpu.open)
+    status, out, err = program("info")
+    assert (status, err) == (0, "")
+    assert "compute capability 9.0, 1.00 GiB of 1.00 GiB free" in out
+    assert "cuda:0 epilogues" in out and "cuda:1 epilogues" in out
 
 
 @pytest.mark.parametrize("command", ["train", "generate", "plan", "info"])

@@ -11,16 +11,18 @@ from asynctile.kernels.cuda import KERNELS, Array
 from tests.cuda.build import Library
 from tests.cuda.context import SoftContext
 
-#: Bytes before and behind a tile that kernels must leave alone; as floats they are NaN, so that reading them shows too.
+#: Bytes before and behind a tile that kernels must leave alone.
 MARGIN = 256
+#: What they hold: 0.75 or so as float32 or bf16, which an addition changes, and which shows in a result that used it.
+AROUND = 0x3F
 
 
 class Tile:
-    """A copy of an array at an address that is a multiple of MARGIN, in the middle of poison."""
+    """A copy of an array at an address that is a multiple of MARGIN, with more room on both sides."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
-        room = np.full(array.nbytes + 3 * MARGIN, 0xFF, np.uint8)
+        room = np.full(array.nbytes + 3 * MARGIN, AROUND, np.uint8)
         self._start = MARGIN + -room.ctypes.data % MARGIN
         self._room, self._end = room, self._start + array.nbytes
         room[self._start : self._end] = np.frombuffer(array.tobytes(), np.uint8)
@@ -29,7 +31,7 @@ class Tile:
     def take_back(self) -> None:
         """The tile's content becomes the array's."""
         around = np.concatenate([self._room[: self._start], self._room[self._end :]])
-        assert (around == 0xFF).all(), "a kernel wrote beyond a tile"
+        assert (around == AROUND).all(), "a kernel wrote beyond a tile"
         self.array[...] = self._room[self._start : self._end].view(self.array.dtype).reshape(self.array.shape)
 
 

@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <vector>
 
 struct uint3 { unsigned x, y, z; };
@@ -194,18 +195,24 @@ static uint64_t next_random() {
     return seed >> 33;
 }
 
-// Runs every thread that can; whether there was one.
-static bool run_ready(std::vector<unsigned> &places) {
+// The numbers from 0 on in the order that is set.
+static std::vector<unsigned> ordered(unsigned count) {
+    std::vector<unsigned> places(count);
+    for (unsigned i = 0; i < count; i++) places[i] = order == 1 ? count - 1 - i : i;
     if (order == 2)
-        for (size_t i = places.size() - 1; i; i--) std::swap(places[i], places[next_random() % (i + 1)]);
+        for (unsigned i = count - 1; i; i--) std::swap(places[i], places[next_random() % (i + 1)]);
+    return places;
+}
+
+// Runs every thread of a warp that can, each until it waits; whether there was one.
+static bool run_lanes(unsigned warp) {
     bool ran = false;
-    for (unsigned place : places) {
-        Thread *thread = threads + place;
-        if (thread->state != FRESH && thread->state != READY) continue;
+    for (unsigned lane : ordered(std::min(32u, thread_count - warp * 32))) {
+        current = threads + warp * 32 + lane;
+        if (current->state != FRESH && current->state != READY) continue;
         ran = true;
-        current = thread;
-        if (thread->state == FRESH) thread->fiber = take_fiber();
-        thread->state = READY;
+        if (current->state == FRESH) current->fiber = take_fiber();
+        current->state = READY;
         int why = _setjmp(scheduler);
         if (!why) _longjmp(current->fiber->at, 1);
         if (why == 2) return false;
@@ -214,18 +221,27 @@ static bool run_ready(std::vector<unsigned> &places) {
     return ran;
 }
 
+// Runs each warp that can as far as it can, so that warps are as far apart as barriers let them be; shuffled, some of the way.
+static bool run_warps() {
+    bool ran = false;
+    for (unsigned warp : ordered((thread_count + 31) / 32))
+        while (run_lanes(warp)) {
+            ran = true;
+            if (order == 2 && next_random() % 4 == 0) break;
+        }
+    return ran && !*message;
+}
+
 static void run_block(Storage own, size_t shared_bytes) {
     memset(own.start, 0xff, own.bytes);
     memset(dynamic_shared.data(), 0xff, shared_bytes);
-    std::vector<unsigned> places(thread_count);
     for (unsigned i = 0; i < thread_count; i++) {
-        places[i] = order == 1 ? thread_count - 1 - i : i;
         uint3 index = {i % block_shape.x, i / block_shape.x % block_shape.y, i / block_shape.x / block_shape.y};
         threads[i] = {index, i / 32, i % 32, FRESH, nullptr, 0, nullptr, nullptr, 0};
     }
     live = thread_count;
     while (live && !*message) {
-        if (run_ready(places) || *message) continue;
+        if (run_warps() || *message) continue;
         for (unsigned i = 0; i < thread_count; i++) {
             if (threads[i].state == IN_WARP) {
                 current = threads + i;

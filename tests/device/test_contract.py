@@ -1,6 +1,7 @@
 """What every kind of device promises. One suite for all; a GPU is one whose driver is on the CPU (tests/cuda/driver.py)."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from asynctile.device import CpuDevice, CudaDevice, EmulatedDevice, open_device
 from asynctile.errors import DeviceError
 from asynctile.handle import Handle
+from asynctile.operation import HOST
 from asynctile.ops import copy, sum_squares
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
@@ -157,6 +159,30 @@ def test_numbers_are_written_where_the_host_reads_them(device, slots):
         view = array(device, slots[index], index + 2)
         device.launch(sum_squares(tile, number=index), (view,), numbers[index : index + 1], ()).wait()
     assert numbers.tolist() == [64.0, 144.0, 0.0]
+
+
+def test_an_operation_of_the_host_computes_on_host_arrays_in_order_with_copies(device, slots):
+    view, below, result = array(device, slots[0], 5), np.zeros(16, np.float32), np.zeros(16, np.float32)
+    tiles = Handle("a", (16,)), Handle("b", (16,))
+    arrived = device.download(below, view, ())
+    computed = device.launch_on_host(replace(copy(*tiles), place=HOST), (below, result), None, (arrived,))
+    device.upload(view, result, (computed,), (arrived,)).wait()
+    assert (result == 5).all()
+    assert fetched(device, view)[0] == 5
+
+
+def test_an_operation_of_the_host_reports_a_number_and_carries_its_error(device):
+    a, b = np.full(16, 3, np.float32), np.zeros(16, np.float32)
+    number, tile = np.zeros(1), Handle("a", (16,))
+    device.launch_on_host(sum_squares(tile, number=0), (a,), number, ()).wait()
+    assert number[0] == 9 * 16
+    wrong = device.launch_on_host(copy(tile, Handle("b", (16,))), (a,), None, ())
+    behind = device.launch_on_host(copy(tile, Handle("b", (16,))), (a, b), None, (wrong,))
+    beside = device.launch_on_host(copy(tile, Handle("b", (16,))), (a, b), None, (), (wrong,))
+    for event in (behind, beside):
+        event.wait()
+    assert isinstance(wrong.error, TypeError) and behind.error is wrong.error and beside.error is None
+    assert (b == 3).all()
 
 
 def test_slots_of_a_pool_do_not_overlap(device, slots):

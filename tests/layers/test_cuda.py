@@ -65,6 +65,20 @@ async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: i
     assert 0 < found.device_peak_bytes <= cap
 
 
+@pytest.mark.parametrize("update", ["device", "host", "auto"])
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+async def test_no_place_of_the_update_changes_a_bit(update: str, clip_norm: float | None, precision: str) -> None:
+    found = await on_gpu(device_memory=STATES // 3, precision=precision, update=update, clip_norm=clip_norm)
+    assert_same_bits(found, await resident(precision))
+
+
+async def test_updates_on_the_host_over_a_disk_change_no_bit(tmp_path: Path, precision: str) -> None:
+    found = await on_gpu(
+        device_memory=STATES // 2, host_memory=STATES // 2 + (300 << 10), spill=tmp_path, precision=precision, update="host"
+    )
+    assert_same_bits(found, await resident(precision))
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_no_delay_of_a_stream_changes_a_bit(seed: int, soft_gpu: Any) -> None:
     yardstick = await resident("fp32")
@@ -118,6 +132,30 @@ async def test_from_the_third_step_on_a_step_is_three_graphs_and_no_launch(soft_
         assert launches[2:] == [0, 0]
         assert soft_gpu.opened[0].graphs == 3 * 3
         assert engine.statistics().operations > 3 * 500
+
+
+async def test_inputs_of_a_graph_are_loaded_behind_the_graph_before_it(soft_gpu: Any) -> None:
+    """Their slots may have been a temporary's there."""
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        batches = batches_of(SMALL, 3)
+        await trainer.step(*batches[0])
+        await trainer.step(*batches[1])
+        device, events, behind = engine._device, [], []
+        upload, replay = device.upload, device.replay
+
+        def watched_upload(target: Any, source: Any, waits: Any, after: Any = (), what: object = None) -> Any:
+            behind.append(not events or events[-1].done or events[-1] in after)
+            return upload(target, source, waits, after, what)
+
+        def watched_replay(*args: Any) -> Any:
+            events.append(replay(*args))
+            return events[-1]
+
+        device.upload, device.replay = watched_upload, watched_replay
+        await trainer.step(*batches[2])
+        assert len(events) == 3 and len(behind) > 5
+        assert all(behind)
 
 
 async def test_what_runs_between_two_steps_is_not_in_the_way_of_graphs(soft_gpu: Any) -> None:
@@ -182,3 +220,4 @@ async def test_an_engine_leaves_no_memory_and_no_pinned_ram(soft_gpu: Any) -> No
     driver = soft_gpu.opened[0]
     assert driver.memory()[0] == driver.memory()[1]
     assert not driver.pinned
+    assert not driver._streams

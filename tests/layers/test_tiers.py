@@ -170,12 +170,14 @@ async def test_foreign_files_in_the_folder_stay_as_they_are(tmp_path: Path) -> N
     assert (tmp_path / "spill-0001.tiles").read_bytes() == b"of another program"
 
 
-async def test_the_plan_of_three_tiers_moves_what_a_step_moves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("update", ["device", "host"])
+async def test_the_plan_of_three_tiers_moves_what_a_step_moves(update: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"device_memory": STATES // 4, "host_memory": STATES // 3}
     shape = {"batch_size": RAGGED.batch, "seq_len": RAGGED.length, "micro_batches": RAGGED.micro_batches, "tile": RAGGED.tile}
-    plan = plan_step(RAGGED.config, **shape, device="emulated", spill=True, **options)  # type: ignore[arg-type]
+    plan = plan_step(RAGGED.config, **shape, device="emulated", spill=True, update=update, **options)  # type: ignore[arg-type]
     async with Engine("emulated", spill=tmp_path, **options) as engine:
-        trainer = Trainer(await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile), micro_batches=RAGGED.micro_batches)
+        model = await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
+        trainer = Trainer(model, micro_batches=RAGGED.micro_batches, update=update)
         for batch in batches_of(RAGGED, 4):
             report = await trainer.step(*batch)
     assert report.uploaded_bytes == plan.uploaded_bytes

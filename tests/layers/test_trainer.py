@@ -35,19 +35,27 @@ from tests.layers.training import (
     moments_of,
 )  # fmt: skip
 
-#: Without and with evictions under way.
-DEVICES = {"cpu": {"device": "cpu"}, "emulated": {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 6}}
+SMALL_DEVICE = {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 6}
+#: Without and with evictions under way, and with updates in RAM.
+DEVICES: dict[str, tuple[dict[str, Any], str]] = {
+    "cpu": ({"device": "cpu"}, "device"), "emulated": (SMALL_DEVICE, "device"), "updates on the host": (SMALL_DEVICE, "host"),
+}  # fmt: skip
+#: What trainers get where a test says nothing else.
+DEFAULTS = {"update": "device"}
 BATCHES = batches_of(SMALL, 4)
 _uninterrupted: dict[Any, Tensors] = {}
 
 
 @pytest.fixture(params=DEVICES.values(), ids=DEVICES.keys())
-def options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return request.param
+def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Of an engine; trainers on it update where the parameter says."""
+    engine_options, update = request.param
+    monkeypatch.setitem(DEFAULTS, "update", update)
+    return engine_options
 
 
 async def trainer_on(engine: Engine, **more: Any) -> Trainer:
-    return Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, **more)
+    return Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, **DEFAULTS | more)
 
 
 async def states_of(trainer: Trainer) -> Tensors:

@@ -70,16 +70,17 @@ async def outcome(
     make_loop: Callable[[], Any] | None = None,
     engine_options: dict[str, Any] | None = None,
     prepare: Callable[[Engine], None] = lambda _: None,
+    update: str = "device",
     **options: Any,
 ) -> Outcome:
-    """Train `steps` steps in an engine of its own. options: of Trainer; prepare: done to the engine first."""
+    """Train `steps` steps in an engine of its own. update, options: of Trainer; prepare: done to the engine first."""
     more = dict(engine_options or {})
     if make_loop is not None:
         more["make_loop"] = make_loop
     async with Engine(device, **more) as engine:
         prepare(engine)
         model = await lively(engine, shape)
-        trainer = Trainer(model, OPTIMIZER, micro_batches=shape.micro_batches, **options)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=shape.micro_batches, update=update, **options)
         reports = [report async for report in trainer.run(batches_of(shape, steps))]
         statistics = engine.statistics()
         return Outcome(

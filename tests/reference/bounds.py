@@ -1,8 +1,9 @@
-"""The bounds against PyTorch and transformers, with the one exception that they need. Prints the worst that it saw."""
+"""The bounds against PyTorch and transformers, by precision, with the one exception that they need. Prints the worst it saw."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,38 @@ from numpy.typing import NDArray
 from asynctile.layers import AdamW
 from tests.layers.training import distance
 
-__all__ = ["GRADIENT", "LOGITS", "OPTIMIZER", "STEPS", "TRAINED", "check_gradients", "check_trained", "distance"]
+__all__ = [
+    "BF16", "FP32", "GRADIENT", "LOGITS", "OPTIMIZER", "STEPS", "TF32", "TRAINED", "Bounds", "check_gradients", "check_trained",
+    "distance",
+]  # fmt: skip
 
-LOGITS = 1e-5
-GRADIENT = 5e-6
-TRAINED = 5e-5
 STEPS = 50
 OPTIMIZER = AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
 Tensors = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest distance of logits, of a gradient and of a tensor after STEPS steps; of losses at once and in training.
+
+    keys_at_zero: whether what is a rounding error in exact arithmetic (`_parts`) is small beside the rest.
+    """
+
+    logits: float
+    gradient: float
+    trained: float
+    loss: float
+    losses: float
+    keys_at_zero: bool = True
+
+
+FP32 = Bounds(1e-5, 5e-6, 5e-5, 2e-6, 1e-4)
+#: Twice what PyTorch itself differs by from its float64 on the shapes of test_torch.py, with matrix products alone rounded to
+#: TF32, and under autocast to bf16.
+TF32 = Bounds(2e-3, 4e-3, 1.5e-2, 1e-4, 1e-4, keys_at_zero=False)
+BF16 = Bounds(2e-2, 4e-2, 8e-2, 1e-3, 5e-4, keys_at_zero=False)
+LOGITS, GRADIENT, TRAINED = FP32.logits, FP32.gradient, FP32.trained
 
 
 def _parts(name: str, value: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -43,7 +67,7 @@ def check_gradients(found: Tensors, expected: Tensors, bound: float) -> None:
         theirs, _ = _parts(name, value)
         worst = max(worst, (name, distance(mine, theirs)), key=lambda pair: pair[1])
         if keys is not None:
-            assert np.linalg.norm(keys) < 1e-5 * np.linalg.norm(mine), name
+            assert np.linalg.norm(keys) < max(1e-5, 2 * bound) * np.linalg.norm(mine), name
     print(f"worst gradient: {worst[1]:.2e} at {worst[0]}, bound {bound:.0e}")
     assert worst[1] < bound, worst
 

@@ -54,8 +54,9 @@ async def _program(round: Round) -> None:
 async def _train(round: Round) -> None:
     recipe = draw_recipe(round.chance)
     states, _ = await round.course.follow(recipe, _STEPS)
-    async with round.engine(draw_training_place(round.chance, recipe)) as engine:
-        trainer = await new_trainer(engine, recipe)
+    place = draw_training_place(round.chance, recipe)
+    async with round.engine(place) as engine:
+        trainer = await new_trainer(engine, recipe, place.update)
         began = time.monotonic()
         await trainer.step(*batch(1))
         usual_s = time.monotonic() - began

@@ -138,7 +138,7 @@ async def _train(trial: _Trial) -> None:
     states, _ = await round.course.follow(recipe, _STEPS)
     checkpoint = round.folder / "checkpoint"
     async with round.engine(place, wrap_spill=trial.faults.wrap) as engine:
-        trainer = await new_trainer(engine, recipe)
+        trainer = await new_trainer(engine, recipe, place.update)
         before = engine.statistics()
         await trainer.step(*batch(1))
         after = engine.statistics()
@@ -148,8 +148,9 @@ async def _train(trial: _Trial) -> None:
         trial.faults.disarm()
         await trainer.model.release()
     if trial.error is not None:
-        async with round.engine(draw_training_place(round.chance, recipe)) as engine:
-            trainer = await Trainer.load(engine, checkpoint)
+        place = draw_training_place(round.chance, recipe)
+        async with round.engine(place) as engine:
+            trainer = await Trainer.load(engine, checkpoint, update=place.update)
             await _go_on(trainer, states[_STEPS], checkpoint)
             await trainer.model.release()
 

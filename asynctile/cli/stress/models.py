@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -55,11 +55,11 @@ def batch(step: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return tokens, targets
 
 
-async def new_trainer(engine: Engine, recipe: Recipe) -> Trainer:
+async def new_trainer(engine: Engine, recipe: Recipe, update: str = "device") -> Trainer:
     model = await GPT2.create(engine, CONFIG, seed=_SEED, tile=TILE)
     optimizer = AdamW(lr=1e-2, warmup=2)
     return Trainer(model, optimizer, clip_norm=recipe.clip_norm, micro_batches=recipe.micro_batches,
-                   recompute=recipe.recompute)
+                   recompute=recipe.recompute, update=update)
 
 
 async def state_of(trainer: Trainer) -> State:
@@ -83,17 +83,21 @@ def draw_recipe(chance: random.Random) -> Recipe:
 
 
 def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> Place:
-    """Any budget from the floor to all of what a step wants."""
-    return draw_place(chance, demand_of(recipe), least=floor_of(), share=1.0, spill=spill)
+    """Any budget from the floor to all of what a step wants, and either place of updates."""
+    update = chance.choice(("device", "host"))
+    place = draw_place(chance, demand_of(recipe, update), least=floor_of(), share=1.0, spill=spill)
+    return replace(place, update=update)
 
 
 @cache
-def demand_of(recipe: Recipe) -> Demand:
-    """What a step asks of the memory that it runs in."""
+def demand_of(recipe: Recipe, update: str) -> Demand:
+    """What a step asks of the memories that it runs in."""
     parameters = Parameters(CONFIG, Tiling(CONFIG, TILE))
     kind = "step" if recipe.clip_norm is None else "step_clipped"
     rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches)
-    return measure([record(kind, parameters, rows, recompute=recipe.recompute)], parameters.states())
+    on_host = (tile for parameter in parameters.values() for tile in parameter.weights.values() if update == "host")
+    program = record(kind, parameters, rows, recompute=recipe.recompute, on_host=frozenset(on_host))
+    return measure([program], parameters.states())
 
 
 @cache

@@ -27,7 +27,7 @@ _PLACES = (("cpu", True), ("emulated", False), ("emulated", True))
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Sizes in bytes; None: no cap."""
+    """Sizes in bytes; None: no cap. update: where a training updates its weights; "auto" would not repeat itself."""
 
     device: str
     device_memory: int | None = None
@@ -36,6 +36,7 @@ class Place:
     prefetch: int = 2
     workers: int = 2
     uvloop: bool = True
+    update: str = "device"
 
     @property
     def budget(self) -> int | None:
@@ -72,7 +73,8 @@ def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = 
     place = Place(device=device, spill=has_spill, prefetch=chance.choice(_PREFETCHES), workers=chance.choice(_WORKERS),
                   uvloop=chance.random() < 0.5)
     top = paged if device == "cpu" else demand
-    floor = max(each.rounded(place.alignment).floor_nbytes for each in floors)
+    rounded = [each.rounded(place.alignment) for each in floors]
+    floor = max((each.alone() if device == "cpu" else each).floor_nbytes for each in rounded)
     budget = _between(chance, floor, int(top.resident_nbytes * share))
     if device == "cpu":
         return replace(place, host_memory=budget)

@@ -36,7 +36,7 @@ async def play(round: Round) -> bool:
         await _refuse(round, recipe, place)
     states, reports = await round.course.follow(recipe, _STEPS)
     async with round.engine(place) as engine:
-        trainer = await new_trainer(engine, recipe)
+        trainer = await new_trainer(engine, recipe, place.update)
         for number in range(1, _STEPS + 1):
             report = await trainer.step(*batch(number))
             if (report.loss, report.grad_norm) != reports[number - 1]:

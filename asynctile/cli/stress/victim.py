@@ -38,7 +38,8 @@ async def _train(folder: Path, place: Place, chance: random.Random, pipe: int) -
     spill.mkdir(exist_ok=True)
     async with StressEngine(place, spill, watchdog=WATCHDOG_S) as engine:
         whole = sorted(checkpoints.glob("step-*"))
-        trainer = await (Trainer.load(engine, whole[-1]) if whole else new_trainer(engine, RECIPE))
+        trainer = await (Trainer.load(engine, whole[-1], update=place.update) if whole else
+                         new_trainer(engine, RECIPE, place.update))
         tell(pipe, f"begin {trainer.step_count}")
         while trainer.step_count < STEPS:
             await trainer.step(*batch(trainer.step_count + 1))

@@ -1,7 +1,8 @@
 """Random tile programs: `write_program` draws one.
 
 Covers what a tile program may contain: updates in place, overwrites, temporaries that die, inputs and fetches, reads after
-long gaps, one tile read by many and overwritten at once, tiles of two sizes. What it comes to and running it is work.py.
+long gaps, one tile read by many and overwritten at once, tiles of two sizes, operations of the host among those of the device.
+What it comes to and running it is work.py.
 
 Each operation is computed as it is drawn, by the CPU's kernels on an array a tile: without tiers, streams or threads. So
 magnitudes can be kept where a wrong byte shows; a NaN would hide it.
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from asynctile.cli.stress.work import Work, compute
 from asynctile.handle import Handle
 from asynctile.layers import AdamW
-from asynctile.operation import Operation
+from asynctile.operation import HOST, Operation
 from asynctile.ops import adamw, column_sums, copy, fill, gelu, gelu_backward, gemm, layernorm, layernorm_stats, sum_squares
 from asynctile.program import Program
 
@@ -33,6 +35,8 @@ _LARGEST = 1e3
 #: Tiles used last, from which half of the operands come; the others may have rested for long.
 _RECENT = 6
 _TEMPORARIES_ALIVE = 6
+#: Share of the operations that run on the host.
+_ON_HOST = (0.0, 0.0, 0.05, 0.3, 0.8)
 
 
 def write_program(chance: random.Random, *, passing: bool = True) -> Work:
@@ -48,6 +52,7 @@ class _Writer:
         self.passing = passing
         self.normal = np.random.default_rng(chance.getrandbits(64)).standard_normal
         self.edge = chance.choice(_EDGES)
+        self.on_host = chance.choice(_ON_HOST)
         self.shape = (self.edge, self.edge)
         self.program = Program("random")
         self.arrays: dict[Handle, np.ndarray] = {}
@@ -99,6 +104,8 @@ class _Writer:
 
     def _do(self, operation: Operation) -> None:
         """Record an operation and compute it."""
+        if self.chance.random() < self.on_host:
+            operation = replace(operation, place=HOST)
         compute(operation, self.arrays, self.numbers)
         self.program.add(operation)
         self.operations += 1

@@ -6,7 +6,7 @@ without it a kernel does so on its first call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its kernels)
@@ -25,11 +25,12 @@ from asynctile.kernels.cpu.jit import KERNELS, SIGNATURES
 __all__ = ["KERNELS", "compiled", "warm"]
 
 
-def warm(report: Callable[[str, int, int], None] | None = None) -> None:
-    """Make every kernel ready to run; report(name, index, total) before each one. About 10 s if nothing is cached."""
-    for index, (name, function) in enumerate(KERNELS.items()):
+def warm(report: Callable[[str, int, int], None] | None = None, names: Collection[str] = KERNELS) -> None:
+    """Make kernels ready to run; report(name, index, total) before each one. All take about 10 s if nothing is cached."""
+    for index, name in enumerate(names):
+        function = KERNELS[name]
         if report:
-            report(name, index, len(KERNELS))
+            report(name, index, len(names))
         for signature in SIGNATURES[name]:
             function.compile(signature)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.kernels.cpu.bf16 import bf16_of
-from asynctile.kernels.cpu.jit import FLAG, HALF, NUMBER, ROW, TILE, inline, kernel
+from asynctile.kernels.cpu.jit import FLAG, HALF, NUMBER, ROW, TILE, inline, kernel, piece
 
 ONE = np.float32(1.0)
 
@@ -19,6 +19,15 @@ ONE = np.float32(1.0)
 @inline({"reassoc"})
 def _add(total: float, value: float) -> float:
     return total + value
+
+
+@piece()
+def _norm(gradients: Any) -> float:
+    """One loop for both kernels: the norm of a step must not depend on which of them reported it."""
+    norm = 0.0
+    for i in range(gradients.size):
+        norm = _add(norm, np.float64(gradients[i]) * np.float64(gradients[i]))
+    return norm
 
 
 @inline()
@@ -43,11 +52,9 @@ def adamw(w: Any, g: Any, m: Any, v: Any, hyper: Any, decay: bool, number: Any) 
     weights, gradients, means, squares = w.reshape(-1), g.reshape(-1), m.reshape(-1), v.reshape(-1)
     settings = _settings(hyper)
     keep = settings[5] if decay else ONE  # a product with 1 changes no bit
-    norm = 0.0
+    number[0] = _norm(gradients)
     for i in range(weights.size):
-        norm = _add(norm, np.float64(gradients[i]) * np.float64(gradients[i]))
         weights[i], means[i], squares[i] = _updated(weights[i], gradients[i], means[i], squares[i], keep, settings)
-    number[0] = norm
 
 
 @kernel((TILE, TILE, TILE, TILE, ROW, HALF, FLAG, NUMBER))
@@ -57,19 +64,13 @@ def adamw_bf16(w: Any, g: Any, m: Any, v: Any, hyper: Any, copy: Any, decay: boo
     copies = copy.reshape(-1)
     settings = _settings(hyper)
     keep = settings[5] if decay else ONE
-    norm = 0.0
+    number[0] = _norm(gradients)
     for i in range(weights.size):
-        norm = _add(norm, np.float64(gradients[i]) * np.float64(gradients[i]))
         weight, mean, square = _updated(weights[i], gradients[i], means[i], squares[i], keep, settings)
         weights[i], means[i], squares[i], copies[i] = weight, mean, square, bf16_of(weight)
-    number[0] = norm
 
 
 @kernel((ROW, NUMBER), (TILE, NUMBER))
 def sum_squares(g: Any, number: Any) -> None:
     """number = sum of squares of g."""
-    gradients = g.reshape(-1)
-    norm = 0.0
-    for i in range(gradients.size):
-        norm = _add(norm, np.float64(gradients[i]) * np.float64(gradients[i]))
-    number[0] = norm
+    number[0] = _norm(g.reshape(-1))

@@ -35,11 +35,11 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                int r = query + x + j * 16;
+                int r = query + x + j * 16;  // where it is beyond the last, dout is zero and adds nothing
                 float lse = r < rows ? stats[r] : 0.0f, mean = r < rows ? delta[r] : 0.0f;
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
-                    bool seen = r < rows && (!diagonal || start + y + i * 8 <= r);
+                    bool seen = !diagonal || start + y + i * 8 <= r;
                     weights[i][j] = seen ? __expf(weights[i][j] * scale - lse) : 0.0f;
                     slopes[i][j] = seen ? weights[i][j] * (slopes[i][j] - mean) : 0.0f;
                 }

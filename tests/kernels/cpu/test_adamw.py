@@ -64,6 +64,17 @@ def test_copies_are_rounded_to_even_from_the_middle():
     assert np.array_equal(copy.reshape(-1), upper + upper % 2)
 
 
+@pytest.mark.parametrize("shape", [(1,), (7,), (63,), (4999,), (3, 17), (31, 33), (129, 100)])
+@pytest.mark.parametrize("seed", range(5))
+def test_both_kernels_report_the_same_bits(shape, seed):
+    """Which of them a step takes its norm from depends on where the update runs."""
+    g, one, other = random(seed, *shape) * np.exp(3 * random(seed + 50, *shape)), np.full(1, np.nan), np.full(1, np.nan)
+    KERNELS["sum_squares"](g, one)
+    w, m, v = (np.ones_like(g) for _ in range(3))
+    KERNELS["adamw"](w, g, m, v, HYPER.astype(np.float32), True, other)
+    assert one.tobytes() == other.tobytes()
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_what_is_not_finite_reaches_the_norm(value):
     g, number = random(1, 100), np.zeros(1)

@@ -48,6 +48,11 @@ def test_random_values(machine, shape, decay):
     assert_equals_the_cpu(machine, [w, g, m, v], HYPER, decay)
 
 
+def test_a_tile_that_blocks_go_through_in_several_steps(machine):
+    w, g, m, v = (random(seed, 1100, 1024) for seed in range(4))
+    assert_equals_the_cpu(machine, [w, g, m, np.abs(v)], HYPER, True)
+
+
 @pytest.mark.parametrize("decay", [False, True])
 def test_every_kind_of_float_in_every_place(machine, decay):
     values = np.array([*MAGNITUDES, *(-x for x in MAGNITUDES)], np.float32)

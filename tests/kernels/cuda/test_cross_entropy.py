@@ -82,6 +82,15 @@ def test_an_ignored_row_keeps_nothing_of_a_nan(machine, dtype):
     assert np.isfinite(wide(grads)).all()
 
 
+def test_a_target_counts_in_its_own_tile_only(machine):
+    logits, targets, stats = random(1, 3, 40), np.array([5, 25, 39], np.int32), poison(3, 3)
+    for column, first in ((0, True), (20, False)):
+        tile = np.ascontiguousarray(logits[:, column : column + 20])
+        machine.run("cross_entropy", [tile, targets, stats], (column, first, False), np.zeros(1))
+        seen = targets < column + 20
+        np.testing.assert_array_equal(stats[:, 2], np.where(seen, logits[np.arange(3), targets], 0.0))
+
+
 def test_more_rows_than_the_block_that_sums_them(machine):
     logits, targets = random(1, 1100, 3), np.random.default_rng(2).integers(0, 3, 1100).astype(np.int32)
     _, loss = forward(machine, logits, targets, [3])

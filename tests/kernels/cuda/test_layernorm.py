@@ -48,13 +48,13 @@ def test_forward(machine, rows, widths, offset, dtype):
 
 @pytest.mark.parametrize(("rows", "width"), WHOLE)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_whole_rows_in_one_pass_have_the_bits_of_two(machine, rows, width, dtype):
+def test_whole_rows_in_one_pass_and_again_from_their_statistics(machine, rows, width, dtype):
+    """What is kept or made again backward has the bits of forward."""
     x, gain, bias = random(1, rows, width) + np.float32(3), random(2, width), random(3, width)
-    expected, found = poison(rows, width, dtype=dtype), poison(rows, width, dtype=dtype)
-    expected_stats, stats = statistics(machine, [x]), poison(rows, 2)
-    machine.run("layernorm", [x, expected_stats, gain, bias, expected], ())
+    expected, found, stats = poison(rows, width, dtype=dtype), poison(rows, width, dtype=dtype), poison(rows, 2)
     machine.run("layernorm_whole", [x, gain, bias, stats, found], (EPS,))
-    assert stats.tobytes() == expected_stats.tobytes()
+    machine.run("layernorm", [x, stats, gain, bias, expected], ())
+    np.testing.assert_allclose(stats, statistics(machine, [x]), rtol=1e-6)
     assert found.tobytes() == expected.tobytes()
     assert np.isfinite(wide(found)).all()
 
@@ -115,6 +115,13 @@ def test_backward_of_whole_rows_shows_nan(machine, columns):
     assert np.isfinite(np.delete(dx, [11, 12], axis=0)).all()
     assert np.isnan(dgain[4]) and np.isnan(dbias[4]) and not np.isfinite(dgain[5])
     assert np.isfinite(np.delete(dgain, [4, 5])).all() and np.isfinite(np.delete(dbias, 4)).all()
+
+
+@pytest.mark.parametrize("columns", [768, 769])
+def test_a_mean_far_from_zero_costs_the_deviation_no_digits(machine, columns):
+    x, stats = random(1, 20, columns, scale=3e-3) + np.float32(1000), poison(20, 2)
+    machine.run("layernorm_stats", [x, stats], (0, True, 0.0))
+    np.testing.assert_allclose(stats[:, 1], reference.normalised(x, 0.0)[1][:, 0], rtol=2e-6)
 
 
 def test_gradients_over_many_chunks(machine):

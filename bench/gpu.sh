@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Everything that is to be measured on a GPU, in one command of less than 9 minutes.
+#
+#     bench/gpu.sh [part ...]
+#
+# Parts, those that tell most first: tests link kernels memory capped depth largest. Each is bench/gpu_<part>.py, which says what
+# it asks. Without a part all run, in that order; a part that fails or takes too long does not stop the others, and what it found
+# before is kept. Results go to bench/results/cuda_<gpu>_<yyyymm>.md and .json, and to the folder $OUT too if that is set, with
+# the whole output in gpu.log. The short table comes last.
+#
+# PYTHON: the interpreter; .venv/bin/python if there is one, else python3. COMMIT: what is measured, where there is no git.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+
+PARTS=(tests link kernels memory capped depth largest)
+# Seconds that a part may take; what it leaves is for those behind it. With start and report they are below 540.
+declare -A LIMIT=([tests]=150 [link]=20 [kernels]=45 [memory]=110 [capped]=100 [depth]=60 [largest]=40)
+TOTAL=525
+
+if [[ $# -eq 0 ]]; then set -- "${PARTS[@]}"; fi
+for part in "$@"; do
+    if [[ -z ${LIMIT[$part]:-} ]]; then
+        echo "bench/gpu.sh: no part is called '$part'; choose among: ${PARTS[*]}" >&2
+        exit 2
+    fi
+done
+
+if [[ -z ${PYTHON:-} ]]; then
+    PYTHON=python3
+    if [[ -x .venv/bin/python ]]; then PYTHON=.venv/bin/python; fi
+fi
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# They change the speed of every product on the CPU, and each part would start itself again without them.
+unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
+
+missing=$("$PYTHON" - 2>/dev/null <<'END'
+from importlib.util import find_spec
+needed = "cupy torch numpy scipy numba ml_dtypes threadpoolctl psutil safetensors aiofiles xxhash tokenizers rich pytest"
+print(" ".join(name for name in needed.split() if find_spec(name) is None))
+END
+) || { echo "bench/gpu.sh: $PYTHON does not run; name an interpreter by PYTHON=..." >&2; exit 1; }
+if [[ -n $missing ]]; then
+    echo "bench/gpu.sh: $PYTHON has no $missing; name another interpreter by PYTHON=..." >&2
+    exit 1
+fi
+"$PYTHON" bench/gpu_report.py check || exit 1
+
+started=$SECONDS
+ended=()
+marker=$(mktemp)
+trap 'rm -f "$marker"' EXIT
+
+copy_out() {
+    local file
+    for file in bench/results/cuda_*; do
+        if [[ -n ${OUT:-} && $file -nt $marker ]]; then cp "$file" "$OUT/"; fi
+    done
+}
+
+run_part() {
+    local part=$1 limit=$2 begun=$SECONDS status=0
+    echo
+    echo "== $part, at most $limit s"
+    # SIGTERM first, and if that is not heard SIGKILL.
+    PART_SECONDS=$limit timeout --kill-after=5 "$limit" "$PYTHON" "bench/gpu_$part.py" --write || status=$?
+    ended+=("$part:$status:$((SECONDS - begun))")
+    copy_out # now: a lease may end at any moment
+}
+
+all() {
+    local part limit later
+    while [[ $# -gt 0 ]]; do
+        part=$1
+        shift
+        limit=$((TOTAL - (SECONDS - started)))
+        for later in "$@"; do limit=$((limit - LIMIT[$later])); done
+        if [[ $limit -lt 5 ]]; then
+            ended+=("$part:-1:0")
+            continue
+        fi
+        run_part "$part" "$limit"
+    done
+    echo
+    "$PYTHON" bench/gpu_report.py table "${ended[@]}"
+}
+
+if [[ -n ${OUT:-} ]]; then
+    all "$@" 2>&1 | tee "$OUT/gpu.log"
+else
+    all "$@"
+fi

@@ -1,0 +1,153 @@
+"""What does it cost that a model does not fit on the GPU?
+
+    python bench/gpu_capped.py [--models gpt2 gpt2-medium gpt2-xl] [--caps 0.25 0.10 0.50] [--batch 16] [--length 1024]
+                               [--steps 3] [--write]
+
+Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM; tiles and parts of the batch as
+bench/gpu_plan.py foresees the fastest step. Beside each speed: its share of
+the uncapped speed, the time in which compute waited for the link, the bytes loaded against Belady's optimum with the same
+slots, and the bound: the larger of the uncapped step (which recomputes too) and of the bytes over the link rate measured with
+both ways at work. Target: from 16k tokens a step on, at 25%, at least 0.95 of that bound. Last, FSDP2 with CPU offload
+(gpu_torch.py) under the same cap, with the micro-batch that is fastest there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+from typing import Any
+
+from gpu_common import Speed, config_named, engine_of, memory_tile, model_flops, new_trainer, options_of, tile_under
+from gpu_peaks import LinkRates, Place, free, gemm_rate, link_rates
+from gpu_record import Section
+from gpu_torch import Offloaded, capped, one_process
+from optimum import min_loads
+
+from asynctile.layers import GPT2Config, Trainer
+
+#: (tile, parts of the batch) for batches of 16 x 1024 in bf16, by bench/gpu_plan.py.
+PLACED = {
+    ("gpt2", 0.1): (1536, 8),
+    ("gpt2", 0.25): (1536, 2),
+    ("gpt2", 0.5): (3072, 4),
+    ("gpt2-medium", 0.1): (2048, 4),
+    ("gpt2-medium", 0.25): (2048, 1),
+    ("gpt2-medium", 0.5): (2048, 2),
+    ("gpt2-xl", 0.1): (3200, 4),
+    ("gpt2-xl", 0.25): (3200, 4),
+    ("gpt2-xl", 0.5): (6400, 4),
+}
+#: From this many tokens a step on, at this cap, the target counts.
+ENOUGH_TOKENS, TARGET_CAP = 16_000, 0.25
+COLUMNS = ("model", "cap", "tile", "parts", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound", "waited",
+           "up GB", "down GB", "loads of MIN", "note")  # fmt: skip
+
+
+class Measured:
+    """What rows are compared with: rates, and the uncapped step of each model."""
+
+    def __init__(self, section: Section, options: Namespace, place: Place) -> None:
+        self.section = section
+        self.options = options
+        self.place = place
+        self.peak = gemm_rate(place, options.precision)
+        self.link: LinkRates = link_rates(place)
+        free(place)
+        self.uncapped_s: dict[str, float] = {}
+        self.table = section.table("capped", *COLUMNS)
+
+    async def uncapped(self, name: str) -> None:
+        options, config = self.options, config_named(name, self.options.length)
+        tokens = options.batch * options.length
+        with self.section.row(self.table, name, "none"):
+            async with engine_of(options) as engine:
+                trainer = await new_trainer(engine, config, memory_tile(config), recompute=True)
+                speed = await Speed.of(trainer, options.batch, options.length, options.steps)
+            self.uncapped_s[name] = speed.step_s
+            bound = model_flops(config, tokens, options.length) / self.peak
+            self.section.add(self.table, name, "none", trainer.model.tiling.tile, 1, speed.step_s, tokens / speed.step_s, 1.0,
+                             bound, bound / speed.step_s, speed.stall_s / speed.step_s)  # fmt: skip
+
+    async def ours(self, name: str, share: float) -> None:
+        options, config = self.options, config_named(name, self.options.length)
+        tokens, cap = options.batch * options.length, int(share * config.states_nbytes)
+        label = f"{share:.0%}, {cap / 1e9:.2f} GB"
+        tile, parts = PLACED.get((name, share)) or (tile_under(options, config, cap), 1)
+        with self.section.row(self.table, name, label):
+            async with engine_of(options, device_memory=cap) as engine:
+                trainer = await new_trainer(engine, config, tile, recompute=True, micro_batches=parts)
+                speed = await Speed.of(trainer, options.batch, options.length, options.steps)
+                least = least_loads(trainer, options)
+            up, down = speed.report.uploaded_bytes, speed.report.downloaded_bytes
+            whole_s = self.uncapped_s.get(name)
+            bound = max(whole_s or 0.0, up / self.link.both, down / self.link.both)
+            self.section.add(
+                self.table, name, label, tile, parts, speed.step_s, tokens / speed.step_s,
+                whole_s and whole_s / speed.step_s, bound, bound / speed.step_s, speed.stall_s / speed.step_s,
+                up / 1e9, down / 1e9, up / least if least else None)  # fmt: skip
+            wanted = share == TARGET_CAP and tokens >= ENOUGH_TOKENS
+            self.section.headline(
+                f"{name}, cap {share:.0%}: of max(compute, link)", bound / speed.step_s, 0.95 if wanted else None)
+
+    def theirs(self, name: str, share: float) -> None:
+        """FSDP2 under the same cap; every micro-batch that fits is a step, the fastest a row."""
+        options, config = self.options, config_named(name, self.options.length)
+        cap, best, said = int(share * config.states_nbytes), (0, 0.0), ""
+        label = f"{share:.0%}, FSDP2"
+        with self.section.row(self.table, name, label):
+            side = Offloaded(self.place, config, options.precision)
+            with capped(self.place, cap):
+                try:
+                    for part, seconds in side.best_step_s(options.batch, options.length, max(1, options.steps - 1)):
+                        best = (part, seconds) if not best[0] or seconds < best[1] else best
+                except RuntimeError as error:
+                    if "out of memory" not in str(error).lower():
+                        raise
+                    said = "; more is out of memory"
+            del side
+            found: dict[str, Any] = {"model": name, "cap": label}
+            if not best[0]:
+                self.section.put(self.table, {**found, "note": "out of memory with one sequence at a time"})
+                return
+            whole_s, tokens = self.uncapped_s.get(name), options.batch * options.length
+            self.section.put(self.table, {
+                **found, "parts": options.batch // best[0], "s a step": best[1], "tokens/s": tokens / best[1],
+                "of uncapped": whole_s and whole_s / best[1], "note": f"{best[0]} sequences at a time{said}"})  # fmt: skip
+
+
+def least_loads(trainer: Trainer, options: Namespace) -> int:
+    """Bytes that any order of evictions must load in a step, with the slots that the engine has."""
+    pools = [(pool.slot_nbytes, pool.limit or 0) for pool in trainer.engine.tiers.top.arena.pools]
+    shape = options.batch, options.length, trainer.micro_batches
+    return min_loads(trainer.model.program("step", *shape, trainer.recompute), pools)
+
+
+def describe(config: GPT2Config) -> str:
+    return f"{config.states_nbytes / 1e9:.2f} GB of states"
+
+
+async def main(options: Namespace) -> None:
+    place, section = Place(options.device), Section("capped", __doc__, options)
+    found = Measured(section, options, place)
+    states: dict[str, Any] = {name: describe(config_named(name, options.length)) for name in options.models}
+    section.configuration |= {
+        "batch": f"{options.batch} sequences of {options.length} tokens, median of {options.steps} steps, recompute",
+        **states,
+        "GEMM rate": f"{found.peak / 1e12:.3f} TFLOP/s",
+        "link": f"{found.link.both / 1e9:.1f} GB/s each way, both at once",
+    }
+    for name in options.models:
+        await found.uncapped(name)
+    for share in options.caps:
+        for name in options.models:
+            await found.ours(name, share)
+    with one_process(place):
+        for share in options.caps:
+            for name in options.models:
+                found.theirs(name, share)
+    section.end()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(options_of(__doc__, models=("gpt2", "gpt2-medium", "gpt2-xl"), caps=(0.25, 0.10, 0.50), batch=16,
+                                length=1024, steps=3)))  # fmt: skip

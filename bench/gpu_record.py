@@ -1,0 +1,194 @@
+"""The record of what GPU benchmarks find: a `Section` for each part of bench/gpu.sh, all in one pair of files.
+
+bench/results/cuda_<gpu>_<yyyymm>.json and .md. A section is saved after every row, so a part that is stopped leaves what it
+has. What a part measures is gpu_<part>.py, what parts share gpu_common.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, Table, machine, show, target
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Parts of bench/gpu.sh in its order.
+PARTS = ("tests", "link", "kernels", "memory", "capped", "depth", "largest")
+THEME = "cuda"
+HEADLINES = ("what", "measured", "wanted")
+
+
+class Section:
+    """What one part has found: its tables, and headlines for the short table that comes last.
+
+    text: the part's docstring, which is its question and command. configuration: how it was measured, to be added to.
+    options: with the device, the precision and whether to write.
+    """
+
+    def __init__(self, part: str, text: str | None, options: Namespace) -> None:
+        self.part = part
+        self.text = (text or "").strip()
+        command = " ".join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+        self.configuration: dict[str, Any] = {
+            "command": command, "device": options.device, "precision": options.precision}
+        self.tables: list[Table] = []
+        self.headlines = Table(f"{part}: what was wanted", HEADLINES)
+        self._write = options.write
+        self._where = {**machine(), **gpu_facts(options.device)}
+
+    def table(self, title: str, *columns: str) -> Table:
+        """A table of this section, to be filled with `add`."""
+        self.tables.append(Table(title, columns))
+        return self.tables[-1]
+
+    def add(self, table: Table, *row: Any) -> None:
+        """A row, filled up with blanks, shown and saved at once."""
+        table.rows.append((*row, *[None] * (len(table.columns) - len(row))))
+        cells = zip(table.columns, row, strict=False)
+        print(f"{table.title}: " + ", ".join(f"{name} {show(value)}" for name, value in cells if value not in (None, "")),
+              flush=True)  # fmt: skip
+        self.save()
+
+    def put(self, table: Table, values: Mapping[str, Any]) -> None:
+        """A row by the names of its columns; the others stay blank."""
+        unknown = values.keys() - set(table.columns)
+        assert not unknown, f"{table.title} has no column {unknown}"
+        self.add(table, *(values.get(column) for column in table.columns))
+
+    @contextmanager
+    def row(self, table: Table, *row: Any) -> Iterator[None]:
+        """What is measured inside: if it fails, a row says why in the column note, and the part goes on."""
+        try:
+            yield
+        except Exception as error:
+            said = (str(error).splitlines() or [""])[0]
+            note = f"failed: {type(error).__name__}: {said[:200]}"
+            self.put(table, {**dict(zip(table.columns, row, strict=False)), "note": note})
+        finally:
+            gc.collect()  # a model in a cycle would hold the memory that the next one needs
+
+    def headline(self, what: str, value: Any, bound: float | None = None, *, above: bool = True) -> None:
+        """A number for the short table, beside what was wanted of it."""
+        self.headlines.rows.append((what, value, None if bound is None else target(value, bound, above=above)))
+        self.save()
+
+    def content(self) -> dict[str, Any]:
+        """For the results: question, configuration, machine, tables; the headlines are the last table."""
+        tables = [{"title": t.title, "columns": list(t.columns), "rows": t.rows} for t in (*self.tables, self.headlines)]
+        return {"question": self.text, "configuration": self.configuration, "machine": self._where, "tables": tables}
+
+    def save(self) -> None:
+        """With --write, put what there is in the results of this GPU and month."""
+        if self._write:
+            merge(RESULTS, self.part, self.content())
+
+    def end(self) -> None:
+        """Everything once more, in tables."""
+        print("\n" + "\n\n".join(table.text() for table in (*self.tables, self.headlines)), flush=True)
+        self.save()
+
+
+def no_gpu() -> str | None:
+    """Why there is no GPU here, in one line; None if there is one."""
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        return f"CuPy finds no device ({(str(error).splitlines() or [type(error).__name__])[0]})"
+    return None if count else "CuPy finds no device"
+
+
+def gpu_facts(device: str) -> dict[str, Any]:
+    """Day and commit, and of a GPU its name, memory, driver and libraries."""
+    facts: dict[str, Any] = {"commit": commit(), "day": time.strftime("%Y-%m-%d")}
+    if not device.startswith("cuda"):
+        return facts
+    import cupy
+
+    runtime, number = cupy.cuda.runtime, int(device.partition(":")[2] or 0)
+    properties = runtime.getDeviceProperties(number)
+    return {
+        **facts,
+        "gpu": properties["name"].decode(),
+        "gpu_memory": f"{properties['totalGlobalMem'] / 2**30:.1f} GiB",
+        "multiprocessors": properties["multiProcessorCount"],
+        "driver": driver_version(),
+        "cuda": f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}",
+        "cupy": cupy.__version__,
+    }
+
+
+def driver_version() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return "unknown"
+
+
+def commit() -> str:
+    """The commit that is measured: from git, or from the variable COMMIT where the sources came without it."""
+    try:
+        found, changed = (
+            subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
+            for command in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("COMMIT", "unknown")
+    own = [line for line in changed.splitlines() if "bench/results/" not in line]
+    return f"{found.strip()} with changes" if own else found.strip()
+
+
+def slug(name: str) -> str:
+    """A GPU's name as part of a file name: "NVIDIA H200" is "h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia")).strip("-") or "gpu"
+
+
+def results_name(gpu: str, day: str) -> str:
+    """<theme>_<gpu>_<yyyymm>; day: YYYY-MM-DD."""
+    return f"{THEME}_{slug(gpu)}_{day[:4]}{day[5:7]}"
+
+
+def merge(folder: Path, part: str, content: dict[str, Any]) -> Path:
+    """Put the section of a part in the results of its GPU and month, beside those of other parts; returns the JSON file."""
+    where = content["machine"]
+    path = folder / f"{results_name(where['gpu'], where['day'])}.json"
+    whole = read(path) or {"name": path.stem, "gpu": where["gpu"], "parts": {}}
+    parts = {**whole["parts"], part: content}
+    whole["parts"] = {name: parts[name] for name in PARTS if name in parts}
+    folder.mkdir(exist_ok=True)
+    for file, text in ((path, json.dumps(whole, indent=1) + "\n"), (path.with_suffix(".md"), markdown(whole))):
+        beside = file.with_name(f".{file.name}.new")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(file)  # whoever is stopped here leaves a whole file
+    return path
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Results of before; None if there are none."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def markdown(whole: dict[str, Any]) -> str:
+    """Results for people."""
+    body = [f"# {whole['name']}", f"Measured on one {whole['gpu']} by `bench/gpu.sh`."]
+    for part, content in whole["parts"].items():
+        facts = {**content["configuration"], **content["machine"]}
+        body += [f"## {part}", content["question"], "\n".join(f"- {key}: {value}" for key, value in facts.items())]
+        body += [Table(t["title"], t["columns"], t["rows"]).markdown() for t in content["tables"] if t["rows"]]
+    return "\n\n".join(body) + "\n"

@@ -1,0 +1,56 @@
+"""The short table that comes last: what each part of bench/gpu.sh was wanted to show, and what it showed.
+
+    python bench/gpu_report.py check                          one line on the GPU; status 1 and why, if there is none
+    python bench/gpu_report.py table PART:STATUS:SECONDS ...  the table of these parts
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from common import RESULTS, Table
+from gpu_record import gpu_facts, no_gpu, read, results_name
+
+#: Exit status of timeout(1) for what it stopped, and of gpu.sh for what had no time left.
+STOPPED, NO_TIME = (124, 137), -1
+
+
+def ended(status: int, seconds: int) -> str:
+    """How a part ended, in words."""
+    if status == NO_TIME:
+        return "not run: the time was up"
+    if status in STOPPED:
+        return f"stopped after {seconds} s; rows before that count"
+    return f"{seconds} s" if status == 0 else f"status {status} after {seconds} s"
+
+
+def short_table(whole: dict[str, Any] | None, ran: Sequence[tuple[str, int, int]]) -> Table:
+    """Headlines of the parts that ran."""
+    table = Table("bench/gpu.sh", ("part", "what", "measured", "wanted"))
+    for part, status, seconds in ran:
+        table.rows.append((part, ended(status, seconds), None, None))
+        content = (whole or {"parts": {}})["parts"].get(part)
+        if content is not None and status != NO_TIME:
+            table.rows += [("", *row) for row in content["tables"][-1]["rows"]]
+    return table
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] not in ("check", "table"):
+        print((__doc__ or "").strip(), file=sys.stderr)
+        return 2
+    if why := no_gpu():
+        print(f"bench/gpu.sh: no GPU here: {why}", file=sys.stderr)
+        return 1
+    facts = gpu_facts("cuda:0")
+    print(f"{facts['gpu']}, {facts['gpu_memory']}, driver {facts['driver']}, CuPy {facts['cupy']}, commit {facts['commit']}")
+    if arguments[0] == "table":
+        ran = [(part, int(status), int(seconds)) for part, status, seconds in (item.split(":") for item in arguments[1:])]
+        print(short_table(read(RESULTS / f"{results_name(facts['gpu'], facts['day'])}.json"), ran).text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

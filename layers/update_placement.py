@@ -1,0 +1,111 @@
+"""Where each weight tile is updated, on the device or on the host: a model of what a step's updates cost, and its minimum.
+
+Pure: the same program, caps and rates give the same placement. It changes no bit of a result, only what moves (gradients.py).
+A tile whose states find no room on the device costs their way there and back; updated on the host, its gradient comes down and
+its new weight goes up, and the CPU's memory does the rest. Links, CPU and compute work side by side, so a step takes as long as
+the slowest of them. Rates are measured by asynctile/rates.py.
+
+The way not taken: to simulate the step for each split (asynctile/simulate.py). It counts the bytes exactly and takes longer
+than a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean
+
+from asynctile.handle import Handle
+from asynctile.operation import UPDATE, WRITE, Operation
+from asynctile.program import Program
+from asynctile.rates import UPDATE_NBYTES, Rates
+from asynctile.storage.demand import Demand
+
+#: What a user may ask for.
+UPDATES = ("auto", "device", "host")
+#: No tile is updated on the host.
+NOWHERE: frozenset[Handle] = frozenset()
+#: Bytes of the states of one parameter: its weight and two moments.
+STATES_NBYTES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What the updates of a step cost, on average for each of `tiles` of them.
+
+    compute_s: seconds of everything else on the device. resident: how many tiles' states stay on the device if they are updated
+    there. Bytes of one tile: states_nbytes move up and down again if they do not; gradient_nbytes down and weight_nbytes up if
+    it is updated on the host, where its update moves memory_nbytes of RAM.
+    """
+
+    tiles: int
+    resident: int
+    compute_s: float
+    states_nbytes: float
+    gradient_nbytes: float
+    weight_nbytes: float
+    memory_nbytes: float
+
+
+def seconds(costs: Costs, rates: Rates, on_host: int) -> float:
+    """How long a step takes with so many tiles updated on the host: the largest of compute, both links and the CPU."""
+    moving = max(0, costs.tiles - on_host - costs.resident)
+    up = moving * costs.states_nbytes + on_host * costs.weight_nbytes
+    down = moving * costs.states_nbytes + on_host * costs.gradient_nbytes
+    return max(
+        costs.compute_s, up / rates.upload, down / rates.download, on_host * costs.memory_nbytes / rates.update
+    )
+
+
+def cheapest(costs: Costs, rates: Rates) -> int:
+    """How many tiles to update on the host: the fewest of those that take the least time."""
+    return min(range(costs.tiles + 1), key=lambda on_host: (seconds(costs, rates, on_host), on_host))
+
+
+def updates_of(program: Program) -> list[Operation]:
+    """The operations that update a weight tile, their first operand, in order."""
+    return [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
+
+
+def place(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Handle]:
+    """The weight tiles to update on the host, spread evenly over the step.
+
+    program: with every update on the device. demand: its own. device_memory: the cap, None for none. Only matrices are placed:
+    vectors are small, and their states stay on the device.
+    """
+    updates = [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
+    if device_memory is None or demand.resident_nbytes <= device_memory or not updates:
+        return NOWHERE
+    costs = costs_of(program, updates, demand, device_memory, rates)
+    return frozenset(updates[index].operands[0] for index in spread(cheapest(costs, rates), len(updates)))
+
+
+def costs_of(program: Program, updates: list[Operation], demand: Demand, device_memory: int, rates: Rates) -> Costs:
+    """The costs of `updates`, the operations of `program` that update matrices."""
+    states = fmean(sum(tile.nbytes for tile in _operands(operation, UPDATE)) for operation in updates)
+    # What else is alive at once takes its room first.
+    spare = device_memory - (demand.resident_nbytes - len(updates) * states)
+    return Costs(
+        tiles=len(updates),
+        resident=max(0, int(spare / states)),
+        compute_s=sum(operation.flops for operation in program.operations()) / rates.compute,
+        states_nbytes=states,
+        gradient_nbytes=_mean(operation.operands[1] for operation in updates),
+        # The weight itself, or the copy of it that is made for compute.
+        weight_nbytes=_mean((_operands(operation, WRITE) or operation.operands)[0] for operation in updates),
+        memory_nbytes=UPDATE_NBYTES / STATES_NBYTES * states,
+    )
+
+
+def spread(count: int, total: int) -> list[int]:
+    """`count` of `total` places in a row, evenly apart."""
+    return [index for index in range(total) if (index + 1) * count // total > index * count // total]
+
+
+def _operands(operation: Operation, access: str) -> list[Handle]:
+    return [tile for tile, how in zip(operation.operands, operation.access, strict=True) if how == access]
+
+
+def _mean(tiles: Iterable[Handle]) -> float:
+    """Bytes of one of them."""
+    return fmean(tile.nbytes for tile in tiles)

@@ -1,0 +1,241 @@
+"""bench/gpu.sh and what its parts share, as far as it needs no GPU: order, time, records, refusals, arithmetic, a rehearsal.
+
+What the parts find on a GPU no test can say; that they run from end to end is shown by a rehearsal of one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile.layers import GPT2Config
+from asynctile.layers.plan import plan_step
+
+ROOT = Path(__file__).resolve().parents[2]
+HARMFUL = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # bench/common.py starts its program anew where they are set
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Any]:
+    """Imports a module of bench/ by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "bench"))
+        for name in HARMFUL:
+            patch.delenv(name, raising=False)
+        yield importlib.import_module
+
+
+def clean(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in (*HARMFUL, "OUT", "COMMIT")} | more
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, env=clean(**more), capture_output=True, text=True, timeout=100, check=False)
+
+
+# An interpreter that says what it was asked, and does what the name of the part says.
+STUB = """#!/usr/bin/env bash
+case "$1" in
+-) cat >/dev/null ;;
+bench/gpu_report.py) echo "report ${*:2}" ;;
+bench/gpu_link.py) echo "link fails with $PART_SECONDS s"; exit 3 ;;
+bench/gpu_kernels.py)
+    echo "kernels has $PART_SECONDS s, ${*:2}"
+    mkdir -p bench/results
+    echo found >bench/results/cuda_h200_202611.json ;;
+*) echo "$1 has $PART_SECONDS s" ;;
+esac
+"""
+
+
+@pytest.fixture
+def stubbed(tmp_path: Path) -> Path:
+    """A folder with bench/gpu.sh, and `python` as its interpreter."""
+    (tmp_path / "bench").mkdir()
+    shutil.copy(ROOT / "bench" / "gpu.sh", tmp_path / "bench")
+    (tmp_path / "python").write_text(STUB)
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def test_a_part_that_fails_does_not_stop_the_others_and_the_table_comes_last(stubbed: Path) -> None:
+    done = run(stubbed / "bench" / "gpu.sh", "link", "depth", PYTHON=str(stubbed / "python"))
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line and not line.startswith("==")]
+    assert lines[0] == "report check"
+    assert lines[1].startswith("link fails with")
+    assert lines[2].startswith("bench/gpu_depth.py has")
+    assert lines[-1].startswith("report table link:3:")
+    assert " depth:0:" in lines[-1]
+
+
+def test_all_parts_together_have_less_than_nine_minutes_and_what_one_leaves_the_next_has(stubbed: Path) -> None:
+    done = run(stubbed / "bench" / "gpu.sh", PYTHON=str(stubbed / "python"))
+    limits = [int(line.split()[-2]) for line in done.stdout.splitlines() if line.startswith("== ")]
+    assert len(limits) == 7
+    assert limits[0] <= 160
+    assert limits[-1] > 400, "nobody used any time, so all of it is there for the last"
+    assert max(limits) < 540 - 10
+
+
+def test_one_part_alone_has_all_the_time(stubbed: Path) -> None:
+    done = run(stubbed / "bench" / "gpu.sh", "link", PYTHON=str(stubbed / "python"))
+    (limit,) = (int(line.split()[-2]) for line in done.stdout.splitlines() if line.startswith("== "))
+    assert limit > 500
+
+
+def test_results_and_the_whole_output_go_to_the_folder_that_comes_back(stubbed: Path) -> None:
+    (stubbed / "out").mkdir()
+    (stubbed / "bench" / "results").mkdir()
+    (stubbed / "bench" / "results" / "cuda_a100_202601.json").write_text("older")
+    os.utime(stubbed / "bench" / "results" / "cuda_a100_202601.json", (1, 1))
+    run(stubbed / "bench" / "gpu.sh", "kernels", "link", PYTHON=str(stubbed / "python"), OUT=str(stubbed / "out"))
+    assert sorted(os.listdir(stubbed / "out")) == ["cuda_h200_202611.json", "gpu.log"]
+    log = (stubbed / "out" / "gpu.log").read_text()
+    assert "kernels has" in log and "--write" in log and "report table" in log
+
+
+def test_a_part_that_does_not_exist_is_one_line(stubbed: Path) -> None:
+    done = run(stubbed / "bench" / "gpu.sh", "link", "kernel", PYTHON=str(stubbed / "python"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "bench/gpu.sh: no part is called 'kernel'; choose among: tests link kernels memory capped depth largest"]  # fmt: skip
+
+
+def test_where_there_is_no_gpu_it_is_one_line() -> None:
+    if importlib.util.find_spec("cupy") and importlib.import_module("cupy").cuda.is_available():
+        pytest.skip("there is a GPU here")
+    done = run(ROOT / "bench" / "gpu.sh", PYTHON=sys.executable)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("bench/gpu.sh: ")
+    assert "no GPU here" in line or "has no " in line
+
+
+def test_an_interpreter_that_is_not_there_is_one_line() -> None:
+    done = run(ROOT / "bench" / "gpu.sh", PYTHON="/nowhere/python")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["bench/gpu.sh: /nowhere/python does not run; name an interpreter by PYTHON=..."]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [("NVIDIA H200", "cuda_h200_202611"), ("NVIDIA A100-SXM4-80GB", "cuda_a100-sxm4-80gb_202611"), ("?", "cuda_gpu_202611")],
+)
+def test_results_are_named_by_theme_gpu_and_month(bench: Any, gpu: str, name: str) -> None:
+    assert bench("gpu_record").results_name(gpu, "2026-11-21") == name
+
+
+def section_of(part: str, value: float, gpu: str = "NVIDIA H200") -> dict[str, Any]:
+    table = {"title": f"{part}: what was wanted", "columns": ["what", "measured", "wanted"], "rows": [["speed", value, None]]}
+    return {"question": f"How is {part}?", "configuration": {"tile": 512}, "machine": {"gpu": gpu, "day": "2026-11-21"},
+            "tables": [table]}  # fmt: skip
+
+
+def test_a_part_replaces_its_own_section_and_leaves_those_of_others(bench: Any, tmp_path: Path) -> None:
+    record = bench("gpu_record")
+    for part, value in (("depth", 1.0), ("link", 2.0), ("depth", 3.0)):
+        path = record.merge(tmp_path, part, section_of(part, value))
+    whole = json.loads(path.read_text())
+    assert list(whole["parts"]) == ["link", "depth"], "in the order of bench/gpu.sh"
+    assert whole["parts"]["depth"]["tables"][-1]["rows"] == [["speed", 3.0, None]]
+    text = path.with_suffix(".md").read_text()
+    assert text.index("## link") < text.index("## depth")
+    assert "How is depth?" in text and "- tile: 512" in text and "| speed | 3 |  |" in text
+    assert sorted(os.listdir(tmp_path)) == ["cuda_h200_202611.json", "cuda_h200_202611.md"]
+
+
+def test_the_short_table_says_how_each_part_ended(bench: Any) -> None:
+    whole = {"parts": {"link": section_of("link", 2.0), "depth": section_of("depth", 1.0)}}
+    ran = [("tests", 1, 30), ("link", 0, 9), ("depth", 124, 60), ("largest", -1, 0)]
+    assert bench("gpu_report").short_table(whole, ran).rows == [
+        ("tests", "status 1 after 30 s", None, None),
+        ("link", "9 s", None, None),
+        ("", "speed", 2.0, None),
+        ("depth", "stopped after 60 s; rows before that count", None, None),
+        ("", "speed", 1.0, None),
+        ("largest", "not run: the time was up", None, None),
+    ]
+
+
+def rehearsal(**more: Any) -> argparse.Namespace:
+    return argparse.Namespace(device="emulated", precision="fp32", write=False, **more)
+
+
+def test_what_fails_is_a_row_and_the_part_goes_on(bench: Any) -> None:
+    section = bench("gpu_record").Section("link", "Is it fast?", rehearsal())
+    table = section.table("speed", "model", "cap", "s", "note")
+    with section.row(table, "gpt2", 0.25):
+        raise MemoryError("no room\nfor it")
+    with section.row(table, "gpt2-xl"):
+        section.put(table, {"model": "gpt2-xl", "s": 1.5})
+    assert table.rows == [("gpt2", 0.25, None, "failed: MemoryError: no room"), ("gpt2-xl", None, 1.5, None)]
+
+
+def test_a_rehearsal_cannot_be_written_and_a_gpu_that_is_not_there_not_measured(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = bench("gpu_common")
+    monkeypatch.setattr(sys, "argv", ["gpu_link.py", "--device", "emulated", "--write"])
+    with pytest.raises(SystemExit, match="--write is for results of a GPU"):
+        common.options_of("")
+    monkeypatch.setattr(common, "no_gpu", lambda: "it is elsewhere")
+    monkeypatch.setattr(sys, "argv", ["gpu_link.py"])
+    with pytest.raises(SystemExit, match="no GPU to measure on: it is elsewhere"):
+        common.options_of("")
+
+
+@pytest.mark.parametrize("memory", [10, 29, 30, 31, 49, 50, 1000])
+def test_as_many_layers_as_fit_and_not_one_more(bench: Any, memory: int) -> None:
+    def needed(layers: int) -> int:
+        return 10 + 20 * layers
+
+    layers = bench("gpu_common").layers_in(memory, needed)
+    assert layers == 0 or needed(layers) <= memory
+    assert needed(layers + 1) > memory
+
+
+def test_the_memory_of_a_step_grows_by_the_same_with_every_layer() -> None:
+    """What layers_in takes for granted."""
+
+    def needed(layers: int) -> int:
+        config = GPT2Config(n_layer=layers, n_head=2, n_embd=64, block_size=64, vocab_size=300)
+        plan = plan_step(config, batch_size=2, seq_len=64, tile=64, device="cuda:0", device_memory="1MiB", precision="bf16")
+        return plan.host_bytes
+
+    one, two = needed(1), needed(2)
+    assert [needed(layers) for layers in (3, 7)] == [two + (two - one), two + 5 * (two - one)]
+
+
+def test_a_tile_leaves_most_of_the_cap_to_other_tiles(bench: Any) -> None:
+    common, config = bench("gpu_common"), GPT2Config.named("gpt2")
+    tiles = [common.tile_under(rehearsal(), config, int(share * config.states_nbytes)) for share in (0.05, 0.25, 4)]
+    assert tiles == sorted(tiles)
+    assert tiles[0] < tiles[-1] == config.inner
+
+
+def test_the_flops_of_a_model_are_those_of_its_matrix_products(bench: Any) -> None:
+    config = GPT2Config.named("gpt2")
+    ours, products = bench("gpu_common").model_flops(config, 1024, 1024), bench("common").step_flops(config, 1024, 1024)
+    assert ours == pytest.approx(products, rel=0.01)
+
+
+@pytest.mark.reference
+def test_a_part_runs_from_end_to_end_without_a_gpu() -> None:
+    small = "--layers 1 2 --width 64 --batch 2 --parts 1 --length 16 --tile 32 --steps 1 --device emulated --precision fp32"
+    done = run(sys.executable, ROOT / "bench" / "gpu_depth.py", *small.split())
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stdout
+    assert "fall of TFLOP/s from 1 to 2 layers" in done.stdout

@@ -1,0 +1,75 @@
+"""Small programs written by hand, of tiles of one size, and running them; for tests of operations of the host."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from asynctile.demand import measure
+from asynctile.handle import Handle
+from asynctile.operation import HOST
+from asynctile.program import Program
+
+SHAPE = (32, 32)
+NBYTES = 32 * 32 * 4
+
+
+def on_host(operation):
+    return replace(operation, place=HOST)
+
+
+def standing(*names):
+    return [Handle(name, SHAPE, persistent=True) for name in names]
+
+
+def values(tiles):
+    return {tile: np.random.default_rng(index).standard_normal(SHAPE, np.float32) for index, tile in enumerate(tiles)}
+
+
+def program_of(*operations):
+    program = Program("by hand")
+    for operation in operations:
+        program.add(operation)
+    return program.finish()
+
+
+async def run(engine, program, tiles, inputs=None):
+    async def job():
+        async with engine.exclusive():
+            begun = await engine.start(program, measure([program], tiles), inputs or {})
+            try:
+                await begun.finish()
+            except Exception as error:
+                return error, {tile.name for tile in await begun.abandon()}
+
+    return await engine.call(job())
+
+
+def moved(engine, before=None):
+    """(bytes up, bytes down), since `before`."""
+    statistics = engine.statistics()
+    up, down = statistics.uploaded_bytes, statistics.downloaded_bytes
+    return (up, down) if before is None else (up - before[0], down - before[1])
+
+
+async def prepared(engine, program, tiles):
+    """Cut for `program`, with bytes in all `tiles`; returns them."""
+    bytes_of = values(tiles)
+    await engine.reserve(measure([program], tiles))
+    await engine.store(bytes_of.items())
+    return bytes_of
+
+
+def late(tier):
+    """Names of tiles that `tier` gets only when their operation is issued, from now on."""
+    names, admit = [], tier.admit
+
+    def watched(tiles, access):
+        names.extend(tile.name for tile, how in zip(tiles, access, strict=True) if tile.slot is None and how != "w")
+        admit(tiles, access)
+
+    tier.admit = watched
+    return names
+
+
+async def launched(engine, operation, number):
+    return engine.tiers.lane.issue(operation, [1] * len(operation.operands), number)

@@ -1,0 +1,326 @@
+"""Where AdamW runs: it changes no bit, it moves fewer bytes, and the model that chooses finds the cheapest split."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile import BudgetError, Engine
+from asynctile.demand import measure
+from asynctile.layers import Trainer
+from asynctile.layers.plan import plan_step
+from asynctile.layers.step import record
+from asynctile.layers.update_placement import NOWHERE, Costs, cheapest, costs_of, place, seconds, spread, updates_of
+from asynctile.operation import HOST, NO_NUMBER
+from asynctile.rates import Rates
+from tests.interpreter import Model
+from tests.layers.shapes import SHAPES, Shape
+from tests.layers.training import (
+    OPTIMIZER,
+    RAGGED,
+    Outcome,
+    assert_same_bits,
+    batches_of,
+    floor_of,
+    lively,
+    moments_of,
+    outcome,
+)
+
+PROGRESS_S = 60
+STEPS = 2
+STATES = RAGGED.config.states_nbytes
+RATES = Rates(compute=1e12, upload=1e10, download=1e10, update=4e10)
+COSTS = Costs(
+    tiles=100, resident=0, compute_s=0.0, states_nbytes=12e6, gradient_nbytes=4e6, weight_nbytes=4e6, memory_nbytes=28e6
+)
+_yardsticks: list[Outcome] = []
+
+
+async def yardstick() -> Outcome:
+    if not _yardsticks:
+        _yardsticks.append(await outcome(RAGGED, steps=STEPS, device="cpu"))
+    return _yardsticks[0]
+
+
+async def check(update: str, **more: Any) -> Outcome:
+    async with asyncio.timeout(PROGRESS_S):
+        found = await outcome(RAGGED, steps=STEPS, update=update, **more)
+    assert_same_bits(found, await yardstick())
+    return found
+
+
+@pytest.mark.parametrize("update", ["host", "auto"])
+@pytest.mark.parametrize(("share", "prefetch"), [("floor", 0), ("floor", 2), (0.25, 0), (0.25, 2), (0.5, 8), (None, 2)])
+async def test_no_place_changes_a_bit(update: str, prefetch: int, share: str | float | None) -> None:
+    cap = await floor_of() if share == "floor" else share and int(share * STATES)
+    found = await check(update, engine_options={"device_memory": cap, "prefetch": prefetch})
+    assert cap is None or found.device_peak_bytes <= cap
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
+@pytest.mark.parametrize("share", [0.25, None])
+async def test_no_mode_changes_a_bit(clip_norm: float | None, recompute: bool, share: float | None) -> None:
+    options = {"device_memory": share and int(share * STATES)}
+    await check("host", engine_options=options, clip_norm=clip_norm, recompute=recompute)
+
+
+async def test_clipping_itself_is_equal_bit_for_bit_in_every_place() -> None:
+    resident = await outcome(RAGGED, steps=STEPS, device="cpu", clip_norm=0.1)
+    for cap in (await floor_of(), STATES // 4):
+        found = await outcome(RAGGED, steps=STEPS, clip_norm=0.1, update="host", engine_options={"device_memory": cap})
+        assert_same_bits(found, resident)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+@pytest.mark.parametrize(
+    ("device_share", "host_share", "prefetch"), [(0.2, 0.1, 2), (0.2, 0.5, 0), (0.5, 0.2, 8), (3.0, 0.15, 2)]
+)
+async def test_no_budget_of_three_tiers_changes_a_bit(
+    device_share: float, host_share: float, prefetch: int, clip_norm: float | None, tmp_path: Path
+) -> None:
+    caps = {"device_memory": int(device_share * STATES), "host_memory": int(host_share * STATES)}
+    await check("host", clip_norm=clip_norm, engine_options={"spill": tmp_path, "prefetch": prefetch, "watchdog": 10, **caps})
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+async def test_no_mixture_changes_a_bit(
+    seed: int, clip_norm: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any subset of the tiles, vectors too."""
+    chance = random.Random(seed)
+    mixture: list[int] = []
+
+    async def drawn(self: Trainer, kind: str, rows: Any) -> Any:
+        weights = list(self.model.weights())
+        mixture[:] = mixture or [index for index in range(len(weights)) if chance.random() < (0.1, 0.5, 0.9)[seed % 3]]
+        return frozenset(weights[index] for index in mixture)
+
+    monkeypatch.setattr(Trainer, "_on_host", drawn)
+    options: dict[str, Any] = {"device_memory": STATES // 4}
+    if seed % 2:
+        options |= {"host_memory": STATES // 3, "spill": tmp_path}
+    await check("auto", clip_norm=clip_norm, engine_options=options)
+    assert mixture
+
+
+async def test_updates_on_the_host_move_a_gradient_down_and_a_weight_up_and_no_moment() -> None:
+    """With room for all but the moments: every step moves its gradients down, and the weights up that the host wrote."""
+    parameters = sum(value.size for value in (await yardstick()).weights.values())
+    async with Engine("emulated", device_memory=2 * STATES) as engine:
+        trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches, update="host")
+        for batch in batches_of(RAGGED, 3):
+            report = await trainer.step(*batch)
+        for item in trainer.model.parameters.values():
+            assert all(tile.slot is None for tile in (*item.exp_avg.values(), *item.exp_avg_sq.values()))
+    assert report.downloaded_bytes == 4 * parameters
+    inputs = report.uploaded_bytes - 4 * parameters
+    assert 0 < inputs < 2000, "tokens, targets, settings"
+
+
+async def test_fewer_bytes_move_where_little_fits() -> None:
+    moved = {}
+    for where in ("device", "host"):
+        async with Engine("emulated", device_memory=STATES // 4) as engine:
+            trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches, update=where)
+            for batch in batches_of(RAGGED, 3):
+                report = await trainer.step(*batch)
+        moved[where] = report.uploaded_bytes, report.downloaded_bytes
+    assert moved["host"][0] < 0.7 * moved["device"][0]
+    assert moved["host"][1] < 0.7 * moved["device"][1]
+
+
+async def test_where_everything_fits_nothing_is_measured_and_nothing_leaves_the_device() -> None:
+    for options in ({"device": "emulated"}, {"device": "emulated", "device_memory": 4 * STATES}, {"device": "cpu"}):
+        async with Engine(**options) as engine:  # type: ignore[arg-type]
+            trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches)
+            for batch in batches_of(RAGGED, 2):
+                report = await trainer.step(*batch)
+            assert engine._rates is None
+            assert report.downloaded_bytes == 0
+
+
+async def test_rates_are_measured_once_within_the_caps_and_leave_nothing(tmp_path: Path) -> None:
+    for more in ({}, {"host_memory": STATES // 2, "spill": tmp_path}):
+        async with Engine("emulated", device_memory=STATES // 4, link_rate="300MB", **more) as engine:  # type: ignore[arg-type]
+            trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches)
+            demand = trainer.model.demand(trainer.model.program("step", RAGGED.batch, RAGGED.length, 2))
+            rates = await engine.rates(demand)
+            assert rates is not None
+            statistics = engine.statistics()
+            assert statistics.device_peak_bytes <= STATES // 4
+            assert statistics.host_peak_bytes <= more.get("host_memory", np.inf)
+            for tier in (engine.tiers.top, engine.tiers.host):
+                assert not any(tile.name.startswith("probe") for tile in tier.ledger.resident)
+            assert 1e6 < rates.upload < 3.2e8 and 1e6 < rates.download < 3.2e8
+            assert rates.compute > 1e7 and rates.update > 1e7
+            for batch in batches_of(RAGGED, 2):
+                await trainer.step(*batch)
+            assert await engine.rates(demand) is rates
+            found = await trainer.model.state_dict(), await moments_of(trainer)
+        expected = await outcome(RAGGED, steps=2, device="cpu")
+        for one, other in zip(found, (expected.weights, expected.moments), strict=True):
+            assert all(np.array_equal(one[name], value) for name, value in other.items())
+
+
+async def test_ram_too_small_for_an_operation_of_its_own_is_refused_or_left_alone(tmp_path: Path) -> None:
+    """One slot of each size: enough for tiles that pass through, and for "auto" no host that could update."""
+    caps = {"device_memory": STATES // 4, "spill": tmp_path}
+    async with Engine("emulated", host_memory=1, **caps) as engine:  # type: ignore[arg-type]
+        with pytest.raises(BudgetError) as caught:
+            await lively(engine, RAGGED)
+    # Nearly as cheap as nothing: only RAM forbids it.
+    slow_link = Rates(compute=1e12, upload=1e3, download=1e3, update=1e12)
+    for pages in (1, 6):
+        caps["host_memory"] = pages * caught.value.floor
+        await check("auto", engine_options=caps, prepare=lambda engine: setattr(engine, "_rates", slow_link))
+    async with Engine("emulated", **caps) as engine:  # type: ignore[arg-type]
+        trainer = Trainer(await lively(engine, RAGGED), micro_batches=RAGGED.micro_batches, update="host")
+        with pytest.raises(BudgetError, match=r"host_memory .*adamw of .* needs 9 slots"):
+            await trainer.step(*RAGGED.batch_of_tokens())
+        assert engine.statistics().operations == 0
+
+
+async def test_a_place_that_is_none_is_refused() -> None:
+    async with Engine("cpu") as engine:
+        with pytest.raises(ValueError, match="update is 'gpu', expected one of auto, device, host"):
+            Trainer(await lively(engine, RAGGED), update="gpu")
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("kind", ["step", "step_clipped"])
+def test_the_norm_comes_from_the_device_wherever_updates_run(shape: Shape, kind: str) -> None:
+    parameters = shape.parameters()
+    rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)
+    device = record(kind, parameters, rows)
+    weights = [tile for parameter in parameters.values() for tile in parameter.weights.values()]
+    chosen = frozenset(weights[::2])
+    mixed = record(kind, parameters, rows, on_host=chosen)
+    assert mixed.numbers == device.numbers
+    for operation in mixed.operations():
+        if operation.kernel == "adamw":
+            assert (operation.place == HOST) == (operation.operands[0] in chosen)
+            assert (operation.number == NO_NUMBER) == (operation.place == HOST)
+        else:
+            assert operation.place != HOST
+    reported = {operation.number for operation in mixed.operations() if operation.number not in (None, NO_NUMBER)}
+    assert reported == set(range(len(mixed.numbers)))
+    first = next(index for index, entry in enumerate(mixed.entries) if getattr(entry, "kernel", "") == "adamw")
+    assert mixed.marks["update"] == first - 1
+
+
+def test_a_step_with_updates_on_the_host_means_the_same() -> None:
+    shape = SHAPES["sequences cut, all ragged"]
+    models = [Model.create(shape.parameters(), seed=1) for _ in range(2)]
+    tokens, targets = shape.batch_of_tokens()
+    weights = frozenset(tile for parameter in models[1].parameters.values() for tile in parameter.weights.values())
+    one = models[0].step(tokens, targets, micro_batches=2)
+    other = models[1].step(tokens, targets, micro_batches=2, on_host=weights)
+    assert one == other
+    for family in ("weights", "exp_avg", "exp_avg_sq"):
+        expected = models[0].state(family)
+        assert all(np.array_equal(value, expected[name]) for name, value in models[1].state(family).items())
+
+
+def test_a_step_takes_as_long_as_the_slowest_of_all() -> None:
+    assert seconds(COSTS, RATES, 0) == pytest.approx(100 * 12e6 / 1e10)
+    assert seconds(COSTS, RATES, 100) == pytest.approx(100 * 28e6 / 4e10)
+    assert seconds(replace(COSTS, resident=40), RATES, 0) == pytest.approx(60 * 12e6 / 1e10)
+    assert seconds(replace(COSTS, resident=40), RATES, 30) == pytest.approx((30 * 12e6 + 30 * 4e6) / 1e10)
+    assert seconds(replace(COSTS, compute_s=9.0), RATES, 30) == 9.0
+    assert seconds(COSTS, replace(RATES, download=1e9), 0) == pytest.approx(100 * 12e6 / 1e9)
+
+
+def test_the_cheapest_split_balances_the_link_and_the_cpu() -> None:
+    on_host = cheapest(COSTS, RATES)
+    assert on_host == 80  # 20 * 12 + 80 * 4 MB on the link against 80 * 28 MB of RAM at four times its rate
+    assert cheapest(replace(COSTS, compute_s=0.2), RATES) == 0
+    assert cheapest(replace(COSTS, resident=100), RATES) == 0
+    assert cheapest(COSTS, replace(RATES, update=1e15)) == 100
+    assert cheapest(COSTS, replace(RATES, update=1.0)) == 0
+
+
+costs = st.builds(
+    Costs, tiles=st.integers(1, 60), resident=st.integers(0, 70), compute_s=st.floats(0, 0.1), states_nbytes=st.just(12e6),
+    gradient_nbytes=st.just(4e6), weight_nbytes=st.sampled_from([2e6, 4e6]), memory_nbytes=st.just(28e6),
+)  # fmt: skip
+rate = st.floats(1e8, 1e12)
+rates = st.builds(Rates, compute=rate, upload=rate, download=rate, update=rate)
+
+
+@given(costs, rates)
+def test_no_split_is_cheaper_and_none_as_cheap_has_fewer_on_the_host(costs: Costs, rates: Rates) -> None:
+    chosen = cheapest(costs, rates)
+    least = seconds(costs, rates, chosen)
+    for other in range(costs.tiles + 1):
+        assert seconds(costs, rates, other) >= least
+        assert other >= chosen or seconds(costs, rates, other) > least
+
+
+@given(st.integers(1, 200), st.data())
+def test_what_is_spread_is_spread_evenly(total: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, total))
+    places = spread(count, total)
+    assert len(places) == len(set(places)) == count
+    assert all(0 <= place < total for place in places)
+    for first in range(0, total, 7):
+        for length in (1, 5, 50):
+            inside = sum(first <= place < first + length for place in places)
+            assert abs(inside - count * min(length, total - first) / total) < 1
+
+
+def test_the_costs_are_those_of_the_program() -> None:
+    parameters = RAGGED.parameters()
+    program = record("step", parameters, parameters.tiling.rows(RAGGED.batch, RAGGED.length, 2))
+    demand = measure([program], parameters.states())
+    matrices = [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
+    size = sum(operation.operands[0].nbytes // 4 for operation in matrices) / len(matrices)
+    found = costs_of(program, matrices, demand, demand.resident_nbytes, RATES)
+    assert found.resident == found.tiles == len(matrices)
+    assert (found.states_nbytes, found.gradient_nbytes, found.weight_nbytes) == pytest.approx((12 * size, 4 * size, 4 * size))
+    assert found.memory_nbytes == pytest.approx(28 * size)
+    assert found.compute_s == sum(operation.flops for operation in program.operations()) / 1e12
+    assert costs_of(program, matrices, demand, STATES // 4, RATES).resident == 0
+    less = demand.resident_nbytes - int(30 * 12 * size)
+    assert costs_of(program, matrices, demand, less, RATES).resident == len(matrices) - 30
+
+
+def test_a_placement_depends_on_program_cap_and_rates_alone() -> None:
+    names = []
+    for _ in range(2):
+        parameters = RAGGED.parameters()
+        program = record("step", parameters, parameters.tiling.rows(RAGGED.batch, RAGGED.length, 2))
+        demand = measure([program], parameters.states())
+        slow = replace(RATES, upload=1e6, download=1e6, update=1e6)
+        names.append(sorted(tile.name for tile in place(program, demand, STATES // 4, slow)))
+        assert 0 < len(names[-1]) < len(updates_of(program))
+        assert place(program, demand, STATES // 4, replace(slow, update=1e-3)) == NOWHERE
+        assert place(program, demand, None, slow) == place(program, demand, demand.resident_nbytes, slow) == NOWHERE
+        weights = {operation.operands[0] for operation in updates_of(program)}
+        matrices = {tile for tile in weights if len(tile.shape) == 2}
+        assert place(program, demand, STATES // 4, replace(slow, update=1e15)) == matrices
+    assert names[0] == names[1]
+
+
+def test_a_plan_says_where_tiles_are_updated() -> None:
+    shape = {"batch_size": RAGGED.batch, "seq_len": RAGGED.length, "micro_batches": 2, "tile": RAGGED.tile}
+    plans = {update: plan_step(RAGGED.config, **shape, device="emulated", device_memory=STATES // 4, update=update)  # type: ignore[arg-type]
+             for update in ("device", "host", "auto")}  # fmt: skip
+    assert plans["device"].updates_on_host == 0
+    assert plans["host"].updates_on_host == plans["host"].updates == plans["device"].updates > 0
+    assert plans["host"].uploaded_bytes < plans["device"].uploaded_bytes
+    count = plans["host"].updates
+    assert ("weight tiles", f"{count}, {count} of them updated on the host") in plans["host"].lines()
+    slow = plan_step(RAGGED.config, **shape, device="emulated", device_memory=STATES // 4, link_rate="1MB")  # type: ignore[arg-type]
+    assert 0 < slow.updates_on_host <= slow.updates
+    assert plan_step(RAGGED.config, **shape, device="cpu", update="host").updates_on_host == 0  # type: ignore[arg-type]
