@@ -138,13 +138,24 @@ def layernorm(shapes: Shapes) -> list[Operation]:
     x, stats = tile("x", shapes.rows, shapes.width), tile("stats", shapes.rows, 2)
     gain, bias = tile("gain", shapes.width), tile("bias", shapes.width)
     y = tile("y", shapes.rows, shapes.width, dtype=shapes.dtype)
-    return [Operation("layernorm_stats", (x, stats), "rw", (0, True, 1e-5)),
-            Operation("layernorm", (x, stats, gain, bias, y), "rrrrw")]  # fmt: skip
+    return [Operation("layernorm_whole", (x, gain, bias, stats, y), "rrrww", (1e-5,))]
+
+
+def layernorm_backward(shapes: Shapes) -> list[Operation]:
+    """Added to the gradient of the residual stream; that of gain and bias goes with it."""
+    dinp, x, dx = (tile(name, shapes.rows, shapes.width) for name in ("dinp", "x", "dx"))
+    stats = tile("stats", shapes.rows, 2)
+    gain, dgain, dbias = (tile(name, shapes.width) for name in ("gain", "dgain", "dbias"))
+    operands = (dinp, x, stats, gain, dx, dgain, dbias)
+    return [Operation("layernorm_whole_backward", operands, "rrrruww", (True, False))]
 
 
 def gelu(shapes: Shapes, *, backward: bool) -> list[Operation]:
+    """Backward the gradient of the bias before it goes with it."""
     x, y = (tile(name, shapes.rows, 4 * shapes.width, dtype=shapes.dtype) for name in ("x", "y"))
-    return [Operation("gelu_backward", (x, y), "ru") if backward else Operation("gelu", (x, y), "rw")]
+    if not backward:
+        return [Operation("gelu", (x, y), "rw")]
+    return [Operation("gelu_backward_sums", (x, y, tile("dbias", 4 * shapes.width)), "ruw", (False,))]
 
 
 def adamw(shapes: Shapes) -> list[Operation]:
@@ -186,15 +197,17 @@ class Torch:
         targets = torch.randint(0, self.shapes.vocab, (self.shapes.rows,), device=self.place.where)
         return self.place.seconds(lambda: torch.autograd.grad(functional.cross_entropy(logits, targets), logits), 5)
 
-    def layernorm(self) -> float:
-        x = self.draw(self.shapes.rows, self.shapes.width, dtype=torch.float32)
-        gain, bias = (self.draw(self.shapes.width, dtype=torch.float32) for _ in range(2))
-        return self.place.seconds(lambda: functional.layer_norm(x, (self.shapes.width,), gain, bias))
+    def layernorm(self, *, backward: bool) -> float:
+        x = self.draw(self.shapes.rows, self.shapes.width, dtype=torch.float32, grad=backward)
+        gain, bias = (self.draw(self.shapes.width, dtype=torch.float32, grad=backward) for _ in range(2))
+        run = lambda: functional.layer_norm(x, (self.shapes.width,), gain, bias)  # noqa: E731
+        return self._backward(run(), x, gain, bias) if backward else self.place.seconds(run)
 
     def gelu(self, *, backward: bool) -> float:
         x = self.draw(self.shapes.rows, 4 * self.shapes.width, grad=backward)
         if backward:
-            return self._backward(functional.gelu(x, approximate="tanh"), x)
+            bias = self.draw(4 * self.shapes.width, grad=True)
+            return self._backward(functional.gelu(x + bias, approximate="tanh"), x, bias)
         return self.place.seconds(lambda: functional.gelu(x, approximate="tanh"))
 
     def adamw(self) -> float:
@@ -203,7 +216,7 @@ class Torch:
         return self.place.seconds(torch.optim.AdamW([weight], lr=1e-4, fused=True).step)
 
     def _backward(self, out: torch.Tensor, *inputs: torch.Tensor) -> float:
-        grad = self.draw(*out.shape)
+        grad = self.draw(*out.shape, dtype=out.dtype)
         return self.place.seconds(lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True))
 
 
@@ -226,7 +239,8 @@ def works(shapes: Shapes, torch_side: Torch) -> list[Work]:
         ("attention backward", attention(shapes, backward=True), lambda: t.attention(backward=True), 5 * square,
          8 * item * wide),
         ("cross-entropy and gradient", cross_entropy(shapes), t.cross_entropy, 0, 3 * item * rows * shapes.vocab),
-        ("layernorm", layernorm(shapes), t.layernorm, 0, (4 + item) * wide),
+        ("layernorm", layernorm(shapes), lambda: t.layernorm(backward=False), 0, (4 + item) * wide),
+        ("layernorm backward", layernorm_backward(shapes), lambda: t.layernorm(backward=True), 0, 16 * wide),
         ("GELU", gelu(shapes, backward=False), lambda: t.gelu(backward=False), 0, 2 * item * long),
         ("GELU backward", gelu(shapes, backward=True), lambda: t.gelu(backward=True), 0, 3 * item * long),
         ("AdamW", adamw(shapes), t.adamw, 0, adamw_bytes),

@@ -26,8 +26,8 @@ class Kept:
     stats: Grid
 
 
-def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, residual: Grid) -> Kept:
-    """residual += attention(x)."""
+def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, residual: Grid, out: Grid) -> Kept:
+    """out = residual + attention(x)."""
     tiling = recording.tiling
     kept = Kept(
         recording.grid(f"{layer}.qkv", tiling.sections),
@@ -39,7 +39,7 @@ def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, resi
             linear.forward(recording, rows, x, f"{layer}.c_attn", [(k, n) for k in recording.columns], kept.qkv)
         _attend(recording, rows, kept, group)
         visits = [(group, n) for n in recording.columns]
-        linear.forward(recording, rows, kept.out, f"{layer}.c_proj", visits, residual)
+        linear.forward(recording, rows, kept.out, f"{layer}.c_proj", visits, out, residual)
     return kept
 
 
@@ -48,8 +48,7 @@ def backward(
 ) -> None:
     """dinp (+)= the gradient of x, from that of the residual stream behind attention; the groups in reverse."""
     tiling = recording.tiling
-    linear.bias_backward(recording, rows, dresidual, f"{layer}.c_proj", reversed(recording.columns))
-    dprojected = linear.narrowed(recording, rows, dresidual, f"{layer}.dprojected")
+    dprojected = linear.residual_backward(recording, rows, dresidual, f"{layer}.c_proj", f"{layer}.dprojected")
     dout = recording.grid(f"{layer}.dout", tiling.heads)
     dqkv = recording.grid(f"{layer}.dqkv", tiling.sections)
     for group in reversed(range(len(tiling.heads))):

@@ -11,59 +11,52 @@ from dataclasses import dataclass, replace
 from asynctile.layers import attention, layernorm, mlp
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
-from asynctile.ops import copy
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What backward needs of one block and micro-batch, all of it by row tile.
 
-    x: the block's input; middle: the residual stream between its halves; stats_1, stats_2: of the two layernorms;
-    hidden: of the MLP before GELU, or None to compute it again.
+    x: the block's input; middle: the residual stream between its halves; stats_1, stats_2: of the two layernorms, the
+    second or None to compute it again; hidden: of the MLP before GELU, or None to compute it again.
     """
 
     x: Grid
     stats_1: Grid
     attention: attention.Kept
     middle: Grid
-    stats_2: Grid
+    stats_2: Grid | None = None
     hidden: Grid | None = None
 
 
 def forward(recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out: Grid) -> Kept:
     """out = block(x)."""
     kept = first_half(recording, rows, layer, x)
-    normed = layernorm.forward(recording, rows, kept.middle, kept.stats_2, f"h.{layer}.ln_2")
-    _copy(recording, rows, kept.middle, out)
-    hidden = mlp.forward(recording, rows, f"h.{layer}.mlp", normed, out)
-    return replace(kept, hidden=hidden)
+    normed, stats_2 = layernorm.forward(recording, rows, kept.middle, f"h.{layer}.ln_2")
+    hidden = mlp.forward(recording, rows, f"h.{layer}.mlp", normed, kept.middle, out)
+    return replace(kept, stats_2=stats_2, hidden=hidden)
 
 
 def first_half(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> Kept:
-    """The block as far as backward needs it computed again: up to the statistics of ln_2."""
-    stats_1 = layernorm.gather(recording, rows, x, f"h.{layer}.ln_1")
-    normed = layernorm.forward(recording, rows, x, stats_1, f"h.{layer}.ln_1")
+    """The block as far as backward needs it computed again: up to ln_2."""
+    normed, stats_1 = layernorm.forward(recording, rows, x, f"h.{layer}.ln_1")
     middle = recording.stream(f"h.{layer}.middle")
-    _copy(recording, rows, x, middle)
-    attended = attention.forward(recording, rows, f"h.{layer}.attn", normed, middle)
-    stats_2 = layernorm.gather(recording, rows, middle, f"h.{layer}.ln_2")
-    return Kept(x, stats_1, attended, middle, stats_2)
+    attended = attention.forward(recording, rows, f"h.{layer}.attn", normed, x, middle)
+    return Kept(x, stats_1, attended, middle)
 
 
 def backward(recording: Recording, rows: Sequence[Row], layer: int, kept: Kept, dx: Grid) -> None:
     """dx, in place: from the gradient of the block's output to that of its input."""
-    normed = layernorm.forward(recording, rows, kept.middle, kept.stats_2, f"h.{layer}.ln_2")
+    stats_2 = kept.stats_2
+    if stats_2 is None:
+        normed, stats_2 = layernorm.forward(recording, rows, kept.middle, f"h.{layer}.ln_2")
+    else:
+        normed = layernorm.again(recording, rows, kept.middle, stats_2, f"h.{layer}.ln_2")
     dnormed = recording.stream(f"h.{layer}.dln_2")
     mlp.backward(recording, rows, f"h.{layer}.mlp", kept.hidden, normed, dx, dnormed)
-    layernorm.backward(recording, rows, kept.middle, kept.stats_2, dnormed, f"h.{layer}.ln_2", dx)
+    layernorm.backward(recording, rows, kept.middle, stats_2, dnormed, f"h.{layer}.ln_2", dx)
 
-    normed = layernorm.forward(recording, rows, kept.x, kept.stats_1, f"h.{layer}.ln_1")
+    normed = layernorm.again(recording, rows, kept.x, kept.stats_1, f"h.{layer}.ln_1")
     dnormed = recording.stream(f"h.{layer}.dln_1")
     attention.backward(recording, rows, f"h.{layer}.attn", kept.attention, normed, dx, dnormed)
     layernorm.backward(recording, rows, kept.x, kept.stats_1, dnormed, f"h.{layer}.ln_1", dx)
-
-
-def _copy(recording: Recording, rows: Sequence[Row], source: Grid, target: Grid) -> None:
-    for row in rows:
-        for k in recording.columns:
-            recording.program.add(copy(source[row.index, k], target.new(row, k)))

@@ -7,23 +7,33 @@ a tile of memory. What the verbs compute is asynctile/ops/layernorm.py.
 from __future__ import annotations
 
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.ops import layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums
+from asynctile.ops import (
+    layernorm,
+    layernorm_backward,
+    layernorm_gradients,
+    layernorm_stats,
+    layernorm_sums,
+    layernorm_whole,
+    layernorm_whole_backward,
+)
 
 
-def gather(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> Grid:
-    """Statistics (R, 2) = (mean, rstd) of each row tile of x."""
-    stats = recording.per_row(f"{layer}.stats", 2)
-    split, eps = recording.tiling.model, recording.config.layer_norm_epsilon
-    last = len(split) - 1
+def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> tuple[Grid, Grid]:
+    """y (R, C) by column tile, and the statistics (R, 2) = (mean, rstd) by row tile."""
+    if len(recording.columns) > 1:
+        stats = _gather(recording, rows, x, layer)
+        return again(recording, rows, x, stats, layer), stats
+    gain, bias = recording.parameters.pair(layer)
+    y, stats = recording.grid(layer, recording.tiling.model), recording.per_row(f"{layer}.stats", 2)
+    eps = recording.config.layer_norm_epsilon
     for row in rows:
-        for k, (start, _) in enumerate(split):
-            operation = layernorm_stats(x[row.index, k], stats.new(row), seen=start, last=k == last, eps=eps)
-            recording.program.add(operation)
-    return stats
+        recording.program.add(layernorm_whole(
+            x[row.index, 0], gain.compute[0, 0], bias.compute[0, 0], stats.new(row), y.new(row), eps=eps))
+    return y, stats
 
 
-def forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, layer: str) -> Grid:
-    """y (R, C) by column tile."""
+def again(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, layer: str) -> Grid:
+    """y (R, C) by column tile, the same bits as forward's."""
     gain, bias = recording.parameters.pair(layer)
     y = recording.grid(layer, recording.tiling.model)
     for k in recording.columns:
@@ -35,10 +45,29 @@ def forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, layer: s
 
 
 def backward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid) -> None:
-    """dx (R, C) (+)= the gradient of x, from dinp (R, C), that of the output; gain and bias get theirs too.
+    """dx (R, C) (+)= the gradient of x, from dinp (R, C), that of the output; gain and bias get theirs too."""
+    through = _backward_in_pieces if len(recording.columns) > 1 else _backward_whole
+    through(recording, rows, x, stats, dinp, layer, dx)
 
-    Two passes over the columns, there and back: the first gathers what sums over whole rows.
-    """
+
+def _backward_whole(
+    recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid
+) -> None:
+    gain, bias = recording.parameters.pair(layer)
+    gradients = recording.gradients
+    for row in rows:
+        r = row.index
+        (tile, accumulate), (dgain, begun), (dbias, _) = dx.open(row), gradients.open(gain, 0), gradients.open(bias, 0)
+        recording.program.add(layernorm_whole_backward(
+            dinp[r, 0], x[r, 0], stats[r, 0], gain.compute[0, 0], tile, dgain, dbias, accumulate=accumulate, begun=begun))
+    gradients.settle(gain, 0)
+    gradients.settle(bias, 0)
+
+
+def _backward_in_pieces(
+    recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid
+) -> None:
+    """Two passes over the columns, there and back: the first gathers what sums over whole rows."""
     gain, bias = recording.parameters.pair(layer)
     sums = recording.per_row(f"{layer}.sums", 2)
     gradients = recording.gradients
@@ -64,3 +93,15 @@ def backward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: G
         # Only now: the line above still reads the gain.
         gradients.settle(gain, k)
         gradients.settle(bias, k)
+
+
+def _gather(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> Grid:
+    """Statistics, column tile by column tile."""
+    stats = recording.per_row(f"{layer}.stats", 2)
+    split, eps = recording.tiling.model, recording.config.layer_norm_epsilon
+    last = len(split) - 1
+    for row in rows:
+        for k, (start, _) in enumerate(split):
+            operation = layernorm_stats(x[row.index, k], stats.new(row), seen=start, last=k == last, eps=eps)
+            recording.program.add(operation)
+    return stats

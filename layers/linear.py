@@ -12,13 +12,15 @@ from collections.abc import Iterable
 
 from asynctile.layers.parameters import Key
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.ops import column_sums, copy, gemm
+from asynctile.ops import column_sums, column_sums_copy, gemm
 
 
-def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: Iterable[Key], out: Grid) -> None:
+def forward(
+    recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: Iterable[Key], out: Grid, residual: Grid | None = None
+) -> None:
     """out[r, n] (R, N) (+)= x[r, k] (R, K) W[k, n] for (k, n) in visits; the bias comes with the last k.
 
-    For each n the k must ascend. What an output tile already holds is kept: the residual.
+    For each n the k must ascend. residual (R, N): what the first product of an output tile is added to.
     """
     weight, bias = recording.parameters.pair(layer)
     last = len(weight.rows) - 1
@@ -28,7 +30,8 @@ def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: I
         b = bias.compute[n, 0] if k == last else None
         for row in rows:
             tile, begun = out.open(row, n)
-            add(gemm(x[row.index, k], w, tile, accumulate=begun, bias=b))
+            source = residual[row.index, n] if residual and not begun else None
+            add(gemm(x[row.index, k], w, tile, accumulate=begun, bias=b, source=source))
 
 
 def backward(
@@ -60,12 +63,21 @@ def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, 
         gradients.settle(bias, n)
 
 
-def narrowed(recording: Recording, rows: RowTiles, x: Grid, name: str) -> Grid:
-    """The residual stream, or a gradient of it, as GEMMs read it: itself, or a copy of its tiles in their dtype."""
-    if x.dtype == recording.parameters.compute_dtype:
-        return x
+def residual_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, name: str) -> Grid:
+    """dbias of the layer whose output joined the residual stream, and the stream's gradient dout as GEMMs read it.
+
+    That is dout itself, or a copy called `name` in their dtype, made in the pass that sums.
+    """
+    columns = reversed(recording.columns)
+    if dout.dtype == recording.parameters.compute_dtype:
+        bias_backward(recording, rows, dout, layer, columns)
+        return dout
     narrow = recording.grid(name, recording.tiling.model)
-    for row in rows:
-        for k in recording.columns:
-            recording.program.add(copy(x[row.index, k], narrow.new(row, k)))
+    _, bias = recording.parameters.pair(layer)
+    gradients = recording.gradients
+    for n in columns:
+        for row in rows:
+            dbias, begun = gradients.open(bias, n)
+            recording.program.add(column_sums_copy(dout[row.index, n], dbias, narrow.new(row, n), accumulate=begun))
+        gradients.settle(bias, n)
     return narrow

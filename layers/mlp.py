@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from asynctile.layers import linear
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.ops import gelu, gelu_backward
+from asynctile.ops import gelu, gelu_backward_sums
 
 
-def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual: Grid) -> Grid:
-    """residual += mlp(x); returns what backward may keep: the hidden layer (R, F) before GELU."""
+def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual: Grid, out: Grid) -> Grid:
+    """out = residual + mlp(x); returns what backward may keep: the hidden layer (R, F) before GELU."""
     hidden = recording.grid(f"{layer}.hidden", recording.tiling.hidden)
     for f in range(len(recording.tiling.hidden)):
         _expand(recording, rows, layer, x, f, hidden)
         activated = _activate(recording, rows, layer, hidden, f)
         visits = [(f, n) for n in recording.columns]
-        linear.forward(recording, rows, activated, f"{layer}.c_proj", visits, residual)
+        linear.forward(recording, rows, activated, f"{layer}.c_proj", visits, out, residual)
     return hidden
 
 
@@ -31,8 +31,7 @@ def backward(
 
     hidden: what forward returned, or None to compute each tile again just before it is needed.
     """
-    linear.bias_backward(recording, rows, dresidual, f"{layer}.c_proj", reversed(recording.columns))
-    dprojected = linear.narrowed(recording, rows, dresidual, f"{layer}.dprojected")
+    dprojected = linear.residual_backward(recording, rows, dresidual, f"{layer}.c_proj", f"{layer}.dprojected")
     dhidden = recording.grid(f"{layer}.dhidden", recording.tiling.hidden)
     again = recording.grid(f"{layer}.hidden", recording.tiling.hidden) if hidden is None else hidden
     for f in reversed(range(len(recording.tiling.hidden))):
@@ -41,9 +40,7 @@ def backward(
         activated = _activate(recording, rows, layer, again, f)
         visits = [(f, n) for n in reversed(recording.columns)]
         linear.backward(recording, rows, activated, dprojected, f"{layer}.c_proj", visits, dhidden)
-        for row in rows:
-            recording.program.add(gelu_backward(again[row.index, f], dhidden[row.index, f]))
-        linear.bias_backward(recording, rows, dhidden, f"{layer}.c_fc", [f])
+        _bend(recording, rows, layer, again, f, dhidden)
         visits = [(k, f) for k in reversed(recording.columns)]
         linear.backward(recording, rows, x, dhidden, f"{layer}.c_fc", visits, dinp)
 
@@ -57,3 +54,13 @@ def _activate(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f:
     for row in rows:
         recording.program.add(gelu(hidden[row.index, f], activated.new(row, f)))
     return activated
+
+
+def _bend(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f: int, dhidden: Grid) -> None:
+    """dhidden[r, f], in place, to the gradient before GELU; with that goes the bias of c_fc."""
+    _, bias = recording.parameters.pair(f"{layer}.c_fc")
+    for row in rows:
+        r = row.index
+        dbias, begun = recording.gradients.open(bias, f)
+        recording.program.add(gelu_backward_sums(hidden[r, f], dhidden[r, f], dbias, accumulate=begun))
+    recording.gradients.settle(bias, f)

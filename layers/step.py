@@ -34,8 +34,7 @@ def record(
     recording = Recording(kind, parameters, rows, on_host)
     keep = recording.backward and not recompute
     x, kept = _blocks(recording, keep)
-    stats = layernorm.gather(recording, rows, x[-1], "ln_f")
-    normed = layernorm.forward(recording, rows, x[-1], stats, "ln_f")
+    normed, stats = layernorm.forward(recording, rows, x[-1], "ln_f")
     if kind == "logits":
         head.logits(recording, normed)
     elif kind == "loss":

@@ -29,6 +29,15 @@ def gemm_bias(a: Array, b: Array, bias: Array, c: Array, ta: bool, tb: bool, acc
     c[:] = c + product if accumulate else product
 
 
+def gemm_onto(a: Array, b: Array, source: Array, c: Array, ta: bool, tb: bool) -> None:
+    gemm_bias_onto(a, b, np.zeros(c.shape[1]), source, c, ta, tb)
+
+
+def gemm_bias_onto(a: Array, b: Array, bias: Array, source: Array, c: Array, ta: bool, tb: bool) -> None:
+    c[:] = source
+    gemm_bias(a, b, bias, c, ta, tb, True)
+
+
 def copy(source: Array, target: Array) -> None:
     target[:] = source
 
@@ -39,6 +48,11 @@ def fill(target: Array, value: float) -> None:
 
 def column_sums(x: Array, sums: Array, accumulate: bool) -> None:
     _add(sums, x.sum(0, dtype=np.float64), accumulate)
+
+
+def column_sums_copy(x: Array, sums: Array, copied: Array, accumulate: bool) -> None:
+    column_sums(x, sums, accumulate)
+    copied[:] = x
 
 
 def _add(target: Array, value: Array, accumulate: bool) -> None:
@@ -53,6 +67,11 @@ def gelu_backward(x: Array, grad: Array) -> None:
     wide, t = x.astype(np.float64), _tanh(x)
     inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * wide**2)
     grad[:] = grad * (0.5 * (1 + t) + 0.5 * wide * (1 - t**2) * inner)
+
+
+def gelu_backward_sums(x: Array, grad: Array, sums: Array, accumulate: bool) -> None:
+    gelu_backward(x, grad)
+    column_sums(grad, sums, accumulate)
 
 
 def _tanh(x: Array) -> Array:
@@ -82,6 +101,11 @@ def layernorm(x: Array, stats: Array, gain: Array, bias: Array, y: Array) -> Non
     y[:] = _normed(x, stats) * gain + bias
 
 
+def layernorm_whole(x: Array, gain: Array, bias: Array, stats: Array, y: Array, eps: float) -> None:
+    layernorm_stats(x, stats, 0, True, eps)
+    layernorm(x, stats, gain, bias, y)
+
+
 def layernorm_sums(dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, accumulate: bool) -> None:
     scaled = dinp.astype(np.float64) * gain
     _add(sums, np.stack([scaled.sum(1), (scaled * _normed(x, stats)).sum(1)], axis=1), accumulate)
@@ -98,6 +122,15 @@ def layernorm_backward(
 def layernorm_gradients(dinp: Array, x: Array, stats: Array, dgain: Array, dbias: Array, accumulate: bool) -> None:
     _add(dgain, (dinp * _normed(x, stats)).sum(0), accumulate)
     _add(dbias, dinp.sum(0, dtype=np.float64), accumulate)
+
+
+def layernorm_whole_backward(
+    dinp: Array, x: Array, stats: Array, gain: Array, dx: Array, dgain: Array, dbias: Array, accumulate: bool, begun: bool
+) -> None:
+    sums = np.empty((x.shape[0], 2))
+    layernorm_sums(dinp, x, stats, gain, sums, False)
+    layernorm_backward(dinp, x, stats, gain, sums, dx, x.shape[1], accumulate)
+    layernorm_gradients(dinp, x, stats, dgain, dbias, begun)
 
 
 def _heads(q: Array, k: Array, seqs: int, heads: int) -> Iterator[tuple[int, slice, slice, slice]]:
@@ -243,9 +276,10 @@ def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:
 VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: with_bf16(verb)
     for verb in (
-        adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, copy, cross_entropy,
-        cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill, gelu,
-        gelu_backward, gemm, gemm_bias, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums,
-        sum_squares,
+        adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, column_sums_copy, copy,
+        cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens,
+        embed_tokens_backward, fill, gelu, gelu_backward, gelu_backward_sums, gemm, gemm_bias, gemm_bias_onto,
+        gemm_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole,
+        layernorm_whole_backward, sum_squares,
     )
 }  # fmt: skip

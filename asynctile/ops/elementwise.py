@@ -21,3 +21,13 @@ def column_sums(x: Handle, sums: Handle, *, accumulate: bool) -> Operation:
     """sums (C,) = column sums of x (R, C), T, plus sums if `accumulate`. Kernel: column_sums(x, sums, accumulate)."""
     expect("column_sums", sums, x.shape[1:])
     return Operation("column_sums", (x, sums), "ru" if accumulate else "rw", (accumulate,))
+
+
+def column_sums_copy(x: Handle, sums: Handle, copy: Handle, *, accumulate: bool) -> Operation:
+    """`column_sums` of x (R, C), float32, and copy (R, C), bf16, = x to nearest even.
+
+    Kernel: column_sums_copy(x, sums, copy, accumulate).
+    """
+    expect("column_sums_copy", sums, x.shape[1:])
+    expect("column_sums_copy", copy, x.shape)
+    return Operation("column_sums_copy", (x, sums, copy), "ruw" if accumulate else "rww", (accumulate,))

@@ -16,3 +16,13 @@ def gelu_backward(x: Handle, grad: Handle) -> Operation:
     """grad (R, C) *= gelu'(x), both T, in place. Kernel: gelu_backward(x, grad)."""
     expect("gelu_backward", grad, x.shape)
     return Operation("gelu_backward", (x, grad), "ru")
+
+
+def gelu_backward_sums(x: Handle, grad: Handle, sums: Handle, *, accumulate: bool) -> Operation:
+    """`gelu_backward`, and sums (C,) = column sums of the new grad before it is rounded to T, plus sums if `accumulate`.
+
+    Kernel: gelu_backward_sums(x, grad, sums, accumulate).
+    """
+    expect("gelu_backward_sums", grad, x.shape)
+    expect("gelu_backward_sums", sums, x.shape[1:])
+    return Operation("gelu_backward_sums", (x, grad, sums), "ruu" if accumulate else "ruw", (accumulate,))

@@ -1,7 +1,8 @@
 """Layer normalisation of rows that may be cut into several column tiles.
 
 y = (x - mean) rstd gain + bias over the whole row of `width` columns. Statistics and the two row sums of the
-backward pass are gathered column tile by column tile, so that no operation needs the whole row.
+backward pass are gathered column tile by column tile, so that no operation needs the whole row. Where a tile has whole
+rows, `layernorm_whole` and its backward do everything in one pass over it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,17 @@ def layernorm(x: Handle, stats: Handle, gain: Handle, bias: Handle, y: Handle) -
     return Operation("layernorm", (x, stats, gain, bias, y), "rrrrw")
 
 
+def layernorm_whole(x: Handle, gain: Handle, bias: Handle, stats: Handle, y: Handle, *, eps: float) -> Operation:
+    """stats (R, 2) = (mean, rstd) and y (R, C), T, from whole rows x (R, C). `layernorm` from these stats gives y's bits.
+
+    Kernel: layernorm_whole(x, gain, bias, stats, y, eps).
+    """
+    expect("layernorm_whole", y, x.shape)
+    expect("layernorm_whole", gain, x.shape[1:])
+    expect("layernorm_whole", stats, (x.shape[0], 2))
+    return Operation("layernorm_whole", (x, gain, bias, stats, y), "rrrww", (float(eps),))
+
+
 def layernorm_sums(
     dinp: Handle, x: Handle, stats: Handle, gain: Handle, sums: Handle, *, accumulate: bool
 ) -> Operation:
@@ -51,6 +63,24 @@ def layernorm_backward(
     expect("layernorm_backward", dx, x.shape)
     access = "rrrrru" if accumulate else "rrrrrw"
     return Operation("layernorm_backward", (dinp, x, stats, gain, sums, dx), access, (width, accumulate))
+
+
+def layernorm_whole_backward(
+    dinp: Handle, x: Handle, stats: Handle, gain: Handle, dx: Handle, dgain: Handle, dbias: Handle,
+    *, accumulate: bool, begun: bool,
+) -> Operation:  # fmt: skip
+    """For whole rows what layernorm_sums, _backward and _gradients compute: dx (R, C), dgain and dbias (C,).
+
+    accumulate: dx is added to; begun: dgain and dbias are.
+    Kernel: layernorm_whole_backward(dinp, x, stats, gain, dx, dgain, dbias, accumulate, begun).
+    """
+    for tile in (dinp, dx):
+        expect("layernorm_whole_backward", tile, x.shape)
+    for tile in (gain, dgain, dbias):
+        expect("layernorm_whole_backward", tile, x.shape[1:])
+    access = "rrrr" + ("u" if accumulate else "w") + ("uu" if begun else "ww")
+    operands = (dinp, x, stats, gain, dx, dgain, dbias)
+    return Operation("layernorm_whole_backward", operands, access, (accumulate, begun))
 
 
 def layernorm_gradients(

@@ -16,13 +16,13 @@ from tests.layers.shapes import SHAPES, Shape
 
 #: (operations of all kinds of programs, with and without recompute; digest of what they do to which tiles in which order)
 KNOWN = {
-    "one tile of everything": (1031, "bd99d2da4627a81c"),
-    "sequences cut, all ragged": (44580, "90aac71f47166eaa"),
-    "several sequences in a tile": (7024, "da4223e6e9eb04fe"),
-    "a head wider than the tile": (94352, "aab217bb8beb71c4"),
-    "one sequence of one token": (5060, "986d165fdeb57c91"),
-    "heads in uneven groups, narrow MLP": (19540, "540b441686b501ff"),
-    "tiles of one": (37680, "ffd69ab9fec81248"),
+    "one tile of everything": (851, "a577f46b38141aeb"),
+    "sequences cut, all ragged": (43104, "fd501fdc9078e3cb"),
+    "several sequences in a tile": (6720, "ce40406b0475723b"),
+    "a head wider than the tile": (91532, "e64e25db8832dba5"),
+    "one sequence of one token": (4872, "33b0e92d233df41e"),
+    "heads in uneven groups, narrow MLP": (18892, "2830f243776c45c8"),
+    "tiles of one": (36552, "fcb79baa5b81739b"),
 }
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from asynctile.kernels.cpu.elementwise import COLUMNS, ROWS, add_eight, add_one
 from asynctile.kernels.cpu.exp import exp
-from asynctile.kernels.cpu.jit import FUSE, TILE, kernel
+from asynctile.kernels.cpu.jit import FLAG, FUSE, ROW, TILE, kernel, piece
 
 #: -2 u = x (SLOPE + CUBIC x^2)
 SLOPE = np.float32(-2.0 * np.sqrt(2.0 / np.pi))
@@ -28,13 +29,40 @@ def gelu(x: Any, y: Any) -> None:
         target[i] = value / (ONE + exp(value * (SLOPE + CUBIC * (value * value))))
 
 
-@kernel((TILE, TILE), fastmath=FUSE)
-def gelu_backward(x: Any, grad: Any) -> None:
-    """grad *= gelu'(x)."""
-    source, target = x.reshape(-1), grad.reshape(-1)
+@piece(FUSE)
+def _bend(source: Any, target: Any) -> None:
     for i in range(source.size):
         value = source[i]
         square = value * value
         share = ONE / (ONE + exp(value * (SLOPE + CUBIC * square)))
         bend = value * (SLOPE + CUBIC_3 * square)
         target[i] *= share - share * (ONE - share) * bend
+
+
+@kernel((TILE, TILE))
+def gelu_backward(x: Any, grad: Any) -> None:
+    """grad *= gelu'(x)."""
+    _bend(x.reshape(-1), grad.reshape(-1))
+
+
+@kernel((TILE, TILE, ROW, FLAG))
+def gelu_backward_sums(x: Any, grad: Any, sums: Any, accumulate: bool) -> None:
+    """grad *= gelu'(x); sums = column sums of grad (+ sums), in the order of column_sums."""
+    rows, columns = x.shape
+    buffer = np.empty(min(COLUMNS, columns), np.float64)
+    for at in range(0, columns, COLUMNS):
+        end = min(at + COLUMNS, columns)
+        total = buffer[: end - at]
+        for j in range(total.size):
+            total[j] = sums[at + j] if accumulate else 0.0
+        whole = rows - rows % ROWS
+        for i in range(0, whole, ROWS):
+            for r in range(i, i + ROWS):
+                _bend(x[r, at:end], grad[r, at:end])
+            add_eight(total, grad[i, at:end], grad[i + 1, at:end], grad[i + 2, at:end], grad[i + 3, at:end],
+                      grad[i + 4, at:end], grad[i + 5, at:end], grad[i + 6, at:end], grad[i + 7, at:end])  # fmt: skip
+        for i in range(whole, rows):
+            _bend(x[i, at:end], grad[i, at:end])
+            add_one(total, grad[i, at:end])
+        for j in range(total.size):
+            sums[at + j] = total[j]

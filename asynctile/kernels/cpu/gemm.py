@@ -1,4 +1,4 @@
-"""Matrix product of tiles, with or without a bias row; see asynctile/ops/gemm.py for the contract.
+"""Matrix product of tiles, also onto a tile and with a bias row; see asynctile/ops/gemm.py for the contract.
 
 The product itself is OpenBLAS's, in the calling thread (blas.py).
 """
@@ -28,6 +28,15 @@ def gemm(a: Any, b: Any, c: Any, ta: bool, tb: bool, accumulate: bool) -> None:
     _multiply(a, b, c, ta, tb, ONE if accumulate else ZERO)
 
 
+@kernel((TILE, TILE, TILE, TILE, FLAG, FLAG))
+def gemm_onto(a: Any, b: Any, source: Any, c: Any, ta: bool, tb: bool) -> None:
+    """c = op(a) op(b) + source. The source goes in first, instead of zeros."""
+    x, y = source.reshape(-1), c.reshape(-1)
+    for i in range(x.size):
+        y[i] = x[i]
+    _multiply(a, b, c, ta, tb, ONE)
+
+
 @kernel((TILE, TILE, ROW, TILE, FLAG, FLAG, FLAG))
 def gemm_bias(a: Any, b: Any, bias: Any, c: Any, ta: bool, tb: bool, accumulate: bool) -> None:
     """c = op(a) op(b) (+ c) + bias. The bias goes in first: it replaces the zeros that BLAS would write anyway."""
@@ -39,4 +48,14 @@ def gemm_bias(a: Any, b: Any, bias: Any, c: Any, ta: bool, tb: bool, accumulate:
         else:
             for j in range(columns):
                 c[i, j] = bias[j]
+    _multiply(a, b, c, ta, tb, ONE)
+
+
+@kernel((TILE, TILE, ROW, TILE, TILE, FLAG, FLAG))
+def gemm_bias_onto(a: Any, b: Any, bias: Any, source: Any, c: Any, ta: bool, tb: bool) -> None:
+    """c = op(a) op(b) + source + bias. Source and bias go in first, together."""
+    rows, columns = c.shape
+    for i in range(rows):
+        for j in range(columns):
+            c[i, j] = source[i, j] + bias[j]
     _multiply(a, b, c, ta, tb, ONE)

@@ -47,14 +47,27 @@ def layernorm_stats(x: Any, stats: Any, seen: int, last: bool, eps: float) -> No
         stats[i, 1] = 1.0 / np.sqrt(squares / width + eps) if last else squares
 
 
-@kernel((TILE, TILE, ROW, ROW, TILE), fastmath=FUSE)
+@piece(FUSE)
+def _normalise(x: Any, mean: float, rstd: float, gain: Any, bias: Any, y: Any) -> None:
+    for j in range(x.size):
+        y[j] = (x[j] - mean) * rstd * gain[j] + bias[j]
+
+
+@kernel((TILE, TILE, ROW, ROW, TILE))
 def layernorm(x: Any, stats: Any, gain: Any, bias: Any, y: Any) -> None:
     """y = (x - mean) rstd gain + bias."""
-    rows, columns = x.shape
-    for i in range(rows):
-        mean, rstd = stats[i, 0], stats[i, 1]
-        for j in range(columns):
-            y[i, j] = (x[i, j] - mean) * rstd * gain[j] + bias[j]
+    for i in range(x.shape[0]):
+        _normalise(x[i], stats[i, 0], stats[i, 1], gain, bias, y[i])
+
+
+@kernel((TILE, ROW, ROW, TILE, TILE, REAL))
+def layernorm_whole(x: Any, gain: Any, bias: Any, stats: Any, y: Any, eps: float) -> None:
+    """stats = (mean, 1 / deviation) of whole rows, and y."""
+    for i in range(x.shape[0]):
+        mean, squares = _moments(x[i])
+        stats[i, 0] = mean
+        stats[i, 1] = 1.0 / np.sqrt(np.float64(squares) / x.shape[1] + eps)
+        _normalise(x[i], stats[i, 0], stats[i, 1], gain, bias, y[i])
 
 
 @piece(REDUCE)
@@ -77,22 +90,39 @@ def layernorm_sums(dinp: Any, x: Any, stats: Any, gain: Any, sums: Any, accumula
         sums[i, 1] = sums[i, 1] + weighted if accumulate else weighted
 
 
-@kernel((TILE, TILE, TILE, ROW, TILE, TILE, COUNT, FLAG), fastmath=FUSE)
+@piece(FUSE)
+def _add_gradient(dinp: Any, x: Any, mean: float, rstd: float, gain: Any, offset: float, slope: float, dx: Any) -> None:
+    for j in range(x.size):
+        dx[j] += rstd * (dinp[j] * gain[j] - offset - (x[j] - mean) * slope)
+
+
+@piece(FUSE)
+def _set_gradient(dinp: Any, x: Any, mean: float, rstd: float, gain: Any, offset: float, slope: float, dx: Any) -> None:
+    for j in range(x.size):
+        dx[j] = rstd * (dinp[j] * gain[j] - offset - (x[j] - mean) * slope)
+
+
+@piece()
+def _gradient(
+    dinp: Any, x: Any, stats: Any, gain: Any, plain: float, weighted: float, dx: Any, width: int, accumulate: bool
+) -> None:
+    """One row of dx from its stats and sums."""
+    mean, rstd = stats[0], stats[1]
+    offset = plain / np.float32(width)
+    slope = rstd * weighted / np.float32(width)
+    if accumulate:
+        _add_gradient(dinp, x, mean, rstd, gain, offset, slope, dx)
+    else:
+        _set_gradient(dinp, x, mean, rstd, gain, offset, slope, dx)
+
+
+@kernel((TILE, TILE, TILE, ROW, TILE, TILE, COUNT, FLAG))
 def layernorm_backward(
     dinp: Any, x: Any, stats: Any, gain: Any, sums: Any, dx: Any, width: int, accumulate: bool
 ) -> None:
     """dx = rstd (dinp gain - sums[0] / width - xhat sums[1] / width) (+ dx)."""
-    rows, columns = x.shape
-    for i in range(rows):
-        mean, rstd = stats[i, 0], stats[i, 1]
-        offset = sums[i, 0] / np.float32(width)
-        slope = rstd * sums[i, 1] / np.float32(width)
-        if accumulate:
-            for j in range(columns):
-                dx[i, j] += rstd * (dinp[i, j] * gain[j] - offset - (x[i, j] - mean) * slope)
-        else:
-            for j in range(columns):
-                dx[i, j] = rstd * (dinp[i, j] * gain[j] - offset - (x[i, j] - mean) * slope)
+    for i in range(x.shape[0]):
+        _gradient(dinp[i], x[i], stats[i], gain, sums[i, 0], sums[i, 1], dx[i], width, accumulate)
 
 
 @piece(FUSE)
@@ -109,6 +139,36 @@ def _add_one(gains: Any, biases: Any, d: Any, x: Any, mean: float, rstd: float) 
     for j in range(gains.size):
         gains[j] += d[j] * ((x[j] - mean) * rstd)
         biases[j] += d[j]
+
+
+@piece()
+def _whole_row(dinp: Any, x: Any, stats: Any, gain: Any, dx: Any, accumulate: bool) -> None:
+    plain, weighted = _row_sums(dinp, x, stats[0], gain)
+    weighted *= stats[1]
+    _gradient(dinp, x, stats, gain, plain, weighted, dx, x.size, accumulate)
+
+
+@kernel((TILE, TILE, TILE, ROW, TILE, ROW, ROW, FLAG, FLAG))
+def layernorm_whole_backward(
+    dinp: Any, x: Any, stats: Any, gain: Any, dx: Any, dgain: Any, dbias: Any, accumulate: bool, begun: bool
+) -> None:
+    """dx, dgain and dbias from whole rows (+ themselves)."""
+    rows, columns = x.shape
+    gains, biases = np.empty(columns, np.float64), np.empty(columns, np.float64)
+    for j in range(columns):
+        gains[j] = dgain[j] if begun else 0.0
+        biases[j] = dbias[j] if begun else 0.0
+    for i in range(0, rows - 1, 2):
+        _whole_row(dinp[i], x[i], stats[i], gain, dx[i], accumulate)
+        _whole_row(dinp[i + 1], x[i + 1], stats[i + 1], gain, dx[i + 1], accumulate)
+        _add_pair(gains, biases, dinp[i], x[i], stats[i, 0], stats[i, 1],
+                  dinp[i + 1], x[i + 1], stats[i + 1, 0], stats[i + 1, 1])  # fmt: skip
+    if rows % 2:
+        _whole_row(dinp[-1], x[-1], stats[-1], gain, dx[-1], accumulate)
+        _add_one(gains, biases, dinp[-1], x[-1], stats[-1, 0], stats[-1, 1])
+    for j in range(columns):
+        dgain[j] = gains[j]
+        dbias[j] = biases[j]
 
 
 @kernel((TILE, TILE, TILE, ROW, ROW, FLAG))

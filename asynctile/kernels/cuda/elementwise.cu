@@ -49,6 +49,19 @@ static __device__ void column_sums_chunk(const T *__restrict__ x, double *partia
     });
 }
 
+// Also a copy in bf16.
+template <bool VECTOR>
+static __device__ void column_sums_copy_chunk(const float *__restrict__ x, bf16 *__restrict__ copy, double *partial, int rows,
+                                              int columns, int chunks) {
+    sum_chunk<4, VECTOR, 1>(rows, columns, chunks, partial, [&](int row, int column, float(&sums)[1][4]) {
+        float values[4];
+        Span<4, VECTOR>::load(x + size_t(row) * columns, column, columns, values);
+        Span<4, VECTOR>::store(copy + size_t(row) * columns, column, columns, values);
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[0][i] += values[i];
+    });
+}
+
 extern "C" __global__ void copy_f32_f32(const float *source, float *target, int count) {
     copy_plain(source, target, count);
 }
@@ -77,6 +90,11 @@ extern "C" __global__ void column_sums_f32(const float *x, double *partial, int 
 extern "C" __global__ void column_sums_bf16(const bf16 *x, double *partial, int rows, int columns, int chunks) {
     if (columns % 8) column_sums_chunk<8, false>(x, partial, rows, columns, chunks);
     else column_sums_chunk<8, true>(x, partial, rows, columns, chunks);
+}
+
+extern "C" __global__ void column_sums_copy(const float *x, bf16 *copy, double *partial, int rows, int columns, int chunks) {
+    if (columns % 4) column_sums_copy_chunk<false>(x, copy, partial, rows, columns, chunks);
+    else column_sums_copy_chunk<true>(x, copy, partial, rows, columns, chunks);
 }
 
 extern "C" __global__ void column_sums_last(const double *partial, float *sums, int chunks, int columns, int accumulate) {

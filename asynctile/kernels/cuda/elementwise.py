@@ -25,3 +25,12 @@ def column_sums(on: Context, x: Array, sums: Array, accumulate: bool) -> None:
     chunks = chunks_of_rows(on, rows, width, columns)
     on.launch(f"column_sums_{suffix(x)}", width * chunks, BLOCK, x, on.scratch, rows, columns, chunks)
     on.launch("column_sums_last", divide_up(columns, WARP), BLOCK, on.scratch, sums, chunks, columns, accumulate)
+
+
+def column_sums_copy(on: Context, x: Array, sums: Array, copy: Array, accumulate: bool) -> None:
+    """sums = column sums of x (+ sums), copy = x in bf16."""
+    rows, columns = x.shape
+    width = spans(columns, lanes(x))
+    chunks = chunks_of_rows(on, rows, width, columns)
+    on.launch("column_sums_copy", width * chunks, BLOCK, x, copy, on.scratch, rows, columns, chunks)
+    on.launch("column_sums_last", divide_up(columns, WARP), BLOCK, on.scratch, sums, chunks, columns, accumulate)

@@ -48,6 +48,21 @@ static __device__ void gelu_backward(const T *x, T *grad, size_t count) {
     }
 }
 
+// Its column sums too; column_sums_last adds them up.
+template <int N, bool VECTOR, typename T>
+static __device__ void gelu_backward_chunk(const T *__restrict__ x, T *__restrict__ grad, double *partial, int rows,
+                                           int columns, int chunks) {
+    using Part = Span<N, VECTOR>;
+    sum_chunk<N, VECTOR, 1>(rows, columns, chunks, partial, [&](int row, int column, float(&sums)[1][N]) {
+        float values[N], grads[N];
+        Part::load(x + size_t(row) * columns, column, columns, values);
+        Part::load(grad + size_t(row) * columns, column, columns, grads);
+#pragma unroll
+        for (int i = 0; i < N; i++) sums[0][i] += grads[i] *= gelu_slope(values[i]);
+        Part::store(grad + size_t(row) * columns, column, columns, grads);
+    });
+}
+
 extern "C" __global__ void gelu_f32(const float *x, float *y, int count) { gelu_forward<4>(x, y, count); }
 
 extern "C" __global__ void gelu_bf16(const bf16 *x, bf16 *y, int count) { gelu_forward<8>(x, y, count); }
@@ -55,3 +70,15 @@ extern "C" __global__ void gelu_bf16(const bf16 *x, bf16 *y, int count) { gelu_f
 extern "C" __global__ void gelu_backward_f32(const float *x, float *grad, int count) { gelu_backward<4>(x, grad, count); }
 
 extern "C" __global__ void gelu_backward_bf16(const bf16 *x, bf16 *grad, int count) { gelu_backward<8>(x, grad, count); }
+
+extern "C" __global__ void gelu_backward_sums_f32(const float *x, float *grad, double *partial, int rows, int columns,
+                                                  int chunks) {
+    if (columns % 4) gelu_backward_chunk<4, false>(x, grad, partial, rows, columns, chunks);
+    else gelu_backward_chunk<4, true>(x, grad, partial, rows, columns, chunks);
+}
+
+extern "C" __global__ void gelu_backward_sums_bf16(const bf16 *x, bf16 *grad, double *partial, int rows, int columns,
+                                                   int chunks) {
+    if (columns % 8) gelu_backward_chunk<8, false>(x, grad, partial, rows, columns, chunks);
+    else gelu_backward_chunk<8, true>(x, grad, partial, rows, columns, chunks);
+}

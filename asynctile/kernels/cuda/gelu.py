@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asynctile.kernels.cuda.array import Array
 from asynctile.kernels.cuda.context import Context
-from asynctile.kernels.cuda.grid import BLOCK, blocks_of_vectors, suffix
+from asynctile.kernels.cuda.grid import BLOCK, WARP, blocks_of_vectors, chunks_of_rows, divide_up, lanes, spans, suffix
 
 
 def gelu(on: Context, x: Array, y: Array) -> None:
@@ -15,3 +15,13 @@ def gelu(on: Context, x: Array, y: Array) -> None:
 def gelu_backward(on: Context, x: Array, grad: Array) -> None:
     """grad *= gelu'(x)."""
     on.launch(f"gelu_backward_{suffix(x)}", blocks_of_vectors(x), BLOCK, x, grad, x.size)
+
+
+def gelu_backward_sums(on: Context, x: Array, grad: Array, sums: Array, accumulate: bool) -> None:
+    """grad *= gelu'(x); sums = column sums of grad (+ sums)."""
+    rows, columns = x.shape
+    width = spans(columns, lanes(x))
+    chunks = chunks_of_rows(on, rows, width, columns)
+    kernel = f"gelu_backward_sums_{suffix(x)}"
+    on.launch(kernel, width * chunks, BLOCK, x, grad, on.scratch, rows, columns, chunks)
+    on.launch("column_sums_last", divide_up(columns, WARP), BLOCK, on.scratch, sums, chunks, columns, accumulate)

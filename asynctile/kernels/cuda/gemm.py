@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asynctile.kernels.cuda.array import Array
 from asynctile.kernels.cuda.context import Context
+from asynctile.kernels.cuda.elementwise import copy
 from asynctile.kernels.cuda.grid import BLOCK, lanes, patches, suffix
 
 
@@ -14,8 +15,26 @@ def gemm(on: Context, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumula
 
 def gemm_bias(on: Context, a: Array, b: Array, bias: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
     """c = op(a) op(b) (+ c) + bias. Where no library adds it on the way out, the bias goes in first, by a pass of its own."""
-    if on.gemm_onto(a, b, c, ta, tb, c if accumulate else None, bias):
-        return
+    if not on.gemm_onto(a, b, c, ta, tb, c if accumulate else None, bias):
+        _begin(on, bias, c, c, accumulate)
+        on.gemm(a, b, c, ta, tb, True)
+
+
+def gemm_onto(on: Context, a: Array, b: Array, source: Array, c: Array, ta: bool, tb: bool) -> None:
+    """c = op(a) op(b) + source, which goes in first where no library adds it."""
+    if not on.gemm_onto(a, b, c, ta, tb, source, None):
+        copy(on, source, c)
+        on.gemm(a, b, c, ta, tb, True)
+
+
+def gemm_bias_onto(on: Context, a: Array, b: Array, bias: Array, source: Array, c: Array, ta: bool, tb: bool) -> None:
+    """c = op(a) op(b) + source + bias, which go in first, together, where no library adds them."""
+    if not on.gemm_onto(a, b, c, ta, tb, source, bias):
+        _begin(on, bias, source, c, True)
+        on.gemm(a, b, c, ta, tb, True)
+
+
+def _begin(on: Context, bias: Array, source: Array, c: Array, onto: bool) -> None:
     rows, columns = c.shape
-    on.launch(f"bias_{suffix(c)}", patches(rows, columns, lanes(c)), BLOCK, bias, c, rows, columns, accumulate)
-    on.gemm(a, b, c, ta, tb, True)
+    grid = patches(rows, columns, lanes(c))
+    on.launch(f"bias_{suffix(c)}", grid, BLOCK, bias, source, c, rows, columns, onto)

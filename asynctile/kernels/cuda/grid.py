@@ -48,12 +48,12 @@ def patches(rows: int, columns: int, n: int) -> int:
     return spans(columns, n) * divide_up(rows, PATCH_ROWS)
 
 
-def chunks_of_rows(on: Context, rows: int, width: int, sums: int) -> int:
+def chunks_of_rows(on: Context, rows: int, width: int, sums: int, least: int = LEAST_ROWS) -> int:
     """Into how many pieces sum_chunk of rows.cuh cuts rows of `width` spans; each leaves `sums` doubles in the scratch.
 
-    Raises ValueError if not even one piece fits.
+    least: rows of a piece. Raises ValueError if not even one piece fits.
     """
     room = on.scratch.size // sums
     if not room:
         raise ValueError(f"{sums} sums of columns do not fit in a scratch of {on.scratch.size}; take a smaller tile")
-    return min(divide_up(MANY, width), divide_up(rows, LEAST_ROWS), room)
+    return min(divide_up(MANY, width), divide_up(rows, least), room)

@@ -38,22 +38,37 @@ static __device__ __forceinline__ Moments moments_of(const float *__restrict__ r
     return {mean + residue, warp_sum(squares) - residue * residue * count, count};
 }
 
+// Those of a tile's row, which a warp has to itself.
 template <bool VECTOR>
-static __device__ void stats_of_rows(const float *x, float *stats, int rows, int columns, int seen, int last, float eps) {
+static __device__ __forceinline__ Moments moments_of_row(const float *row, int columns) {
     constexpr int SPANS = 8;
-    int row = blockIdx.x * WARPS + warp_index();
-    if (row >= rows) return;
-    const float *values = x + size_t(row) * columns;
     Moments all = {};
     for (int first = 0; first < columns; first += SPANS * WARP * 4) {
-        Moments some = moments_of<SPANS, VECTOR>(values, first, columns);
+        Moments some = moments_of<SPANS, VECTOR>(row, first, columns);
         all = first ? merge_moments(all, some) : some;
     }
+    return all;
+}
+
+static __device__ __forceinline__ float inverse_deviation(Moments all, float eps) {
+    return 1.0f / sqrtf(float(all.squares) / float(all.count) + eps);
+}
+
+// Rounded where it says so: the two kernels that compute it give equal bits.
+static __device__ __forceinline__ float normal(float x, float mean, float rstd, float gain, float bias) {
+    return __fmaf_rn(__fmul_rn(__fsub_rn(x, mean), rstd), gain, bias);
+}
+
+template <bool VECTOR>
+static __device__ void stats_of_rows(const float *x, float *stats, int rows, int columns, int seen, int last, float eps) {
+    int row = blockIdx.x * WARPS + warp_index();
+    if (row >= rows) return;
+    Moments all = moments_of_row<VECTOR>(x + size_t(row) * columns, columns);
     float *target = stats + 2 * size_t(row);
     if (seen) all = merge_moments({target[0], target[1], double(seen)}, all);
     if (lane_index()) return;
     target[0] = all.mean;
-    target[1] = last ? 1.0f / sqrtf(float(all.squares) / float(all.count) + eps) : float(all.squares);
+    target[1] = last ? inverse_deviation(all, eps) : float(all.squares);
 }
 
 template <int N, bool VECTOR, typename T>
@@ -68,8 +83,32 @@ static __device__ void normalise(const float *__restrict__ x, const float *__res
         float mean = stats[2 * size_t(row)], rstd = stats[2 * size_t(row) + 1], values[N];
         Part::load(x + size_t(row) * columns, patch.column, columns, values);
 #pragma unroll
-        for (int i = 0; i < N; i++) values[i] = (values[i] - mean) * rstd * gains[i] + biases[i];
+        for (int i = 0; i < N; i++) values[i] = normal(values[i], mean, rstd, gains[i], biases[i]);
         Part::store(y + size_t(row) * columns, patch.column, columns, values);
+    }
+}
+
+// Statistics of whole rows, and the rows normalised: read again at once, they come from the nearest cache.
+template <int N, bool VECTOR, typename T>
+static __device__ void normalise_rows(const float *__restrict__ x, const float *__restrict__ gain,
+                                      const float *__restrict__ bias, float *stats, T *__restrict__ y, int rows, int columns,
+                                      float eps) {
+    using Part = Span<N, VECTOR>;
+    int row = blockIdx.x * WARPS + warp_index();
+    if (row >= rows) return;
+    const float *source = x + size_t(row) * columns;
+    Moments all = moments_of_row<VECTOR>(source, columns);
+    float mean = all.mean, rstd = inverse_deviation(all, eps);
+    if (lane_index() == 0) stats[2 * size_t(row)] = mean, stats[2 * size_t(row) + 1] = rstd;
+#pragma unroll 2
+    for (int first = 0; first < columns; first += Part::width) {
+        float values[N], gains[N], biases[N];
+        Part::load(source, first, columns, values);
+        Part::load(gain, first, columns, gains);
+        Part::load(bias, first, columns, biases);
+#pragma unroll
+        for (int i = 0; i < N; i++) values[i] = normal(values[i], mean, rstd, gains[i], biases[i]);
+        Part::store(y + size_t(row) * columns, first, columns, values);
     }
 }
 
@@ -138,6 +177,74 @@ static __device__ void gradients_chunk(const float *__restrict__ dinp, const flo
     });
 }
 
+// Everything of a block's rows, each read once. WARPS rows at a time: a warp sums a row, keeps it in shared memory (the
+// gradient of the output, then xhat) and writes dx; then each thread adds these rows to the sums of its own columns, which
+// also stay there. partial: (chunks, 2, columns). Shared rows begin where vectors may.
+template <bool VECTOR>
+static __device__ void whole_rows_backward(const float *__restrict__ dinp, const float *__restrict__ x,
+                                           const float *__restrict__ stats, const float *__restrict__ gain, float *dx,
+                                           float *partial, int rows, int columns, int held, int accumulate) {
+    using Part = Span<4, VECTOR>;
+    DYNAMIC_SHARED(float, shared);
+    int stride = divide_up(columns, 4) * 4, warp = warp_index();
+    float *sums = shared, *lines = shared + 2 * stride;
+    float *line = lines + 2 * warp * stride, *hats = line + stride, share = 1.0f / columns;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) sums[c] = sums[stride + c] = 0.0f;
+    int first = size_t(rows) * blockIdx.x / gridDim.x, end = size_t(rows) * (blockIdx.x + 1) / gridDim.x;
+    for (; first < end; first += held) {
+        int row = first + warp;
+        if (warp < held && row < end) {
+            size_t start = size_t(row) * columns;
+            float mean = stats[2 * size_t(row)], rstd = stats[2 * size_t(row) + 1], plain = 0.0f, weighted = 0.0f;
+#pragma unroll 4
+            for (int at = 0; at < columns; at += Part::width) {
+                float grads[4], values[4], gains[4];
+                Part::load(dinp + start, at, columns, grads);
+                Part::load(x + start, at, columns, values);
+                Part::load(gain, at, columns, gains);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    bool inside = at + Part::place(i) < columns;
+                    values[i] = inside ? (values[i] - mean) * rstd : 0.0f;
+                    float scaled = grads[i] * gains[i];
+                    plain += scaled;
+                    weighted += scaled * values[i];
+                }
+                Part::store(line, at, columns, grads);
+                Part::store(hats, at, columns, values);
+            }
+            float offset = warp_sum(plain) * share, slope = warp_sum(weighted) * share;
+#pragma unroll 4
+            for (int at = 0; at < columns; at += Part::width) {
+                float grads[4], values[4], gains[4], before[4] = {};
+                Part::load(line, at, columns, grads);
+                Part::load(hats, at, columns, values);
+                Part::load(gain, at, columns, gains);
+                if (accumulate) Part::load(dx + start, at, columns, before);
+#pragma unroll
+                for (int i = 0; i < 4; i++) before[i] += rstd * (grads[i] * gains[i] - offset - values[i] * slope);
+                Part::store(dx + start, at, columns, before);
+            }
+        }
+        __syncthreads();
+        int count = min(held, end - first);
+        for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+            float gains = sums[c], biases = sums[stride + c];
+            for (int r = 0; r < count; r++) {
+                float grad = lines[2 * r * stride + c];
+                gains += grad * lines[(2 * r + 1) * stride + c];
+                biases += grad;
+            }
+            sums[c] = gains, sums[stride + c] = biases;
+        }
+        __syncthreads();
+    }
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        partial[2 * size_t(blockIdx.x) * columns + c] = sums[c];
+        partial[(2 * size_t(blockIdx.x) + 1) * columns + c] = sums[stride + c];
+    }
+}
+
 extern "C" __global__ void layernorm_stats(const float *x, float *stats, int rows, int columns, int seen, int last, float eps) {
     if (columns % 4) stats_of_rows<false>(x, stats, rows, columns, seen, last, eps);
     else stats_of_rows<true>(x, stats, rows, columns, seen, last, eps);
@@ -153,6 +260,18 @@ extern "C" __global__ void layernorm_bf16(const float *x, const float *stats, co
                                           int rows, int columns) {
     if (columns % 8) normalise<8, false>(x, stats, gain, bias, y, rows, columns);
     else normalise<8, true>(x, stats, gain, bias, y, rows, columns);
+}
+
+extern "C" __global__ void layernorm_whole_f32(const float *x, const float *gain, const float *bias, float *stats, float *y,
+                                               int rows, int columns, float eps) {
+    if (columns % 4) normalise_rows<4, false>(x, gain, bias, stats, y, rows, columns, eps);
+    else normalise_rows<4, true>(x, gain, bias, stats, y, rows, columns, eps);
+}
+
+extern "C" __global__ void layernorm_whole_bf16(const float *x, const float *gain, const float *bias, float *stats, bf16 *y,
+                                                int rows, int columns, float eps) {
+    if (columns % 4) normalise_rows<4, false>(x, gain, bias, stats, y, rows, columns, eps);
+    else normalise_rows<4, true>(x, gain, bias, stats, y, rows, columns, eps);
 }
 
 extern "C" __global__ void layernorm_sums(const float *dinp, const float *x, const float *stats, const float *gain,
@@ -177,4 +296,17 @@ extern "C" __global__ void layernorm_gradients_last(const double *partial, float
                                                     int accumulate) {
     float *sums = blockIdx.y ? dbias : dgain;
     sum_partials(partial + size_t(blockIdx.y) * columns, 2 * columns, chunks, columns, sums, accumulate);
+}
+
+extern "C" __global__ void layernorm_whole_backward(const float *dinp, const float *x, const float *stats, const float *gain,
+                                                    float *dx, float *partial, int rows, int columns, int held,
+                                                    int accumulate) {
+    if (columns % 4) whole_rows_backward<false>(dinp, x, stats, gain, dx, partial, rows, columns, held, accumulate);
+    else whole_rows_backward<true>(dinp, x, stats, gain, dx, partial, rows, columns, held, accumulate);
+}
+
+extern "C" __global__ void layernorm_whole_backward_last(const float *partial, float *dgain, float *dbias, int chunks,
+                                                         int columns, int begun) {
+    float *sums = blockIdx.y ? dbias : dgain;
+    sum_partials(partial + size_t(blockIdx.y) * columns, 2 * columns, chunks, columns, sums, begun);
 }

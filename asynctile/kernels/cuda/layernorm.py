@@ -7,6 +7,8 @@ from asynctile.kernels.cuda.context import Context
 from asynctile.kernels.cuda.grid import BLOCK, WARP, chunks_of_rows, divide_up, lanes, patches, spans, suffix
 
 WARPS = BLOCK // WARP
+#: Bytes of shared memory that a block may have.
+SHARED = 227 << 10
 
 
 def layernorm_stats(on: Context, x: Array, stats: Array, seen: int, last: bool, eps: float) -> None:
@@ -19,6 +21,13 @@ def layernorm(on: Context, x: Array, stats: Array, gain: Array, bias: Array, y: 
     """y = (x - mean) rstd gain + bias."""
     rows, columns = x.shape
     on.launch(f"layernorm_{suffix(y)}", patches(rows, columns, lanes(y)), BLOCK, x, stats, gain, bias, y, rows, columns)
+
+
+def layernorm_whole(on: Context, x: Array, gain: Array, bias: Array, stats: Array, y: Array, eps: float) -> None:
+    """stats = (mean, 1 / deviation) of whole rows, and y."""
+    rows, columns = x.shape
+    grid = divide_up(rows, WARPS)
+    on.launch(f"layernorm_whole_{suffix(y)}", grid, BLOCK, x, gain, bias, stats, y, rows, columns, eps)
 
 
 def layernorm_sums(on: Context, dinp: Array, x: Array, stats: Array, gain: Array, sums: Array, accumulate: bool) -> None:
@@ -46,3 +55,23 @@ def layernorm_gradients(
     on.launch("layernorm_gradients", width * chunks, BLOCK, dinp, x, stats, on.scratch, rows, columns, chunks)
     grid = (divide_up(columns, WARP), 2)
     on.launch("layernorm_gradients_last", grid, BLOCK, on.scratch, dgain, dbias, chunks, columns, accumulate)
+
+
+def layernorm_whole_backward(
+    on: Context, dinp: Array, x: Array, stats: Array, gain: Array, dx: Array, dgain: Array, dbias: Array,
+    accumulate: bool, begun: bool,
+) -> None:  # fmt: skip
+    """dx, dgain and dbias from whole rows (+ themselves)."""
+    rows, columns = x.shape
+    line = 2 * 4 * 4 * divide_up(columns, 4)
+    held = min(WARPS, SHARED // line - 1)
+    if held < 1:
+        raise ValueError(f"rows of {columns} columns do not fit in {SHARED} bytes of shared memory; take a smaller tile")
+    # Partial sums are float32: those of two rows take the room of one in the scratch.
+    chunks = chunks_of_rows(on, rows, 1, columns, least=WARPS)
+    on.launch(
+        "layernorm_whole_backward", chunks, BLOCK, dinp, x, stats, gain, dx, on.scratch, rows, columns, held, accumulate,
+        shared=line * (held + 1),
+    )  # fmt: skip
+    grid = (divide_up(columns, WARP), 2)
+    on.launch("layernorm_whole_backward_last", grid, BLOCK, on.scratch, dgain, dbias, chunks, columns, begun)

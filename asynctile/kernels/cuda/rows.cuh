@@ -128,8 +128,9 @@ static __device__ __forceinline__ void sum_chunk(int rows, int columns, int chun
     }
 }
 
-// The second step: a block sums the chunks of 32 columns. partial: rows of `stride` doubles, one for each chunk.
-static __device__ __forceinline__ void sum_partials(const double *partial, int stride, int chunks, int columns, float *sums,
+// The second step: a block sums the chunks of 32 columns. partial: rows of `stride` numbers, one for each chunk.
+template <typename T>
+static __device__ __forceinline__ void sum_partials(const T *partial, int stride, int chunks, int columns, float *sums,
                                                     int accumulate) {
     __shared__ double parts[WARPS][WARP];
     int column = blockIdx.x * WARP + lane_index();

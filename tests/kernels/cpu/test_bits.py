@@ -19,10 +19,14 @@ def operands(name):
     number = np.zeros(1)
     calls = {
         "gemm": ([x[0], x[1], random(15, R, R)], (False, True, True)),
+        "gemm_bias_onto": ([x[0], x[1], random(16, R), random(15, R, R), random(17, R, R)], (False, True)),
         "column_sums": ([x[0], row], (True,)),
         "gelu": ([x[0], x[1]], ()),
         "gelu_backward": ([x[0], x[1]], ()),
+        "gelu_backward_sums": ([x[0], x[1], row], (True,)),
         "layernorm_stats": ([x[0], pair], (C, True, 1e-5)),
+        "layernorm_whole": ([x[0], row, row, pair, x[1]], (1e-5,)),
+        "layernorm_whole_backward": ([x[0], x[1], pair, row, x[2], row.copy(), row.copy()], (True, True)),
         "layernorm_sums": ([x[0], x[1], pair, row, np.zeros_like(pair)], (False,)),
         "layernorm_gradients": ([x[0], x[1], pair, row, row.copy()], (True,)),
         "cross_entropy": ([x[0], tokens, wide], (0, False, True, number)),
@@ -49,8 +53,9 @@ def run(name, shift):
 
 
 NAMES = [
-    "gemm", "column_sums", "gelu", "gelu_backward", "layernorm_stats", "layernorm_sums", "layernorm_gradients",
-    "cross_entropy", "cross_entropy_backward", "attention", "attention_delta", "attention_backward", "sum_squares",
+    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "gelu_backward_sums", "layernorm_stats", "layernorm_sums",
+    "layernorm_gradients", "layernorm_whole", "layernorm_whole_backward", "cross_entropy", "cross_entropy_backward",
+    "attention", "attention_delta", "attention_backward", "sum_squares",
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from asynctile.kernels.cpu import KERNELS
+from asynctile.precision import to_bf16
 from tests.kernels.reference import poison, random
 
 
@@ -33,3 +34,14 @@ def test_column_sums_shows_nan():
     KERNELS["column_sums"](x, sums, False)
     assert np.isnan(sums[4])
     assert np.isfinite(np.delete(sums, 4)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (100, 132)])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_column_sums_copy(shape, accumulate):
+    x, row, copy = random(1, *shape), random(2, shape[1]), np.zeros(shape, np.uint16)
+    expected, sums = (row.copy() if accumulate else poison(shape[1]) for _ in range(2))
+    KERNELS["column_sums"](x, expected, accumulate)
+    KERNELS["column_sums_copy"](x, sums, copy, accumulate)
+    assert sums.tobytes() == expected.tobytes()
+    assert copy.tobytes() == to_bf16(x).tobytes()

@@ -18,6 +18,20 @@ def test_gelu(shape):
     assert error(grad, expected) < 2e-6
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (8, 5), (100, 129), (17, 1500)])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_backward_with_sums_has_the_bits_of_two(shape, accumulate):
+    x, grad, row = random(1, *shape, scale=3.0), random(2, *shape), random(3, shape[1])
+    expected, found = grad.copy(), grad.copy()
+    expected_sums, sums = (row.copy() if accumulate else poison(shape[1]) for _ in range(2))
+    KERNELS["gelu_backward"](x, expected)
+    KERNELS["column_sums"](expected, expected_sums, accumulate)
+    KERNELS["gelu_backward_sums"](x, found, sums, accumulate)
+    assert found.tobytes() == expected.tobytes()
+    assert sums.tobytes() == expected_sums.tobytes()
+    assert np.isfinite(sums).all()
+
+
 def test_ends_of_the_range():
     x = np.array([[-1e6, -100, -20, 0, 20, 100, 1e6]], np.float32)
     y, grad = np.full_like(x, np.nan), np.ones_like(x)

@@ -1,4 +1,4 @@
-"""gemm and gemm_bias against float64; outputs that are only written start as NaN."""
+"""gemm in its four forms against float64; outputs that are only written start as NaN."""
 
 import numpy as np
 import pytest
@@ -26,6 +26,21 @@ def test_gemm(rows, inner, columns, ta, tb, accumulate):
     c = before.copy() if accumulate else poison(rows, columns)
     KERNELS["gemm_bias"](a, b, bias, c, ta, tb, accumulate)
     assert error(c, expected + bias) < 2e-6
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("tb", [False, True])
+def test_gemm_onto_is_gemm_added_to_a_copy_bit_for_bit(rows, inner, columns, ta, tb):
+    a = random(1, *((inner, rows) if ta else (rows, inner)))
+    b = random(2, *((columns, inner) if tb else (inner, columns)))
+    bias, source = random(3, columns), random(4, rows, columns)
+    for verb, more in (("gemm", ()), ("gemm_bias", (bias,))):
+        expected, c, kept = source.copy(), poison(rows, columns), source.copy()
+        KERNELS[verb](a, b, *more, expected, ta, tb, True)
+        KERNELS[f"{verb}_onto"](a, b, *more, kept, c, ta, tb)
+        assert c.tobytes() == expected.tobytes()
+        assert kept.tobytes() == source.tobytes()
 
 
 def test_nan_reaches_its_row_only():

@@ -73,9 +73,43 @@ def test_backward(rows, widths, accumulate):
     assert error(np.hstack(dbias), expected[2] + more[0]) < 1e-6
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 17), (129, 768), (7, 1500)])
+@pytest.mark.parametrize("offset", [0.0, 30.0])
+def test_whole_rows_in_one_pass_have_the_bits_of_two(rows, width, offset):
+    x, gain, bias = random(1, rows, width) + np.float32(offset), random(2, width), random(3, width)
+    expected, found = poison(rows, width), poison(rows, width)
+    stats, expected_stats = poison(rows, 2), statistics([x])
+    KERNELS["layernorm"](x, expected_stats, gain, bias, expected)
+    KERNELS["layernorm_whole"](x, gain, bias, stats, found, EPS)
+    assert stats.tobytes() == expected_stats.tobytes()
+    assert found.tobytes() == expected.tobytes()
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 17), (2, 40), (129, 768), (7, 1500)])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_backward_in_one_pass_has_the_bits_of_three(rows, width, accumulate, begun):
+    x, dinp, gain = random(1, rows, width), random(2, rows, width), random(3, width)
+    before, row, stats, sums = random(4, rows, width), random(5, width), statistics([x]), poison(rows, 2)
+    expected, found = ([before.copy() if accumulate else poison(rows, width)]
+                       + [row.copy() if begun else poison(width) for _ in range(2)] for _ in range(2))  # fmt: skip
+    KERNELS["layernorm_sums"](dinp, x, stats, gain, sums, False)
+    KERNELS["layernorm_backward"](dinp, x, stats, gain, sums, expected[0], width, accumulate)
+    KERNELS["layernorm_gradients"](dinp, x, stats, *expected[1:], begun)
+    KERNELS["layernorm_whole_backward"](dinp, x, stats, gain, *found, accumulate, begun)
+    for one, other in zip(found, expected, strict=True):
+        assert one.tobytes() == other.tobytes()
+        assert np.isfinite(one).all()
+
+
 def test_nan_is_seen():
     x, stats = random(1, 4, 40), poison(4, 2)
     x[2, 17] = np.nan
     KERNELS["layernorm_stats"](x, stats, 0, True, EPS)
     assert np.isnan(stats[2]).all()
     assert np.isfinite(stats[[0, 1, 3]]).all()
+    whole, y, row = poison(4, 2), np.zeros_like(x), np.ones(40, np.float32)
+    KERNELS["layernorm_whole"](x, row, row, whole, y, EPS)
+    assert np.isnan(whole[2]).all() and np.isnan(y[2]).all()
+    assert np.isfinite(y[[0, 1, 3]]).all()

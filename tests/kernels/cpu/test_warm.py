@@ -31,7 +31,7 @@ print(sum(sum(function.stats.cache_misses.values()) for function in cpu.KERNELS.
 
 
 def test_every_verb_has_a_kernel():
-    assert set(cpu.KERNELS) == {*ops.__all__, "gemm_bias"}
+    assert set(cpu.KERNELS) == {*ops.__all__, "gemm_bias", "gemm_onto", "gemm_bias_onto"}
 
 
 def test_another_process_loads_what_one_compiled(tmp_path):

@@ -34,7 +34,7 @@ def test_an_argument_of_another_type_is_an_error():
 
 
 def test_every_verb_has_a_launcher():
-    assert set(KERNELS) == {*ops.__all__, "gemm_bias", "adamw_bf16"}
+    assert set(KERNELS) == {*ops.__all__, "gemm_bias", "gemm_onto", "gemm_bias_onto"}
 
 
 def test_tiles_too_large_for_the_scratch_are_refused():
@@ -48,5 +48,11 @@ def test_tiles_too_large_for_the_scratch_are_refused():
         KERNELS["column_sums"](Small(), tile(5, 1001), tile(1001), False)
     with pytest.raises(ValueError, match="1002 sums of columns do not fit"):
         KERNELS["layernorm_gradients"](Small(), *[tile(5, 501)] * 2, tile(5, 2), *[tile(501)] * 2, False)
+    rows, pair, row = tile(5, 1001), tile(5, 2), tile(1001)
+    with pytest.raises(ValueError, match="1001 sums of columns do not fit"):
+        KERNELS["layernorm_whole_backward"](Small(), rows, rows, pair, row, rows, row, row, False, False)
+    rows, row = tile(5, 15000), tile(15000)
+    with pytest.raises(ValueError, match="15000 columns do not fit in 232448 bytes of shared memory"):
+        KERNELS["layernorm_whole_backward"](Small(), rows, rows, pair, row, rows, row, row, False, False)
     with pytest.raises(ValueError, match="64001 table rows does not fit in 8000 bytes"):
         KERNELS["embed_tokens_backward"](Small(), tile(1, dtype=np.int32), tile(1, 8), tile(64001, 8), 0)

@@ -55,6 +55,17 @@ def test_column_sums(machine, shape, dtype, accumulate):
     np.testing.assert_allclose(sums, expected, rtol=4e-7, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (100, 132), (1001, 8), (17, 1280), (300, 520)])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_column_sums_copy(machine, shape, accumulate):
+    x, before, copy = random(1, *shape) + np.float32(3), random(2, shape[1]), poison(*shape, dtype="bf16")
+    sums, expected = (before.copy() if accumulate else poison(shape[1]) for _ in range(2))
+    machine.run("column_sums", [x, expected], (accumulate,))
+    machine.run("column_sums_copy", [x, sums, copy], (accumulate,))
+    assert sums.tobytes() == expected.tobytes()
+    assert copy.tobytes() == to_bf16(x).tobytes()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_column_sums_shows_nan(machine, dtype):
     x, sums = wide(random(1, 20, 20)).astype(np.float32), poison(20)

@@ -1,4 +1,4 @@
-"""gemm and gemm_bias against float64 in every mixture of dtypes; outputs that are only written start as NaN."""
+"""gemm in its four forms against float64 in every mixture of dtypes; outputs that are only written start as NaN."""
 
 import numpy as np
 import pytest
@@ -25,6 +25,24 @@ def test_gemm(machine, rows, inner, columns, dtype, out, ta, tb, accumulate):
     machine.run("gemm_bias", [a, b, bias, c], (ta, tb, accumulate))
     # In bf16 the sum of c and bias is rounded before the product joins it.
     assert_close(c, expected + bias, 1e-2 if out == "bf16" else 3e-6)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
+@pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32")])
+@pytest.mark.parametrize(("ta", "tb"), [(False, False), (True, False), (False, True), (True, True)])
+def test_gemm_onto(machine, rows, inner, columns, dtype, out, ta, tb):
+    a = random(1, *((inner, rows) if ta else (rows, inner)), dtype=dtype)
+    b = random(2, *((columns, inner) if tb else (inner, columns)), dtype=dtype)
+    bias, source = random(3, columns), random(4, rows, columns, dtype=out)
+    kept = source.copy()
+    expected = (wide(a).T if ta else wide(a)) @ (wide(b).T if tb else wide(b)) + wide(source)
+    c = poison(rows, columns, dtype=out)
+    machine.run("gemm_onto", [a, b, source, c], (ta, tb))
+    assert_close(c, expected, 3e-6)
+    c = poison(rows, columns, dtype=out)
+    machine.run("gemm_bias_onto", [a, b, bias, source, c], (ta, tb))
+    assert_close(c, expected + bias, 1e-2 if out == "bf16" else 3e-6)
+    assert source.tobytes() == kept.tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,6 +8,8 @@ from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, type
 
 EPS = 1e-5
 CASES = [(1, [1, 1]), (3, [17]), (100, [64, 64, 1]), (33, [100, 29]), (70, [768]), (7, [1500]), (5, [2056, 1024])]
+#: Rows and columns of tiles that hold whole rows.
+WHOLE = [(1, 1), (3, 17), (33, 132), (100, 129), (70, 768), (7, 1500), (9, 2056)]
 
 
 def tiles(x, widths):
@@ -44,6 +46,19 @@ def test_forward(machine, rows, widths, offset, dtype):
     assert_close(np.hstack(found), reference.layernorm(x, gain, bias, EPS), tolerance)
 
 
+@pytest.mark.parametrize(("rows", "width"), WHOLE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_rows_in_one_pass_and_again_from_their_statistics(machine, rows, width, dtype):
+    """What is kept or made again backward has the bits of forward."""
+    x, gain, bias = random(1, rows, width) + np.float32(3), random(2, width), random(3, width)
+    expected, found, stats = poison(rows, width, dtype=dtype), poison(rows, width, dtype=dtype), poison(rows, 2)
+    machine.run("layernorm_whole", [x, gain, bias, stats, found], (EPS,))
+    machine.run("layernorm", [x, stats, gain, bias, expected], ())
+    np.testing.assert_allclose(stats, statistics(machine, [x]), rtol=1e-6)
+    assert found.tobytes() == expected.tobytes()
+    assert np.isfinite(wide(found)).all()
+
+
 @pytest.mark.parametrize(("rows", "widths"), CASES)
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_backward(machine, rows, widths, accumulate):
@@ -71,6 +86,35 @@ def test_backward(machine, rows, widths, accumulate):
     assert_close(np.hstack(dx), expected[0] + more, tolerance)
     assert_close(np.hstack(dgain), expected[1] + more[0], tolerance)
     assert_close(np.hstack(dbias), expected[2] + more[0], 1e-6)
+
+
+@pytest.mark.parametrize(("rows", "width"), [*WHOLE, (700, 36), (17, 5000)])
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_backward_of_whole_rows_in_one_pass(machine, rows, width, accumulate, begun):
+    x, dinp, gain = random(1, rows, width), random(2, rows, width), random(3, width)
+    before, row, stats = random(4, rows, width), random(5, width), statistics(machine, [x])
+    dx = before.copy() if accumulate else poison(rows, width)
+    dgain, dbias = (row.copy() if begun else poison(width) for _ in range(2))
+    machine.run("layernorm_whole_backward", [dinp, x, stats, gain, dx, dgain, dbias], (accumulate, begun))
+    expected = reference.layernorm_gradients(dinp, x, gain, EPS)
+    more = row if begun else np.zeros_like(row)
+    tolerance = 3e-6 if width > 2 else 1e-2
+    assert_close(dx, expected[0] + (before if accumulate else 0), tolerance)
+    assert_close(dgain, expected[1] + more, tolerance)
+    assert_close(dbias, expected[2] + more, 1e-6)
+
+
+@pytest.mark.parametrize("columns", [40, 41])
+def test_backward_of_whole_rows_shows_nan(machine, columns):
+    x, dinp, gain, stats = random(1, 20, columns), random(2, 20, columns), random(3, columns), np.ones((20, 2), np.float32)
+    dinp[11, 4], x[12, 5] = np.nan, np.inf
+    dx, dgain, dbias = poison(20, columns), poison(columns), poison(columns)
+    machine.run("layernorm_whole_backward", [dinp, x, stats, gain, dx, dgain, dbias], (False, False))
+    assert np.isnan(dx[[11, 12]]).all(axis=1)[0] and not np.isfinite(dx[12]).any()
+    assert np.isfinite(np.delete(dx, [11, 12], axis=0)).all()
+    assert np.isnan(dgain[4]) and np.isnan(dbias[4]) and not np.isfinite(dgain[5])
+    assert np.isfinite(np.delete(dgain, [4, 5])).all() and np.isfinite(np.delete(dbias, 4)).all()
 
 
 @pytest.mark.parametrize("columns", [768, 769])
@@ -101,6 +145,10 @@ def test_nan_is_seen(machine, columns, dtype):
     y, sums = typed(np.zeros_like(x), dtype), np.zeros((4, 2), np.float32)
     machine.run("layernorm", [x, stats, row, row, y], ())
     assert np.isnan(wide(y)[2]).all()
+    whole, y = poison(4, 2), typed(np.zeros_like(x), dtype)
+    machine.run("layernorm_whole", [x, row, row, whole, y], (EPS,))
+    assert np.isnan(whole[2]).all() and np.isnan(wide(y)[2]).all()
+    assert np.isfinite(wide(y)[[0, 1, 3]]).all()
     machine.run("layernorm_sums", [x, x, stats, row, sums], (False,))
     assert np.isnan(sums[2]).all()
     assert np.isfinite(sums[[0, 1, 3]]).all()

@@ -17,19 +17,25 @@ def calls(dtype):
     x, y = random(1, R, C), random(2, R, C)
     row, pair, wide = random(4, C), np.abs(random(5, R, 2)), np.abs(random(6, R, 3))
     tokens = np.random.default_rng(7).integers(0, 90, R).astype(np.int32)
-    typed = random(8, R, C, dtype=dtype)
+    typed, square = random(8, R, C, dtype=dtype), random(10, C, C, dtype=dtype)
     hyper = np.abs(random(9, 9))
     out = poison(R, C, dtype=dtype)
     return {
         "copy": ([x, out], (), False),
         "fill": ([out], (0.5,), False),
         "column_sums": ([typed, row], (True,), False),
-        "gemm": ([typed, random(10, C, C, dtype=dtype), out], (False, False, False), False),
-        "gemm_bias": ([typed, random(10, C, C, dtype=dtype), row, out], (False, False, False), False),
+        "column_sums_copy": ([x, row, poison(R, C, dtype="bf16")], (True,), False),
+        "gemm": ([typed, square, out], (False, False, False), False),
+        "gemm_bias": ([typed, square, row, out], (False, False, False), False),
+        "gemm_onto": ([typed, square, random(11, R, C, dtype=dtype), out], (False, False), False),
+        "gemm_bias_onto": ([typed, square, row, random(11, R, C, dtype=dtype), out], (False, False), False),
         "gelu": ([typed, out], (), False),
         "gelu_backward": ([typed, random(11, R, C, dtype=dtype)], (), False),
+        "gelu_backward_sums": ([typed, random(11, R, C, dtype=dtype), row], (True,), False),
         "layernorm_stats": ([x, pair], (C, True, 1e-5), False),
         "layernorm": ([x, pair, row, row, out], (), False),
+        "layernorm_whole": ([x, row, row, pair, out], (1e-5,), False),
+        "layernorm_whole_backward": ([x, y, pair, row, poison(R, C), row.copy(), row.copy()], (False, True), False),
         "layernorm_sums": ([x, y, pair, row, poison(R, 2)], (False,), False),
         "layernorm_backward": ([x, y, pair, row, np.abs(random(3, R, 2)), poison(R, C)], (C, False), False),
         "layernorm_gradients": ([x, y, pair, row, row.copy()], (True,), False),
