@@ -66,6 +66,10 @@ def test_info_names_a_gpu_and_what_it_uses(program: Program, monkeypatch: pytest
     assert (status, err) == (0, "")
     assert "compute capability 9.0, 1.00 GiB of 1.00 GiB free" in out
     assert "cuda:0 epilogues" in out and "cuda:1 epilogues" in out
+    assert re.search(r"cuda:0 attention +not used: there is no cuDNN", out)
+    soft_gpu(attends=True)
+    assert re.search(r"cuda:1 attention +cuDNN 9\.0", program("info")[1])
+    assert all(driver.memory()[0] == driver.memory()[1] for driver in soft_gpu.opened)
 
 
 @pytest.mark.parametrize("command", ["train", "generate", "plan", "info"])
