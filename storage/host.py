@@ -48,11 +48,13 @@ def slots_nbytes(pool: Pool) -> int:
     return (pool.limit if pool.limit is not None else total_memory() // pool.slot_nbytes) * pool.slot_nbytes
 
 
-def reserve(nbytes: int, make: type[Map] = mmap.mmap) -> Map:  # type: ignore[assignment]
-    """Address space for `nbytes`, filled with zeros, without memory until it is touched. TierError if there is none.
+def reserve(nbytes: int) -> mmap.mmap:
+    """Address space for `nbytes`, filled with zeros, without memory until it is touched. TierError if there is none."""
+    return reserve_as(mmap.mmap, nbytes)
 
-    make: the kind of mapping.
-    """
+
+def reserve_as(make: type[Map], nbytes: int) -> Map:
+    """`reserve` as a mapping of the class `make`."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
     try:
         memory = make(-1, max(nbytes, mmap.PAGESIZE), flags=flags)

@@ -20,7 +20,7 @@ from asynctile.device.driver import Driver, OutOfMemory
 from asynctile.errors import BudgetError
 from asynctile.kernels.cuda.array import Array
 from asynctile.storage.arena import Pool, Slot
-from asynctile.storage.host import HostMemory, reserve, slots_nbytes
+from asynctile.storage.host import HostMemory, reserve_as, slots_nbytes
 from asynctile.storage.sizes import format_size
 
 #: A slab of a pool that has grown beyond what was expected of it: as cudaMalloc takes memory from the GPU.
@@ -131,7 +131,7 @@ class PinnedMemory(HostMemory):
         return memory
 
     def _reserve(self, nbytes: int) -> PinnedMap:
-        memory = reserve(nbytes, PinnedMap)
+        memory = reserve_as(PinnedMap, nbytes)
         memory.driver, memory.nbytes = self._driver, nbytes
         return memory
 
