@@ -112,11 +112,9 @@ def attention(shapes: Shapes, *, backward: bool) -> list[Operation]:
     if not backward:
         return [forward]
     delta = tile("delta", shapes.heads, shapes.rows)
-    sources = (wide["q"], wide["k"], wide["value"], wide["dout"], stats, delta)
-    return [
-        Operation("attention_delta", (wide["out"], wide["dout"], delta), "rrw", (shapes.heads,)),
-        Operation("attention_backward", (*sources, wide["dq"], wide["dk"], wide["dv"]), "rrrrrrwww", whole),
-    ]
+    sources = (wide["q"], wide["k"], wide["value"], wide["out"], wide["dout"], stats)
+    results = (delta, wide["dq"], wide["dk"], wide["dv"])
+    return [Operation("attention_backward_whole", (*sources, *results), "rrrrrrwwww", (shapes.seqs, shapes.heads))]
 
 
 def cross_entropy(shapes: Shapes) -> list[Operation]:

@@ -53,7 +53,7 @@ def missing(request: pytest.FixtureRequest) -> Iterator[str | None]:
         if _rehearsed(request.config):
             from tests.cuda.driver import SoftDriver
 
-            patch.setattr("asynctile.device.open_driver", lambda name: SoftDriver(nbytes=4 << 30))
+            patch.setattr("asynctile.device.open_driver", lambda name: SoftDriver(nbytes=4 << 30, attends=True))
             yield None
             return
         try:

@@ -1,0 +1,54 @@
+"""cuDNN's attention on a real GPU, where its frontend is installed: beside the plain kernels, in groups of heads, twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile.device import open_device
+from asynctile.precision import BF16, from_bf16, to_bf16
+from tests.gpu.conftest import NAME
+from tests.gpu.machine import HardMachine
+from tests.kernels import reference
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def bf16(_needs_a_gpu: None) -> Iterator[Any]:
+    """A started device that computes in bf16, with cuDNN."""
+    made = open_device(NAME, precision="bf16")
+    made.start()
+    made.warm(None)
+    yield made
+    made.close()
+
+
+def attended(device: Any, seqs: int, tokens: int, heads: int, hs: int) -> list[np.ndarray]:
+    """out, log-sum-exp, dq, dk, dv of random tiles."""
+    machine, rows = HardMachine(device), seqs * tokens
+    q, k, v, dout = (to_bf16(reference.random(seed, rows, heads * hs)) for seed in range(4))
+    out, dq, dk, dv = (np.full((rows, heads * hs), 0xFFFF, BF16) for _ in range(4))
+    stats, delta = np.full((2 * heads, rows), np.nan, np.float32), np.full((heads, rows), np.nan, np.float32)
+    machine.run("attention", [q, k, v, out, stats], (seqs, heads, True, True))
+    machine.run("attention_backward_whole", [q, k, v, out, dout, stats, delta, dq, dk, dv], (seqs, heads))
+    return [out, stats[:heads], dq, dk, dv]
+
+
+def test_cudnn_agrees_with_the_plain_kernels_also_in_groups_of_heads_and_with_itself(
+    bf16: Any, rehearsed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not bf16.driver.attention.startswith("cuDNN"):
+        pytest.skip(f"cuDNN is {bf16.driver.attention}")
+    # Gradients that want more than the workspace at once, on Hopper and in a rehearsal.
+    shape = (3, 128, 15, 16) if rehearsed else (4, 1024, 30, 64)
+    found = attended(bf16, *shape)
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(found, attended(bf16, *shape), strict=True))
+    monkeypatch.setattr(bf16.driver, "_cudnn", None)
+    plain = attended(bf16, *shape)
+    assert found[0].tobytes() != plain[0].tobytes(), "cuDNN was not used"
+    for one, other in zip(found, plain, strict=True):
+        assert reference.error(*(from_bf16(x) if x.dtype == BF16 else x for x in (one, other))) < 2.0**-5
