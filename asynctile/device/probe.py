@@ -76,9 +76,10 @@ def _run(
     result = np.full((rows, columns), 0xFFFF, out) if out == BF16 else np.full((rows, columns), np.nan, out)
     with ExitStack() as stack:
         arrays = [_place(value, memory, stream, stack) for value in (*values, result)]
+        stack.callback(_settle, memory, stream)  # before memory is freed, whatever happens
         done = product(arrays[0], arrays[1], arrays[4], ta, tb, arrays[2] if with_source else None,
                        arrays[3] if with_bias else None)  # fmt: skip
-        _fetch(result, arrays[4], memory, stream)
+        memory.copy(result.ctypes.data, arrays[4].ptr, arrays[4].nbytes, stream)
     if not done:
         return None
     left, right, added = (_wide(value) for value in values[:3])
@@ -102,8 +103,7 @@ def _place(value: np.ndarray, memory: Memory, stream: int, stack: ExitStack) -> 
     return Array(address, value.shape, value.dtype)
 
 
-def _fetch(target: np.ndarray, source: Array, memory: Memory, stream: int) -> None:
-    memory.copy(target.ctypes.data, source.ptr, source.nbytes, stream)
+def _settle(memory: Memory, stream: int) -> None:
     event = memory.new_event()
     memory.record(event, stream)
     memory.synchronize(event)
