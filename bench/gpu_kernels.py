@@ -149,11 +149,12 @@ def layernorm_backward(shapes: Shapes) -> list[Operation]:
 
 
 def gelu(shapes: Shapes, *, backward: bool) -> list[Operation]:
-    """Backward the gradient of the bias before it goes with it."""
+    """Backward its output is made again, and the gradient of the bias before it goes with it."""
     x, y = (tile(name, shapes.rows, 4 * shapes.width, dtype=shapes.dtype) for name in ("x", "y"))
     if not backward:
         return [Operation("gelu", (x, y), "rw")]
-    return [Operation("gelu_backward_sums", (x, y, tile("dbias", 4 * shapes.width)), "ruw", (False,))]
+    grad, dbias = tile("grad", shapes.rows, 4 * shapes.width, dtype=shapes.dtype), tile("dbias", 4 * shapes.width)
+    return [Operation("gelu_and_backward", (x, y, grad, dbias), "rwuw", (False,))]
 
 
 def adamw(shapes: Shapes) -> list[Operation]:
@@ -240,7 +241,7 @@ def works(shapes: Shapes, torch_side: Torch) -> list[Work]:
         ("layernorm", layernorm(shapes), lambda: t.layernorm(backward=False), 0, (4 + item) * wide),
         ("layernorm backward", layernorm_backward(shapes), lambda: t.layernorm(backward=True), 0, 16 * wide),
         ("GELU", gelu(shapes, backward=False), lambda: t.gelu(backward=False), 0, 2 * item * long),
-        ("GELU backward", gelu(shapes, backward=True), lambda: t.gelu(backward=True), 0, 3 * item * long),
+        ("GELU backward", gelu(shapes, backward=True), lambda: t.gelu(backward=True), 0, 4 * item * long),
         ("AdamW", adamw(shapes), t.adamw, 0, adamw_bytes),
     ]  # fmt: skip
 

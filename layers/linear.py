@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asynctile.layers.parameters import Key
+from asynctile.layers.parameters import Key, Parameter
 from asynctile.layers.recording import Grid, Recording, RowTiles
+from asynctile.layers.rows import Row
 from asynctile.ops import column_sums, column_sums_copy, gemm
 
 
@@ -39,17 +40,44 @@ def backward(
 ) -> None:
     """dinp[r, k] (+)= dout[r, n] W[k, n]^T and dweight[k, n] (+)= x[r, k]^T dout[r, n] for (k, n) in visits."""
     weight, _ = recording.parameters.pair(layer)
-    gradients = recording.gradients
-    add = recording.program.add
-    for k, n in visits:
-        w = weight.compute[k, n]
+    for key in visits:
         for row in rows:
-            dy = dout[row.index, n]
-            dx, begun = dinp.open(row, k)
-            add(gemm(dy, w, dx, tb=True, accumulate=begun))
-            dweight, begun = gradients.open(weight, k, n)
-            add(gemm(x[row.index, k], dy, dweight, ta=True, accumulate=begun))
-        gradients.settle(weight, k, n)
+            _add_to_input(recording, row, dout, weight, key, dinp)
+            _add_to_weight(recording, row, x, dout, weight, key)
+        recording.gradients.settle(weight, *key)
+
+
+def input_backward(
+    recording: Recording, rows: RowTiles, dout: Grid, layer: str, visits: Iterable[Key], dinp: Grid
+) -> None:
+    """The first half of `backward`, where x is made only after it."""
+    weight, _ = recording.parameters.pair(layer)
+    for key in visits:
+        for row in rows:
+            _add_to_input(recording, row, dout, weight, key, dinp)
+
+
+def weight_backward(
+    recording: Recording, rows: RowTiles, x: Grid, dout: Grid, layer: str, visits: Iterable[Key]
+) -> None:
+    """The second half of `backward`."""
+    weight, _ = recording.parameters.pair(layer)
+    for key in visits:
+        for row in rows:
+            _add_to_weight(recording, row, x, dout, weight, key)
+        recording.gradients.settle(weight, *key)
+
+
+def _add_to_input(recording: Recording, row: Row, dout: Grid, weight: Parameter, key: Key, dinp: Grid) -> None:
+    k, n = key
+    dx, begun = dinp.open(row, k)
+    recording.program.add(gemm(dout[row.index, n], weight.compute[key], dx, tb=True, accumulate=begun))
+
+
+def _add_to_weight(recording: Recording, row: Row, x: Grid, dout: Grid, weight: Parameter, key: Key) -> None:
+    k, n = key
+    dweight, begun = recording.gradients.open(weight, k, n)
+    recording.program.add(gemm(x[row.index, k], dout[row.index, n], dweight, ta=True, accumulate=begun))
 
 
 def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, columns: Iterable[int]) -> None:

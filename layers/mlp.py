@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from asynctile.layers import linear
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.ops import gelu, gelu_backward_sums
+from asynctile.ops import gelu, gelu_and_backward
 
 
 def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual: Grid, out: Grid) -> Grid:
@@ -37,10 +37,10 @@ def backward(
     for f in reversed(range(len(recording.tiling.hidden))):
         if hidden is None:
             _expand(recording, rows, layer, x, f, again)
-        activated = _activate(recording, rows, layer, again, f)
         visits = [(f, n) for n in reversed(recording.columns)]
-        linear.backward(recording, rows, activated, dprojected, f"{layer}.c_proj", visits, dhidden)
-        _bend(recording, rows, layer, again, f, dhidden)
+        linear.input_backward(recording, rows, dprojected, f"{layer}.c_proj", visits, dhidden)
+        activated = _activate_backward(recording, rows, layer, again, f, dhidden)
+        linear.weight_backward(recording, rows, activated, dprojected, f"{layer}.c_proj", visits)
         visits = [(k, f) for k in reversed(recording.columns)]
         linear.backward(recording, rows, x, dhidden, f"{layer}.c_fc", visits, dinp)
 
@@ -56,11 +56,14 @@ def _activate(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f:
     return activated
 
 
-def _bend(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f: int, dhidden: Grid) -> None:
-    """dhidden[r, f], in place, to the gradient before GELU; with that goes the bias of c_fc."""
+def _activate_backward(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f: int, dhidden: Grid) -> Grid:
+    """GELU's output again, and dhidden[r, f], in place, the gradient before GELU; with that goes the bias of c_fc."""
     _, bias = recording.parameters.pair(f"{layer}.c_fc")
+    activated = recording.grid(f"{layer}.activated", recording.tiling.hidden)
     for row in rows:
         r = row.index
         dbias, begun = recording.gradients.open(bias, f)
-        recording.program.add(gelu_backward_sums(hidden[r, f], dhidden[r, f], dbias, accumulate=begun))
+        recording.program.add(gelu_and_backward(
+            hidden[r, f], activated.new(row, f), dhidden[r, f], dbias, accumulate=begun))
     recording.gradients.settle(bias, f)
+    return activated

@@ -69,7 +69,8 @@ def gelu_backward(x: Array, grad: Array) -> None:
     grad[:] = grad * (0.5 * (1 + t) + 0.5 * wide * (1 - t**2) * inner)
 
 
-def gelu_backward_sums(x: Array, grad: Array, sums: Array, accumulate: bool) -> None:
+def gelu_and_backward(x: Array, y: Array, grad: Array, sums: Array, accumulate: bool) -> None:
+    gelu(x, y)
     gelu_backward(x, grad)
     column_sums(grad, sums, accumulate)
 
@@ -286,7 +287,7 @@ VERBS: dict[str, Callable[..., None]] = {
     for verb in (
         adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, column_sums,
         column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
-        embed_tokens, embed_tokens_backward, fill, gelu, gelu_backward, gelu_backward_sums, gemm, gemm_bias, gemm_bias_onto,
+        embed_tokens, embed_tokens_backward, fill, gelu, gelu_backward, gelu_and_backward, gemm, gemm_bias, gemm_bias_onto,
         gemm_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole,
         layernorm_whole_backward, sum_squares,
     )

@@ -18,11 +18,11 @@ def gelu_backward(x: Handle, grad: Handle) -> Operation:
     return Operation("gelu_backward", (x, grad), "ru")
 
 
-def gelu_backward_sums(x: Handle, grad: Handle, sums: Handle, *, accumulate: bool) -> Operation:
-    """`gelu_backward`, and sums (C,) = column sums of the new grad before it is rounded to T, plus sums if `accumulate`.
-
-    Kernel: gelu_backward_sums(x, grad, sums, accumulate).
+def gelu_and_backward(x: Handle, y: Handle, grad: Handle, sums: Handle, *, accumulate: bool) -> Operation:
+    """`gelu` and `gelu_backward`, and sums (C,) = column sums of the new grad before it is rounded to T, plus sums if
+    `accumulate`. Kernel: gelu_and_backward(x, y, grad, sums, accumulate).
     """
-    expect("gelu_backward_sums", grad, x.shape)
-    expect("gelu_backward_sums", sums, x.shape[1:])
-    return Operation("gelu_backward_sums", (x, grad, sums), "ruu" if accumulate else "ruw", (accumulate,))
+    for tile in (y, grad):
+        expect("gelu_and_backward", tile, x.shape)
+    expect("gelu_and_backward", sums, x.shape[1:])
+    return Operation("gelu_and_backward", (x, y, grad, sums), "rwuu" if accumulate else "rwuw", (accumulate,))

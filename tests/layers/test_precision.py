@@ -33,7 +33,7 @@ ALLOWED = {
     "column_sums": "ff bf", "column_sums_copy": "ffb", "fill": "f b",
     "cross_entropy": "fif bif", "cross_entropy_backward": "ifff iffb",
     "embed_positions": "ff bf", "embed_tokens": "iff ibf", "embed_positions_backward": "ff", "embed_tokens_backward": "iff",
-    "gelu": "ff bb", "gelu_backward_sums": "fff bbf",
+    "gelu": "ff bb", "gelu_and_backward": "ffff bbbf",
     "gemm": "fff ffb bbf bbb", "gemm_bias": "ffff fffb bbff bbfb",
     "gemm_onto": "ffff bbff", "gemm_bias_onto": "fffff bbfff",
     "layernorm": "fffff ffffb", "layernorm_backward": "ffffff", "layernorm_gradients": "fffff", "layernorm_stats": "ff",

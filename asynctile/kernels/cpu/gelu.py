@@ -45,9 +45,21 @@ def gelu_backward(x: Any, grad: Any) -> None:
     _bend(x.reshape(-1), grad.reshape(-1))
 
 
-@kernel((TILE, TILE, ROW, FLAG))
-def gelu_backward_sums(x: Any, grad: Any, sums: Any, accumulate: bool) -> None:
-    """grad *= gelu'(x); sums = column sums of grad (+ sums), in the order of column_sums."""
+@piece(FUSE)
+def _pass_and_bend(source: Any, y: Any, target: Any) -> None:
+    for i in range(source.size):
+        value = source[i]
+        square = value * value
+        whole = ONE + exp(value * (SLOPE + CUBIC * square))
+        y[i] = value / whole
+        share = ONE / whole
+        bend = value * (SLOPE + CUBIC_3 * square)
+        target[i] *= share - share * (ONE - share) * bend
+
+
+@kernel((TILE, TILE, TILE, ROW, FLAG))
+def gelu_and_backward(x: Any, y: Any, grad: Any, sums: Any, accumulate: bool) -> None:
+    """y = gelu(x); grad *= gelu'(x); sums = column sums of grad (+ sums), in the order of column_sums."""
     rows, columns = x.shape
     buffer = np.empty(min(COLUMNS, columns), np.float64)
     for at in range(0, columns, COLUMNS):
@@ -58,11 +70,11 @@ def gelu_backward_sums(x: Any, grad: Any, sums: Any, accumulate: bool) -> None:
         whole = rows - rows % ROWS
         for i in range(0, whole, ROWS):
             for r in range(i, i + ROWS):
-                _bend(x[r, at:end], grad[r, at:end])
+                _pass_and_bend(x[r, at:end], y[r, at:end], grad[r, at:end])
             add_eight(total, grad[i, at:end], grad[i + 1, at:end], grad[i + 2, at:end], grad[i + 3, at:end],
                       grad[i + 4, at:end], grad[i + 5, at:end], grad[i + 6, at:end], grad[i + 7, at:end])  # fmt: skip
         for i in range(whole, rows):
-            _bend(x[i, at:end], grad[i, at:end])
+            _pass_and_bend(x[i, at:end], y[i, at:end], grad[i, at:end])
             add_one(total, grad[i, at:end])
         for j in range(total.size):
             sums[at + j] = total[j]

@@ -16,7 +16,7 @@ from asynctile.kernels.cuda.context import SCRATCH, Context, Packed, pack
 from asynctile.kernels.cuda.cross_entropy import cross_entropy, cross_entropy_backward
 from asynctile.kernels.cuda.elementwise import column_sums, column_sums_copy, copy, fill
 from asynctile.kernels.cuda.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
-from asynctile.kernels.cuda.gelu import gelu, gelu_backward, gelu_backward_sums
+from asynctile.kernels.cuda.gelu import gelu, gelu_and_backward, gelu_backward
 from asynctile.kernels.cuda.gemm import gemm, gemm_bias, gemm_bias_onto, gemm_onto
 from asynctile.kernels.cuda.layernorm import (
     layernorm,
@@ -36,7 +36,7 @@ KERNELS: dict[str, Callable[..., None]] = {
     for launcher in (
         adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, column_sums,
         column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
-        embed_tokens, embed_tokens_backward, fill, gelu, gelu_backward, gelu_backward_sums, gemm, gemm_bias, gemm_bias_onto,
+        embed_tokens, embed_tokens_backward, fill, gelu, gelu_backward, gelu_and_backward, gemm, gemm_bias, gemm_bias_onto,
         gemm_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole,
         layernorm_whole_backward, sum_squares,
     )

@@ -12,10 +12,11 @@ static __device__ __forceinline__ float gelu_share(float x, float square) {
 
 static __device__ __forceinline__ float gelu_value(float x) { return x * gelu_share(x, x * x); }
 
-static __device__ __forceinline__ float gelu_slope(float x) {
-    float square = x * x, share = gelu_share(x, square);
+static __device__ __forceinline__ float gelu_slope(float x, float square, float share) {
     return share - share * (1.0f - share) * (x * (GELU_SLOPE + 3.0f * GELU_CUBIC * square));
 }
+
+static __device__ __forceinline__ float gelu_slope(float x) { return gelu_slope(x, x * x, gelu_share(x, x * x)); }
 
 template <int N, typename T>
 static __device__ void gelu_forward(const T *x, T *y, size_t count) {
@@ -48,17 +49,23 @@ static __device__ void gelu_backward(const T *x, T *grad, size_t count) {
     }
 }
 
-// Its column sums too; column_sums_last adds them up.
+// Both, and the column sums of the gradient, which column_sums_last adds up.
 template <int N, bool VECTOR, typename T>
-static __device__ void gelu_backward_chunk(const T *__restrict__ x, T *__restrict__ grad, double *partial, int rows,
-                                           int columns, int chunks) {
+static __device__ void gelu_both_chunk(const T *__restrict__ x, T *__restrict__ y, T *__restrict__ grad, double *partial,
+                                       int rows, int columns, int chunks) {
     using Part = Span<N, VECTOR>;
     sum_chunk<N, VECTOR, 1>(rows, columns, chunks, partial, [&](int row, int column, float(&sums)[1][N]) {
         float values[N], grads[N];
         Part::load(x + size_t(row) * columns, column, columns, values);
         Part::load(grad + size_t(row) * columns, column, columns, grads);
 #pragma unroll
-        for (int i = 0; i < N; i++) sums[0][i] += grads[i] *= gelu_slope(values[i]);
+        for (int i = 0; i < N; i++) {
+            float value = values[i], square = value * value, share = gelu_share(value, square);
+            values[i] = value * share;
+            grads[i] *= gelu_slope(value, square, share);
+            sums[0][i] += grads[i];
+        }
+        Part::store(y + size_t(row) * columns, column, columns, values);
         Part::store(grad + size_t(row) * columns, column, columns, grads);
     });
 }
@@ -71,14 +78,14 @@ extern "C" __global__ void gelu_backward_f32(const float *x, float *grad, int co
 
 extern "C" __global__ void gelu_backward_bf16(const bf16 *x, bf16 *grad, int count) { gelu_backward<8>(x, grad, count); }
 
-extern "C" __global__ void gelu_backward_sums_f32(const float *x, float *grad, double *partial, int rows, int columns,
-                                                  int chunks) {
-    if (columns % 4) gelu_backward_chunk<4, false>(x, grad, partial, rows, columns, chunks);
-    else gelu_backward_chunk<4, true>(x, grad, partial, rows, columns, chunks);
+extern "C" __global__ void gelu_and_backward_f32(const float *x, float *y, float *grad, double *partial, int rows,
+                                                 int columns, int chunks) {
+    if (columns % 4) gelu_both_chunk<4, false>(x, y, grad, partial, rows, columns, chunks);
+    else gelu_both_chunk<4, true>(x, y, grad, partial, rows, columns, chunks);
 }
 
-extern "C" __global__ void gelu_backward_sums_bf16(const bf16 *x, bf16 *grad, double *partial, int rows, int columns,
-                                                   int chunks) {
-    if (columns % 8) gelu_backward_chunk<8, false>(x, grad, partial, rows, columns, chunks);
-    else gelu_backward_chunk<8, true>(x, grad, partial, rows, columns, chunks);
+extern "C" __global__ void gelu_and_backward_bf16(const bf16 *x, bf16 *y, bf16 *grad, double *partial, int rows,
+                                                  int columns, int chunks) {
+    if (columns % 8) gelu_both_chunk<8, false>(x, y, grad, partial, rows, columns, chunks);
+    else gelu_both_chunk<8, true>(x, y, grad, partial, rows, columns, chunks);
 }

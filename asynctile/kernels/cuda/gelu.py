@@ -17,11 +17,11 @@ def gelu_backward(on: Context, x: Array, grad: Array) -> None:
     on.launch(f"gelu_backward_{suffix(x)}", blocks_of_vectors(x), BLOCK, x, grad, x.size)
 
 
-def gelu_backward_sums(on: Context, x: Array, grad: Array, sums: Array, accumulate: bool) -> None:
-    """grad *= gelu'(x); sums = column sums of grad (+ sums)."""
+def gelu_and_backward(on: Context, x: Array, y: Array, grad: Array, sums: Array, accumulate: bool) -> None:
+    """y = gelu(x); grad *= gelu'(x); sums = column sums of grad (+ sums)."""
     rows, columns = x.shape
     width = spans(columns, lanes(x))
     chunks = chunks_of_rows(on, rows, width, columns)
-    kernel = f"gelu_backward_sums_{suffix(x)}"
-    on.launch(kernel, width * chunks, BLOCK, x, grad, on.scratch, rows, columns, chunks)
+    kernel = f"gelu_and_backward_{suffix(x)}"
+    on.launch(kernel, width * chunks, BLOCK, x, y, grad, on.scratch, rows, columns, chunks)
     on.launch("column_sums_last", divide_up(columns, WARP), BLOCK, on.scratch, sums, chunks, columns, accumulate)

@@ -23,7 +23,7 @@ def operands(name):
         "column_sums": ([x[0], row], (True,)),
         "gelu": ([x[0], x[1]], ()),
         "gelu_backward": ([x[0], x[1]], ()),
-        "gelu_backward_sums": ([x[0], x[1], row], (True,)),
+        "gelu_and_backward": ([x[0], x[1], x[2], row], (True,)),
         "layernorm_stats": ([x[0], pair], (C, True, 1e-5)),
         "layernorm_whole": ([x[0], row, row, pair, x[1]], (1e-5,)),
         "layernorm_whole_backward": ([x[0], x[1], pair, row, x[2], row.copy(), row.copy()], (True, True)),
@@ -54,7 +54,7 @@ def run(name, shift):
 
 
 NAMES = [
-    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "gelu_backward_sums", "layernorm_stats", "layernorm_sums",
+    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "gelu_and_backward", "layernorm_stats", "layernorm_sums",
     "layernorm_gradients", "layernorm_whole", "layernorm_whole_backward", "cross_entropy", "cross_entropy_backward",
     "attention", "attention_delta", "attention_backward", "attention_backward_whole", "sum_squares",
 ]  # fmt: skip

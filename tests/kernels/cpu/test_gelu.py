@@ -20,13 +20,16 @@ def test_gelu(shape):
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (8, 5), (100, 129), (17, 1500)])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_backward_with_sums_has_the_bits_of_two(shape, accumulate):
+def test_both_with_sums_have_the_bits_of_three(shape, accumulate):
     x, grad, row = random(1, *shape, scale=3.0), random(2, *shape), random(3, shape[1])
     expected, found = grad.copy(), grad.copy()
     expected_sums, sums = (row.copy() if accumulate else poison(shape[1]) for _ in range(2))
+    expected_y, y = poison(*shape), poison(*shape)
+    KERNELS["gelu"](x, expected_y)
     KERNELS["gelu_backward"](x, expected)
     KERNELS["column_sums"](expected, expected_sums, accumulate)
-    KERNELS["gelu_backward_sums"](x, found, sums, accumulate)
+    KERNELS["gelu_and_backward"](x, y, found, sums, accumulate)
+    assert y.tobytes() == expected_y.tobytes()
     assert found.tobytes() == expected.tobytes()
     assert sums.tobytes() == expected_sums.tobytes()
     assert np.isfinite(sums).all()

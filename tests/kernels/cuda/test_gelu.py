@@ -23,12 +23,14 @@ def test_gelu(machine, shape, dtype):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (100, 129), (300, 264), (17, 1280)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_backward_with_sums(machine, shape, dtype, accumulate):
+def test_both_with_sums(machine, shape, dtype, accumulate):
     x, grad, row = random(1, *shape, dtype=dtype, scale=3.0), random(2, *shape, dtype=dtype), random(3, shape[1])
     alone, sums = grad.copy(), row.copy() if accumulate else poison(shape[1])
+    y = poison(*shape, dtype=dtype)
     expected = (wide(grad) * reference.gelu_slope(wide(x))).sum(axis=0) + (row if accumulate else 0)
     machine.run("gelu_backward", [x, alone], ())
-    machine.run("gelu_backward_sums", [x, grad, sums], (accumulate,))
+    machine.run("gelu_and_backward", [x, y, grad, sums], (accumulate,))
+    assert_close(y, reference.gelu(wide(x)), 1e-6)
     assert_close(grad, wide(alone), 1e-6)
     assert_close(sums, expected, 2e-6)
 
@@ -56,6 +58,7 @@ def test_nan_and_infinity_are_seen(machine, dtype, columns):
     assert np.isnan(wide(grad)[0, 0])
     assert np.isnan(wide(grad)[0, 2])
     grad, sums = typed(np.ones((1, columns), np.float32), dtype), poison(columns)
-    machine.run("gelu_backward_sums", [x, grad, sums], (False,))
+    machine.run("gelu_and_backward", [x, y, grad, sums], (False,))
+    assert np.isnan(wide(y)[0, 0]) and wide(y)[0, 1] == np.inf
     assert np.isnan(wide(grad)[0, 0]) and np.isnan(sums[0])
     assert np.isfinite(wide(grad)[0, 2:]).all() and np.isfinite(sums[2:]).all()

@@ -31,7 +31,7 @@ def calls(dtype):
         "gemm_bias_onto": ([typed, square, row, random(11, R, C, dtype=dtype), out], (False, False), False),
         "gelu": ([typed, out], (), False),
         "gelu_backward": ([typed, random(11, R, C, dtype=dtype)], (), False),
-        "gelu_backward_sums": ([typed, random(11, R, C, dtype=dtype), row], (True,), False),
+        "gelu_and_backward": ([typed, out, random(11, R, C, dtype=dtype), row], (True,), False),
         "layernorm_stats": ([x, pair], (C, True, 1e-5), False),
         "layernorm": ([x, pair, row, row, out], (), False),
         "layernorm_whole": ([x, row, row, pair, out], (1e-5,), False),
