@@ -79,4 +79,5 @@ def attention_backward_whole(
 ) -> None:
     """dq, dk and dv of whole sequences; delta is room."""
     attention_delta(out, dout, delta, heads)
-    attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, True, True)
+    yes = heads > 0  # a literal would make Numba compile that kernel a second time, for its value
+    attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, yes, yes)
