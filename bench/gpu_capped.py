@@ -24,6 +24,9 @@ from gpu_torch import Offloaded, capped, one_process
 from optimum import min_loads
 
 from asynctile.layers import GPT2Config, Trainer
+from asynctile.layers.update_placement import updates_of
+from asynctile.operation import HOST
+from asynctile.program import Program
 
 #: (tile, parts of the batch) for batches of 16 x 1024 in bf16, by bench/gpu_plan.py.
 PLACED = {
@@ -35,12 +38,12 @@ PLACED = {
     ("gpt2-medium", 0.5): (2048, 2),
     ("gpt2-xl", 0.1): (3200, 4),
     ("gpt2-xl", 0.25): (3200, 4),
-    ("gpt2-xl", 0.5): (6400, 4),
+    ("gpt2-xl", 0.5): (3200, 4),
 }
 #: From this many tokens a step on, at this cap, the target counts.
 ENOUGH_TOKENS, TARGET_CAP = 16_000, 0.25
 COLUMNS = ("model", "cap", "tile", "parts", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound", "waited",
-           "up GB", "down GB", "loads of MIN", "note")  # fmt: skip
+           "up GB", "down GB", "loads of MIN", "updated in RAM", "note")  # fmt: skip
 
 
 class Measured:
@@ -77,14 +80,15 @@ class Measured:
             async with engine_of(options, device_memory=cap) as engine:
                 trainer = await new_trainer(engine, config, tile, recompute=True, micro_batches=parts)
                 speed = await Speed.of(trainer, options.batch, options.length, options.steps)
-                least = least_loads(trainer, options)
+                program = await program_of(trainer, options)
+                least = least_loads(trainer, program)
             up, down = speed.report.uploaded_bytes, speed.report.downloaded_bytes
             whole_s = self.uncapped_s.get(name)
             bound = max(whole_s or 0.0, up / self.link.both, down / self.link.both)
             self.section.add(
                 self.table, name, label, tile, parts, speed.step_s, tokens / speed.step_s,
                 whole_s and whole_s / speed.step_s, bound, bound / speed.step_s, speed.stall_s / speed.step_s,
-                up / 1e9, down / 1e9, up / least if least else None)  # fmt: skip
+                up / 1e9, down / 1e9, up / least if least else None, share_on_host(program))  # fmt: skip
             wanted = share == TARGET_CAP and tokens >= ENOUGH_TOKENS
             self.section.headline(
                 f"{name}, cap {share:.0%}: of max(compute, link)", bound / speed.step_s, 0.95 if wanted else None)
@@ -115,11 +119,22 @@ class Measured:
                 "of uncapped": whole_s and whole_s / best[1], "note": f"{best[0]} sequences at a time{said}"})  # fmt: skip
 
 
-def least_loads(trainer: Trainer, options: Namespace) -> int:
+async def program_of(trainer: Trainer, options: Namespace) -> Program:
+    """The step as it was run, with the updates where the trainer has placed them."""
+    rows = trainer.model.tiling.rows(options.batch, options.length, trainer.micro_batches)
+    return trainer._record("step", rows, await trainer._on_host("step", rows))
+
+
+def least_loads(trainer: Trainer, program: Program) -> int:
     """Bytes that any order of evictions must load in a step, with the slots that the engine has."""
     pools = [(pool.slot_nbytes, pool.limit or 0) for pool in trainer.engine.tiers.top.arena.pools]
-    shape = options.batch, options.length, trainer.micro_batches
-    return min_loads(trainer.model.program("step", *shape, trainer.recompute), pools)
+    return min_loads(program, pools)
+
+
+def share_on_host(program: Program) -> float:
+    """Of the weight tiles, those that are updated in RAM."""
+    updates = updates_of(program)
+    return sum(operation.place == HOST for operation in updates) / len(updates)
 
 
 def describe(config: GPT2Config) -> str:

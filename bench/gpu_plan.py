@@ -36,7 +36,7 @@ def foreseen(table: Table, config: GPT2Config, name: str, share: float, options:
             issue_s = plan.operations * ISSUE_S
             step_s = max(plan.link_s or 0.0, plan.compute_s, issue_s)
             rows.append((name, share, tile, parts, plan.operations, plan.uploaded_bytes / 1e9, plan.downloaded_bytes / 1e9,
-                         plan.link_s, plan.compute_s, issue_s, step_s))  # fmt: skip
+                         plan.updates_on_host / plan.updates, plan.link_s, plan.compute_s, issue_s, step_s))  # fmt: skip
     table.rows += rows
     if rows:
         best = min(rows, key=lambda row: row[-1])
@@ -46,8 +46,8 @@ def foreseen(table: Table, config: GPT2Config, name: str, share: float, options:
 
 def main() -> None:
     options = arguments(__doc__, models=("gpt2", "gpt2-medium", "gpt2-xl"), caps=(0.10, 0.25, 0.50), batch=16, length=1024)
-    table = Table("foreseen", ("model", "cap", "tile", "parts", "operations", "up GB", "down GB", "link s", "compute s",
-                               "issue s", "step s"))  # fmt: skip
+    table = Table("foreseen", ("model", "cap", "tile", "parts", "operations", "up GB", "down GB", "updated in RAM",
+                               "link s", "compute s", "issue s", "step s"))  # fmt: skip
     for name in options.models:
         for share in options.caps:
             foreseen(table, config_named(name, options.length), name, share, options)

@@ -6,20 +6,24 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import Any
 
-from asynctile.operation import Operation
+from asynctile.operation import HOST, READ, Operation
 from asynctile.program import Fetch, Program
+
+#: What an operation of the host does to a tile that it writes: the bytes on the device are no good any more.
+GONE = "gone"
 
 
 def min_loads(program: Program, pools: list[tuple[int, int]]) -> int:
     """Bytes that the second of two steps must load, evicting what is used furthest away (Belady's MIN).
 
     pools: (slot bytes, slots). Shares no code with the engine: a trace of (tile, access), the positions of its uses, and
-    one set of resident tiles a pool.
+    one set of resident tiles a pool. What runs on the host needs nothing on the device.
     """
     trace: list[list[tuple[Any, str]]] = []
     for entry in program.entries:
         if isinstance(entry, Operation):
-            trace.append(list(zip(entry.operands, entry.access, strict=True)))
+            touched = list(zip(entry.operands, entry.access, strict=True))
+            trace.append([(tile, GONE) for tile, how in touched if how != READ] if entry.place == HOST else touched)
         else:
             trace.append([(entry.tile, "r")] if isinstance(entry, Fetch) else [])
     length, inputs = len(trace), set(program.inputs.values())
@@ -28,7 +32,7 @@ def min_loads(program: Program, pools: list[tuple[int, int]]) -> int:
     for position in range(2 * length):
         for tile, how in trace[position % length]:
             uses[tile].append(position)
-            needs[tile].append(how != "w")
+            needs[tile].append(how not in ("w", GONE))
 
     def next_use(tile: Any, position: int) -> int:
         later = bisect_right(uses[tile], position)
@@ -49,7 +53,9 @@ def min_loads(program: Program, pools: list[tuple[int, int]]) -> int:
         for tile, how in needed:
             pool = next(index for index, (nbytes, _) in enumerate(pools) if tile.nbytes <= nbytes)
             held = inside[pool]
-            if tile in held:
+            if how == GONE:
+                held.discard(tile)
+            if tile in held or how == GONE:
                 continue
             if len(held) >= pools[pool][1]:
                 held.remove(max(held - operands, key=lambda item: next_use(item, position)))

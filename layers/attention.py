@@ -87,16 +87,24 @@ def _attend(recording: Recording, rows: Sequence[Row], kept: Kept, group: int) -
 def _attend_backward(
     recording: Recording, rows: Sequence[Row], layer: str, kept: Kept, dout: Grid, dqkv: Grid, group: int
 ) -> None:
-    """For each key tile all query tiles that meet it: dk and dv stay, dq streams by."""
+    """For each key tile all query tiles that meet it: dk and dv stay, dq streams by. Whole sequences meet themselves only."""
     q, k, v = _sections(recording, group)
     heads = _heads(recording, group)
     qkv = kept.qkv
     delta = recording.per_head(f"{layer}.delta", 1)
+    cut = [row for row in rows if not row.whole]
     for row in rows:
+        if row.whole:
+            i = row.index
+            recording.program.add(ops.attention_backward_whole(
+                qkv[i, q], qkv[i, k], qkv[i, v], kept.out[i, group], dout[i, group], kept.stats[i, group],
+                delta.new(row, group), dqkv.new(row, q), dqkv.new(row, k), dqkv.new(row, v),
+                seqs=row.seqs, heads=heads))  # fmt: skip
+    for row in cut:
         i = row.index
         operation = ops.attention_delta(kept.out[i, group], dout[i, group], delta.new(row, group), heads=heads)
         recording.program.add(operation)
-    for row in rows:
+    for row in cut:
         j = row.index
         dk, dv = dqkv.new(row, k), dqkv.new(row, v)
         for i in row.queries:

@@ -18,7 +18,7 @@ from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
-from asynctile.layers.update_placement import NOWHERE, place, updates_of
+from asynctile.layers.update_placement import NOWHERE, check_update, place, updates_of
 from asynctile.operation import HOST
 from asynctile.precision import check_precision
 from asynctile.program import Program
@@ -132,6 +132,7 @@ def plan_step(
 
     BudgetError if a cap is below the floor; ValueError for wrong numbers.
     """
+    check_update(update)
     device = resolved(device)
     check_precision(precision, device)
     grain = grain_of(device)
@@ -165,16 +166,14 @@ def plan_step(
         if cap is not None:
             floor.check(cap, "device_memory" if has_link else "host_memory")
     rate = GPU_LINK_PER_S if is_gpu else _size(link_rate)
-    on_host = NOWHERE
     if has_link and update == "host":
-        on_host = frozenset(operation.operands[0] for operation in updates_of(program))
+        program = recorded(frozenset(operation.operands[0] for operation in updates_of(program)))
     elif has_link and update == "auto":
         rates = Rates(compute=flops_per_s, upload=rate or LINK_PER_S, download=rate or LINK_PER_S, update=UPDATE_PER_S)
-        on_host = place(program, demand, cap, rates)
-    if on_host:
-        placed = recorded(on_host)
-        enough = not spill or host is None or measure([placed], standing).rounded(PAGE).passing().floor_nbytes <= host
-        program = placed if enough or update == "host" else program
+        placed = recorded(place(program, demand, cap, rates))
+        in_ram_nbytes = measure([placed], standing).rounded(PAGE).passing().floor_nbytes
+        program = placed if not spill or host is None or in_ram_nbytes <= host else program
+    updates = updates_of(program)
     traffic = simulate(
         program,
         standing,
@@ -203,8 +202,8 @@ def plan_step(
         host_bytes=_host_bytes(in_ram, host, spill),
         spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),
-        updates=len(updates_of(program)),
-        updates_on_host=sum(operation.place == HOST for operation in updates_of(program)),
+        updates=len(updates),
+        updates_on_host=sum(operation.place == HOST for operation in updates),
         flops=flops,
         uploaded_bytes=traffic.uploaded_nbytes,
         downloaded_bytes=traffic.downloaded_nbytes,

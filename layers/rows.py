@@ -29,6 +29,11 @@ class Row:
     queries: range
 
     @property
+    def whole(self) -> bool:
+        """Whether its queries meet its own keys only."""
+        return len(self.keys) == len(self.queries) == 1
+
+    @property
     def size(self) -> int:
         """Rows, that is tokens."""
         return self.seqs * (self.stop - self.start)

@@ -27,7 +27,7 @@ from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
-from asynctile.layers.update_placement import NOWHERE, UPDATES, place
+from asynctile.layers.update_placement import NOWHERE, check_update, place
 from asynctile.loop import under_shield
 from asynctile.program import Program
 from asynctile.run import Run
@@ -66,7 +66,7 @@ class Trainer:
         self.clip_norm = clip_norm
         self.micro_batches = micro_batches
         self.recompute = recompute
-        self.update = _checked(update)
+        self.update = check_update(update)
         self.step_count = 0
         self.skipped_count = 0
         self.data_state: dict[str, Any] = {}
@@ -157,7 +157,7 @@ class Trainer:
         from asynctile.layers.checkpoint import load
 
         trainer = await load(cls, engine, path)
-        trainer.update = _checked(update)
+        trainer.update = check_update(update)
         return trainer
 
     async def prepare_moments(self, value: Any = None) -> None:
@@ -309,12 +309,6 @@ class Trainer:
             spill_peak_bytes=after.spill_peak_bytes,
             skipped=skipped,
         )
-
-
-def _checked(update: str) -> str:
-    if update not in UPDATES:
-        raise ValueError(f"update is {update!r}, expected one of {', '.join(UPDATES)}")
-    return update
 
 
 def _total(program: Program, run: Run, label: str) -> float:

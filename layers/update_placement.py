@@ -62,6 +62,13 @@ def cheapest(costs: Costs, rates: Rates) -> int:
     return min(range(costs.tiles + 1), key=lambda on_host: (seconds(costs, rates, on_host), on_host))
 
 
+def check_update(update: str) -> str:
+    """What a user asked for if it is one of UPDATES, else ValueError."""
+    if update not in UPDATES:
+        raise ValueError(f"update is {update!r}, expected one of {', '.join(UPDATES)}")
+    return update
+
+
 def updates_of(program: Program) -> list[Operation]:
     """The operations that update a weight tile, their first operand, in order."""
     return [operation for operation in program.operations() if operation.kernel.startswith("adamw")]

@@ -186,6 +186,14 @@ def attention_backward(
         _add(dv[j, columns], weights.T @ dout[i, columns], not diagonal)
 
 
+def attention_backward_whole(
+    q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array, dv: Array,
+    seqs: int, heads: int,
+) -> None:  # fmt: skip
+    attention_delta(out, dout, delta, heads)
+    attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, True, True)
+
+
 def cross_entropy(
     logits: Array, targets: Array, stats: Array, column: int, first: bool, last: bool, number: Array
 ) -> None:
@@ -277,10 +285,10 @@ def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:
 VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: with_bf16(verb)
     for verb in (
-        adamw, adamw_bf16, attention, attention_backward, attention_delta, column_sums, column_sums_copy, copy,
-        cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward, embed_tokens,
-        embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias, gemm_bias_onto, gemm_onto,
-        layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole,
-        layernorm_whole_backward, sum_squares,
+        adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, column_sums,
+        column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
+        embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
+        gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums,
+        layernorm_whole, layernorm_whole_backward, sum_squares,
     )
 }  # fmt: skip

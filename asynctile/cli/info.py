@@ -29,7 +29,8 @@ __all__ = ["run"]
 _LIBRARIES = (
     "numpy", "scipy", "numba", "llvmlite", "uvloop", "aiofiles", "xxhash", "safetensors", "tokenizers", "threadpoolctl",
     "matplotlib",
-    "cupy-cuda12x", "cupy-cuda13x", "nvidia-cublas", "torch",
+    "cupy-cuda12x", "cupy-cuda13x", "nvidia-cublas", "nvidia-cudnn-frontend", "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13", "torch",
 )  # fmt: skip
 
 
@@ -55,11 +56,12 @@ def _gpu(name: str) -> list[tuple[str, str]]:
         driver = open_driver(name)
         free, total = driver.memory()
         driver.open_gemm(stream := driver.new_stream(), tf32=False)
+        driver.open_attention(stream)
     except (DeviceError, OutOfMemory) as error:
         return [(name, str(error))]
     major, minor = driver.capability
     found = f"{driver.title}, compute capability {major}.{minor}, {format_size(free)} of {format_size(total)} free"
-    rows = [(name, found), (f"{name} epilogues", driver.epilogues)]
+    rows = [(name, found), (f"{name} epilogues", driver.epilogues), (f"{name} attention", driver.attention)]
     driver.close()
     driver.destroy_stream(stream)
     return rows

@@ -32,7 +32,7 @@ from asynctile.stream import Event, Runner, Stream
 
 #: Kernels of operations that the host does.
 ON_HOST = ("adamw", "adamw_bf16")
-#: Of a GPU's free memory, left to the driver, to cuBLAS's workspace and to slabs that are not full.
+#: Of a GPU's free memory, left to the driver, to the workspaces of cuBLAS and cuDNN, and to what rounding takes.
 RESERVE_NBYTES = 768 << 20
 
 
@@ -61,7 +61,7 @@ class CudaDevice:
         # A core is left to the loop, and one to those who see work land.
         self._host = Stream("host", self._lock, max(1, len(os.sched_getaffinity(0)) - 2))
         self._others: list[Stream] = [self._copies, self._host]
-        self._context = Queue(driver, self._compute, tf32=precision == "tf32")
+        self._context = Queue(driver, self._compute, precision)
         self._capture: Capture | None = None
         #: pinned RAM that nobody uses now, by size
         self._pinned: dict[int, list[PinnedMap]] = {}
@@ -225,13 +225,15 @@ class Queue:
 
     scratch: Array
 
-    def __init__(self, driver: Driver, stream: CudaStream, *, tf32: bool) -> None:
+    def __init__(self, driver: Driver, stream: CudaStream, precision: str) -> None:
         self._driver = driver
         self._handle = stream.handle
-        self._tf32 = tf32
+        self._precision = precision
 
     def open(self) -> None:
-        self._driver.open_gemm(self._handle, tf32=self._tf32)
+        self._driver.open_gemm(self._handle, tf32=self._precision == "tf32")
+        if self._precision == "bf16":
+            self._driver.open_attention(self._handle)
         address = self._driver.malloc(kernels.SCRATCH)
         self.scratch = Array(address, (kernels.SCRATCH // 8,), np.dtype(np.float64))
 
@@ -249,6 +251,15 @@ class Queue:
         self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
     ) -> bool:
         return self._driver.gemm_onto(a, b, c, ta, tb, source, bias)
+
+    def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        return self._driver.attend(q, k, v, out, stats, seqs, heads)
+
+    def attend_backward(
+        self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
+        seqs: int, heads: int,
+    ) -> bool:  # fmt: skip
+        return self._driver.attend_backward(q, k, v, out, dout, stats, dq, dk, dv, seqs, heads)
 
     def close(self) -> None:
         if hasattr(self, "scratch"):

@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 from asynctile.device.cublas import WORKSPACE_NBYTES, Cublas
 from asynctile.device.cublas_lt import CublasLt
+from asynctile.device.cudnn import Cudnn
+from asynctile.device.cudnn_trial import try_cudnn
 from asynctile.device.probe import wrong_product
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
@@ -35,7 +37,8 @@ class OutOfMemory(Exception):
 class Driver(Protocol):
     """One GPU. name: "cuda:0". title: what its maker calls it. capability: (9, 0) for Hopper.
 
-    epilogues: what adds a bias on a product's way out, in words, once `open_gemm` has tried it.
+    epilogues: what adds a bias on a product's way out, in words, once `open_gemm` has tried it. attention: what computes
+    attention of whole sequences in bf16, once `open_attention` has tried it.
     All calls may come from any thread that called `bind`.
     """
 
@@ -43,6 +46,7 @@ class Driver(Protocol):
     title: str
     capability: tuple[int, int]
     epilogues: str
+    attention: str
 
     def bind(self) -> None:
         """Make this GPU the calling thread's; cheap when it is already."""
@@ -99,6 +103,18 @@ class Driver(Protocol):
     ) -> bool:
         """c = op(a) op(b) (+ source) (+ bias) in one pass; False, and nothing done, where there is no such thing."""
 
+    def open_attention(self, stream: int) -> None:
+        """Make ready for `attend` and `attend_backward` on `stream`."""
+
+    def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        """As Context.attend (kernels/cuda/context.py), on the stream of `open_attention`. From one thread at a time."""
+
+    def attend_backward(
+        self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
+        seqs: int, heads: int,
+    ) -> bool:  # fmt: skip
+        """As Context.attend_backward."""
+
     def begin_capture(self, stream: int) -> None:
         """From now on what goes to `stream` is written down instead of run."""
 
@@ -142,7 +158,8 @@ class CupyDriver:
         self._module: Any = None
         self._blas: Cublas | None = None
         self._lt: CublasLt | None = None
-        self.epilogues = "not tried yet"
+        self._cudnn: Cudnn | None = None
+        self.epilogues = self.attention = "not tried yet"
         #: kernels whose limit of dynamic shared memory was raised, and how far
         self._shared: dict[str, int] = {}
 
@@ -249,6 +266,19 @@ class CupyDriver:
     ) -> bool:
         return self._lt is not None and self._lt.gemm(a, b, c, ta, tb, source, bias)
 
+    def open_attention(self, stream: int) -> None:
+        self._cudnn, self.attention = try_cudnn(self, stream)
+
+    def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        return self._cudnn is not None and self._cudnn.attend(q, k, v, out, stats, seqs, heads)
+
+    def attend_backward(
+        self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
+        seqs: int, heads: int,
+    ) -> bool:  # fmt: skip
+        operands = (q, k, v, out, dout, stats, dq, dk, dv)
+        return self._cudnn is not None and self._cudnn.attend_backward(*operands, seqs, heads)
+
     def begin_capture(self, stream: int) -> None:
         self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)
 
@@ -274,6 +304,10 @@ class CupyDriver:
         if blas is not None:
             blas.close()
             self.free(blas.workspace)
+        if self._cudnn is not None:
+            self._cudnn.close()
+            self.free(self._cudnn.workspace)
+            self._cudnn = None
         self._functions.clear()
         self._module = None
 

@@ -75,35 +75,44 @@ def _run(
     values = [_as(a, kind), _as(b, kind), _as(source, out), bias]
     result = np.full((rows, columns), 0xFFFF, out) if out == BF16 else np.full((rows, columns), np.nan, out)
     with ExitStack() as stack:
-        arrays = [_place(value, memory, stream, stack) for value in (*values, result)]
-        stack.callback(_settle, memory, stream)  # before memory is freed, whatever happens
+        arrays = [place(value, memory, stream, stack) for value in (*values, result)]
         done = product(arrays[0], arrays[1], arrays[4], ta, tb, arrays[2] if with_source else None,
                        arrays[3] if with_bias else None)  # fmt: skip
-        memory.copy(result.ctypes.data, arrays[4].ptr, arrays[4].nbytes, stream)
+        fetch(result, arrays[4], memory, stream)
     if not done:
         return None
-    left, right, added = (_wide(value) for value in values[:3])
+    left, right, added = (wide(value) for value in values[:3])
     expected = (left.T if ta else left) @ (right.T if tb else right)
     expected += (added if with_source else 0.0) + (bias if with_bias else 0.0)
-    return result.tobytes(), float(np.max(np.abs(_wide(result) - expected)) / np.max(np.abs(expected)))
+    return result.tobytes(), float(np.max(np.abs(wide(result) - expected)) / np.max(np.abs(expected)))
 
 
 def _as(values: np.ndarray, kind: Any) -> np.ndarray:
     return to_bf16(values) if kind == BF16 else values
 
 
-def _wide(values: np.ndarray) -> np.ndarray:
+def wide(values: np.ndarray) -> np.ndarray:
+    """float64 of float32, or of bf16."""
     return (from_bf16(values) if values.dtype == BF16 else values).astype(np.float64)
 
 
-def _place(value: np.ndarray, memory: Memory, stream: int, stack: ExitStack) -> Array:
+def place(value: np.ndarray, memory: Memory, stream: int, stack: ExitStack) -> Array:
+    """A copy of `value` on the device, for as long as `stack` is open."""
     address = memory.malloc(value.nbytes)
     stack.callback(memory.free, address)
     memory.copy(address, value.ctypes.data, value.nbytes, stream)
+    settle(memory, stream)
     return Array(address, value.shape, value.dtype)
 
 
-def _settle(memory: Memory, stream: int) -> None:
+def fetch(target: np.ndarray, source: Array, memory: Memory, stream: int) -> None:
+    """target = source, when all before it on `stream` is done."""
+    memory.copy(target.ctypes.data, source.ptr, source.nbytes, stream)
+    settle(memory, stream)
+
+
+def settle(memory: Memory, stream: int) -> None:
+    """Wait until all is done that `stream` was given."""
     event = memory.new_event()
     memory.record(event, stream)
     memory.synchronize(event)

@@ -19,7 +19,7 @@ def attention(
 
     stats (2 g, Ri): row h the running maximum of head h, row g + h the running sum. `first` (j = 0) starts; the
     diagonal is the last: it divides out by the sum and leaves the log-sum-exp in rows 0 .. g - 1 (rows g .. 2g - 1
-    are then unspecified but finite). Kernel: attention(q, k, v, out, stats, seqs, heads, first, diagonal).
+    are then unspecified). Kernel: attention(q, k, v, out, stats, seqs, heads, first, diagonal).
     """
     expect("attention", out, q.shape)
     expect("attention", v, k.shape)
@@ -65,6 +65,34 @@ def attention_backward(
     operands = (q, k, v, dout, stats, delta, dq, dk, dv)
     flops = _flops(q, k, seqs, diagonal, products=5)
     return Operation("attention_backward", operands, access, (seqs, heads, first, diagonal), flops)
+
+
+def attention_backward_whole(
+    q: Handle,
+    k: Handle,
+    v: Handle,
+    out: Handle,
+    dout: Handle,
+    stats: Handle,
+    delta: Handle,
+    dq: Handle,
+    dk: Handle,
+    dv: Handle,
+    *,
+    seqs: int,
+    heads: int,
+) -> Operation:
+    """dq, dk, dv of tiles that hold whole sequences: attention_delta, then attention_backward, first and on the diagonal.
+
+    One operation, as a library has it that wants out. delta (g, R) is room, unspecified afterwards.
+    Kernel: attention_backward_whole(q, k, v, out, dout, stats, delta, dq, dk, dv, seqs, heads).
+    """
+    for tile in (k, v, out, dout, dq, dk, dv):
+        expect("attention_backward_whole", tile, q.shape)
+    expect("attention_backward_whole", delta, (heads, q.shape[0]))
+    operands = (q, k, v, out, dout, stats, delta, dq, dk, dv)
+    flops = _flops(q, k, seqs, diagonal=True, products=5)
+    return Operation("attention_backward_whole", operands, "rrrrrrwwww", (seqs, heads), flops)
 
 
 def _flops(q: Handle, k: Handle, seqs: int, diagonal: bool, products: int) -> int:

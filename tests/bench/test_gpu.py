@@ -18,8 +18,13 @@ from typing import Any
 
 import pytest
 
+from asynctile.demand import measure
 from asynctile.layers import GPT2Config
+from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling
+from asynctile.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 HARMFUL = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # bench/common.py starts its program anew where they are set
@@ -217,6 +222,19 @@ def test_the_memory_of_a_step_grows_by_the_same_with_every_layer() -> None:
 
     one, two = needed(1), needed(2)
     assert [needed(layers) for layers in (3, 7)] == [two + (two - one), two + 5 * (two - one)]
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_the_yardstick_for_bytes_is_below_what_the_engine_loads_and_near_it(bench: Any, update: str) -> None:
+    config = GPT2Config(n_layer=3, n_head=2, n_embd=64, block_size=64, vocab_size=200)
+    parameters = Parameters(config, Tiling(config, 32))
+    rows, standing = parameters.tiling.rows(4, 64), list(parameters.states())
+    on_host = frozenset(standing) if update == "host" else frozenset[Any]()
+    program = record("step", parameters, rows, on_host=on_host)
+    cap = config.states_nbytes // 3
+    loaded = simulate(program, standing, device_memory=cap).uploaded_nbytes
+    least = bench("optimum").min_loads(program, measure([program], standing).divide(cap, "device_memory"))
+    assert 0 < least <= loaded < 1.1 * least
 
 
 def test_a_tile_leaves_most_of_the_cap_to_other_tiles(bench: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,15 @@ def test_plan(program: Program) -> None:
     assert (status, err) == (0, "")
     for said in ("states", "floor", "uploaded", "bound"):
         assert said in out
+
+
+@pytest.mark.parametrize(("update", "count"), [("device", "0"), ("host", r"(\d+)")])
+def test_plan_says_where_weights_are_updated(program: Program, update: str, count: str) -> None:
+    status, out, _ = program("plan", "--device", "emulated", "--device-memory", "1MiB", "--update", update)
+    assert status == 0
+    found = re.search(rf"weight tiles +(\d+), {count} of them updated on the host", out)
+    assert found is not None
+    assert len(set(found.groups())) == 1
 
 
 def test_plan_of_a_large_model_makes_none(program: Program) -> None:
@@ -56,6 +66,10 @@ def test_info_names_a_gpu_and_what_it_uses(program: Program, monkeypatch: pytest
     assert (status, err) == (0, "")
     assert "compute capability 9.0, 1.00 GiB of 1.00 GiB free" in out
     assert "cuda:0 epilogues" in out and "cuda:1 epilogues" in out
+    assert re.search(r"cuda:0 attention +not used: there is no cuDNN", out)
+    soft_gpu(attends=True)
+    assert re.search(r"cuda:1 attention +cuDNN 9\.0", program("info")[1])
+    assert all(driver.memory()[0] == driver.memory()[1] for driver in soft_gpu.opened)
 
 
 @pytest.mark.parametrize("command", ["train", "generate", "plan", "info"])

@@ -42,6 +42,7 @@ def test_numbers(program: Program, command: str, option: str, value: str) -> Non
         (["--device", "tpu"], ["tpu", "emulated"]),
         (["--device", "cuda:x"], ["cuda:x"]),
         (["--spill-limit", "1GiB"], ["--spill-limit", "without --spill", "leave --spill-limit out"]),
+        (["--update", "gpu"], ["gpu", "auto, device, host"]),
         (["--precision", "bf16"], ["--precision bf16", "--device cuda:N", "fp32 for cpu"]),
         (["--precision", "tf32", "--device", "auto"], ["tf32", "cuda:N"]),
         (["--precision", "half"], ["--precision half", "fp32, tf32 or bf16"]),

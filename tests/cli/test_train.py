@@ -71,7 +71,7 @@ def test_stopped_and_resumed_is_as_never_stopped(
     stopped = len(metrics(cut))
     assert (cut / "checkpoints" / f"step-{stopped:06d}").is_dir() and stopped < 6
     status, _, err = program("train", "--resume", "--out", cut, "--device", "emulated", "--device-memory", "1MiB",
-                             "--prefetch", 0)
+                             "--prefetch", 0, "--update", "host")
     assert (status, err) == (0, "")
     assert weights(cut, 6) == weights(whole, 6)
     timeless = ("step", "loss", "lr", "grad_norm", "validation_loss")

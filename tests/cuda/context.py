@@ -46,6 +46,12 @@ class SoftContext:
             self._multiply(a, b, c, ta, tb, source, bias)
         return self.fuses
 
+    def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        return False
+
+    def attend_backward(self, *operands_and_sizes: Any) -> bool:
+        return False
+
     def _multiply(
         self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
     ) -> None:

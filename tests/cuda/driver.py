@@ -19,10 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from asynctile.device.cudnn import Cudnn
+from asynctile.device.cudnn_trial import try_cudnn
 from asynctile.device.driver import OutOfMemory
+from asynctile.errors import DeviceError
 from asynctile.kernels.cuda import Array
 from tests.cuda.build import library
 from tests.cuda.context import SoftContext
+from tests.cuda.cudnn import SoftCudnn
 
 
 class SoftStream:
@@ -67,7 +71,7 @@ class SoftEvent:
 
 class SoftDriver:
     """nbytes: memory of the device. seed: shake the streams' timing. capability: as a GPU's. fuses: whether
-    products add a bias on the way out.
+    products add a bias on the way out. attends: whether there is a cuDNN (cudnn.py), with a workspace of 1 MiB.
 
     error: what failed on the device; everything that is waited for fails then. launches, graphs: how many were asked for.
     """
@@ -78,10 +82,15 @@ class SoftDriver:
         seed: int | None = None,
         capability: tuple[int, int] = (9, 0),
         fuses: bool = True,
+        attends: bool = False,
     ) -> None:
         self.name = self.title = "cuda:0"
         self.capability = capability
+        self._streams: dict[int, SoftStream] = {}
         self.epilogues = "NumPy"
+        self.attention = "not tried yet"
+        self.library = SoftCudnn(self._streams) if attends else None
+        self._cudnn: Cudnn | None = None
         self.error: BaseException | None = None
         self.launches = self.graphs = 0
         self._nbytes = nbytes
@@ -89,7 +98,6 @@ class SoftDriver:
         self._allocated: dict[int, np.ndarray] = {}
         self.pinned: dict[int, int] = {}
         self._handles = itertools.count(1)
-        self._streams: dict[int, SoftStream] = {}
         self._events: dict[int, SoftEvent] = {}
         self._context = SoftContext(library(), fuses=fuses)
 
@@ -180,6 +188,24 @@ class SoftDriver:
             self._gemm_stream.put(lambda: self._context.gemm_onto(a, b, c, ta, tb, source, bias) and None)
         return self._context.fuses
 
+    def open_attention(self, stream: int) -> None:
+        self._cudnn, self.attention = try_cudnn(self, stream, self._load, 1 << 20)
+
+    def _load(self) -> SoftCudnn:
+        if self.library is None:
+            raise DeviceError("there is no cuDNN")
+        return self.library
+
+    def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        return self._cudnn is not None and self._cudnn.attend(q, k, v, out, stats, seqs, heads)
+
+    def attend_backward(
+        self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
+        seqs: int, heads: int,
+    ) -> bool:  # fmt: skip
+        operands = (q, k, v, out, dout, stats, dq, dk, dv)
+        return self._cudnn is not None and self._cudnn.attend_backward(*operands, seqs, heads)
+
     def hold(self, gate: threading.Event, stream: int) -> None:
         """Keep a stream busy until `gate` is open."""
         self._streams[stream].put(lambda: gate.wait() and None)
@@ -205,6 +231,10 @@ class SoftDriver:
 
     def close(self) -> None:
         """Streams are destroyed by whoever made them."""
+        if self._cudnn is not None:
+            self._cudnn.close()
+            self.free(self._cudnn.workspace)
+            self._cudnn = None
 
 
 def _taken(params: int) -> Any:

@@ -1,4 +1,4 @@
-"""The law of equal bits on a real GPU: budgets, prefetch, graphs, disk and modes change nothing of a result.
+"""The law of equal bits on a real GPU: budgets, prefetch, graphs, disk, modes and the place of AdamW change no result.
 
 The yardstick is a training with everything on the GPU. That streams may be late in any order is tested on a driver that makes
 them late (tests/layers/test_cuda.py); here it is the GPU that decides.
@@ -76,6 +76,13 @@ async def test_no_mode_changes_a_bit(
     cap = None if share is None else max(await floor_of(main_shape, precision), int(share * main_shape.config.states_nbytes))
     more = {"recompute": recompute, "clip_norm": clip_norm}
     found = await on_gpu(main_shape, precision, device_memory=cap, more=more)
+    assert_same_bits(found, await yardstick(main_shape, precision))
+
+
+@pytest.mark.parametrize("update", ["device", "host", "auto"])
+async def test_no_place_of_the_update_changes_a_bit(update: str, precision: str, main_shape: Shape) -> None:
+    cap = max(await floor_of(main_shape, precision), main_shape.config.states_nbytes // 3)
+    found = await on_gpu(main_shape, precision, device_memory=cap, more={"update": update})
     assert_same_bits(found, await yardstick(main_shape, precision))
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
+from tests.layers.shapes import shape as make_shape
 from tests.layers.training import (
     OPTIMIZER,
     SMALL,
@@ -30,6 +31,8 @@ from tests.layers.training import (
 
 PROGRESS_S = 100
 STEPS = 4  # the first brings tiles, the second writes graphs, the others run them
+#: Several whole sequences in each of two row tiles, heads of 16 columns.
+WHOLE = make_shape(32, 2, 35, 24, tile=32, batch=6, length=10, micro_batches=2)
 STATES = SMALL.config.states_nbytes
 _resident: dict[str, Outcome] = {}
 
@@ -118,6 +121,25 @@ async def test_fp32_agrees_with_the_cpu_and_bf16_with_fp32() -> None:
     assert fp32.losses != bf16.losses
     assert bf16.losses == pytest.approx(cpu.losses, rel=1e-2)
     assert bf16.norms == pytest.approx(cpu.norms, rel=5e-2)
+
+
+async def test_attention_of_whole_sequences_by_cudnn_gives_one_result_under_any_budget(soft_gpu: Any) -> None:
+    async def trained(**engine_options: Any) -> Outcome:
+        options = {"precision": "bf16", **engine_options}
+        return await outcome(WHOLE, steps=STEPS, device="cuda:0", engine_options=options)
+
+    plain = await trained()
+    soft_gpu(attends=True)
+    found = await trained()
+    library = soft_gpu.opened[-1].library
+    # Two layers of two row tiles, forward and backward in each step and forward again; and the trial before.
+    assert library.calls > 3 * 4 * STEPS
+    assert len(library.executed) < library.calls  # graphs ran what was enqueued once
+    assert found.losses != plain.losses
+    assert found.losses == pytest.approx(plain.losses, rel=1e-2)
+    assert found.norms == pytest.approx(plain.norms, rel=5e-2)
+    assert_same_bits(await trained(device_memory=WHOLE.config.states_nbytes // 2), found)
+    assert_same_bits(await trained(prefetch=0), found)
 
 
 async def test_from_the_third_step_on_a_step_is_three_graphs_and_no_launch(soft_gpu: Any) -> None:

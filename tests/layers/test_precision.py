@@ -29,6 +29,7 @@ from tests.layers.test_step import assert_same_bits, determined, distance
 ALLOWED = {
     "adamw": "fffff", "adamw_bf16": "fffffb", "sum_squares": "f",
     "attention": "fffff bbbbf", "attention_delta": "fff bbf", "attention_backward": "fffffffff bbbbffbbb",
+    "attention_backward_whole": "ffffffffff bbbbbffbbb",
     "column_sums": "ff bf", "column_sums_copy": "ffb", "fill": "f b",
     "cross_entropy": "fif bif", "cross_entropy_backward": "ifff iffb",
     "embed_positions": "ff bf", "embed_tokens": "iff ibf", "embed_positions_backward": "ff", "embed_tokens_backward": "iff",

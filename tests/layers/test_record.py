@@ -16,8 +16,8 @@ from asynctile.program import Fetch, Mark, Program
 from asynctile.storage.tile import NEVER
 from tests.layers.shapes import SHAPES, Shape
 
-#: attention_backward: q, k, v, dout, dq, dk, dv; besides it statistics.
-LARGE = 7
+#: attention_backward_whole: q, k, v, out, dout, dq, dk, dv; besides them statistics.
+LARGE = 8
 TRAINING = ("step", "step_clipped", "gradients")
 
 

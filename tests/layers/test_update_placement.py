@@ -162,8 +162,8 @@ async def test_rates_are_measured_once_within_the_caps_and_leave_nothing(tmp_pat
             assert statistics.host_peak_bytes <= more.get("host_memory", np.inf)
             for tier in (engine.tiers.top, engine.tiers.host):
                 assert not any(tile.name.startswith("probe") for tile in tier.ledger.resident)
-            assert 1e6 < rates.upload < 3.2e8 and 1e6 < rates.download < 3.2e8
-            assert rates.compute > 1e7 and rates.update > 1e7
+            assert 1e5 < rates.upload < 3.2e8 and 1e5 < rates.download < 3.2e8
+            assert rates.compute > 1e6 and rates.update > 1e5
             for batch in batches_of(RAGGED, 2):
                 await trainer.step(*batch)
             assert await engine.rates(demand) is rates

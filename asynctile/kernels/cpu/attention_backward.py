@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.kernels.cpu.attention import ONE, QUERIES, ZERO, mask, pack_transposed, scale_of, score
+from asynctile.kernels.cpu.attention import ONE, QUERIES, ZERO, attention_delta, mask, pack_transposed, scale_of, score
 from asynctile.kernels.cpu.blas import sgemm
 from asynctile.kernels.cpu.exp import exp
 from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, TILE, inline, kernel, piece
@@ -71,3 +71,12 @@ def attention_backward(
                     _times(n, hs, m, ds, q, here, beta, dk, there, step)
                     beta = ZERO if first and j == 0 else ONE
                     sgemm(m, hs, n, ONE, ds, 0, QUERIES, True, k, there, step, False, beta, dq, here, step)
+
+
+@kernel((TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE, COUNT, COUNT))
+def attention_backward_whole(
+    q: Any, k: Any, v: Any, out: Any, dout: Any, stats: Any, delta: Any, dq: Any, dk: Any, dv: Any, seqs: int, heads: int
+) -> None:
+    """dq, dk and dv of whole sequences; delta is room."""
+    attention_delta(out, dout, delta, heads)
+    attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, True, True)

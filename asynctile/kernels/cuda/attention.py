@@ -41,7 +41,9 @@ def way(q: Array, hs: int) -> Way:
 def attention(
     on: Context, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int, first: bool, diagonal: bool
 ) -> None:
-    """Fold keys and values into out and stats."""
+    """Fold keys and values into out and stats; whole sequences by a library, where there is one."""
+    if first and diagonal and on.attend(q, k, v, out, stats, seqs, heads):
+        return
     rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
     by = way(q, hs)
     grid = (heads * seqs, divide_up(rows, by.rows))
@@ -75,3 +77,14 @@ def attention_backward(
         grid = (heads * seqs, divide_up(owned, by.rows))
         name = f"attention_backward_{kernel}_{by.suffix}"
         on.launch(name, grid, THREADS, *operands, *results, *sizes, *flags, shared=by.shared_backward)
+
+
+def attention_backward_whole(
+    on: Context, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array,
+    dv: Array, seqs: int, heads: int,
+) -> None:  # fmt: skip
+    """dq, dk and dv of whole sequences, by a library where there is one; delta is room."""
+    if on.attend_backward(q, k, v, out, dout, stats, dq, dk, dv, seqs, heads):
+        return
+    attention_delta(on, out, dout, delta, heads)
+    attention_backward(on, q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, True, True)

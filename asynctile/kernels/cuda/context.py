@@ -43,6 +43,18 @@ class Context(Protocol):
         False, and nothing done, where there is no library for it; that depends on shapes and dtypes only.
         """
 
+    def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        """Causal attention within each of `seqs` whole sequences, and its log-sum-exp in rows 0 .. g - 1 of stats.
+
+        False, and nothing done, where there is no library for it; that depends on shapes and dtypes only.
+        """
+
+    def attend_backward(
+        self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
+        seqs: int, heads: int,
+    ) -> bool:  # fmt: skip
+        """Its gradients, from what it left; False as for attend."""
+
 
 class Packed:
     """Arguments in memory, as long as this object lives. address: of an array with a pointer to each."""

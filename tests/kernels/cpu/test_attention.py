@@ -71,6 +71,15 @@ def test_against_full_attention(heights, seqs, heads, hs, scale):
         assert np.abs(gradient - wanted).max() / largest < 2 * rounding
 
 
+def test_whole_sequences_in_one_operation_are_the_two_one_after_the_other():
+    q, k, v, dout = (random(seed, 90, 48) for seed in range(4))
+    ((out, stats),) = outs = forward(q, k, v, [90], 3, 2)
+    delta, *gradients = poison(2, 90), *(poison(90, 48) for _ in range(3))
+    KERNELS["attention_backward_whole"](q, k, v, out, dout, stats, delta, *gradients, 3, 2)
+    for found, expected in zip(gradients, backward(q, k, v, dout, outs, [90], 3, 2), strict=True):
+        assert found.tobytes() == expected.tobytes()
+
+
 def test_the_future_is_not_seen():
     heights, columns = [70, 70], 32
     q, k, v = (random(seed, 140, columns) for seed in range(3))

@@ -34,6 +34,7 @@ def operands(name):
         "attention": ([*x[:4], stats], (1, HEADS, True, True)),
         "attention_delta": ([x[0], x[1], delta], (HEADS,)),
         "attention_backward": ([*x[:4], stats, delta, *x[4:7]], (1, HEADS, False, False)),
+        "attention_backward_whole": ([*x[:5], stats, delta, *x[5:8]], (1, HEADS)),
         "sum_squares": ([x[0]], (number,)),
     }
     return calls[name]
@@ -53,9 +54,9 @@ def run(name, shift):
 
 
 NAMES = [
-    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "gelu_and_backward", "layernorm_stats",
-    "layernorm_sums", "layernorm_gradients", "layernorm_whole", "layernorm_whole_backward", "cross_entropy",
-    "cross_entropy_backward", "attention", "attention_delta", "attention_backward", "sum_squares",
+    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "gelu_and_backward", "layernorm_stats", "layernorm_sums",
+    "layernorm_gradients", "layernorm_whole", "layernorm_whole_backward", "cross_entropy", "cross_entropy_backward",
+    "attention", "attention_delta", "attention_backward", "attention_backward_whole", "sum_squares",
 ]  # fmt: skip
 
 

@@ -81,6 +81,16 @@ def test_against_full_attention(machine, heights, seqs, heads, hs, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_whole_sequences_in_one_operation_are_the_two_one_after_the_other(machine, dtype):
+    q, k, v, dout = (random(seed, 90, 48, dtype=dtype) for seed in range(4))
+    ((out, stats),) = outs = forward(machine, q, k, v, [90], 3, 2)
+    delta, *gradients = poison(2, 90), *(poison(90, 48, dtype=dtype) for _ in range(3))
+    machine.run("attention_backward_whole", [q, k, v, out, dout, stats, delta, *gradients], (3, 2))
+    for found, expected in zip(gradients, backward(machine, q, k, v, dout, outs, [90], 3, 2), strict=True):
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_far_apart_do_not_overflow(machine, dtype):
     heights = [100, 50]
     q, k, v, dout = (random(seed, 150, 64, dtype=dtype, scale=30.0) for seed in range(4))
