@@ -287,8 +287,8 @@ VERBS: dict[str, Callable[..., None]] = {
     for verb in (
         adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, column_sums,
         column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
-        embed_tokens, embed_tokens_backward, fill, gelu, gelu_backward, gelu_and_backward, gemm, gemm_bias, gemm_bias_onto,
-        gemm_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole,
-        layernorm_whole_backward, sum_squares,
+        embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
+        gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums,
+        layernorm_whole, layernorm_whole_backward, sum_squares,
     )
 }  # fmt: skip
