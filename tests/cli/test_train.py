@@ -216,7 +216,7 @@ def test_a_run_with_a_disk_below_ram_is_bitwise_the_same_says_what_went_there_an
     (tmp_path / "spill").mkdir()
     options = ["--device", device, "--host-memory", "400KiB", "--spill", tmp_path / "spill", "--spill-limit", "4MiB"]
     if device == "emulated":
-        options += ["--device-memory", "300KiB"]
+        options += ["--device-memory", "360KiB"]
     status, out, err = train("--out", tmp_path / "spilled", *options)
     assert (status, err) == (0, "")
     assert "from the spill folder and wrote" in out and "for what RAM cannot hold" in out

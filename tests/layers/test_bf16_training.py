@@ -215,7 +215,7 @@ async def test_the_floor_is_refused_before_any_work_and_the_plan_of_a_gpu_knows_
             await GPT2.create(engine, SHAPE.config, tile=SHAPE.tile)
         assert caught.value.floor == FLOOR
         assert engine.statistics().operations == 0
-    coarse = floor_demand(SHAPE.config, SHAPE.tile, COARSE, "bf16").floor_nbytes
+    coarse = floor_demand(SHAPE.config, SHAPE.tile, COARSE, "bf16").rounded(COARSE.alignment).floor_nbytes
     plan = plan_step(SHAPE.config, batch_size=2, seq_len=17, tile=SHAPE.tile, device="cuda:0", precision="bf16")
     assert (plan.floor_bytes, plan.row_tokens) == (coarse, 4 * SHAPE.tile)
 

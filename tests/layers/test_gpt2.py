@@ -33,8 +33,8 @@ def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> Non
     [
         ({"device": "gpu"}, DeviceError, ("'gpu'", "expected", "'cpu'", "'emulated'")),
         ({"device": ""}, DeviceError, ("''", "expected")),
-        ({"device": "cuda:0"}, DeviceError, ("cuda:0", "'cpu' or 'emulated'")),
-        ({"device": "cuda"}, DeviceError, ("cuda", "'cpu' or 'emulated'")),
+        ({"device": "cuda:64"}, DeviceError, ("'cuda:64'", "CuPy|driver|not there")),
+        ({"device": "cuda:"}, DeviceError, ("'cuda:'", "'auto', 'cpu', 'emulated' or 'cuda:N'")),
         ({"device": "cpu", "device_memory": "1GiB"}, ValueError, ("device_memory", "cpu", "host_memory")),
         ({"device": "auto", "device_memory": 1 << 30}, ValueError, ("device_memory", "host_memory")),
         ({"device": "cpu", "link_rate": "1GB"}, ValueError, ("link_rate", "emulated", "leave it out")),
