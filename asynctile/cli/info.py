@@ -19,7 +19,8 @@ from threadpoolctl import threadpool_info
 
 from asynctile import __version__
 from asynctile.cli.rows import print_rows
-from asynctile.device.driver import OutOfMemory, gpu_count, open_driver
+from asynctile.device.cupy_driver import gpu_count, open_driver
+from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError
 from asynctile.loop import new_loop
 from asynctile.storage.sizes import format_size

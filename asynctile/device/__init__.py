@@ -10,7 +10,7 @@ import re
 from asynctile.device.base import Device
 from asynctile.device.cpu import CpuDevice
 from asynctile.device.cuda import CudaDevice
-from asynctile.device.driver import gpu_count, open_driver
+from asynctile.device.cupy_driver import gpu_count, open_driver
 from asynctile.device.emulated import EmulatedDevice
 from asynctile.errors import DeviceError
 from asynctile.precision import check_precision

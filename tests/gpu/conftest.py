@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from asynctile.device import open_device
-from asynctile.device.driver import open_driver
+from asynctile.device.cupy_driver import open_driver
 from asynctile.errors import DeviceError
 
 #: Modules whose tests and assertions are used here: that they say more than "AssertionError" is worth a lease.

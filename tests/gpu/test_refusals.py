@@ -6,7 +6,7 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
 from asynctile.cli import main
-from asynctile.device.driver import open_driver
+from asynctile.device.cupy_driver import open_driver
 from asynctile.layers import GPT2
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand

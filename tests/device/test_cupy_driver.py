@@ -6,7 +6,7 @@ import types
 import pytest
 
 from asynctile import Engine
-from asynctile.device import driver, open_device
+from asynctile.device import cupy_driver, open_device
 from asynctile.errors import DeviceError
 
 
@@ -23,7 +23,7 @@ def bindings(monkeypatch, count):
         return count
 
     runtime = types.SimpleNamespace(getDeviceCount=get_device_count, CUDARuntimeError=RuntimeFailure)
-    monkeypatch.setattr(driver, "_bindings", lambda name: (runtime, None))
+    monkeypatch.setattr(cupy_driver, "_bindings", lambda name: (runtime, None))
 
 
 def test_without_cupy_a_gpu_is_refused_with_what_to_install(monkeypatch):
@@ -37,7 +37,7 @@ def test_without_cupy_a_gpu_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_cupy)
     with pytest.raises(DeviceError, match=r"'cuda:0' needs CuPy: pip install 'asynctile\[cuda13\]'"):
         open_device("cuda:0")
-    assert driver.gpu_count() == 0
+    assert cupy_driver.gpu_count() == 0
 
 
 def test_a_cupy_without_a_driver_is_named_as_such(monkeypatch):

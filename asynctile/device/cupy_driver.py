@@ -1,0 +1,246 @@
+"""CuPy as the driver of a GPU (driver.py): its bindings of the CUDA runtime and driver, and the libraries beside them.
+
+CuPy's arrays, memory pools and current streams are not used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from asynctile.device.cublas import WORKSPACE_NBYTES, Cublas
+from asynctile.device.cublas_lt import CublasLt
+from asynctile.device.cudnn import Cudnn
+from asynctile.device.cudnn_trial import try_cudnn
+from asynctile.device.driver import Driver, OutOfMemory
+from asynctile.device.probe import wrong_product
+from asynctile.errors import DeviceError
+from asynctile.kernels.cuda.array import Array
+
+T = TypeVar("T")
+
+#: A kernel's name where it is defined.
+KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)'
+#: cudaErrorMemoryAllocation.
+MEMORY_ALLOCATION = 2
+#: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
+PORTABLE, MAPPED = 1, 2
+
+
+def gpu_count() -> int:
+    """GPUs that this process could use; 0 where CuPy or the driver is missing."""
+    try:
+        return int(_bindings("cuda:0")[0].getDeviceCount())
+    except Exception:  # whatever is wrong there is told to who asks for a GPU by name
+        return 0
+
+
+def open_driver(name: str) -> Driver:
+    """CuPy as the driver of "cuda" or "cuda:N". DeviceError, in one sentence, for whatever is missing."""
+    return CupyDriver(int(name.partition(":")[2] or 0))
+
+
+class CupyDriver:
+    """The GPU of this number."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = f"cuda:{index}"
+        self.runtime, self._driver = _bindings(self.name)
+        _check_index(self.runtime, index)
+        self.runtime.setDevice(index)
+        properties = self.runtime.getDeviceProperties(index)
+        self.title = properties["name"].decode()
+        self.capability = (properties["major"], properties["minor"])
+        self._bound = threading.local()
+        self._functions: dict[str, int] = {}
+        self._module: Any = None
+        self._blas: Cublas | None = None
+        self._lt: CublasLt | None = None
+        self._cudnn: Cudnn | None = None
+        self.epilogues = self.attention = "not tried yet"
+        #: kernels whose limit of dynamic shared memory was raised, and how far
+        self._shared: dict[str, int] = {}
+
+    def bind(self) -> None:
+        if not getattr(self._bound, "done", False):
+            self.runtime.setDevice(self.index)
+            self._bound.done = True
+
+    def memory(self) -> tuple[int, int]:
+        self.bind()
+        free, total = self.runtime.memGetInfo()
+        return free, total
+
+    def malloc(self, nbytes: int) -> int:
+        self.bind()
+        return self._allocate(lambda: int(self.runtime.malloc(nbytes)))
+
+    def free(self, address: int) -> None:
+        self.bind()
+        self.runtime.free(address)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        self.bind()
+        self._allocate(lambda: self.runtime.hostRegister(address, nbytes, PORTABLE | MAPPED))
+
+    def unpin(self, address: int) -> None:
+        self.bind()
+        self.runtime.hostUnregister(address)
+
+    def new_stream(self) -> int:
+        self.bind()
+        return int(self.runtime.streamCreateWithFlags(self.runtime.streamNonBlocking))
+
+    def destroy_stream(self, stream: int) -> None:
+        self.bind()
+        self.runtime.streamDestroy(stream)
+
+    def new_event(self, *, timed: bool = False) -> int:
+        self.bind()
+        # A thread that waits sleeps instead of spinning: there are three of them, and the loop needs the interpreter.
+        flags = self.runtime.eventBlockingSync | (0 if timed else self.runtime.eventDisableTiming)
+        return int(self.runtime.eventCreateWithFlags(flags))
+
+    def destroy_event(self, event: int) -> None:
+        self.bind()
+        self.runtime.eventDestroy(event)
+
+    def record(self, event: int, stream: int) -> None:
+        self.runtime.eventRecord(event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        self.runtime.streamWaitEvent(stream, event)
+
+    def synchronize(self, event: int) -> None:
+        self.runtime.eventSynchronize(event)
+
+    def elapsed_s(self, start: int, end: int) -> float:
+        return float(self.runtime.eventElapsedTime(start, end)) / 1e3
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self.runtime.memcpyAsync(target, source, nbytes, self.runtime.memcpyDefault, stream)
+
+    def load(self, source: str) -> None:
+        import cupy
+
+        self.bind()
+        # Compiled for exactly this GPU and kept on disk by CuPy, so that only the first start takes the seconds.
+        self._module = cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
+        try:
+            for kernel in re.findall(KERNEL, source):
+                self._functions[kernel] = self._module.get_function(kernel).kernel.ptr
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise DeviceError(f"the CUDA kernels do not compile for {self.title} ({reason}); 'asynctile info' shows what is "
+                              "installed") from error
+
+    def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
+        function = self._functions[kernel]
+        if shared > self._shared.get(kernel, 48 << 10):
+            self._driver.funcSetAttribute(function, self._driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            self._shared[kernel] = shared
+        x, y, z = (*grid, 1, 1)[:3]
+        self._driver.launchKernel(function, x, y, z, block, 1, 1, shared, stream, params, 0)
+
+    def open_gemm(self, stream: int, *, tf32: bool) -> None:
+        workspace = self.malloc(WORKSPACE_NBYTES)
+        self._blas = Cublas(stream, tf32=tf32, workspace=workspace)
+        try:
+            self._lt = CublasLt(stream, tf32=tf32, workspace=workspace)
+        except (DeviceError, RuntimeError) as error:
+            self.epilogues = f"not used: {error}"
+            return
+        wrong = wrong_product(self._lt.gemm, self, stream)
+        self.epilogues = "cuBLASLt" if wrong is None else f"not used: cuBLASLt gives {wrong}"
+        if wrong is not None:
+            self._lt = None
+
+    def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
+        assert self._blas is not None, "open_gemm comes first"
+        self._blas.gemm(a, b, c, ta, tb, accumulate)
+
+    def gemm_onto(
+        self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
+    ) -> bool:
+        return self._lt is not None and self._lt.gemm(a, b, c, ta, tb, source, bias)
+
+    def open_attention(self, stream: int) -> None:
+        self._cudnn, self.attention = try_cudnn(self, stream)
+
+    def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        return self._cudnn is not None and self._cudnn.attend(q, k, v, out, stats, seqs, heads)
+
+    def attend_backward(
+        self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
+        seqs: int, heads: int,
+    ) -> bool:  # fmt: skip
+        operands = (q, k, v, out, dout, stats, dq, dk, dv)
+        return self._cudnn is not None and self._cudnn.attend_backward(*operands, seqs, heads)
+
+    def begin_capture(self, stream: int) -> None:
+        self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)
+
+    def end_capture(self, stream: int) -> Any:
+        graph = self.runtime.streamEndCapture(stream)
+        try:
+            return self.runtime.graphInstantiate(graph)
+        finally:
+            self.runtime.graphDestroy(graph)
+
+    def launch_graph(self, graph: Any, stream: int) -> None:
+        self.runtime.graphLaunch(graph, stream)
+
+    def destroy_graph(self, graph: Any) -> None:
+        self.bind()
+        self.runtime.graphExecDestroy(graph)
+
+    def close(self) -> None:
+        self.bind()
+        blas, self._blas, lt, self._lt = self._blas, None, self._lt, None
+        if lt is not None:
+            lt.close()
+        if blas is not None:
+            blas.close()
+            self.free(blas.workspace)
+        if self._cudnn is not None:
+            self._cudnn.close()
+            self.free(self._cudnn.workspace)
+            self._cudnn = None
+        self._functions.clear()
+        self._module = None
+
+    def _allocate(self, make: Callable[[], T]) -> T:
+        try:
+            return make()
+        except self.runtime.CUDARuntimeError as error:
+            if error.status == MEMORY_ALLOCATION:
+                raise OutOfMemory(str(error)) from error
+            raise
+
+
+def _bindings(name: str) -> tuple[Any, Any]:
+    """CuPy's CUDA runtime and driver, if there is a GPU behind them."""
+    try:
+        from cupy_backends.cuda.api import driver, runtime
+    except ImportError as error:
+        if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or "cupy" not in str(error):
+            raise DeviceError(f"device {name!r} needs CuPy, which does not load: {error}") from error
+        raise DeviceError(
+            f"device {name!r} needs CuPy: pip install 'asynctile[cuda13]' (or [cuda12], as the driver wants), or choose 'cpu'"
+        ) from error
+    return runtime, driver
+
+
+def _check_index(runtime: Any, index: int) -> None:
+    """DeviceError unless the GPU `index` is there."""
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError(f"device 'cuda:{index}' needs a working NVIDIA driver: {error}; choose 'cpu'") from error
+    if index >= count:
+        known = ", ".join(f"'cuda:{number}'" for number in range(count)) or "none at all"
+        raise DeviceError(f"device 'cuda:{index}' is not there: this process sees {known}")
