@@ -18,7 +18,17 @@ from asynctile.demand import measure
 from asynctile.layers import Trainer
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import record
-from asynctile.layers.update_placement import NOWHERE, Costs, cheapest, costs_of, place, seconds, spread, updates_of
+from asynctile.layers.update_placement import (
+    NOWHERE,
+    Costs,
+    cheapest,
+    costs_of,
+    link_seconds,
+    place,
+    seconds,
+    spread,
+    updates_of,
+)
 from asynctile.operation import HOST, NO_NUMBER
 from asynctile.rates import Rates
 from tests.interpreter import Model
@@ -244,7 +254,8 @@ def test_a_step_takes_as_long_as_the_slowest_of_all() -> None:
 def test_the_cheapest_split_balances_the_link_and_the_cpu() -> None:
     on_host = cheapest(COSTS, RATES)
     assert on_host == 80  # 20 * 12 + 80 * 4 MB on the link against 80 * 28 MB of RAM at four times its rate
-    assert cheapest(replace(COSTS, compute_s=0.2), RATES) == 0
+    assert cheapest(replace(COSTS, compute_s=0.2), RATES) == 100  # all hides, and the link is freest so
+    assert cheapest(replace(COSTS, compute_s=0.2), replace(RATES, update=RATES.update / 4)) == 71  # as many as hide
     assert cheapest(replace(COSTS, resident=100), RATES) == 0
     assert cheapest(COSTS, replace(RATES, update=1e15)) == 100
     assert cheapest(COSTS, replace(RATES, update=1.0)) == 0
@@ -259,12 +270,13 @@ rates = st.builds(Rates, compute=rate, upload=rate, download=rate, update=rate)
 
 
 @given(costs, rates)
-def test_no_split_is_cheaper_and_none_as_cheap_has_fewer_on_the_host(costs: Costs, rates: Rates) -> None:
+def test_no_split_is_cheaper_and_none_as_cheap_keeps_the_link_freer(costs: Costs, rates: Rates) -> None:
     chosen = cheapest(costs, rates)
-    least = seconds(costs, rates, chosen)
+    least, busy = seconds(costs, rates, chosen), sum(link_seconds(costs, rates, chosen))
     for other in range(costs.tiles + 1):
         assert seconds(costs, rates, other) >= least
-        assert other >= chosen or seconds(costs, rates, other) > least
+        if seconds(costs, rates, other) == least:
+            assert sum(link_seconds(costs, rates, other)) >= busy
 
 
 @given(st.integers(1, 200), st.data())
