@@ -14,19 +14,20 @@ from asynctile.storage.demand import ALIGNMENT
 class Grain:
     """ladder: edges of tiles to choose from, in rows or columns, the largest first. tall: row tiles have tall x edge rows.
 
-    alignment: of slots on the device, in bytes.
+    alignment: of slots on the device, in bytes. rigid: its memory cannot be let go slot by slot.
     """
 
     ladder: tuple[int, ...]
     tall: int = 1
     alignment: int = ALIGNMENT
+    rigid: bool = False
 
 
 #: For CPU kernels: each tile is one thread's work. The first edge is the largest that is worth it (bench/bench_tiles.py).
 FINE = Grain((512, 384, 320, 256, 192, 160, 128, 96, 64, 48, 32, 16))
 #: For kernels that need a whole GPU's worth of rows at once, and few launches.
 #: Slots begin where cudaMalloc would put them: libraries that choose a kernel by alignment must choose the same in every slot.
-COARSE = Grain((4096, 3072, 2048, 1536, 1024, 768, *FINE.ladder), tall=4, alignment=256)
+COARSE = Grain((4096, 3072, 2048, 1536, 1024, 768, *FINE.ladder), tall=4, alignment=256, rigid=True)
 
 
 def grain_of(device: str) -> Grain:

@@ -67,7 +67,9 @@ class Tiers:
         self.link: HostLink | None = None
         if device.has_link:
             self.link = HostLink(device, self.host)
-            ledger = Ledger(Arena(device_memory, evictable=True, alignment=device.grain.alignment), self.link)
+            grain = device.grain
+            arena = Arena(device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
+            ledger = Ledger(arena, self.link)
             self.top = Tier(device, DevicePipeline(ledger, self.order, prefetch), self.link, self.window, turns)
         self.lane = Lane(device, self.top, self.order, self.window, turns)
         self.replays: Replays | None = None

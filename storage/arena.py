@@ -108,12 +108,20 @@ class Arena:
     of its size.
 
     alignment: of every slot. argument: what raises the cap, for messages. lent_nbytes: of the cap, to whoever borrowed it.
+    rigid: memory cannot be let go slot by slot; where free slots of one size stand in the way of another, all is cut anew.
     """
 
     def __init__(
-        self, cap: int | None, *, evictable: bool, alignment: int = ALIGNMENT, argument: str = "device_memory"
+        self,
+        cap: int | None,
+        *,
+        evictable: bool,
+        alignment: int = ALIGNMENT,
+        argument: str = "device_memory",
+        rigid: bool = False,
     ) -> None:
         self.cap = cap
+        self.rigid = rigid
         self.evictable = evictable
         self.alignment = alignment
         self.argument = argument
@@ -211,7 +219,8 @@ class Arena:
 
     def must_be_empty(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
         """Whether tiles must leave before `cut`: the pools that there are will not stay."""
-        return bool(self.pools) and not self.keeps_all(demand, foreign)
+        stuck = self.rigid and self._grown_nbytes(demand, foreign) > self._room()
+        return bool(self.pools) and (stuck or not self.keeps_all(demand, foreign))
 
     def cut(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Pool]:
         """Make pools for `demand`; returns the new ones. Raises BudgetError when the cap is below the floor."""

@@ -53,8 +53,9 @@ class Slabs:
         return self._starts[slab] + (index - self._firsts[slab]) * self._slot_nbytes
 
     def _grow(self) -> None:
-        pool = self._pool
-        count = max(pool.expected - self._made, SLAB_NBYTES // self._slot_nbytes if pool.limit is None else 1, 1)
+        count = self._pool.expected - self._made
+        if count <= 0:
+            count = max(1, SLAB_NBYTES // self._slot_nbytes)
         if self._most is not None:
             count = min(count, self._most)
         count = -(-count // self._step) * self._step
@@ -84,7 +85,7 @@ class DeviceMemory:
         return Array(slot.pool.memory.address(slot.index), shape, np.dtype(dtype))
 
     def discard(self, slot: Slot) -> None:
-        """Nothing: slots of a slab go together."""
+        """Not called: slots of a slab go together, so an arena on a GPU is rigid (storage/arena.py)."""
 
     def _malloc(self, nbytes: int) -> int:
         try:

@@ -236,6 +236,25 @@ async def test_a_cancelled_step_leaves_the_model_as_it_was_and_graphs_go_on() ->
         assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
 
 
+async def test_batches_of_changing_shape_never_take_more_of_the_gpu_than_the_cap(
+    soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cap that holds each program and not the free slots of all of them: memory of a GPU goes slab by slab."""
+    monkeypatch.setattr("asynctile.device.cuda_memory.SLAB_NBYTES", 64)
+    cap = 160 << 10
+    async with Engine("cuda:0", device_memory=cap) as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER)
+        driver = soft_gpu.opened[0]
+        slots = sum(pool.made * pool.slot_nbytes for pool in engine.tiers.top.arena.pools)
+        beside = driver.memory()[1] - driver.memory()[0] - slots
+        for batch, length in ((1, 5), (2, 17), (1, 24), (1, 3)):
+            tokens = np.ones((batch, length), np.int32)
+            await trainer.step(tokens, tokens)
+            taken = driver.memory()[1] - driver.memory()[0] - beside
+            assert taken <= cap, (batch, length)
+        assert not engine.tiers.top.arena.divided
+
+
 async def test_an_engine_leaves_no_memory_and_no_pinned_ram(soft_gpu: Any) -> None:
     await on_gpu(steps=3)
     gc.collect()
