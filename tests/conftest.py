@@ -1,9 +1,8 @@
 """What several suites need."""
 
-import shutil
-
 import pytest
 
+from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 
 
@@ -13,8 +12,8 @@ def soft_gpu(monkeypatch):
 
     opened: the drivers that were opened, last one last.
     """
-    if not shutil.which("g++"):
-        pytest.skip("there is no g++ to compile CUDA kernels for the CPU")
+    if why := missing():
+        pytest.skip(why)
     options = {}
 
     def shape(**changes):

@@ -13,10 +13,13 @@ from asynctile.operation import HOST
 from asynctile.ops import copy, sum_squares
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
+from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 
 
 def soft_cuda():
+    if why := missing():
+        pytest.skip(why)
     return CudaDevice(SoftDriver(seed=1))
 
 

@@ -16,8 +16,10 @@ from asynctile.kernels.cuda import Array
 from asynctile.ops import copy, fill
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
+from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TILES = Handle("a", (16,)), Handle("b", (16,))
 
 
