@@ -19,7 +19,8 @@ import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
 from ..storage.errors import CheckpointError
-from ..storage.folder import read_json, write_file
+from ..storage.folder import decode_json, unreadable, write_file
+from ..storage.input import read_file
 
 __all__ = [
     "ByteTokenizer",
@@ -31,6 +32,10 @@ __all__ = [
 ]
 
 _FILE = "tokenizer.json"
+#: A million tokens, the most that "bpe:N" makes, take about 100 MB.
+_FILE_NBYTES = 128 << 20
+#: A file above this is not that of the bytes, which has 5 KiB.
+_BYTES_NBYTES = 64 << 10
 _EXPECTED = 'expected "bytes", the path of a tokenizer.json, or "bpe:N" with N from 256 to 1000000, such as "bpe:8192"'
 
 
@@ -100,9 +105,14 @@ class HuggingFaceTokenizer:
     def open(cls, path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
         """Read a `tokenizer.json`. Raises ValueError if it is missing or none."""
         try:
-            content = Path(path).read_bytes()
+            content = read_file(path, _FILE_NBYTES)
         except OSError as error:
             raise ValueError(f"tokenizer {path} cannot be read: {error.strerror}; {_EXPECTED}") from error
+        return cls.parse(content, path)
+
+    @classmethod
+    def parse(cls, content: bytes, path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
+        """From the bytes of the `tokenizer.json` `path`. Raises ValueError, naming it, if they are none."""
         try:
             return cls(tokenizers.Tokenizer.from_buffer(content))
         except Exception as error:  # the library raises Exception itself
@@ -171,10 +181,14 @@ def load_tokenizer(spec: str, texts: Iterable[str | bytes]) -> Tokenizer:
 def open_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer that `save` wrote into a folder. Raises CheckpointError if it is missing or damaged."""
     path = Path(folder, _FILE)
-    if read_json(path) == _byte_bpe():
+    try:
+        content = read_file(path, _FILE_NBYTES)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if len(content) < _BYTES_NBYTES and decode_json(content, path) == _byte_bpe():
         return ByteTokenizer()
     try:
-        return HuggingFaceTokenizer.open(path)
+        return HuggingFaceTokenizer.parse(content, path)
     except ValueError as error:
         raise CheckpointError(f"cannot open the tokenizer of {folder}: {error}") from error
 

@@ -1,7 +1,7 @@
 """Small files and threads' work from a coroutine, without blocking its loop.
 
-Covers `load_json` and `store_json`, by aiofiles, and `finish`. The rules that they keep (what JSON is, how a file
-gets its name) are those of `folder.py`, which has the same for plain functions.
+Covers `load_json`, `store_json` and `store_file`, which write by aiofiles, and `finish`. The rules that they keep (what is
+read as JSON, how a file gets its name) are those of `folder.py`, which has the same for plain functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import aiofiles
 
-from .folder import decode_json, encode_json, part_of, put_in_place, unreadable
+from .folder import encode_json, part_of, put_in_place, read_json
 
 __all__ = ["finish", "load_json", "store_file", "store_json"]
 
@@ -39,14 +39,9 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def load_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file. Raises CheckpointError, naming the file, if it is missing, unreadable or damaged."""
-    try:
-        async with aiofiles.open(path, "rb") as file:
-            content = await file.read()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return decode_json(content, path)
+async def load_json(path: str | os.PathLike[str], *, finite: bool = True) -> Any:
+    """`folder.read_json` in a thread."""
+    return await asyncio.to_thread(read_json, path, finite=finite)
 
 
 async def store_json(path: str | os.PathLike[str], obj: Any) -> None:

@@ -2,8 +2,8 @@
 
 Covers `replace_folder`, `write_file`, `write_json` and `read_json`. Everything is written beside its place, brought
 to the disk, then renamed: whoever looks sees the old or the new, never a half. How a folder takes another's place,
-and what a kill leaves, is `beside.py`; the same documents from a coroutine `documents.py`; what is inside a
-checkpoint's folder `tensors.py`, `checksums.py` and the layers.
+and what a kill leaves, is `beside.py`; the same documents from a coroutine `documents.py`; what is taken for a file and for
+JSON at all `input.py`; what is inside a checkpoint's folder `tensors.py`, `checksums.py` and the layers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from .beside import beside, fsync, held, recover_folder, swap
 from .errors import CheckpointError
+from .input import parse_json, read_file
 
 __all__ = [
     "decode_json", "encode_json", "fsync", "part_of", "put_in_place", "read_json", "replace_folder", "unreadable",
@@ -100,10 +101,10 @@ def encode_json(obj: Any) -> bytes:
     return (json.dumps(obj, indent=2) + "\n").encode()
 
 
-def decode_json(content: bytes, path: str | os.PathLike[str]) -> Any:
-    """What the bytes of the JSON file `path` say; CheckpointError, naming it, if they are damaged."""
+def decode_json(content: bytes, path: str | os.PathLike[str], *, finite: bool = True) -> Any:
+    """What the bytes of the JSON file `path` say, as `parse_json` reads it; CheckpointError, naming it, if damaged."""
     try:
-        return json.loads(content)
+        return parse_json(content, finite=finite)
     except ValueError as error:
         raise CheckpointError(
             f"{path} is damaged: its {len(content)} bytes are not JSON ({error}); "
@@ -121,10 +122,10 @@ def write_json(path: str | os.PathLike[str], obj: Any) -> None:
     write_file(path, encode_json(obj))
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file. Raises CheckpointError, naming the file, if it is missing, unreadable or damaged."""
+def read_json(path: str | os.PathLike[str], *, finite: bool = True) -> Any:
+    """Read a JSON file of at most DOCUMENT_NBYTES. CheckpointError, naming it, if it is missing, unreadable or damaged."""
     try:
-        content = Path(path).read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise unreadable(path, error) from error
-    return decode_json(content, path)
+    return decode_json(content, path, finite=finite)

@@ -88,7 +88,9 @@ def test_json_reads_back_bit_for_bit(tmp_path):
     write_json(tmp_path / "a.json", obj)
     assert read_json(tmp_path / "a.json") == obj
     write_json(tmp_path / "a.json", {"nan": math.nan})
-    assert math.isnan(read_json(tmp_path / "a.json")["nan"])
+    assert math.isnan(read_json(tmp_path / "a.json", finite=False)["nan"])
+    with pytest.raises(CheckpointError, match=r"a\.json is damaged: .*the number NaN, expected a finite one"):
+        read_json(tmp_path / "a.json")
     assert names(tmp_path) == ["a.json"]
 
 
@@ -113,6 +115,17 @@ def test_damaged_json_names_the_file(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"a\.json is damaged"):
         read_json(path)
+
+
+@pytest.mark.timeout(10)
+def test_what_is_no_file_of_a_size_names_the_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(CheckpointError, match=r"cannot read .*pipe\.json: it is a pipe, expected a regular file"):
+        read_json(tmp_path / "pipe.json")
+    (tmp_path / "long.json").write_bytes(b"")
+    os.truncate(tmp_path / "long.json", 1 << 40)
+    with pytest.raises(CheckpointError, match=r"cannot read .*long\.json: it has 1.00 TiB, expected at most 4.00 MiB"):
+        read_json(tmp_path / "long.json")
 
 
 def test_missing_json_names_the_file(tmp_path):
