@@ -148,14 +148,14 @@ class PinnedMap(mmap.mmap):
     slabs: Slabs
 
     def pin(self, offset: int, nbytes: int) -> int:
-        """Lock a part; returns its address. BudgetError if the system refuses."""
+        """Lock a part; returns its address. BudgetError if there is no room for that, DeviceError if it cannot be."""
         address = np.frombuffer(self, np.uint8, 1, offset).ctypes.data
         try:
             self.driver.pin(address, nbytes)
         except OutOfMemory as error:
             raise BudgetError(
-                f"the system does not lock {format_size(nbytes)} of RAM for copies to {self.driver.name}; lower host_memory, "
-                "or raise the limit of locked memory (ulimit -l)",
+                f"{format_size(nbytes)} more of RAM cannot be locked for copies to {self.driver.name}: {error}; "
+                "lower host_memory, or give this process more RAM",
                 floor=nbytes,
             ) from error
         self.__dict__.setdefault("pinned", []).append(address)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from asynctile.device.cublas import WORKSPACE_NBYTES, Cublas
 from asynctile.device.cublas_lt import CublasLt
@@ -18,13 +17,17 @@ from asynctile.device.driver import Driver, OutOfMemory
 from asynctile.device.probe import wrong_product
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
-
-T = TypeVar("T")
+from asynctile.storage.sizes import format_size
 
 #: A kernel's name where it is defined.
 KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)'
-#: cudaErrorMemoryAllocation.
-MEMORY_ALLOCATION = 2
+#: cudaErrorMemoryAllocation, cudaErrorOperatingSystem, cudaErrorHostMemoryAlreadyRegistered.
+MEMORY_ALLOCATION, OPERATING_SYSTEM, ALREADY_REGISTERED = 2, 304, 712
+#: Why RAM was not locked because there is too little of something.
+NOT_LOCKED = {
+    MEMORY_ALLOCATION: "the driver has no memory left to map them with",
+    OPERATING_SYSTEM: "the operating system refused, because RAM is full or a limit of this process or container is reached",
+}
 #: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
 PORTABLE, MAPPED = 1, 2
 
@@ -76,7 +79,12 @@ class CupyDriver:
 
     def malloc(self, nbytes: int) -> int:
         self.bind()
-        return self._allocate(lambda: int(self.runtime.malloc(nbytes)))
+        try:
+            return int(self.runtime.malloc(nbytes))
+        except self.runtime.CUDARuntimeError as error:
+            if error.status == MEMORY_ALLOCATION:
+                raise OutOfMemory(str(error)) from error
+            raise
 
     def free(self, address: int) -> None:
         self.bind()
@@ -84,7 +92,17 @@ class CupyDriver:
 
     def pin(self, address: int, nbytes: int) -> None:
         self.bind()
-        self._allocate(lambda: self.runtime.hostRegister(address, nbytes, PORTABLE | MAPPED))
+        try:
+            self.runtime.hostRegister(address, nbytes, PORTABLE | MAPPED)
+        except self.runtime.CUDARuntimeError as error:
+            said = str(error).partition(":")[0]
+            if error.status in NOT_LOCKED:
+                raise OutOfMemory(f"{NOT_LOCKED[error.status]} ({said})") from error
+            raise DeviceError(
+                f"{self.name} does not lock {format_size(nbytes)} of RAM at {address:#x}: "
+                + ("part of them is locked already, by another library in this process; give the engine a process of its own "
+                   f"({said})" if error.status == ALREADY_REGISTERED else f"{error}; choose device 'cpu'")
+            ) from error
 
     def unpin(self, address: int) -> None:
         self.bind()
@@ -212,14 +230,6 @@ class CupyDriver:
             self._cudnn = None
         self._functions.clear()
         self._module = None
-
-    def _allocate(self, make: Callable[[], T]) -> T:
-        try:
-            return make()
-        except self.runtime.CUDARuntimeError as error:
-            if error.status == MEMORY_ALLOCATION:
-                raise OutOfMemory(str(error)) from error
-            raise
 
 
 def _bindings(name: str) -> tuple[Any, Any]:

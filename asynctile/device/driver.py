@@ -42,7 +42,7 @@ class Driver(Protocol):
     def free(self, address: int) -> None: ...
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Lock RAM in place and let the GPU reach it; OutOfMemory."""
+        """Lock RAM in place and let the GPU reach it; OutOfMemory, which says of what; DeviceError if it cannot be."""
 
     def unpin(self, address: int) -> None: ...
 

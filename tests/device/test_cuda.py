@@ -128,7 +128,7 @@ def test_ram_that_cannot_be_pinned_is_a_budget_error(monkeypatch):
     monkeypatch.setattr(driver, "pin", refuse)
     memory = PinnedMemory(driver)
     _, slots = slots_of(memory, 1 << 20, 1)
-    with pytest.raises(BudgetError, match=r"does not lock 1\.00 MiB of RAM"):
+    with pytest.raises(BudgetError, match=r"1\.00 MiB more of RAM cannot be locked for copies to cuda:0: .*lower host_memory"):
         memory.array(slots[0], (4,), np.float32)
 
 

@@ -7,22 +7,31 @@ import pytest
 
 from asynctile import Engine
 from asynctile.device import cupy_driver, open_device
-from asynctile.errors import DeviceError
+from asynctile.device.cuda_memory import PinnedMemory
+from asynctile.errors import BudgetError, DeviceError
 
 
 class RuntimeFailure(Exception):
-    status = 35
+    """As CuPy raises it: the number of an error, and "name: what it means"."""
+
+    def __init__(self, said, status=35):
+        super().__init__(said)
+        self.status = status
 
 
-def bindings(monkeypatch, count):
-    """CuPy with a runtime that knows `count` GPUs, or raises it."""
+def bindings(monkeypatch, count, **more):
+    """CuPy with a runtime that knows `count` GPUs, or raises it; more: other functions of it."""
 
     def get_device_count():
         if isinstance(count, Exception):
             raise count
         return count
 
-    runtime = types.SimpleNamespace(getDeviceCount=get_device_count, CUDARuntimeError=RuntimeFailure)
+    properties = {"name": b"a GPU", "major": 9, "minor": 0}
+    runtime = types.SimpleNamespace(
+        getDeviceCount=get_device_count, CUDARuntimeError=RuntimeFailure, setDevice=lambda index: None,
+        getDeviceProperties=lambda index: properties, **more,
+    )  # fmt: skip
     monkeypatch.setattr(cupy_driver, "_bindings", lambda name: (runtime, None))
 
 
@@ -60,3 +69,36 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_a_gpu_where_there_is_one(monk
     engine = Engine("auto", device_memory="1MiB")
     assert engine.device == "cuda:0"
     engine._device.close()
+
+
+# What a driver says, and what becomes of it. The names and numbers are those of CUDA's cudaError.
+LOCKED = "cuda:0 does not lock 8.00 KiB of RAM at 0x"
+REFUSED = "8.00 KiB more of RAM cannot be locked for copies to cuda:0: the operating system refused, because RAM is full or a"
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "kind", "begins", "ends"),
+    [
+        (2, "cudaErrorMemoryAllocation", BudgetError,
+         "8.00 KiB more of RAM cannot be locked for copies to cuda:0: the driver has no memory left to map them with",
+         "(cudaErrorMemoryAllocation); lower host_memory, or give this process more RAM"),
+        (304, "cudaErrorOperatingSystem", BudgetError, REFUSED,
+         "container is reached (cudaErrorOperatingSystem); lower host_memory, or give this process more RAM"),
+        (712, "cudaErrorHostMemoryAlreadyRegistered", DeviceError, LOCKED,
+         "part of them is locked already, by another library in this process; give the engine a process of its own "
+         "(cudaErrorHostMemoryAlreadyRegistered)"),
+        (801, "cudaErrorNotSupported", DeviceError, LOCKED,
+         "cudaErrorNotSupported: as the driver explains it; choose device 'cpu'"),
+    ],
+)  # fmt: skip
+def test_ram_that_is_not_locked_says_in_one_sentence_why_and_what_helps(monkeypatch, status, name, kind, begins, ends):
+    def host_register(address, nbytes, flags):
+        raise RuntimeFailure(f"{name}: as the driver explains it", status)
+
+    bindings(monkeypatch, 1, hostRegister=host_register)
+    with pytest.raises(kind) as caught:
+        PinnedMemory(cupy_driver.open_driver("cuda:0")).block(8192)
+    said = str(caught.value)
+    assert said.startswith(begins)
+    assert said.endswith(ends)
+    assert "\n" not in said and "ulimit" not in said
