@@ -181,6 +181,8 @@ def attention_backward(
         weights = np.exp(_scores(q[i, columns], k[j, columns], diagonal) - stats[h, i][:, None].astype(np.float64))
         dweights = dout[i, columns].astype(np.float64) @ v[j, columns].T
         dscores = weights * (dweights - delta[h, i][:, None]) / np.sqrt(columns.stop - columns.start)
+        if first and diagonal:
+            dscores[0] = 0
         _add(dq[i, columns], dscores @ k[j, columns], not first)
         _add(dk[j, columns], dscores.T @ q[i, columns], not diagonal)
         _add(dv[j, columns], weights.T @ dout[i, columns], not diagonal)

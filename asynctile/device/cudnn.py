@@ -5,6 +5,9 @@ both alike, and so cuDNN's statistics, which it packs by batch, are the rows of 
 keeps T x T numbers a head and sequence on Hopper; heads that do not fit into the workspace at once go one group after
 another. What is done depends on shapes alone: plans are made for a shape and kept, and nothing is allocated to run one.
 Whether results are right on this machine is tried once, when the device opens (cudnn_trial.py).
+
+In one thing it is not what asynctile/ops/attention.py says: the score of a sequence's first query, which sees one key, gets a
+gradient of rounding instead of exactly none. cuDNN has no way to be told, and what it adds to the key cannot be taken off.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ def attention_backward(
     """Add what queries i and keys j give to dq (Ri, g hs), dk and dv (Rj, g hs); all but stats and delta are T.
 
     P = exp(q k^T / sqrt(hs) - lse); dv += P^T dout; dS = P (dout v^T - delta) / sqrt(hs); dq += dS k; dk += dS^T q.
+    dS of a query that sees one key alone, the first of a sequence (`first` and on the diagonal), is 0 exactly: computed it
+    is rounding, which AdamW would make as large as any gradient.
     `first` (j = 0) overwrites dq; the diagonal, being the first i that key tile j meets, overwrites dk and dv.
     Kernel: attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal).
     """

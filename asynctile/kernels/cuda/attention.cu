@@ -26,3 +26,7 @@ static __device__ __forceinline__ Head head_of_block(int rows, int keys, int hea
 
 // The keys that the queries before `end` see.
 static __device__ __forceinline__ int keys_seen(int end, int keys, bool diagonal) { return diagonal ? min(keys, end) : keys; }
+
+// How many queries see one key alone: the first of a sequence, or none. Its weight is 1 whatever the score, whose gradient is
+// therefore zero; computed it would be the difference of two roundings.
+static __device__ __forceinline__ int lone_queries(bool first, bool diagonal) { return first && diagonal; }

@@ -69,14 +69,11 @@ def attention_backward(
     """Add to dq, dk and dv what these queries and keys give."""
     rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
     by = way(q, hs)
-    operands, sizes = (q, k, v, dout, stats, delta), (rows, keys, heads, hs)
-    for kernel, results, flags, owned in (
-        ("keys", (dk, dv), (diagonal,), keys),
-        ("queries", (dq,), (first, diagonal), rows),
-    ):
+    operands, sizes = (q, k, v, dout, stats, delta), (rows, keys, heads, hs, first, diagonal)
+    for kernel, results, owned in (("keys", (dk, dv), keys), ("queries", (dq,), rows)):
         grid = (heads * seqs, divide_up(owned, by.rows))
         name = f"attention_backward_{kernel}_{by.suffix}"
-        on.launch(name, grid, THREADS, *operands, *results, *sizes, *flags, shared=by.shared_backward)
+        on.launch(name, grid, THREADS, *operands, *results, *sizes, shared=by.shared_backward)
 
 
 def attention_backward_whole(

@@ -129,9 +129,10 @@ static __device__ __forceinline__ void put_rows(bf16 *to, const float (&acc)[M][
 }
 
 // What belongs to keys that a query does not see becomes `value`: those beyond the last, and on the diagonal those after it.
+// The queries before `from` see none.
 template <int M, int N>
 static __device__ __forceinline__ void hide_keys(float (&scores)[M][N][4], int query, int key, int keys, bool diagonal,
-                                                 float value) {
+                                                 float value, int from = 0) {
     int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -139,7 +140,7 @@ static __device__ __forceinline__ void hide_keys(float (&scores)[M][N][4], int q
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int seen = keys_seen(query + m * 16 + i / 2 * 8 + group + 1, keys, diagonal);
+                int row = query + m * 16 + i / 2 * 8 + group, seen = row < from ? 0 : keys_seen(row + 1, keys, diagonal);
                 if (key + n * 8 + pair + i % 2 >= seen) scores[m][n][i] = value;
             }
 }

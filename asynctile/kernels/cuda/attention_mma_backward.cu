@@ -7,9 +7,10 @@
 // Rows of the passing operand whose scores a warp has in registers.
 #define MMA_STEP 32
 
-// Where rows are keys and columns queries: what belongs to queries before the key becomes `value`.
+// Where rows are keys and columns queries: what belongs to queries before the key becomes `value`, and to those before `from`.
 template <int M, int N>
-static __device__ __forceinline__ void hide_queries(float (&scores)[M][N][4], int key, int query, float value) {
+static __device__ __forceinline__ void hide_queries(float (&scores)[M][N][4], int key, int query, float value,
+                                                    int from = 0) {
     int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -17,7 +18,7 @@ static __device__ __forceinline__ void hide_queries(float (&scores)[M][N][4], in
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (query + n * 8 + pair + i % 2 < key + m * 16 + i / 2 * 8 + group) scores[m][n][i] = value;
+                if (query + n * 8 + pair + i % 2 < max(key + m * 16 + i / 2 * 8 + group, from)) scores[m][n][i] = value;
 }
 
 // acc = rows of a times rows of b transposed, over HS columns; the lane's addresses by rows and by columns.
@@ -36,7 +37,7 @@ static __device__ __forceinline__ void multiply(float (&acc)[M][N][4], const bf1
 template <int HS>
 static __device__ __forceinline__ void attention_backward_keys_mma(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, bool diagonal) {
+    int rows, int keys, int heads, int hs, bool first, bool diagonal) {
     using Shape = MmaShape<HS>;
     constexpr int M = Shape::M, PITCH = Shape::PITCH, QUERIES = Shape::PASSING, SIZE = QUERIES * PITCH, N = MMA_STEP / 8;
     DYNAMIC_SHARED(bf16, own_keys);
@@ -62,7 +63,7 @@ static __device__ __forceinline__ void attention_backward_keys_mma(
             copy_4_bytes(numbers + threadIdx.x, source + (r < rows ? r : 0), r < rows);
         }
     };
-    const int from = diagonal ? start : 0;
+    const int from = diagonal ? start : 0, lone = lone_queries(first, diagonal);
     stage<HS, Shape::ROWS>(own_keys, k, start, keys, at.pitch, hs);
     stage<HS, Shape::ROWS>(own_values, v, start, keys, at.pitch, hs);
     stage_queries(from);
@@ -104,7 +105,7 @@ static __device__ __forceinline__ void attention_backward_keys_mma(
                     for (int i = 0; i < 4; i++)
                         slopes[m][n][i] = weights[m][n][i] * (slopes[m][n][i] - (i % 2 ? mean.y : mean.x));
             }
-            if (edge) hide_queries(slopes, own, query, 0.0f);
+            if (edge) hide_queries(slopes, own, query, 0.0f, lone);
             weighted<PITCH>(dkeys, slopes, lane_by_rows<PITCH>(some_queries + step * PITCH));
         }
     }
@@ -124,7 +125,7 @@ static __device__ __forceinline__ void attention_backward_queries_mma(
     const Head at = head_of_block(rows, keys, heads, hs);
     q += at.queries, dout += at.queries, dq += at.queries, stats += at.state, delta += at.state, k += at.keys, v += at.keys;
     const int start = (gridDim.y - 1 - blockIdx.y) * Shape::ROWS, offset = threadIdx.x / 32 * Shape::OWN, own = start + offset;
-    const int reach = keys_seen(start + Shape::ROWS, keys, diagonal);
+    const int reach = keys_seen(start + Shape::ROWS, keys, diagonal), lone = lone_queries(first, diagonal);
     const float scale = LOG2_E / sqrtf(float(hs));
     auto stage_keys = [&](int key) {
         bf16 *to = buffers + key / KEYS % 2 * (2 * SIZE);
@@ -175,7 +176,7 @@ static __device__ __forceinline__ void attention_backward_queries_mma(
                     for (int i = 0; i < 4; i++)
                         slopes[m][n][i] =
                             fast_exp2(weights[m][n][i] * scale - lse[m][i / 2]) * (slopes[m][n][i] - mean[m][i / 2]);
-            if (edge) hide_keys(slopes, own, key, keys, diagonal, 0.0f);
+            if (edge) hide_keys(slopes, own, key, keys, diagonal, 0.0f, lone);
             weighted<PITCH>(dqueries, slopes, lane_by_rows<PITCH>(some_keys + step * PITCH));
         }
     }
@@ -184,8 +185,8 @@ static __device__ __forceinline__ void attention_backward_queries_mma(
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_32(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int diagonal) {
-    attention_backward_keys_mma<32>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_keys_mma<32>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_32(
@@ -196,8 +197,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_64(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int diagonal) {
-    attention_backward_keys_mma<64>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_keys_mma<64>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_64(
@@ -208,8 +209,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_96(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int diagonal) {
-    attention_backward_keys_mma<96>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_keys_mma<96>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_96(
@@ -220,8 +221,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_mma_128(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int diagonal) {
-    attention_backward_keys_mma<128>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_keys_mma<128>(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_mma_128(

@@ -6,7 +6,7 @@
 template <typename T>
 static __device__ __forceinline__ void attention_backward_keys_plain(
     const T *q, const T *k, const T *v, const T *dout, const float *stats, const float *delta, T *dk, T *dv,
-    int rows, int keys, int heads, int hs, bool diagonal) {
+    int rows, int keys, int heads, int hs, bool first, bool diagonal) {
     DYNAMIC_SHARED(float, own_keys);
     float *own_values = own_keys + PLAIN_SIZE, *some_queries = own_values + PLAIN_SIZE;
     float *some_dout = some_queries + PLAIN_SIZE, *shared_left = some_dout + PLAIN_SIZE;
@@ -15,6 +15,7 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
     k += at.keys, v += at.keys, dk += at.keys, dv += at.keys;
     const int start = blockIdx.y * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
     const int panels = (hs + PLAIN_SIDE - 1) / PLAIN_SIDE, from = diagonal ? start : 0;
+    const int lone = lone_queries(first, diagonal);
     const float scale = 1.0f / sqrtf(float(hs));
     for (int panel = 0; panel < panels; panel++) {
         float dkeys[8][4] = {}, dvalues[8][4] = {};
@@ -41,7 +42,7 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
                 for (int i = 0; i < 8; i++) {
                     bool seen = !diagonal || start + y + i * 8 <= r;
                     weights[i][j] = seen ? __expf(weights[i][j] * scale - lse) : 0.0f;
-                    slopes[i][j] = seen ? weights[i][j] * (slopes[i][j] - mean) : 0.0f;
+                    slopes[i][j] = seen && r >= lone ? weights[i][j] * (slopes[i][j] - mean) : 0.0f;
                 }
             }
             int depth = min(rows - query, PLAIN_SIDE);
@@ -66,6 +67,7 @@ static __device__ __forceinline__ void attention_backward_queries_plain(
     q += at.queries, dout += at.queries, dq += at.queries, stats += at.state, delta += at.state, k += at.keys, v += at.keys;
     const int start = (gridDim.y - 1 - blockIdx.y) * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
     const int panels = (hs + PLAIN_SIDE - 1) / PLAIN_SIDE, reach = keys_seen(start + PLAIN_SIDE, keys, diagonal);
+    const int lone = lone_queries(first, diagonal);
     const float scale = 1.0f / sqrtf(float(hs));
     for (int panel = 0; panel < panels; panel++) {
         float dqueries[8][4] = {};
@@ -86,7 +88,7 @@ static __device__ __forceinline__ void attention_backward_queries_plain(
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                int r = start + y + i * 8, seen = keys_seen(r + 1, keys, diagonal);
+                int r = start + y + i * 8, seen = r < lone ? 0 : keys_seen(r + 1, keys, diagonal);
                 float lse = r < rows ? stats[r] : 0.0f, mean = r < rows ? delta[r] : 0.0f;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
@@ -103,14 +105,14 @@ static __device__ __forceinline__ void attention_backward_queries_plain(
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_plain_f32(
     const float *q, const float *k, const float *v, const float *dout, const float *stats, const float *delta, float *dk,
-    float *dv, int rows, int keys, int heads, int hs, int diagonal) {
-    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+    float *dv, int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_keys_plain_bf16(
     const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *stats, const float *delta, bf16 *dk, bf16 *dv,
-    int rows, int keys, int heads, int hs, int diagonal) {
-    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, diagonal);
+    int rows, int keys, int heads, int hs, int first, int diagonal) {
+    attention_backward_keys_plain(q, k, v, dout, stats, delta, dk, dv, rows, keys, heads, hs, first, diagonal);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 2) attention_backward_queries_plain_f32(

@@ -71,6 +71,18 @@ def test_against_full_attention(heights, seqs, heads, hs, scale):
         assert np.abs(gradient - wanted).max() / largest < 2 * rounding
 
 
+@pytest.mark.parametrize(("heights", "seqs", "heads", "hs"), CASES)
+def test_the_score_of_a_query_that_sees_one_key_has_exactly_no_gradient(heights, seqs, heads, hs):
+    operands = [random(seed, sum(heights), heads * hs) for seed in range(4)]
+    dq, dk, _ = backward(*operands, forward(*operands[:3], heights, seqs, heads), heights, seqs, heads)
+    lone = slice(None, None, sum(heights) // seqs)
+    assert not dq[lone].any()
+    assert dk.any() == (sum(heights) > seqs)
+    operands[0][lone] = random(9, seqs, heads * hs)
+    others = backward(*operands, forward(*operands[:3], heights, seqs, heads), heights, seqs, heads)
+    assert (dq.tobytes(), dk.tobytes()) == (others[0].tobytes(), others[1].tobytes())
+
+
 def test_whole_sequences_in_one_operation_are_the_two_one_after_the_other():
     q, k, v, dout = (random(seed, 90, 48) for seed in range(4))
     ((out, stats),) = outs = forward(q, k, v, [90], 3, 2)

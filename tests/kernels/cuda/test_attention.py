@@ -80,6 +80,21 @@ def test_against_full_attention(machine, heights, seqs, heads, hs, dtype):
         assert np.abs(wide(gradient) - wanted).max() / largest < (BF16_BACKWARD if dtype == "bf16" else 2e-6)
 
 
+@pytest.mark.parametrize(("heights", "seqs", "heads", "hs"), CASES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_score_of_a_query_that_sees_one_key_has_exactly_no_gradient(machine, heights, seqs, heads, hs, dtype):
+    operands = [random(seed, sum(heights), heads * hs, dtype=dtype) for seed in range(4)]
+    outs = forward(machine, *operands[:3], heights, seqs, heads)
+    dq, dk, _ = backward(machine, *operands, outs, heights, seqs, heads)
+    lone = slice(None, None, sum(heights) // seqs)
+    assert not wide(dq[lone]).any()
+    assert wide(dk).any() == (sum(heights) > seqs)
+    operands[0][lone] = random(9, seqs, heads * hs, dtype=dtype)
+    outs = forward(machine, *operands[:3], heights, seqs, heads)
+    others = backward(machine, *operands, outs, heights, seqs, heads)
+    assert (dq.tobytes(), dk.tobytes()) == (others[0].tobytes(), others[1].tobytes())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_whole_sequences_in_one_operation_are_the_two_one_after_the_other(machine, dtype):
     q, k, v, dout = (random(seed, 90, 48, dtype=dtype) for seed in range(4))
