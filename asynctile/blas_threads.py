@@ -6,6 +6,7 @@ each other more threads. So the limit is set by the first and undone by the last
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -20,7 +21,7 @@ def hold_one_thread() -> None:
     """Limit BLAS libraries to one thread each, until `let_go` was called as often as this."""
     global _holders, _limits
     with _lock:
-        if _holders == 0:
+        if _limits is None:
             _limits = threadpool_limits(1, user_api="blas")
         _holders += 1
 
@@ -33,3 +34,13 @@ def let_go() -> None:
         if _holders == 0:
             _limits.restore_original_limits()
             _limits = None
+
+
+def _start_anew() -> None:
+    """In a forked child no engine is open. What the first one there finds to undo is what its parent would have undone."""
+    global _lock, _holders
+    _lock, _holders = threading.Lock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)

@@ -107,6 +107,8 @@ class Engine:
         self._make_loop = make_loop
         self._loop: LoopThread | None = None
         self._used = False
+        #: the process that opened it: a forked child has its objects, and none of its threads
+        self._process: int | None = None
         self._tiers: Tiers | None = None
         self._busy: asyncio.Lock | None = None
         self._background = Background()
@@ -129,7 +131,8 @@ class Engine:
 
     @property
     def tiers(self) -> Tiers:
-        """Where its tiles are; DeviceError before the engine was opened."""
+        """Where its tiles are; DeviceError before the engine was opened, and in a forked child."""
+        self.check_process()
         if self._tiers is None:
             raise DeviceError("the engine is not open: use it inside 'async with Engine(...)'")
         return self._tiers
@@ -137,7 +140,7 @@ class Engine:
     async def __aenter__(self) -> Self:
         if self._used:
             raise DeviceError("an engine opens once: make a new Engine to go on")
-        self._used = True
+        self._used, self._process = True, os.getpid()
         hold_one_thread()
         loop = asyncio.get_running_loop()
         tiers = Tiers(self._device, self._device_memory, self._host_memory, self._spill, self.prefetch, self._watchdog)
@@ -160,8 +163,12 @@ class Engine:
     ) -> None:
         """Cancel what still runs, run out what was enqueued, end all threads.
 
-        Tasks of `spawn` are awaited after a clean end of the block and cancelled after an error.
+        Tasks of `spawn` are awaited after a clean end of the block and cancelled after an error. In a forked child nothing is
+        closed: DeviceError after a clean end of the block, while an error or an exit goes its way.
         """
+        if kind is not None and self._process != os.getpid():
+            return
+        self.check_process()
         failed = await self._background.end(cancel=kind is not None)
         loop = asyncio.get_running_loop()
         thread, self._loop = self._loop, None
@@ -194,6 +201,14 @@ class Engine:
         """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
         self.tiers.budget.check_floor(floor)
 
+    def check_process(self) -> None:
+        """DeviceError in a forked child of the process that opened the engine: it would wait there for threads that are not."""
+        if self._process is not None and self._process != os.getpid():
+            raise DeviceError(
+                f"the engine was opened in process {self._process} and this is its forked child {os.getpid()}, which has "
+                "none of its threads; open an Engine of its own here"
+            )
+
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task on the caller's loop that the engine waits for before it closes."""
         return self._background.spawn(work)
@@ -204,14 +219,19 @@ class Engine:
 
     def give_back(self, nbytes: int) -> None:
         """Return what was borrowed."""
+        self.check_process()
         if self._loop is not None:
             self._loop.loop.call_soon_threadsafe(self.tiers.budget.give_back, nbytes)
 
     async def call(self, job: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the device's loop and await it from here. DeviceError once the engine is closed."""
-        if self._loop is None:
+        """Run a coroutine on the device's loop and await it from here. DeviceError once it is closed, and in a forked child."""
+        try:
+            self.check_process()
+            if self._loop is None:
+                raise DeviceError("the engine is not open: use it inside 'async with Engine(...)'")
+        except DeviceError:
             job.close()
-            raise DeviceError("the engine is not open: use it inside 'async with Engine(...)'")
+            raise
         return await self._loop.call(job)
 
     async def launch(self, operation: Operation, number: Any = None) -> Event:

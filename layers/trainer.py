@@ -132,6 +132,7 @@ class Trainer:
 
     async def saved(self) -> None:
         """Wait for a save under way, if there is one; raises its error, once. Cancelling this does not cancel the save."""
+        self.engine.check_process()
         task = self._saving
         if task is None:
             return

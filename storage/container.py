@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -72,6 +73,7 @@ class ContainerFile:
         self.direct = False
         self.nbytes = 0
         self._fd = self._folder = -1
+        _open_files.add(self)
         try:
             self._folder = _lock(self.path)
             self._fd = _create(self._folder)
@@ -158,6 +160,19 @@ class ContainerFile:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._folder = -1
+
+
+#: What a forked child inherits, and lets go at once: it would keep the folder locked and the disk full for as long as it lives.
+_open_files: weakref.WeakSet[ContainerFile] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    for file in _open_files:
+        file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)
 
 
 def free_nbytes(path: str) -> int:
