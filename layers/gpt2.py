@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Self
 
@@ -197,20 +198,25 @@ class GPT2:
         top_k: int | None = 50,
         seed: int | None = None,
     ) -> AsyncIterator[int]:
-        """Yield new token ids one by one; the window is the last block_size tokens, computed anew for each."""
-        ids = check_tokens("prompt_ids", np.asarray(prompt_ids)[None], self.config)[0].tolist()
+        """Yield new token ids one by one; the window is the last block_size tokens, computed anew for each.
+
+        prompt_ids (T,) may be longer: what stands before the window is neither looked at nor kept.
+        """
+        block_size = self.config.block_size
+        seen = np.asarray(prompt_ids)[None][..., -block_size:]
+        window = deque(check_tokens("prompt_ids", seen, self.config)[0].tolist(), maxlen=block_size)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a whole number of at least 0")
         sampler = Sampler(temperature, top_k, seed)
         for _ in range(max_new_tokens):
-            window = ids[-self.config.block_size :]
             # What stands behind the last token cannot be seen from it: attention is causal.
-            length = min(-(-len(window) // WINDOW) * WINDOW, self.config.block_size)
+            length = min(-(-len(window) // WINDOW) * WINDOW, block_size)
             padded = np.zeros((1, length), np.int32)
             padded[0, : len(window)] = window
             logits = await self.logits(padded)
-            ids.append(sampler.choose(logits[0, len(window) - 1]))
-            yield ids[-1]
+            token = sampler.choose(logits[0, len(window) - 1])
+            window.append(token)
+            yield token
 
     async def release(self) -> None:
         """Free every tile of the model; it cannot be used afterwards."""

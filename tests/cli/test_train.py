@@ -199,8 +199,9 @@ def test_trained_tokenizer_and_trace(train: Program, program: Program, tmp_path:
     status, _, err = train("--out", run, *words)
     assert (status, err) == (0, "")
     assert json.loads(trace.read_text())
-    status, out, err = program("generate", run, "--prompt", "line 7: é", "--max-new-tokens", 5)
-    assert (status, err) == (0, "") and out.startswith("line 7: é")
+    prompt = "line 7: é " * 20  # longer than the window of 32 tokens
+    status, out, err = program("generate", run, "--prompt", prompt, "--max-new-tokens", 5)
+    assert (status, err) == (0, "") and out.startswith(prompt)
     folder = run / "checkpoints" / "step-000002"
     assert program("generate", folder, "--prompt", "a", "--max-new-tokens", 2)[0] == 2  # a model without its tokenizer
     status, out, _ = program("generate", folder, "--prompt", "a", "--max-new-tokens", 2, "--tokenizer",

@@ -247,12 +247,29 @@ async def test_temperature_zero_and_top_1_take_the_likeliest_also_beyond_block_s
     assert greedy == ids[1:]
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1, 1000])
+async def test_a_prompt_longer_than_the_window_goes_on_as_its_last_block_size_tokens_do(more: int) -> None:
+    length = CONFIG.block_size + more
+    prompt = np.random.default_rng(1).integers(0, CONFIG.vocab_size, length).tolist()
+    settings: Arguments = {"max_new_tokens": 3, "temperature": 0}
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SMALL)
+        expected = await tokens_of(model, prompt[-CONFIG.block_size :], **settings)
+        assert await tokens_of(model, prompt, **settings) == expected
+        assert await tokens_of(model, np.array(prompt), **settings) == expected
+        likeliest = (await model.logits([prompt[-CONFIG.block_size :]]))[0, -1].argmax()
+    assert expected[0] == likeliest
+
+
 @pytest.mark.parametrize(
     ("prompt", "arguments", "kind", "sentence"),
     [
         ([], {}, TypeError, "prompt_ids has dtype float64.*integer"),
         (["a"], {}, TypeError, "prompt_ids.*integer"),
         ([35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),
+        ([1] * 99 + [35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),
+        (1, {}, ValueError, "prompt_ids has shape"),
+        ([[1, 2]], {}, ValueError, "prompt_ids has shape"),
         ([-1], {}, ValueError, "prompt_ids contains -1"),
         ([1], {"max_new_tokens": -1}, ValueError, "max_new_tokens is -1.*at least 0"),
         ([1], {"temperature": -0.1}, ValueError, "temperature is -0.1.*at least 0"),
