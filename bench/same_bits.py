@@ -1,0 +1,199 @@
+"""Does a change of structure leave every bit of a result and every byte that moves as they were?
+
+    python bench/same_bits.py record FILE [--tree FOLDER]
+    python bench/same_bits.py compare OLD NEW
+
+`record` trains a small ragged model on `cpu`, `emulated` and the CUDA path (over the driver of threads of tests/cuda, where g++
+is) under many caps, prefetch depths, modes and places of the update, with and without a disk, and plans larger ones. It
+keeps for each a checksum of losses, norms, weights and moments, and what each step moved. --tree: the checkout to
+measure, such as an older commit in a worktree; this one if not given. `compare` lists what differs between two records, and
+ends with status 1 if anything does. Results hold for one machine with the same libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+STEPS = 3
+#: Ragged in every direction, sequences cut, groups of heads uneven.
+MODEL = {"n_layer": 2, "n_head": 5, "n_embd": 40, "block_size": 50, "vocab_size": 101}
+TILE, BATCH, LENGTH, MICRO_BATCHES = 22, 2, 41, 2
+MOVED = ("uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes")
+PLANNED = (
+    "tile", "floor_bytes", "floor_operation", "resident_bytes", "device_peak_bytes", "spill_bytes", "operations", "updates",
+    "updates_on_host", "flops", *MOVED,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training. device_share, host_share: caps as shares of the states, 0 for the floor, None for none."""
+
+    device: str
+    device_share: float | None = None
+    host_share: float | None = None
+    spill: bool = False
+    prefetch: int = 2
+    precision: str = "fp32"
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+    def name(self) -> str:
+        """What it is called in a record."""
+        parts = [self.device, self.precision, f"prefetch {self.prefetch}"]
+        for what, share in (("device", self.device_share), ("host", self.host_share)):
+            if share is not None:
+                parts.append(f"{what} {share if share else 'floor'}")
+        parts += ["spill"] * self.spill + [f"{key} {value}" for key, value in self.trainer.items()]
+        return ", ".join(parts)
+
+
+def cases(gpu: bool) -> Iterator[Case]:
+    """What tests/layers/test_equal_bits.py, test_tiers.py and test_cuda.py vary."""
+    modes = [{"recompute": recompute, "clip_norm": clip} for recompute in (True, False) for clip in (None, 1e30, 0.1)]
+    yield from (Case("cpu", trainer=mode) for mode in modes)
+    yield from (Case("emulated", share, prefetch=depth)
+                for share, depth in itertools.product((0.0, 0.1, 0.25, 0.5, None), (0, 1, 2, 8)))  # fmt: skip
+    yield from (Case("emulated", share, trainer=mode) for share, mode in itertools.product((0.0, 0.25, None), modes))
+    yield from (Case("emulated", share, trainer={"update": "host"}) for share in (0.25, 0.5))
+    yield from (Case("cpu", None, share, True, depth) for share, depth in itertools.product((0.0, 0.6, 1.0, 1.5), (0, 2, 8)))
+    yield from (
+        Case("emulated", *shares, True, depth)
+        for shares, depth in itertools.product(((0.2, 0.0), (0.2, 0.3), (0.5, 0.2), (0.2, 1.0), (3.0, 0.0)), (0, 2, 8))
+    )
+    if gpu:
+        for precision in ("fp32", "bf16"):
+            yield from (Case("cuda:0", None, precision=precision, trainer=mode) for mode in modes)
+            yield from (Case("cuda:0", share, prefetch=depth, precision=precision)
+                        for share, depth in itertools.product((0.4, 0.6), (0, 2, 8)))  # fmt: skip
+            yield Case("cuda:0", 0.5, precision=precision, trainer={"update": "host"})
+            yield Case("cuda:0", 0.6, 1.5, True, precision=precision)
+
+
+async def trained(case: Case) -> dict[str, Any]:
+    """Train by `case`: the checksum of what came out, and what each step moved."""
+    from asynctile import Engine
+    from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+
+    config, random = GPT2Config(**MODEL), np.random.default_rng(1)
+    with tempfile.TemporaryDirectory() as place:
+        spill, checkpoint = Path(place, "spill"), Path(place, "checkpoint")
+        spill.mkdir()
+        options: dict[str, Any] = {"device": case.device, "prefetch": case.prefetch, "precision": case.precision}
+        options |= {"spill": spill} if case.spill else {}
+        for name, share in (("device_memory", case.device_share), ("host_memory", case.host_share)):
+            if share is not None:
+                options[name] = int(share * config.states_nbytes) or await floor(config, options | {name: 1})
+        async with Engine(**options) as engine:
+            model = await GPT2.create(engine, config, seed=1, tile=TILE)
+            optimizer = AdamW(lr=1e-2, warmup=1, decay_steps=9, min_lr=1e-3)
+            trainer = Trainer(model, optimizer, micro_batches=MICRO_BATCHES, **{"update": "device", **case.trainer})
+            batches = random.integers(0, config.vocab_size, (STEPS, 2, BATCH, LENGTH))
+            reports = [await trainer.step(tokens, targets) for tokens, targets in batches]
+            operations = engine.statistics().operations
+            await trainer.save(checkpoint)
+        digest = hashlib.sha256(repr([(report.loss, report.grad_norm) for report in reports]).encode())
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            for name, tensor in sorted(load_file(checkpoint / file).items()):
+                digest.update(name.encode() + tensor.tobytes())
+    moved = [[getattr(report, name) for name in MOVED] for report in reports]
+    return {"bits": digest.hexdigest()[:16], "moved": moved, "operations": operations}
+
+
+async def floor(config: Any, options: dict[str, Any]) -> int:
+    """The floor that an engine with a cap of one byte names."""
+    from asynctile import BudgetError, Engine
+    from asynctile.layers import GPT2
+
+    async with Engine(**options) as engine:
+        try:
+            await GPT2.create(engine, config, tile=TILE)
+        except BudgetError as error:
+            return int(error.floor)
+    raise RuntimeError("a cap of one byte was accepted")
+
+
+def planned() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Plans of models that are not trained here."""
+    from asynctile.layers import GPT2Config
+    from asynctile.layers.plan import plan_step
+
+    first = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=256)
+    for name, config, device, precision, batch in (
+        ("make train", first, "emulated", "fp32", 16),
+        ("gpt2", GPT2Config.named("gpt2"), "emulated", "fp32", 4),
+        ("gpt2", GPT2Config.named("gpt2"), "cuda:0", "bf16", 16),
+        ("gpt2-xl", GPT2Config.named("gpt2-xl"), "cuda:0", "bf16", 12),
+    ):
+        for share, update in itertools.product((0.25, 0.5), ("device", "host")):
+            plan = plan_step(config, batch_size=batch, seq_len=config.block_size, device=device, precision=precision,
+                             device_memory=int(share * config.states_nbytes), update=update, link_rate=None)  # fmt: skip
+            found = {field: getattr(plan, field) for field in PLANNED}
+            yield f"plan of {name}, {device}, {precision}, device {share}, update {update}", found
+
+
+def soft_gpu() -> bool:
+    """Let `cuda:0` be the driver of threads of the tree that is measured; False where there is no g++."""
+    import asynctile.device
+    from tests.cuda.driver import SoftDriver
+
+    asynctile.device.open_driver = lambda name: SoftDriver()  # type: ignore[assignment]
+    return shutil.which("g++") is not None
+
+
+async def record(file: Path) -> None:
+    """Write what all cases give to `file`, as JSON."""
+    found = {}
+    for case in cases(soft_gpu()):
+        found[case.name()] = await trained(case)
+        print(f"{case.name()}: {found[case.name()]['bits']}", file=sys.stderr, flush=True)
+    found |= planned()
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """A line for each case that is not in both, and for each value that differs."""
+    for name in sorted(old.keys() ^ new.keys()):
+        yield f"{name}: only in the {'old' if name in old else 'new'} record"
+    for name in sorted(old.keys() & new.keys()):
+        for what in old[name]:
+            if old[name][what] != new[name].get(what):
+                yield f"{name}: {what} was {old[name][what]}, is {new[name].get(what)}"
+
+
+def main() -> int:
+    """The exit status: 1 if two records differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="measure a tree")
+    recording.add_argument("file", type=Path)
+    recording.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
+    comparing = commands.add_parser("compare", help="compare two records")
+    comparing.add_argument("old", type=Path)
+    comparing.add_argument("new", type=Path)
+    given = parser.parse_args()
+    if given.command == "record":
+        sys.path.insert(0, str(given.tree.resolve()))
+        asyncio.run(record(given.file))
+        return 0
+    old, new = (json.loads(file.read_text(encoding="utf-8")) for file in (given.old, given.new))
+    lines = list(differences(old, new))
+    print("\n".join([*lines, f"{len(old)} cases, {len(lines)} differences"]))
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
