@@ -38,7 +38,7 @@ from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.snapshot import Snapshot
-from asynctile.storage.beside import recover_folder
+from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
 from asynctile.storage.documents import finish, load_json, store_file, store_json
 from asynctile.storage.folder import encode_json
@@ -129,9 +129,7 @@ def _tiles(model: GPT2) -> Iterator[list[Handle]]:
 
 async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
     """A trainer of class `cls` from a checkpoint folder."""
-    folder = Path(path)
-    if not folder.is_dir():
-        await asyncio.to_thread(recover_folder, folder)
+    folder = await asyncio.to_thread(whole_folder, path)
     if not folder.is_dir():
         raise CheckpointError(f"{path} is no checkpoint folder; expected one written by Trainer.save")
     if (folder / CONFIG).exists() and not (folder / TRAINER).exists():
@@ -170,7 +168,7 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
     trainer.step_count = state["step_count"]
     trainer.skipped_count = state["skipped_count"]
     trainer.data_state = state["data_state"]
-    model.last_checkpoint = str(folder)
+    model.last_checkpoint = os.fspath(path)
     return trainer
 
 

@@ -23,7 +23,7 @@ from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.layers.tiling import Tiling
-from asynctile.storage.beside import recover_folder
+from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes
 from asynctile.storage.documents import finish, store_json
@@ -48,9 +48,7 @@ class Pretrained:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        if not self.path.is_dir():
-            recover_folder(self.path)
+        self.path = whole_folder(path)
         if not self.path.is_dir():
             raise CheckpointError(f"{path} is no folder: expected one with config.json and model.safetensors")
         check_files(self.path, (CONFIG, WEIGHTS))

@@ -7,7 +7,6 @@ plain SVG written here. What goes into the metrics is the trainer's and the prog
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..storage.folder import write_file
+from .report import number_in, read_metrics
 
 __all__ = ["loss_curve"]
 
@@ -61,24 +61,20 @@ def loss_curve(
 def _read(path: Path, bigram_entropy: float | None) -> _Curves:
     losses: dict[int, float] = {}
     validation: dict[int, float] = {}
+    count = 0
     try:
-        lines = path.read_text("utf-8").splitlines()
+        for record in read_metrics(path):
+            count += 1
+            for name, curve in (("loss", losses), ("validation_loss", validation)):
+                if (value := number_in(record, name)) is not None:
+                    curve[record["step"]] = value  # resuming writes some steps twice
     except OSError as error:
         raise ValueError(
             f"metrics {path} cannot be read: {error.strerror}; expected the metrics.jsonl of a run"
         ) from error
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a run that was killed leaves its last line cut
-        for name, curve in (("loss", losses), ("validation_loss", validation)):
-            value = record.get(name)
-            if value is not None and math.isfinite(value):
-                curve[record["step"]] = value  # resuming writes some steps twice
     if not losses:
         raise ValueError(
-            f"metrics {path} have no finite loss in {len(lines)} lines; expected the metrics.jsonl of a run"
+            f"metrics {path} have no finite loss in {count} lines; expected the metrics.jsonl of a run"
         )
     training = sorted(losses.items())
     return _Curves(

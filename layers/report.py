@@ -1,9 +1,17 @@
-"""What a training step reports: one frozen record a step, a line of metrics.jsonl."""
+"""What a training step reports: one frozen record a step, a line of metrics.jsonl; and reading such lines again.
+
+Covers `StepReport`, `read_metrics` and `number_in`. Who writes the lines is the program's affair.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from asynctile.storage.input import parse_json, read_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +46,24 @@ class StepReport:
             key: str(value) if isinstance(value, float) and (value != value or value in finite) else value
             for key, value in asdict(self).items()
         }
+
+
+def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics.jsonl that are objects with a whole number as `step`; others count as cut by a kill, and are left
+    out. What else a line holds is not looked at: see `number_in`.
+
+    Raises OSError, with the file's name, if it cannot be read or has a line of more than LINE_NBYTES.
+    """
+    for text in read_lines(path):
+        try:
+            line = parse_json(text, finite=False)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and type(line.get("step")) is int and line["step"] >= 0:
+            yield line
+
+
+def number_in(line: Mapping[str, Any], name: str) -> float | int | None:
+    """A finite number of a line; None if it has none of this name, as lines of skipped steps and of other versions may."""
+    value = line.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None

@@ -2,153 +2,137 @@
 
 Beside a folder NAME, `.NAME.<id>.new` is litter unless the process that fills it is alive, which a lock says, and
 `.NAME.<id>.old` is always whole: it stands there between two renames, where the system cannot exchange names.
-Covers `swap`, `recover_folder`, `recover_folders` and `remove_folder`. Filling a folder is `folder.py`.
+Covers `swap`, `recover_folder`, `recover_folders` and `remove_folder`, in a parent that is held open, and `whole_folder`, by
+which commands that only read find what a kill has left, and change nothing. Filling a folder is `folder.py`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import re
 import secrets
-import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["beside", "fsync", "held", "recover_folder", "recover_folders", "remove_folder", "swap"]
+from .inside import Folder
+
+__all__ = ["beside", "held", "recover_folder", "recover_folders", "remove_folder", "swap", "whole_folder", "whole_names"]
 
 _BESIDE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?P<kind>new|old)")
-#: of <fcntl.h> and <linux/fs.h>
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def swap(fresh: Path, final: Path) -> None:
+def swap(parent: Folder, fresh: str, final: str) -> None:
     """Make `fresh` be `final`; the older `final`, if there is one, is then found where `fresh` was."""
-    if not final.exists():
-        os.rename(fresh, final)
-    elif not _exchange(fresh, final):
-        aside = fresh.with_suffix(".old")
-        with held(final):
-            os.rename(final, aside)
+    if parent.stat(final) is None:
+        parent.rename(fresh, final)
+    elif not parent.exchange(fresh, final):
+        aside = fresh.removesuffix(".new") + ".old"
+        with held(parent, final):
+            parent.rename(final, aside)
             try:
-                os.rename(fresh, final)
+                parent.rename(fresh, final)
             except BaseException:
-                os.rename(aside, final)
+                parent.rename(aside, final)
                 raise
-            os.rename(aside, fresh)  # from here it is litter, whole or not
-    fsync(final.parent)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the C library, the system or the file system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None).renameat2
-    except AttributeError:
-        return False
-    names = [os.fsencode(path) for path in (one, other)]
-    # Whatever it failed of, two renames are tried next, and say so if it was more than not being able.
-    return bool(renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0)
+            parent.rename(aside, fresh)  # from here it is litter, whole or not
+    parent.sync()
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(parent: Folder, name: str) -> Iterator[None]:
     """Wait for the lock of a folder and hold it. It goes with the process, however that ends."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks
+    with parent.inside(name) as folder:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(folder.fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
 
 
-def _is_litter(folder: Path) -> bool:
+def _is_litter(parent: Folder, name: str) -> bool:
     """Whether no living process holds the folder; False where that cannot be known."""
     try:
-        fd = os.open(folder, os.O_RDONLY)
+        with parent.inside(name) as folder:
+            fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
     return True
 
 
-def beside(folder: Path) -> Path:
-    """A name of its own for what will take the place of `folder`."""
-    return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.new")
+def beside(name: str) -> str:
+    """A name of its own for what will take the place of the folder `name`."""
+    return f".{name}.{secrets.token_hex(4)}.new"
 
 
-def _left_in(parent: Path) -> list[Path]:
-    if not parent.is_dir():
-        return []
-    return [path for path in parent.iterdir() if _BESIDE.fullmatch(path.name)]
+def _left_in(parent: Folder) -> list[tuple[str, str]]:
+    """What a kill left: (name, of which folder). Links are never ours."""
+    found = [(name, match["name"]) for name in parent.names() if (match := _BESIDE.fullmatch(name))]
+    return [(name, of) for name, of in found if (at := parent.stat(name)) is not None and stat.S_ISDIR(at.st_mode)]
 
 
-def _name_of(path: Path) -> str:
-    """The name of the folder that `path` stands beside."""
-    match = _BESIDE.fullmatch(path.name)
-    assert match is not None
-    return match["name"]
+def _old_copies(parent: Folder, final: str) -> list[str]:
+    """The whole copies beside the place of `final`, the newest first."""
+
+    def mtime(name: str) -> int:
+        found = parent.stat(name)
+        return 0 if found is None else found.st_mtime_ns
+
+    return sorted((name for name, of in _left_in(parent) if of == final and name.endswith(".old")), key=mtime, reverse=True)
 
 
-def _mtime(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
-
-
-def recover_folder(final: str | os.PathLike[str]) -> None:
+def recover_folder(parent: Folder, final: str) -> None:
     """Undo what a process killed while it replaced `final` left: put the whole folder back, if only the copy beside
     its place is there, and remove the rest.
 
     Leaves alone what a living process is filling. Raises OSError if the whole copy cannot be renamed.
     """
-    final = Path(os.path.realpath(final))
-    left = [path for path in _left_in(final.parent) if _name_of(path) == final.name]
     # Whole copies first, the newest before others: only one can be missed.
-    for path in sorted(left, key=lambda path: (path.suffix == ".old", _mtime(path)), reverse=True):
-        if path.suffix == ".new":
-            if _is_litter(path):
-                shutil.rmtree(path, ignore_errors=True)
-            continue
-        try:
-            with held(path):  # a living process has it for no longer than two renames
-                if not final.exists():
-                    os.rename(path, final)
-                    fsync(final.parent)
-                elif path.exists():
-                    litter = path.with_suffix(".new")
-                    os.rename(path, litter)
-                    shutil.rmtree(litter, ignore_errors=True)
-        except FileNotFoundError:
-            continue  # the living process has finished
+    for name in _old_copies(parent, final):
+        with suppress(FileNotFoundError), held(parent, name):  # a living process has it for no longer than two renames
+            if parent.stat(final) is None:
+                parent.rename(name, final)
+                parent.sync()
+            else:
+                litter = name.removesuffix(".old") + ".new"
+                parent.rename(name, litter)
+                parent.clear_away(litter)
+    for name, of in _left_in(parent):
+        if of == final and name.endswith(".new") and _is_litter(parent, name):
+            parent.clear_away(name)
 
 
-def recover_folders(parent: str | os.PathLike[str]) -> None:
+def recover_folders(parent: Folder) -> None:
     """`recover_folder` for every folder of `parent` that something stands beside."""
-    parent = Path(parent)
-    for name in sorted({_name_of(path) for path in _left_in(parent)}):
-        recover_folder(parent / name)
+    for final in sorted({of for _, of in _left_in(parent)}):
+        recover_folder(parent, final)
 
 
-def remove_folder(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder; a process that is killed meanwhile leaves no half of it under its name."""
-    folder = Path(os.path.realpath(folder))
-    litter = beside(folder)
-    os.rename(folder, litter)
-    shutil.rmtree(litter)
+def remove_folder(parent: Folder, name: str) -> None:
+    """Remove a folder; a process that is killed meanwhile leaves no half of it under its name. CheckpointError for a link."""
+    litter = beside(name)
+    parent.inside(name).close()  # it is a folder, and no link
+    parent.rename(name, litter)
+    parent.remove_tree(litter)
 
 
-def fsync(path: Path) -> None:
-    """Bring a file's bytes to the disk, or a folder's list of names, which a rename in it changed."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def whole_folder(path: str | os.PathLike[str]) -> Path:
+    """Where the folder `path` is to be read: in its place or, if a kill has left it beside that, there. Changes nothing."""
+    final = Path(path)
+    if final.exists():
+        return final
+    final = Path(os.path.realpath(final))
+    if not final.parent.is_dir():
+        return final
+    with Folder.open(final.parent) as parent:
+        for name in _old_copies(parent, final.name):
+            with suppress(FileNotFoundError), held(parent, name):
+                if parent.stat(final.name) is None:
+                    return final.with_name(name)
+    return final
+
+
+def whole_names(parent: Folder) -> set[str]:
+    """What stands whole in `parent`, in its place or, after a kill, beside it: the names of the places."""
+    names = {name for name in parent.names() if not _BESIDE.fullmatch(name)}
+    return names | {of for name, of in _left_in(parent) if name.endswith(".old")}

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import aiofiles
 
-from .folder import encode_json, part_of, put_in_place, read_json
+from .folder import encode_json, read_json
+from .inside import Folder, part_of
 
 __all__ = ["finish", "load_json", "store_file", "store_json"]
 
@@ -55,13 +56,14 @@ async def store_file(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 async def _store(path: Path, content: bytes) -> None:
-    part = part_of(path)
-    try:
-        async with aiofiles.open(part, "xb") as file:
-            await file.write(content)
-            await file.flush()
-            await asyncio.to_thread(os.fsync, file.fileno())
-        await asyncio.to_thread(put_in_place, part, path)
-    except BaseException:
-        await asyncio.to_thread(part.unlink, missing_ok=True)
-        raise
+    with await asyncio.to_thread(Folder.open, path.parent) as parent:
+        part = part_of(path.name)
+        try:
+            async with aiofiles.open(part, "wb", opener=lambda name, _: parent.new_file(name)) as file:
+                await file.write(content)
+                await file.flush()
+                await asyncio.to_thread(os.fsync, file.fileno())
+            await asyncio.to_thread(parent.put_in_place, part, path.name)
+        except BaseException:
+            await asyncio.to_thread(parent.remove, part)
+            raise

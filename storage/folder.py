@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .beside import beside, fsync, held, recover_folder, swap
+from .beside import beside, held, recover_folder, swap
 from .errors import CheckpointError
 from .input import parse_json, read_file
+from .inside import Folder
 
-__all__ = [
-    "decode_json", "encode_json", "fsync", "part_of", "put_in_place", "read_json", "replace_folder", "unreadable",
-    "write_file", "write_json",
-]  # fmt: skip
+__all__ = ["decode_json", "encode_json", "fsync", "read_json", "replace_folder", "unreadable", "write_file", "write_json"]
 
 
 @contextmanager
@@ -39,18 +35,19 @@ def replace_folder(final: str | os.PathLike[str]) -> Iterator[Path]:
     if final.exists() and not final.is_dir():
         raise ValueError(f"{final} is a file; expected a folder or a name that is free")
     _make_folders(final.parent)
-    recover_folder(final)
-    fresh = beside(final)
-    fresh.mkdir()  # not tempfile: its folders are closed to everyone else, and the mode would stay
-    try:
-        with held(fresh):
-            yield fresh
-            _fsync_tree(fresh)
-            swap(fresh, final)
-    finally:
-        # The unfinished folder, or the older one, which the new one has sent here. A file that cannot be removed is
-        # litter, not a failed save.
-        shutil.rmtree(fresh, ignore_errors=True)
+    with Folder.open(final.parent) as parent:
+        recover_folder(parent, final.name)
+        fresh = beside(final.name)
+        parent.make(fresh)  # not tempfile: its folders are closed to everyone else, and the mode would stay
+        try:
+            with held(parent, fresh):
+                yield final.with_name(fresh)
+                _fsync_tree(final.with_name(fresh))
+                swap(parent, fresh, final.name)
+        finally:
+            # The unfinished folder, or the older one, which the new one has sent here. A file that cannot be removed is
+            # litter, not a failed save.
+            parent.clear_away(fresh)
 
 
 def _make_folders(folder: Path) -> None:
@@ -68,32 +65,20 @@ def _fsync_tree(folder: Path) -> None:
         fsync(Path(root))
 
 
-def part_of(path: Path) -> Path:
-    """A name beside `path` to write it under, until `put_in_place`."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-
-
-def put_in_place(part: Path, path: Path) -> None:
-    """Give a file that is on the disk its name."""
-    os.replace(part, path)
-    fsync(path.parent)
+def fsync(path: Path) -> None:
+    """Bring a file's bytes to the disk, or a folder's list of names, which a rename in it changed."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def write_file(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a small file whole: beside its place, to the disk, then renamed. Raises OSError if the disk
-    fails.
-    """
+    """Write a small file whole: beside its place, to the disk, then renamed. Raises OSError if the disk fails."""
     path = Path(path)
-    part = part_of(path)
-    try:
-        with open(part, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        put_in_place(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with Folder.open(path.parent) as parent:
+        parent.write(path.name, content)
 
 
 def encode_json(obj: Any) -> bytes:

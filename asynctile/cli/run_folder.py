@@ -13,44 +13,57 @@ import fcntl
 import json
 import os
 import re
-import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from asynctile.errors import CheckpointError
-from asynctile.layers.config import TOKENS
-from asynctile.storage.beside import recover_folders, remove_folder
-from asynctile.storage.folder import read_json, write_file, write_json
+from asynctile.layers.report import read_metrics
+from asynctile.storage.beside import recover_folders, remove_folder, whole_names
+from asynctile.storage.folder import encode_json, read_json
+from asynctile.storage.input import shown
+from asynctile.storage.inside import Folder, is_a_link, write_whole
 
 __all__ = ["RunFolder", "check_same_model", "existing_run"]
 
 _FORMAT = 1
-_CHECKPOINT = re.compile(r"step-(\d{6,})")
+_CHECKPOINT = re.compile(r"step-([0-9]{6,})")
+_RECORD, _METRICS, _CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
+#: What a run writes, in its folder and in the folders there. Other names are somebody else's.
+_WRITTEN = {
+    ".": (_RECORD, _METRICS, _CHECKPOINTS, "tokenizer.json", "tokens", "loss.png", "loss.svg", "sample.txt", "summary.json"),
+    "tokens": ("tokens.bin", "tokens.json"),
+}
 
 
 class RunFolder:
-    """Make one by `create` or `open`; `close` ends the metrics file."""
+    """`create` makes one, which this process may write. `open` finds one to read; `claim` lets this process write it, from
+    `begin` on. `close` ends the metrics file, `unclaim` all.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics = path / "metrics.jsonl"
+        self.metrics = path / _METRICS
         self.tokens = path / "tokens"
         self.tokenizer = path / "tokenizer.json"
-        self._file: IO[str] | None = None
-        #: a descriptor that holds the lock on the folder
-        self._claim: int | None = None
+        #: held open and locked, once claimed; everything is written in it by name
+        self._held: Folder | None = None
+        #: a descriptor of metrics.jsonl
+        self._lines: int | None = None
         #: this process made the run, and no step has left its line yet
         self._fresh = False
         #: folders that this process made, the innermost first
         self._made: list[Path] = []
+        #: of a run that goes on: its new record, and the step from which it does
+        self._next: tuple[Mapping[str, Any], int] | None = None
 
     @classmethod
     def create(cls, path: Path, record: Mapping[str, Any]) -> RunFolder:
         """A new run in a folder that is empty or not there yet; ValueError if it holds anything."""
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out {path} is a file; name a folder that is empty or not there yet")
-        if (path / "run.json").exists():
+        if (path / _RECORD).exists():
             raise ValueError(f"--out {path} holds another run; add --resume to go on with it, or name another folder")
         if path.exists() and any(path.iterdir()):
             raise ValueError(f"--out {path} holds files that are no run; name a folder that is empty or not there yet")
@@ -58,116 +71,181 @@ class RunFolder:
         folder._made = [made for made in (path, *path.parents) if not made.exists()]
         folder._fresh = True
         path.mkdir(parents=True, exist_ok=True)
-        folder.write_record(record)
+        folder.claim()
+        try:
+            folder.remember(record, 0)
+        except BaseException:
+            folder.discard_unless_begun()
+            folder.unclaim()
+            raise
         return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A run that exists; ValueError if there is none. What a kill left of a save is mended or cleared away."""
-        if not (path / "run.json").is_file():
+        """A run that exists; ValueError if there is none. Changes nothing."""
+        if not (path / _RECORD).is_file():
             raise ValueError(f"{path} holds no run (it has no run.json); leave --resume out to start one there")
-        recover_folders(path / "checkpoints")
         return cls(path)
 
     def claim(self) -> None:
-        """Keep other processes out until `unclaim`, or until this one ends; ValueError if one is in."""
-        self._claim = os.open(self.path, os.O_RDONLY)
+        """Keep other processes out until `unclaim`, or until this one ends; ValueError if one is in, CheckpointError for a
+        link where the run would write.
+        """
+        self._held = Folder.open(self.path)
         try:
-            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._held.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._refuse_links(self._held)
         except BlockingIOError:
             self.unclaim()
             raise ValueError(f"the run {self.path} is in use by another process; wait for it, stop it, or name another "
                              "folder with --out") from None
+        except BaseException:
+            self.unclaim()
+            raise
 
     def unclaim(self) -> None:
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
+        self.close()
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
-    def write_record(self, record: Mapping[str, Any]) -> None:
-        """Write run.json; ValueError, and the older one stays, if the run was begun with another model."""
-        if (self.path / "run.json").exists():
+    def _refuse_links(self, held: Folder) -> None:
+        if linked := held.links(_WRITTEN["."]):
+            raise is_a_link(self.path / linked[0])
+        for name in ("tokens", _CHECKPOINTS):
+            if (found := held.stat(name)) is not None and stat.S_ISDIR(found.st_mode):
+                with held.inside(name) as folder:
+                    if linked := sorted(folder.links(_WRITTEN.get(name, filter(_step_of, folder.names())))):
+                        raise is_a_link(folder.path / linked[0])
+
+    @property
+    def _folder(self) -> Folder:
+        assert self._held is not None, "only a run that was claimed is written"
+        return self._held
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one of the run's small files whole."""
+        self._folder.write(name, content)
+
+    def remember(self, record: Mapping[str, Any], step: int) -> None:
+        """Write run.json: of a new run at once, of one that goes on from `step` when it `begin`s.
+
+        ValueError if the run was begun with another model, OSError if its metrics cannot be read.
+        """
+        if (self.path / _RECORD).exists():
             check_same_model(self.read_record().get("model"), record.get("model"), f"--model of the run {self.path}")
-        write_json(self.path / "run.json", {"format": _FORMAT, **record})
+        self._next = record, step
+        if self._fresh:
+            self.begin()
+        for _ in self.lines():
+            pass
+
+    def begin(self) -> None:
+        """What was remembered has worked: mend and clear away what a kill left, drop the metrics of steps that are done
+        again, and write run.json.
+        """
+        if self._next is None:
+            return
+        record, step = self._next
+        if self._folder.stat(_CHECKPOINTS) is not None:
+            with self._folder.inside(_CHECKPOINTS) as checkpoints:
+                recover_folders(checkpoints)
+        if self.metrics.exists():
+            kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= step]
+            self.write(_METRICS, "".join(kept).encode())
+        self.write(_RECORD, encode_json({"format": _FORMAT, **record}))
+        self._next = None
 
     def read_record(self) -> dict[str, Any]:
         """run.json; CheckpointError if it is damaged or of a later asynctile."""
-        record = read_json(self.path / "run.json")
+        path = self.path / _RECORD
+        record = read_json(path)
         if not isinstance(record, dict) or not isinstance(record.get("options"), dict):
-            raise CheckpointError(f"{self.path / 'run.json'} is damaged: it has no options; start another run")
+            raise CheckpointError(f"{path} is damaged: it has no options; start another run")
         if record.get("format") != _FORMAT:
-            raise CheckpointError(f"{self.path / 'run.json'} has format {record.get('format')!r}, expected {_FORMAT}; "
+            raise CheckpointError(f"{path} has format {shown(record.get('format'))}, expected {_FORMAT}; "
                                   "use the asynctile that wrote it")
+        if not isinstance(record.get("model"), dict | None):
+            raise CheckpointError(f"{path} is damaged: its model is {shown(record['model'])}, expected an object; "
+                                  "start another run")
         return record
 
     def discard_unless_begun(self) -> None:
         """Remove what this process made, if no step has left its line: a refused run leaves nothing behind."""
         self.close()
-        if not self._fresh:
+        if not self._fresh or not self._folder.is_in_place():
             return
-        for entry in self.path.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for name in self._folder.names():
+            found = self._folder.stat(name)
+            is_folder = found is not None and stat.S_ISDIR(found.st_mode)
+            self._folder.remove_tree(name) if is_folder else self._folder.remove(name)
         for path in self._made:
             path.rmdir()
 
-    def checkpoint(self, step: int) -> Path:
-        return self.path / "checkpoints" / f"step-{step:06d}"
+    def new_checkpoint(self, step: int) -> Path:
+        """Where to save a step; CheckpointError if a link stands there."""
+        self._check_in_place()
+        name = f"step-{step:06d}"
+        with self._folder.inside(_CHECKPOINTS, make=True) as checkpoints:
+            if checkpoints.links([name]):
+                raise is_a_link(checkpoints.path / name)
+            return checkpoints.path / name
 
     def checkpoints(self) -> list[Path]:
-        """Oldest first."""
-        return sorted(filter(_step_of, self.path.glob("checkpoints/step-*")), key=_step_of)
+        """Oldest first; of one that a kill has left beside its place, the place."""
+        try:
+            with Folder.open(self.path / _CHECKPOINTS) as folder:
+                return [folder.path / name for name in sorted(filter(_step_of, whole_names(folder)), key=_step_of)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest checkpoints."""
         for path in self.checkpoints()[:-keep]:
-            remove_folder(path)
+            with self._folder.inside(_CHECKPOINTS) as folder:
+                remove_folder(folder, path.name)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line to the metrics, in one write: whoever reads along sees whole lines."""
-        if self._file is None:
-            self._file = open(self.metrics, "a", encoding="utf-8")  # noqa: SIM115  (open as long as the run)
-        try:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
-        except OSError as error:  # a write does not say where
-            raise OSError(error.errno, error.strerror, str(self.metrics)) from error
+        """Add a line to the metrics, in one write: whoever reads along sees whole lines.
+
+        CheckpointError if the run's folder is no longer where it was, or the file is another.
+        """
+        self.begin()
+        self._check_in_place()
+        if self._lines is None:
+            self._lines = self._folder.append_file(_METRICS)
+        found = self._folder.stat(_METRICS)
+        if found is None or not os.path.samestat(found, os.fstat(self._lines)):
+            raise CheckpointError(f"{self.metrics} was removed or replaced while the run was on; --resume goes on from its "
+                                  "newest checkpoint")
+        with self._folder.naming(_METRICS):
+            write_whole(self._lines, (json.dumps(line) + "\n").encode())
         self._fresh = False
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """The metrics, line by line; one that was cut short by a kill is left out."""
-        if not self.metrics.exists():
-            return
-        with open(self.metrics, encoding="utf-8") as file:
-            for text in file:
-                try:
-                    line = json.loads(text)
-                except ValueError:
-                    continue
-                if isinstance(line, dict) and isinstance(line.get("step"), int):
-                    yield line
+    def _check_in_place(self) -> None:
+        if not self._folder.is_in_place():
+            raise CheckpointError(f"the folder of the run {self.path} was removed, renamed or replaced while the run was on; "
+                                  "put it back and --resume, or start again")
 
-    def trim(self, step: int) -> None:
-        """Drop the metrics of steps after `step`: they will be done again."""
-        self.close()
-        kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= step]
-        write_file(self.metrics, "".join(kept).encode())
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The metrics, line by line, as `read_metrics` takes them."""
+        if self.metrics.exists():
+            yield from read_metrics(self.metrics)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._lines is not None:
+            with self._folder.naming(_METRICS):
+                os.close(self._lines)
+            self._lines = None
 
 
 def check_same_model(begun: Any, found: Any, what: str) -> None:
-    """ValueError if `found` (a config.json's content) is another model than `begun`; None: not known yet.
-
-    Which tokens begin and end a text is no part of what is computed.
-    """
+    """ValueError if `found` (a config.json's content) is another model than `begun`; None: not known yet."""
     if isinstance(begun, dict) and isinstance(found, dict):
-        for name in begun.keys() & found.keys() - {*TOKENS}:
+        for name in begun.keys() & found.keys():
             if begun[name] != found[name]:
-                raise ValueError(f"{what} is another model than the run was begun with: {name} is {found[name]}, it was "
-                                 f"{begun[name]}; put it back, or start another run with another --out")
+                raise ValueError(f"{what} is another model than the run was begun with: {name} is {shown(found[name])}, it was "
+                                 f"{shown(begun[name])}; put it back, or start another run with another --out")
 
 
 def existing_run(typed: Mapping[str, Any]) -> RunFolder:
@@ -177,7 +255,7 @@ def existing_run(typed: Mapping[str, Any]) -> RunFolder:
     return RunFolder.open(Path(typed["out"]))
 
 
-def _step_of(checkpoint: Path) -> int:
+def _step_of(checkpoint: str) -> int:
     """The step of a checkpoint's folder, 0 if it has another name (one being written begins with a dot)."""
-    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    match = _CHECKPOINT.fullmatch(checkpoint)
     return int(match[1]) if match else 0

@@ -55,9 +55,10 @@ class Session:
                 await self._step()
                 if self._saving and not self.trainer.saving:
                     await self._saved()
-                if self.trainer.step_count % self.options.save_every == 0:
+                # Not twice: a step that was skipped has changed nothing.
+                if self.trainer.step_count % self.options.save_every == 0 and self.trainer.step_count != newest:
                     newest = await self._save()
-        except AsynctileError:
+        except (AsynctileError, OSError):
             # What is being saved is what to go on from after this error.
             with suppress(CheckpointError):
                 await self._saved()
@@ -104,7 +105,7 @@ class Session:
         self.display.stage(f"saving step {step}")
         self.trainer.data_state = self.batches.state_dict()
         self._saving = True
-        await self.trainer.save(self.folder.checkpoint(step), wait=False)
+        await self.trainer.save(self.folder.new_checkpoint(step), wait=False)
         return step
 
     async def _saved(self) -> None:

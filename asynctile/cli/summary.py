@@ -15,7 +15,8 @@ from asynctile.cli.sample import printable, stream_text
 from asynctile.cli.session import Session
 from asynctile.layers.data import bigram_entropy
 from asynctile.layers.plot import loss_curve
-from asynctile.storage.folder import write_file, write_json
+from asynctile.layers.report import number_in
+from asynctile.storage.folder import encode_json
 from asynctile.storage.sizes import format_size
 
 __all__ = ["Sums", "finish"]
@@ -54,11 +55,11 @@ class Sums:
         for line in folder.lines():
             sums.steps = max(sums.steps, line["step"])
             for name in _SUMMED:
-                setattr(sums, name, getattr(sums, name) + line[name])
+                setattr(sums, name, getattr(sums, name) + (number_in(line, name) or 0))
             for name in _PEAKS:
-                setattr(sums, name, max(getattr(sums, name), line[name]))
-            if "validation_loss" in line:
-                sums.validation_loss, sums.validated_step = line["validation_loss"], line["step"]
+                setattr(sums, name, max(getattr(sums, name), number_in(line, name) or 0))
+            if (loss := number_in(line, "validation_loss")) is not None:
+                sums.validation_loss, sums.validated_step = loss, line["step"]
         return sums
 
     @property
@@ -73,6 +74,7 @@ class Sums:
 async def finish(session: Session) -> None:
     """Write loss.png, sample.txt and summary.json, and say what they hold."""
     folder, note = session.folder, session.display.note
+    folder.begin()  # of a run that had no step left
     sums = Sums.of(folder)
     if sums.validated_step != session.trainer.step_count:
         # The run had been stopped between its last step and this.
@@ -82,8 +84,8 @@ async def finish(session: Session) -> None:
     text = await _sample(session)
     if session.interrupt.requested:
         return
-    write_file(folder.path / "sample.txt", text.encode())
-    write_json(folder.path / "summary.json", _as_json(sums, entropy))
+    folder.write("sample.txt", text.encode())
+    folder.write("summary.json", encode_json(_as_json(sums, entropy)))
     note(f"\n{text}\n")
     for line in _sentences(sums, entropy):
         note(line)

@@ -84,22 +84,30 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
         folder = existing_run(typed)
         folder.claim()
         try:
-            return resumed_options(typed, folder.read_record()["options"], folder.path), folder
+            options = resumed_options(typed, folder.read_record()["options"], folder.path)
+            _check_written(options, typed, folder)
+            return options, folder
         except BaseException:
             folder.unclaim()
             raise
     options = new_options(typed)
+    _check_written(options, typed, None)
     if options.out is None:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
     options = replace(options, tokenizer=choose_tokenizer(options))
     # Before anything is made: a mistyped path is the likeliest mistake.
     TextSource(options.data)
+    assert options.out is not None
+    return options, RunFolder.create(Path(options.out), _record(options, None))
+
+
+def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | None) -> None:
+    """Refuse places to write that cannot be, or that only run.json names."""
     if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
         raise ValueError(f"--trace {options.trace} is in no folder that exists; make it, or name another place")
-    assert options.out is not None
-    folder = RunFolder.create(Path(options.out), _record(options, None))
-    folder.claim()
-    return options, folder
+    if run is not None and options.spill is not None and "spill" not in typed:
+        raise ValueError(f"the run {run.path} had --spill {options.spill}, and where to write is not taken from a file; type "
+                         "that again, or --spill none to go on without")
 
 
 async def _run(options: Options, folder: RunFolder, display: Display, interrupt: Interrupt) -> None:
@@ -118,8 +126,7 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display))
         session = await _open_session(options, folder, shape, corpus, engine, display, interrupt)
-        # Not before: a resumed run that is refused keeps the options it had.
-        folder.write_record(_record(options, shape))
+        folder.remember(_record(options, shape), session.trainer.step_count)
         display.note(_opening(options, folder, session))
         display.watch(engine.statistics)
         stack.callback(display.watch, None)
@@ -155,7 +162,6 @@ async def _open_session(options: Options, folder: RunFolder, shape: GPT2Config, 
                           decay_steps=options.steps, min_lr=options.lr * _LAST_RATE)
         trainer = Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.micro_batches,
                           recompute=options.recompute, update=options.update)
-    folder.trim(trainer.step_count)
     return Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
                    display=display, interrupt=interrupt)
 

@@ -102,7 +102,9 @@ def test_a_signal_during_a_save(train: Program, program: Program, tmp_path: Path
     assert weights(run, 6) == weights(whole, 6)
 
 
-def test_what_a_kill_left_is_mended(train: Program, program: Program, tmp_path: Path) -> None:
+def test_what_a_kill_left_is_read_where_it_is_and_mended_by_the_run_that_goes_on(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
     """The newest checkpoint stands beside its place, since the kill came between two renames; a half is litter."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert train("--out", whole)[0] == 0
@@ -113,7 +115,10 @@ def test_what_a_kill_left_is_mended(train: Program, program: Program, tmp_path: 
     (folder / ".step-000004.89abcdef.new" / "config.json").write_text("{")
     status, _, err = program("generate", run, "--prompt", "a", "--max-new-tokens", 1)
     assert (status, err) == (0, "")
-    assert checkpoints(run) == ["step-000002"]
+    left = [".step-000002.0123abcd.old", ".step-000004.89abcdef.new"]
+    assert checkpoints(run) == left
+    assert program("train", "--resume", "--out", run, "--host-memory", "1KiB")[0] == 2
+    assert checkpoints(run) == left
     assert program("train", "--resume", "--out", run, "--steps", 3)[0] == 0
     assert checkpoints(run) == ["step-000002", "step-000003"]
 

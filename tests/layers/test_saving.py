@@ -21,8 +21,8 @@ import pytest
 
 from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, Trainer
-from asynctile.storage import beside
 from asynctile.storage.beside import recover_folder
+from asynctile.storage.inside import Folder
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorWriter
 from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, trainer_on
@@ -297,7 +297,7 @@ async def test_killed_while_it_replaces_a_checkpoint(
 ) -> None:
     """Every change of a name or a folder fails from the n-th on, which is what a dead process does of them."""
     if not exchange:
-        monkeypatch.setattr(beside, "_exchange", lambda *_: False)
+        monkeypatch.setattr(Folder, "exchange", lambda *_: False)
     tried, dead_from = 0, sys.maxsize
 
     def mortal(true: Callable[..., Any]) -> Callable[..., Any]:
@@ -312,7 +312,7 @@ async def test_killed_while_it_replaces_a_checkpoint(
 
     for name in ("rename", "replace", "unlink", "rmdir", "mkdir"):
         monkeypatch.setattr(os, name, mortal(getattr(os, name)))
-    monkeypatch.setattr(beside, "_exchange", mortal(beside._exchange))
+    monkeypatch.setattr(Folder, "exchange", mortal(Folder.exchange))
     async with Engine("cpu") as engine:
         trainer, path, seen, call = await trainer_on(engine), tmp_path / "c", [], 0
         while call <= tried:
@@ -330,17 +330,18 @@ async def test_killed_while_it_replaces_a_checkpoint(
             again = await Trainer.load(engine, path)
             seen.append(again.step_count)
             await again.model.release()
-            recover_folder(path)
+            with Folder.open(tmp_path) as parent:
+                recover_folder(parent, "c")
             assert [path.name for path in tmp_path.iterdir()] == ["c"]
             tried = made
     assert seen == sorted(seen) and set(seen) == {0, 1}
 
 
-async def test_the_copy_beside_a_missing_checkpoint_is_found(tmp_path: Path) -> None:
+async def test_the_copy_beside_a_missing_checkpoint_is_read_where_it_is(tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine, steps=1)
         for load in (Trainer.load, GPT2.from_pretrained):
             await trainer.save(tmp_path / "c")
             (tmp_path / "c").rename(tmp_path / ".c.0123abcd.old")
             await load(engine, tmp_path / "c")
-            assert [path.name for path in tmp_path.iterdir()] == ["c"]
+            assert [path.name for path in tmp_path.iterdir()] == [".c.0123abcd.old"]

@@ -19,10 +19,27 @@ from typing import Any
 import pytest
 
 from asynctile.storage import beside
-from asynctile.storage.beside import recover_folder, recover_folders, remove_folder
+from asynctile.storage.beside import whole_folder, whole_names
+from asynctile.storage.errors import CheckpointError
 from asynctile.storage.folder import replace_folder
+from asynctile.storage.inside import Folder
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync")
+
+
+def recover_folder(path: Path) -> None:
+    with Folder.open(path.parent) as parent:
+        beside.recover_folder(parent, path.name)
+
+
+def recover_folders(path: Path) -> None:
+    with Folder.open(path) as parent:
+        beside.recover_folders(parent)
+
+
+def remove_folder(path: Path) -> None:
+    with Folder.open(path.parent) as parent:
+        beside.remove_folder(parent, path.name)
 
 
 class Killed(OSError):
@@ -46,14 +63,14 @@ def killed_at(call: int) -> Iterator[list[str]]:
 
         for name in CHANGES:
             patch.setattr(os, name, mortal(name, getattr(os, name)))
-        patch.setattr(beside, "_exchange", mortal("exchange", beside._exchange))
+        patch.setattr(Folder, "exchange", mortal("exchange", Folder.exchange))
         yield tried
 
 
 @pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
 def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(beside, "_exchange", lambda *_: False)
+        monkeypatch.setattr(Folder, "exchange", lambda *_: False)
     return bool(request.param)
 
 
@@ -96,10 +113,10 @@ def test_killed_anywhere_the_old_or_the_new_is_there(tmp_path: Path, exchange: b
 
 
 def test_there_is_no_moment_without_a_folder_where_names_can_be_exchanged(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir(), other.mkdir()
-    if not beside._exchange(one, other):
-        pytest.skip("this file system cannot")
+    (tmp_path / "one").mkdir(), (tmp_path / "other").mkdir()
+    with Folder.open(tmp_path) as parent:
+        if not parent.exchange("one", "other"):
+            pytest.skip("this file system cannot")
     final, call, tried = tmp_path / "c", 0, ["something"]
     replaced(final, "old")
     while call <= len(tried):
@@ -116,9 +133,10 @@ def test_exchange_swaps_and_says_when_it_cannot(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         fill(tmp_path / name, name)
-    if beside._exchange(tmp_path / "one", tmp_path / "other"):
-        assert (content(tmp_path / "one"), content(tmp_path / "other")) == ({"other"}, {"one"})
-    assert not beside._exchange(tmp_path / "one", tmp_path / "missing")
+    with Folder.open(tmp_path) as parent:
+        if parent.exchange("one", "other"):
+            assert (content(tmp_path / "one"), content(tmp_path / "other")) == ({"other"}, {"one"})
+        assert not parent.exchange("one", "missing")
 
 
 def test_the_only_whole_copy_is_put_back(tmp_path: Path) -> None:
@@ -150,8 +168,6 @@ def test_other_things_stay(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     recover_folder(tmp_path / "c")
     recover_folders(tmp_path)
-    recover_folders(tmp_path / "nowhere")
-    recover_folder(tmp_path / "nowhere" / "c")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
@@ -190,12 +206,43 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert content(tmp_path / "far") == {"new"}
 
 
+def test_who_only_reads_finds_the_whole_copy_and_changes_nothing(tmp_path: Path) -> None:
+    for name, text in ((".c.0123abcd.old", "old"), (".c.0123abce.new", "half"), (".d.00000000.old", "d"), ("e", "e")):
+        (tmp_path / name).mkdir()
+        fill(tmp_path / name, text)
+    before = sorted(tmp_path.rglob("*"))
+    assert content(whole_folder(tmp_path / "c")) == {"old"}
+    assert whole_folder(tmp_path / "e") == tmp_path / "e"
+    assert whole_folder(tmp_path / "f") == tmp_path / "f"
+    assert whole_folder(tmp_path / "nowhere" / "f") == tmp_path / "nowhere" / "f"
+    (tmp_path / "link").symlink_to(tmp_path / "c")
+    assert content(whole_folder(tmp_path / "link")) == {"old"}
+    (tmp_path / "link").unlink()
+    with Folder.open(tmp_path) as parent:
+        assert whole_names(parent) == {"c", "d", "e"}
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_link_is_neither_litter_nor_a_copy_nor_a_folder_to_remove(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    fill(tmp_path / "far", "precious")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    for name in ("c", ".d.0123abcd.new", ".e.0123abcd.old"):
+        (inside / name).symlink_to(tmp_path / "far")
+    with pytest.raises(CheckpointError, match=r"inside/c is a link"):
+        remove_folder(inside / "c")
+    recover_folders(inside)
+    assert sorted(path.name for path in inside.iterdir()) == [".d.0123abcd.new", ".e.0123abcd.old", "c"]
+    assert content(tmp_path / "far") == {"precious"}
+
+
 PROGRAM = """
 import sys
-from asynctile.storage import beside
 from asynctile.storage.folder import replace_folder
+from asynctile.storage.inside import Folder
 if sys.argv[2] == "two renames":
-    beside._exchange = lambda *_: False
+    Folder.exchange = lambda *_: False
 for turn in range(10**6):
     with replace_folder(sys.argv[1]) as fresh:
         for name in ("a", "b", "c"):

@@ -40,7 +40,7 @@ async def test_a_document_that_cannot_be_written_leaves_the_old_one(
     with pytest.raises(TypeError):
         await store_json(tmp_path / "a.json", object())
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **folders: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from asynctile.storage import beside
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.folder import read_json, replace_folder, write_json
+from asynctile.storage.inside import Folder
 
 
 def names(folder):
@@ -56,12 +56,12 @@ def test_a_rename_that_fails_puts_the_old_folder_back(tmp_path, monkeypatch):
     (final / "old").write_text("old")
     rename = os.rename
 
-    def fail(source, target):
+    def fail(source, target, **folders):
         if str(source).endswith(".new"):
             raise OSError(5, "Input/output error")
-        rename(source, target)
+        rename(source, target, **folders)
 
-    monkeypatch.setattr(beside, "_exchange", lambda *_: False)
+    monkeypatch.setattr(Folder, "exchange", lambda *_: False)
     monkeypatch.setattr(os, "rename", fail)
     with pytest.raises(OSError, match="Input/output"), replace_folder(final):
         pass
@@ -99,7 +99,7 @@ def test_json_that_cannot_be_written_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"a": object()})
 
-    def fail(*_):
+    def fail(*_, **folders):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)

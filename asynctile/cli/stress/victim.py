@@ -17,6 +17,7 @@ from asynctile.cli.stress.place import Place, StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S
 from asynctile.layers import Trainer
 from asynctile.storage.beside import recover_folders, remove_folder
+from asynctile.storage.inside import Folder
 
 __all__ = ["RECIPE", "STEPS", "train"]
 
@@ -34,7 +35,9 @@ def train(folder: Path, seed: int | None, pipe: int) -> None:
 
 async def _train(folder: Path, place: Place, chance: random.Random, pipe: int) -> None:
     checkpoints, spill = folder / "checkpoints", folder / "spill"
-    recover_folders(checkpoints)
+    checkpoints.mkdir(exist_ok=True)
+    with Folder.open(checkpoints) as inside:
+        recover_folders(inside)
     spill.mkdir(exist_ok=True)
     async with StressEngine(place, spill, watchdog=WATCHDOG_S) as engine:
         whole = sorted(checkpoints.glob("step-*"))
@@ -61,8 +64,9 @@ async def _save(trainer: Trainer, checkpoints: Path, pipe: int, *, wait: bool) -
         await trainer.step(*batch(trainer.step_count + 1))
     await trainer.saved()
     tell(pipe, "saved")
-    for old in sorted(checkpoints.glob("step-*"))[:-_KEEP]:
-        remove_folder(old)
+    with Folder.open(checkpoints) as inside:
+        for old in sorted(checkpoints.glob("step-*"))[:-_KEEP]:
+            remove_folder(inside, old.name)
 
 
 def tell(pipe: int, what: str) -> None:

@@ -1,0 +1,114 @@
+"""A run in whose folder somebody has put links: what they lead to is not written and not removed, and one line says so.
+
+The path of a run that is typed may be a link, or go through one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asynctile.cli import main
+from asynctile.cli.run_folder import RunFolder
+from tests.cli.conftest import Program
+
+LINKED = [
+    "run.json", "metrics.jsonl", "tokenizer.json", "sample.txt", "summary.json", "tokens", "tokens/tokens.bin",
+    "tokens/tokens.json", "checkpoints", "checkpoints/step-000001", "checkpoints/step-000002",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "text.txt").write_text("".join(f"line {n} of a text\n" for n in range(300)))
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256}
+    (folder / "shape.json").write_text(json.dumps(shape))
+    words = ["--data", folder / "text.txt", "--model", folder / "shape.json", "--device", "cpu", "--batch-size", "4",
+             "--steps", "2", "--out", folder / "run"]
+    assert main(["train", *map(str, words)]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+def move_away(path: Path, far: Path) -> None:
+    """Put what is at `path` into `far`, and a link to it in its place."""
+    far.mkdir()
+    if path.exists():
+        path.rename(far / path.name)
+    else:
+        (far / path.name).mkdir()
+        (far / path.name / "letter.txt").write_text("dear")
+    path.symlink_to(far / path.name)
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_inside_is_refused_before_any_work(program: Program, run: Path, tmp_path: Path, name: str) -> None:
+    move_away(run / name, tmp_path / "far")
+    before = everything(tmp_path)
+    status, out, err = program("train", "--resume", "--out", run, "--steps", 4, "--keep", 1)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"{run / name} is a link" in err and "put what it leads to in its place" in err
+    assert everything(tmp_path) == before
+
+
+def test_a_run_may_be_named_through_links(program: Program, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    run.rename(tmp_path / "disk" / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    (tmp_path / "straight").symlink_to(tmp_path / "disk" / "run")
+    assert program("train", "--resume", "--out", tmp_path / "link" / "run", "--steps", 3)[0] == 0
+    assert program("train", "--resume", "--out", tmp_path / "straight", "--steps", 4, "--keep", 1)[0] == 0
+    assert [path.name for path in (tmp_path / "disk" / "run" / "checkpoints").iterdir()] == ["step-000004"]
+    assert (tmp_path / "straight").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-000002", "run.json", "tokenizer.json"])
+def test_who_only_reads_follows_links_and_changes_nothing(program: Program, run: Path, tmp_path: Path, name: str) -> None:
+    move_away(run / name, tmp_path / "far")
+    before = everything(tmp_path)
+    status, out, err = program("generate", run, "--prompt", "line", "--max-new-tokens", 1)
+    assert (status, err) == (0, "") and out.startswith("line")
+    assert program("plan", "--resume", "--out", run)[0] == 0
+    assert everything(tmp_path) == before
+
+
+def put_folder(run: RunFolder) -> None:
+    run.new_checkpoint(3)
+
+
+def prune(run: RunFolder) -> None:
+    run.prune(1)
+
+
+def append(run: RunFolder) -> None:
+    run.append({"step": 3})
+
+
+@pytest.mark.parametrize(("name", "act"), [("checkpoints", put_folder), ("checkpoints/step-000003", put_folder),
+                                           ("checkpoints/step-000001", prune), ("metrics.jsonl", append)])  # fmt: skip
+def test_a_link_that_comes_later_is_refused_too(run: Path, tmp_path: Path, name: str, act: Callable[[RunFolder], None]) -> None:
+    folder = RunFolder.open(run)
+    folder.claim()
+    try:
+        move_away(run / name, tmp_path / "far")
+        before = everything(tmp_path)
+        with pytest.raises(Exception, match=f"{run / name} is a link"):
+            act(folder)
+        assert everything(tmp_path) == before
+    finally:
+        folder.unclaim()

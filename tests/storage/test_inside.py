@@ -1,0 +1,110 @@
+"""In a folder held open nothing is written or removed through a link, and errors name the whole path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.inside import Folder
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Path:
+    """A folder of somebody else's, to which links lead."""
+    far = tmp_path / "far"
+    (far / "sub").mkdir(parents=True)
+    (far / "file").write_text("precious")
+    return far
+
+
+@pytest.fixture
+def near(tmp_path: Path, far: Path) -> Path:
+    near = tmp_path / "near"
+    near.mkdir()
+    for name in ("file", "sub", "missing"):
+        (near / name).symlink_to(far / name)
+    return near
+
+
+def everything(folder: Path) -> dict[str, str]:
+    return {str(path): path.read_text() if path.is_file() else "" for path in sorted(folder.rglob("*"))}
+
+
+def write_file(folder: Folder, name: str) -> None:
+    folder.write(name, b"mine")
+
+
+@pytest.mark.parametrize("act", [Folder.append_file, Folder.new_file, Folder.inside, Folder.remove_tree, Folder.make])
+@pytest.mark.parametrize("name", ["file", "sub", "missing"])
+def test_a_link_is_refused_by_name(near: Path, far: Path, name: str, act: Callable[[Folder, str], object]) -> None:
+    before = everything(far)
+    with Folder.open(near) as folder, pytest.raises(CheckpointError, match=rf"near/{name} is a link"):
+        act(folder, name)
+    assert everything(far) == before and (near / name).is_symlink()
+
+
+@pytest.mark.parametrize("act", [write_file, Folder.remove])
+@pytest.mark.parametrize("name", ["file", "sub", "missing"])
+def test_a_name_is_replaced_or_removed_and_not_what_it_leads_to(
+    near: Path, far: Path, name: str, act: Callable[[Folder, str], object]
+) -> None:
+    before = everything(far)
+    with Folder.open(near) as folder:
+        act(folder, name)
+        assert folder.links(folder.names()) == [other for other in folder.names() if other != name]
+    assert everything(far) == before
+
+
+def test_of_a_tree_that_is_removed_links_are_not_followed(near: Path, far: Path) -> None:
+    before = everything(far)
+    with Folder.open(near.parent) as folder:
+        folder.remove_tree("near")
+    assert not near.exists() and everything(far) == before
+
+
+def test_the_path_that_is_opened_may_be_a_link(near: Path, far: Path) -> None:
+    with Folder.open(near / "sub") as folder:
+        folder.write("new", b"mine")
+    assert (far / "sub" / "new").read_text() == "mine"
+
+
+def test_a_folder_that_moves_stays_the_same(tmp_path: Path, far: Path) -> None:
+    """What takes its name afterwards, a link too, is not touched."""
+    (tmp_path / "a").mkdir()
+    with Folder.open(tmp_path / "a") as folder:
+        assert folder.is_in_place()
+        (tmp_path / "a").rename(tmp_path / "b")
+        assert not folder.is_in_place()
+        (tmp_path / "a").symlink_to(far)
+        assert not folder.is_in_place()
+        folder.write("file", b"mine")
+        with folder.inside("new", make=True) as inner:
+            inner.write("x", b"")
+    assert (far / "file").read_text() == "precious"
+    assert sorted(path.name for path in (tmp_path / "b").rglob("*")) == ["file", "new", "x"]
+
+
+@pytest.mark.parametrize("act", [Folder.append_file, Folder.new_file, Folder.inside, Folder.remove_tree, Folder.make])
+def test_errors_name_the_path(tmp_path: Path, act: Callable[[Folder, str], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with Folder.open(tmp_path) as folder, pytest.raises((OSError, CheckpointError)) as caught:
+        act(folder, "pipe")
+    assert str(tmp_path / "pipe") in str(caught.value)
+
+
+def test_a_write_that_fails_leaves_the_older_file_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Folder.open(tmp_path) as folder:
+        folder.write("a", b"old")
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space") as caught:
+            folder.write("a", b"new")
+        assert caught.value.filename == str(tmp_path / "a")
+        assert folder.names() == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"
