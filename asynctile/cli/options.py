@@ -1,22 +1,25 @@
 """The options of a training run: their defaults, what fits together, and which may change when a run goes on.
 
-Covers `Options`, `new_options` and `resumed_options`. How they are typed is arguments.py; where they are kept is
+Covers `Options`, `CHECKS`, `new_options` and `resumed_options`. How they are typed is arguments.py; where they are kept is
 run_folder.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
+from asynctile.cli import values
 from asynctile.layers.config import STANDARD
 from asynctile.layers.update_placement import UPDATES
 from asynctile.precision import PRECISIONS
+from asynctile.storage.input import shown
 
-__all__ = ["Options", "new_options", "resumed_options"]
+__all__ = ["CHECKS", "Options", "new_options", "resumed_options"]
 
 #: Where bytes are, how long and how often, so a resumed run may set them anew. None of these changes a bit of a step, but for
 #: a device of another kind and the precision that goes with it: checkpoints hold float32, and warn of the change.
@@ -24,6 +27,18 @@ CHANGEABLE = frozenset({
     "device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "precision", "steps", "out",
     "update", "save_every", "keep", "trace",
 })  # fmt: skip
+#: Which file is written is said by who calls, each time, and by no file.
+FORGOTTEN = frozenset({"out", "trace"})
+#: How each is checked, typed or remembered. Rates are bytes a second, and written like bytes.
+CHECKS: dict[str, Callable[[str], Any]] = {
+    "data": values.name, "model": values.name, "tokenizer": values.name,
+    "device": values.name, "device_memory": values.size_or_none, "host_memory": values.size_or_none,
+    "spill": values.name_or_none, "spill_limit": values.size_or_none, "link_rate": values.size_or_none,
+    "prefetch": values.natural, "update": values.name, "precision": values.name, "tile": values.count,
+    "steps": values.count, "batch_size": values.count, "micro_batches": values.count, "seq_len": values.count,
+    "lr": values.positive, "warmup": values.natural, "weight_decay": values.fraction, "clip_norm": values.positive,
+    "seed": values.natural, "out": values.name, "save_every": values.count, "keep": values.count, "trace": values.name,
+}  # fmt: skip
 _DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
 
 
@@ -94,7 +109,8 @@ class Options:
         return self
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """What a run remembers."""
+        return {name: value for name, value in asdict(self).items() if name not in FORGOTTEN}
 
 
 def new_options(given: Mapping[str, Any]) -> Options:
@@ -105,10 +121,10 @@ def new_options(given: Mapping[str, Any]) -> Options:
 def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folder: Path) -> Options:
     """The options of a run that goes on: the recorded ones, with those of CHANGEABLE that were typed.
 
-    Raises ValueError for one that was typed, may not change and differs.
+    Raises ValueError for one that was typed, may not change and differs, and for one that was recorded and could not have
+    been typed.
     """
-    known = {field.name for field in fields(Options)}
-    options = Options(**{name: value for name, value in recorded.items() if name in known})
+    options = Options(**_checked(recorded, folder))
     typed = _settled(given)
     for name, value in typed.items():
         was = getattr(options, name)
@@ -120,9 +136,27 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
     if changes.get("device", options.device) != options.device:
         # Caps and rates belong to the device they were chosen for.
         options = replace(options, device_memory=None, host_memory=None, link_rate=None)
+    if "spill" in changes and changes["spill"] is None:
+        options = replace(options, spill_limit=None)
     # The schedule was fixed when the run began; a warm-up that `steps` implied stays what it was.
     options = replace(options, warmup=options.warmup_steps)
     return replace(options, **changes).check()
+
+
+def _checked(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What run.json may say of options, each checked as on a command line."""
+    kinds, found = get_type_hints(Options), {}
+    for option in ({field.name for field in fields(Options)} - FORGOTTEN) & recorded.keys():
+        value, kind = recorded[option], kinds[option]
+        whole_for_float = kind in (float, float | None) and type(value) is int
+        try:
+            if not (isinstance(value, kind) or whole_for_float) or isinstance(value, bool) != (kind is bool):
+                raise argparse.ArgumentTypeError(f"{shown(value)} cannot be used")
+            found[option] = value if value is None or kind is bool else CHECKS[option](str(value))
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"{folder / 'run.json'} was damaged or edited, its {option}: {error}; put it back, or "
+                             "start another run with another --out") from error
+    return found
 
 
 def _settled(given: Mapping[str, Any]) -> dict[str, Any]:

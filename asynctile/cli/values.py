@@ -1,4 +1,4 @@
-"""Numbers and sizes that a user types, checked one by one.
+"""Numbers, sizes and names that a user types or that a run remembers, checked one by one.
 
 Each function here is a `type=` of argparse: text in, value out, or a sentence that names the text, what was expected
 and an example. What values mean together is checked in options.py.
@@ -9,9 +9,15 @@ from __future__ import annotations
 import argparse
 import math
 
+from asynctile.storage.input import shown
 from asynctile.storage.sizes import parse_size
 
-__all__ = ["count", "fraction", "natural", "positive", "rate", "size"]
+__all__ = ["count", "fraction", "name", "name_or_none", "natural", "positive", "size", "size_or_none"]
+
+#: Typed for an option that a resumed run is to be without.
+NONE = "none"
+#: The largest seed; nothing that is counted comes near it.
+_MOST = 2**64 - 1
 
 
 def count(text: str) -> int:
@@ -51,8 +57,23 @@ def size(text: str) -> int:
     return nbytes
 
 
-#: Bytes a second are written like bytes.
-rate = size
+def size_or_none(text: str) -> int | None:
+    """A size, or "none"."""
+    return None if text == NONE else size(text)
+
+
+def name(text: str) -> str:
+    """A path or a word, of at least one character."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty value cannot be used; write one or leave the option out")
+    if "\0" in text:
+        raise _refusal(text, "a name without NUL, which no file has")
+    return text
+
+
+def name_or_none(text: str) -> str | None:
+    """A path, or "none" (a folder of that name is "./none")."""
+    return None if text == NONE else name(text)
 
 
 def _whole(text: str, least: int) -> int:
@@ -62,6 +83,8 @@ def _whole(text: str, least: int) -> int:
         value = least - 1
     if value < least:
         raise _refusal(text, f"a whole number of {least} or more, such as {least + 7}")
+    if value > _MOST:
+        raise _refusal(text, f"a whole number of at most {_MOST}")
     return value
 
 
@@ -76,4 +99,4 @@ def _number(text: str) -> float:
 
 
 def _refusal(text: str, expected: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"{text!r} cannot be used; expected {expected}")
+    return argparse.ArgumentTypeError(f"{shown(text)} cannot be used; expected {expected}")

@@ -1,0 +1,128 @@
+"""What run.json may say when a run goes on: no place to write, and only what could have been typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile.cli.options import CHECKS, FORGOTTEN, Options, resumed_options
+from tests.cli.conftest import Program
+
+RUN = Path("runs/one")
+
+
+def remembered(**changes: Any) -> dict[str, Any]:
+    return Options(data="/a/text", host_memory=1 << 20).to_json() | changes
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("micro_batches", 0), ("save_every", 0), ("keep", -1), ("keep", 0), ("steps", "many"), ("steps", 2.0), ("steps", True),
+        ("steps", None), ("batch_size", 10**30), ("batch_size", []), ("seed", -1), ("seed", 10**90), ("seed", 1.5),
+        ("lr", float("nan")), ("lr", float("inf")), ("lr", "0.1"), ("lr", 0), ("lr", False), ("clip_norm", -1.0),
+        ("weight_decay", -0.1), ("warmup", -1), ("host_memory", "lots"), ("host_memory", 0), ("host_memory", 1.5),
+        ("device", ["cpu"]), ("device", ""), ("device", None), ("recompute", "no"), ("recompute", 1), ("recompute", None),
+        ("data", "a\0b"), ("data", 7), ("model", {}), ("spill", ""), ("spill_limit", -1), ("prefetch", -1), ("tile", 0),
+        ("data", "x" * 1000 + "\0"),
+    ],
+)  # fmt: skip
+def test_a_value_that_could_not_be_typed_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"runs/one/run.json was damaged or edited, its {name}: ") as caught:
+        resumed_options({}, remembered(**{name: value}), RUN)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(("name", "value"), [("device", "tpu"), ("precision", "half"), ("update", "gpu"), ("micro_batches", 5)])
+def test_values_that_do_not_fit_are_refused_as_typed_ones_are(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} {value}"):
+        resumed_options({}, remembered(**{name: value}), RUN)
+
+
+def test_what_a_run_remembers_is_read_back_as_it_was() -> None:
+    options = Options(data="/a/text", model="gpt2", tokenizer="bpe:300", device="emulated", device_memory=1 << 20,
+                      host_memory=7, spill="/a/disk", spill_limit=4096, link_rate=10**9, prefetch=0, update="host", tile=64,
+                      recompute=False, steps=3, batch_size=4, micro_batches=2, seq_len=8, lr=0.1 + 0.2, warmup=0,
+                      weight_decay=0.0, clip_norm=1e22, seed=2**64 - 1, save_every=1, keep=1)  # fmt: skip
+    assert resumed_options({}, json.loads(json.dumps(options.to_json())), RUN) == options
+    assert resumed_options({}, remembered(lr=1, other="later", trace=None), RUN).lr == 1.0
+
+
+def test_where_to_write_is_neither_remembered_nor_taken_from_a_file() -> None:
+    assert not Options(trace="/a/trace", out="/a/run").to_json().keys() & FORGOTTEN
+    options = resumed_options({}, remembered(trace="/etc/passwd", out="/etc"), RUN)
+    assert (options.trace, options.out) == (None, None)
+
+
+NAMES = st.sampled_from(sorted([*CHECKS, "recompute"]))
+VALUES = st.none() | st.booleans() | st.integers(-(10**80), 10**80) | st.floats() | st.sampled_from(["a", "\0", "7", []])
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=4))
+def test_whatever_it_says_there_are_options_or_one_sentence(found: dict[str, Any]) -> None:
+    try:
+        options = resumed_options({}, remembered(**found), RUN)
+    except ValueError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        assert options.micro_batches >= 1 and options.save_every >= 1 and options.keep >= 1 and 0 < options.lr < float("inf")
+
+
+def test_none_unsets_what_a_run_remembers() -> None:
+    recorded = remembered(device="emulated", device_memory=1 << 20, link_rate=1000, spill="/a/disk", spill_limit=4096)
+    options = resumed_options({"spill": None, "host_memory": None, "device_memory": None, "link_rate": None}, recorded, RUN)
+    assert options == Options(data="/a/text", device="emulated", warmup=100)
+
+
+@pytest.fixture
+def run(train: Program, tmp_path: Path) -> Path:
+    assert train("--out", tmp_path / "run", "--steps", 2)[0] == 0
+    return tmp_path / "run"
+
+
+def edit(run: Path, **changes: Any) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record["options"] |= changes
+    (run / "run.json").write_text(json.dumps(record))
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    options: dict[str, Any] = json.loads((run / "run.json").read_text())["options"]
+    return options
+
+
+def test_a_planted_trace_overwrites_nothing(program: Program, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("dear")
+    edit(run, trace=str(tmp_path / "letter"), out=str(tmp_path / "elsewhere"))
+    assert program("train", "--resume", "--out", run, "--steps", 3)[0] == 0
+    assert (tmp_path / "letter").read_text() == "dear" and not (tmp_path / "elsewhere").exists()
+    assert "trace" not in recorded(run)
+
+
+def test_a_remembered_spill_folder_is_typed_again_or_given_up(program: Program, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "spill").mkdir()
+    edit(run, spill=str(tmp_path / "spill"), spill_limit=1 << 22)
+    status, out, err = program("train", "--resume", "--out", run, "--steps", 3)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"had --spill {tmp_path / 'spill'}" in err and "--spill none" in err
+    assert program("plan", "--resume", "--out", run)[0] == 0
+    again = ("train", "--resume", "--out", run, "--steps", 3)
+    assert program(*again, "--spill", tmp_path / "spill", "--host-memory", "400KiB")[0] == 0
+    assert (recorded(run)["spill"], recorded(run)["host_memory"]) == (str(tmp_path / "spill"), 400 << 10)
+    assert program("train", "--resume", "--out", run, "--steps", 4, "--spill", "none", "--host-memory", "none")[0] == 0
+    assert (recorded(run)["spill"], recorded(run)["spill_limit"], recorded(run)["host_memory"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("words", ["--host-memory 150KiB", "--spill /proc", "--device emulated --device-memory 64KiB"])
+def test_a_resume_that_is_refused_is_not_remembered(program: Program, run: Path, words: str) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    status, _, err = program("train", "--resume", "--out", run, "--steps", 3, "--save-every", 7, *words.split())
+    assert (status, err.count("\n")) == (2, 1)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert program("train", "--resume", "--out", run, "--steps", 3, "--save-every", 7)[0] == 0
+    assert recorded(run)["save_every"] == 7
