@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from asynctile.storage.input import shown
+
 #: (n_layer, n_head, n_embd) of the published models; the rest are the defaults.
 STANDARD = {
     "gpt2": (12, 12, 768),
@@ -16,6 +18,9 @@ STANDARD = {
     "gpt2-large": (36, 20, 1280),
     "gpt2-xl": (48, 25, 1600),
 }
+#: The token that begins and ends a text in the vocabulary of the published models.
+END_OF_TEXT = 50256
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 #: Dropout is not applied here; the values of a loaded model are kept so that saving returns them.
 PDROPS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout")
 #: Variants that change the arithmetic, with the only value that is computed here.
@@ -51,6 +56,12 @@ class GPT2Config:
     """Standard deviation of new weights, without unit."""
     n_inner: int | None = None
     """Width of the MLP, in columns; None: 4 n_embd."""
+    bos_token_id: int | None = None
+    """The token that begins a text, for programs that generate; nothing is computed with it. None: there is none."""
+    eos_token_id: int | tuple[int, ...] | None = None
+    """The token that ends a text, or several, likewise."""
+    pad_token_id: int | None = None
+    """The token that fills up a batch, likewise."""
     pdrops: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Dropout probabilities of a loaded config.json, kept for saving and never applied."""
 
@@ -62,6 +73,10 @@ class GPT2Config:
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
                              "choose n_head among the divisors of n_embd")
+        if isinstance(self.eos_token_id, list):
+            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
+        for name in TOKENS:
+            _check_token(name, getattr(self, name), several=name == "eos_token_id")
         for name in ("layer_norm_epsilon", "initializer_range"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -74,7 +89,7 @@ class GPT2Config:
         if name not in STANDARD:
             raise ValueError(f"no standard model is called {name!r}; choose one of {', '.join(STANDARD)}")
         n_layer, n_head, n_embd = STANDARD[name]
-        return cls(**{"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, **changes})
+        return cls(**{"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, **_published_tokens(changes), **changes})
 
     @property
     def head_size(self) -> int:
@@ -112,6 +127,9 @@ class GPT2Config:
             "vocab_size": self.vocab_size,
             "layer_norm_epsilon": self.layer_norm_epsilon,
             "initializer_range": self.initializer_range,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id,
+            "pad_token_id": self.pad_token_id,
             **ONLY,
             "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, **self.pdrops,
         }
@@ -129,10 +147,25 @@ class GPT2Config:
                                  "load a model without this variant")
         # GPT2Config has n_positions for the limit; n_ctx is its older name.
         renamed = {"block_size": values.get("n_positions", values.get("n_ctx"))}
+        # And who reads a config.json that is silent about tokens takes those of the published models.
+        values = {**_published_tokens(values), **values}
         own = {item.name for item in fields(cls)} - {"pdrops", "block_size"}
         given = {name: values[name] for name in own if name in values}
         given |= {name: value for name, value in renamed.items() if value is not None}
         return cls(**given, pdrops={name: values[name] for name in PDROPS if name in values})
+
+
+def _published_tokens(values: Mapping[str, Any]) -> dict[str, int]:
+    """What begins and ends a text where nothing else is said, if the vocabulary goes as far."""
+    size = values.get("vocab_size", GPT2Config.vocab_size)
+    return {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} if isinstance(size, int) and size > END_OF_TEXT else {}
+
+
+def _check_token(name: str, value: Any, *, several: bool) -> None:
+    # Not against vocab_size: there are models whose config.json keeps the published ids beside a smaller vocabulary.
+    for token in value if several and isinstance(value, tuple) else (value,):
+        if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
+            raise ValueError(f"{name} is {shown(value)}, expected a token id of at least 0, or None where there is none")
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from asynctile.errors import CheckpointError
+from asynctile.layers.config import TOKENS
 from asynctile.layers.report import read_metrics
 from asynctile.storage.beside import recover_folders, remove_folder, whole_names
 from asynctile.storage.folder import encode_json, read_json
@@ -240,9 +241,12 @@ class RunFolder:
 
 
 def check_same_model(begun: Any, found: Any, what: str) -> None:
-    """ValueError if `found` (a config.json's content) is another model than `begun`; None: not known yet."""
+    """ValueError if `found` (a config.json's content) is another model than `begun`; None: not known yet.
+
+    Which tokens begin and end a text is no part of what is computed.
+    """
     if isinstance(begun, dict) and isinstance(found, dict):
-        for name in begun.keys() & found.keys():
+        for name in begun.keys() & found.keys() - {*TOKENS}:
             if begun[name] != found[name]:
                 raise ValueError(f"{what} is another model than the run was begun with: {name} is {shown(found[name])}, it was "
                                  f"{shown(begun[name])}; put it back, or start another run with another --out")

@@ -129,6 +129,16 @@ def test_a_run_may_be_made_longer(train: Program, program: Program, tmp_path: Pa
     assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
 
 
+def test_which_tokens_end_a_text_makes_no_other_model(
+    train: Program, program: Program, shape: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    shape.write_text(json.dumps(json.loads(shape.read_text()) | {"eos_token_id": 10}))
+    for steps in (3, 4):
+        assert program("train", "--resume", "--out", run, "--steps", steps)[0] == 0
+
+
 @pytest.mark.filterwarnings("default:.*written under other conditions")
 def test_a_run_from_a_gpu_goes_on_elsewhere_in_another_precision(train: Program, program: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"

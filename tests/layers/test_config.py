@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -36,6 +37,11 @@ def test_parameter_count_is_that_of_the_tensors() -> None:
     ({"n_embd": 100, "n_head": 3}, "n_embd 100 is not divisible by n_head 3"),
     ({"layer_norm_epsilon": 0.0}, "layer_norm_epsilon is 0.0"),
     ({"initializer_range": float("nan")}, "initializer_range is nan"),
+    ({"bos_token_id": -1}, "bos_token_id is -1"),
+    ({"bos_token_id": [1]}, r"bos_token_id is \[1\]"),
+    ({"eos_token_id": True}, "eos_token_id is True"),
+    ({"eos_token_id": [1, "2"]}, "eos_token_id is .*'2'"),
+    ({"pad_token_id": 0.5}, "pad_token_id is 0.5"),
 ])  # fmt: skip
 def test_wrong_values_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
@@ -65,6 +71,37 @@ def test_a_published_config_is_read() -> None:
     config = GPT2Config.from_hf(values)
     assert config.block_size == 1024
     assert config.pdrops == {"embd_pdrop": 0.1, "summary_first_dropout": 0.2}
+
+
+SILENT = {"n_layer": 1, "n_head": 1, "n_embd": 4, "n_positions": 8}
+
+
+@pytest.mark.parametrize(("said", "bos", "eos", "pad"), [
+    ({"vocab_size": 256, "bos_token_id": None, "eos_token_id": None}, None, None, None),
+    ({"vocab_size": 300, "bos_token_id": 257, "eos_token_id": [256, 258], "pad_token_id": 1}, 257, (256, 258), 1),
+    ({"vocab_size": 50257, "bos_token_id": None, "eos_token_id": 7}, None, 7, None),
+    ({"vocab_size": 150, "bos_token_id": 50256, "eos_token_id": 50256}, 50256, 50256, None),
+    ({"vocab_size": 256}, None, None, None),
+    ({"vocab_size": 50256}, None, None, None),
+    ({"vocab_size": 50257}, 50256, 50256, None),
+    ({}, 50256, 50256, None),
+])  # fmt: skip
+def test_tokens_are_kept_as_given_and_those_of_gpt2_where_nothing_is_said(said: Any, bos: Any, eos: Any, pad: Any) -> None:
+    config = GPT2Config.from_hf(SILENT | said)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (bos, eos, pad)
+    values = json.loads(json.dumps(config.to_hf()))
+    assert (values["bos_token_id"], values["pad_token_id"]) == (bos, pad)
+    assert values["eos_token_id"] == (list(eos) if isinstance(eos, tuple) else eos)
+    assert GPT2Config.from_hf(values).to_hf() == values
+    assert hash(GPT2Config.from_hf(values)) == hash(config)
+
+
+def test_a_new_model_has_no_tokens_and_a_published_size_has_those_that_its_vocabulary_holds() -> None:
+    assert (GPT2Config().bos_token_id, GPT2Config().eos_token_id) == (None, None)
+    for config in (GPT2Config.named("gpt2"), GPT2Config.named("gpt2-xl", vocab_size=50304)):
+        assert (config.bos_token_id, config.eos_token_id) == (50256, 50256)
+    assert GPT2Config.named("gpt2", vocab_size=256).eos_token_id is None
+    assert GPT2Config.named("gpt2", eos_token_id=None, bos_token_id=5).bos_token_id == 5
 
 
 @pytest.mark.parametrize(("name", "value"), [
