@@ -12,12 +12,27 @@ from typing import cast
 
 from asynctile.handle import Handle
 from asynctile.host_link import Copy, HostLink
+from asynctile.stall import who
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
 from asynctile.storage.host import spare_memory
+from asynctile.storage.sizes import format_size
 from asynctile.storage.spill import SpillTier
 from asynctile.tier import Tier
 from asynctile.window import Window
+
+
+class Loan:
+    """RAM set aside for `who`, on the device's loop. nbytes: how much."""
+
+    def __init__(self, budget: Budget, nbytes: int, who: str) -> None:
+        self.nbytes = nbytes
+        self.who = who
+        self._budget = budget
+
+    def give_back(self) -> None:
+        """Return it; a second time does nothing."""
+        self._budget.take_back(self)
 
 
 class Budget:
@@ -29,7 +44,9 @@ class Budget:
         self.link = link
         self.spill = spill
         self.window = window
-        self._returned = asyncio.Event()
+        #: all and only what is lent, oldest first
+        self.loans: dict[Loan, None] = {}
+        self._returned: asyncio.Future[None] | None = None
         #: what the spill folder has places for
         self._reserved: Demand | None = None
 
@@ -56,18 +73,25 @@ class Budget:
                 await self.window.drain()
             tier.cut(wanted[tier], foreign[tier])
 
-    def borrow(self, nbytes: int) -> bool:
-        """Set RAM aside for the caller's own use, if nothing here will need it."""
+    def borrow(self, nbytes: int, who: str) -> Loan | None:
+        """Set RAM aside for the caller's own use, if nothing here will need it. who: borrows, for messages."""
         if self.host.arena.cap is None and nbytes > spare_memory():
-            return False
+            return None
         if not self.host.arena.lend(nbytes):
-            return False
+            return None
         self.host.ledger.peak_nbytes = max(self.host.ledger.peak_nbytes, self.host.arena.held_nbytes)
-        return True
+        loan = Loan(self, nbytes, who)
+        self.loans[loan] = None
+        return loan
 
-    def give_back(self, nbytes: int) -> None:
-        self.host.arena.lent_nbytes -= nbytes
-        self._returned.set()
+    def take_back(self, loan: Loan) -> None:
+        """Nothing if it was taken back before."""
+        if loan in self.loans:
+            del self.loans[loan]
+            self.host.arena.lent_nbytes -= loan.nbytes
+            if self._returned is not None:
+                self._returned.set_result(None)
+                self._returned = None
 
     def _demand(self, tier: Tier, demand: Demand) -> Demand:
         rounded = demand.rounded(tier.arena.alignment)
@@ -87,11 +111,16 @@ class Budget:
         return {tile.owner if isinstance(tile, Copy) else cast(Handle, tile) for tile in tier.ledger.resident}
 
     async def _called_back(self, demand: Demand) -> None:
-        """Wait for lent RAM if it is wanted now: whoever borrowed it is about to finish a save."""
+        """Wait for lent RAM if it is wanted now: whoever borrowed it finishes a save, or StalledError names it."""
         arena = self.host.arena
-        while arena.lent_nbytes and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
-            self._returned.clear()
-            await self._returned.wait()
+        while self.loans and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
+            if self._returned is None:
+                self._returned = asyncio.get_running_loop().create_future()
+            await self.window.told(self._returned, self._lent)
+
+    def _lent(self) -> str:
+        loans = " and ".join(f"{format_size(loan.nbytes)} lent to {loan.who}" for loan in self.loans)
+        return f"{who()} waits for RAM, of which there is {loans}; wait until that has ended, or raise host_memory"
 
     def _reserve_spill(self, demand: Demand, wanted: Demand, foreign: Counter[int]) -> None:
         """Make sure that whatever may have to leave RAM finds a place in the folder."""

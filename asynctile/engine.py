@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from asynctile.background import Background
-from asynctile.blas_threads import hold_one_thread, let_go
+from asynctile.budget import Loan
 from asynctile.device import open_device
 from asynctile.device.base import Report
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.exclusive import Exclusive
+from asynctile.files import THREADS, Files
 from asynctile.grain import Grain
 from asynctile.handle import Handle
-from asynctile.loop import LoopThread, new_loop, under_shield
+from asynctile.lifetime import Lifetime
+from asynctile.loop import CLOSED, LoopThread, Undo, in_thread, new_loop
 from asynctile.operation import Operation
 from asynctile.precision import compute_dtype
 from asynctile.program import Program
@@ -32,6 +33,7 @@ from asynctile.run import Run
 from asynctile.statistics import Statistics, snapshot
 from asynctile.storage.container import RawFile
 from asynctile.storage.demand import Demand
+from asynctile.storage.documents import finish
 from asynctile.storage.host import spare_memory
 from asynctile.storage.sizes import parse_size
 from asynctile.storage.spill import SpillTier
@@ -39,6 +41,8 @@ from asynctile.stream import Event
 from asynctile.tiers import Tiers
 from asynctile.trace import Trace
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -105,13 +109,11 @@ class Engine:
         self.prefetch = prefetch
         self._report = report
         self._make_loop = make_loop
-        self._loop: LoopThread | None = None
-        self._used = False
+        self._used = self._is_open = False
         #: the process that opened it: a forked child has its objects, and none of its threads
         self._process: int | None = None
+        self._life: Lifetime | None = None
         self._tiers: Tiers | None = None
-        self._busy: asyncio.Lock | None = None
-        self._background = Background()
         self._trace: Trace | None = None
         self._rates: Rates | None = None
 
@@ -138,50 +140,38 @@ class Engine:
         return self._tiers
 
     async def __aenter__(self) -> Self:
+        """Cancelled, however often, it leaves nothing open and raises CancelledError."""
         if self._used:
             raise DeviceError("an engine opens once: make a new Engine to go on")
         self._used, self._process = True, os.getpid()
-        hold_one_thread()
-        loop = asyncio.get_running_loop()
-        tiers = Tiers(self._device, self._device_memory, self._host_memory, self._spill, self.prefetch, self._watchdog)
-        self._tiers = tiers
-        try:
-            for work in (tiers.open, partial(self._device.warm, self._report)):
-                if await under_shield(loop.run_in_executor(None, work)):
-                    raise asyncio.CancelledError
-            self._busy = asyncio.Lock()
-            self._loop = LoopThread(self._make_loop)
-            self._loop.start()
-        except BaseException:
-            await loop.run_in_executor(None, tiers.close)
-            let_go()
-            raise
+        self._tiers = Tiers(self._device, self._device_memory, self._host_memory, self._spill, self.prefetch, self._watchdog)
+        self._files = self._device.add_stream("files", THREADS)
+        self._exclusive = self.lock("the engine")
+        life = Lifetime(self._tiers, self._make_loop, self._report)
+        if await in_thread("opening", life.open, on_gone=life.abandon):
+            await in_thread("closing", life.break_off)
+            raise asyncio.CancelledError
+        self._life, self._is_open = life, True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what still runs, run out what was enqueued, end all threads.
+        """Cancel what still runs, run out what was enqueued, end all threads: whole, however often it is cancelled.
 
-        Tasks of `spawn` are awaited after a clean end of the block and cancelled after an error. In a forked child nothing is
-        closed: DeviceError after a clean end of the block, while an error or an exit goes its way.
+        Tasks of `spawn` are awaited after a clean end of the block, and cancelled after an error or when this is cancelled.
+        In a forked child nothing is closed: DeviceError after a clean end of the block, while an error or an exit goes its way.
         """
         if kind is not None and self._process != os.getpid():
             return
         self.check_process()
-        failed = await self._background.end(cancel=kind is not None)
-        loop = asyncio.get_running_loop()
-        thread, self._loop = self._loop, None
-        assert thread is not None
-        try:
-            await thread.end_jobs()
-            await thread.call(self.tiers.window.settle())
-            await loop.run_in_executor(None, self.tiers.close)
-        finally:
-            await loop.run_in_executor(None, thread.close)
-            let_go()
-        if failed is not None and kind is None:
-            raise failed
+        self._is_open = False
+        life = self._life
+        assert life is not None
+        if await in_thread("closing", life.close if kind is None else life.break_off, on_cancel=life.hurry):
+            raise asyncio.CancelledError
+        if life.failed is not None and kind is None:
+            raise life.failed
 
     @property
     def has_link(self) -> bool:
@@ -210,29 +200,56 @@ class Engine:
             )
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task on the caller's loop that the engine waits for before it closes."""
-        return self._background.spawn(work)
+        """On the device's loop: a task there that the engine waits for before it closes."""
+        assert self._life is not None
+        return self._life.background.spawn(work)
 
-    async def try_borrow(self, nbytes: int) -> bool:
-        """Count `nbytes` of the caller's own RAM against host_memory, if no program that was prepared needs them."""
-        return await self.call(self._borrow(nbytes))
+    def borrow(self, nbytes: int, who: str) -> Loan | None:
+        """On the device's loop: count `nbytes` of the caller's own RAM against host_memory, until the loan is given back.
 
-    def give_back(self, nbytes: int) -> None:
-        """Return what was borrowed."""
-        self.check_process()
-        if self._loop is not None:
-            self._loop.loop.call_soon_threadsafe(self.tiers.budget.give_back, nbytes)
+        None if a program that was prepared needs them. who: borrows them, for messages.
+        """
+        return self.tiers.budget.borrow(nbytes, who)
 
-    async def call(self, job: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the device's loop and await it from here. DeviceError once it is closed, and in a forked child."""
+    def lock(self, what: str) -> Exclusive:
+        """A lock for coroutines on the device's loop, in order of asking. what: it guards, for messages."""
+        return Exclusive(what, self.tiers.window)
+
+    def files(self, what: str) -> Files:
+        """On the device's loop: the file work of one save or load. what: that is, for messages."""
+        return Files(self._files, self.tiers.window, what)
+
+    async def compute(self, work: Callable[P, R], *args: P.args, **more: P.kwargs) -> R:
+        """On the device's loop: Python that computes, in a thread, to its end even if cancelled.
+
+        Not for what may wait, since the watchdog takes it for progress.
+        """
+        window = self.tiers.window
+        window.computing += 1
         try:
-            self.check_process()
-            if self._loop is None:
-                raise DeviceError("the engine is not open: use it inside 'async with Engine(...)'")
+            return await finish(asyncio.to_thread(work, *args, **more))
+        finally:
+            window.computing -= 1
+
+    async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        """Run a coroutine on the device's loop and await it from any loop. DeviceError once closed, and in a forked child.
+
+        A caller that is cancelled passes that on to the job and waits for its end. undo: called on the device's loop with what
+        the job made if the caller has gone, cancelled or with its loop, before it got that.
+        """
+        try:
+            loop = self._open_loop()
         except DeviceError:
             job.close()
             raise
-        return await self._loop.call(job)
+        return await loop.call(job, undo)
+
+    def _open_loop(self) -> LoopThread:
+        self.check_process()
+        life = self._life
+        if life is None or life.loop is None or not (self._is_open or life.loop.is_here()):
+            raise DeviceError(CLOSED)
+        return life.loop
 
     async def launch(self, operation: Operation, number: Any = None) -> Event:
         """Issue one operation outside a program; returns when it is enqueued, with its event. See Lane.launch."""
@@ -246,8 +263,11 @@ class Engine:
         """Cut the arena for tiles of these sizes; BudgetError below the floor, before anything moves."""
         await self.call(self._reserve(demand))
 
-    async def store(self, tiles: Iterable[tuple[Handle, np.ndarray]]) -> None:
-        """Fill persistent tiles from host arrays, copied. BudgetError when a tier is full."""
+    async def store(self, tiles: Iterable[tuple[Handle, np.ndarray]] | AsyncGenerator[tuple[Handle, np.ndarray]]) -> None:
+        """Fill persistent tiles from host arrays, copied. BudgetError when a tier is full.
+
+        An async iterator runs on the device's loop, and is closed.
+        """
         await self.call(self._store(tiles))
 
     async def read(self, tile: Handle) -> np.ndarray:
@@ -265,8 +285,7 @@ class Engine:
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """On the device's loop: one program at a time, in order of asking."""
-        assert self._busy is not None
-        async with self._busy:
+        async with self._exclusive.held():
             yield
 
     async def start(
@@ -329,19 +348,21 @@ class Engine:
         async with self.exclusive():
             await self.tiers.cut(demand)
 
-    async def _store(self, tiles: Iterable[tuple[Handle, np.ndarray]]) -> None:
+    async def _store(self, tiles: Iterable[tuple[Handle, np.ndarray]] | AsyncGenerator[tuple[Handle, np.ndarray]]) -> None:
         async with self.exclusive():
             await self.tiers.window.drain()
-            for tile, value in tiles:
-                await self.tiers.fill(tile, value)
+            if isinstance(tiles, AsyncGenerator):
+                async with aclosing(tiles):
+                    async for tile, value in tiles:
+                        await self.tiers.fill(tile, value)
+            else:
+                for tile, value in tiles:
+                    await self.tiers.fill(tile, value)
 
     async def _read(self, tiles: list[Handle]) -> list[np.ndarray]:
         async with self.exclusive():
             await self.tiers.window.drain()
             return [await self.tiers.read(tile) for tile in tiles]
-
-    async def _borrow(self, nbytes: int) -> bool:
-        return self.tiers.budget.borrow(nbytes)
 
     async def _release(self, tiles: list[Handle]) -> None:
         async with self.exclusive():

@@ -136,8 +136,8 @@ class Lane:
             future = self._unwritten[tile] = asyncio.get_running_loop().create_future()
         names = ", ".join(operand.name for operand in operation.operands)
         await self.window.told(
-            future, f"{operation.kernel}({names}) waits for tile {tile.name}, which nobody has written: launch the operation "
-            "that writes it, or store it"
+            future, lambda: f"{operation.kernel}({names}) waits for tile {tile.name}, which nobody has written: launch the "
+            "operation that writes it, or store it"
         )
 
     def _announce_written(self, operation: Operation) -> None:

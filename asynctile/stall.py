@@ -5,6 +5,7 @@ Reads the registers of the streams; changes nothing. When to ask is window.py's.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
@@ -33,6 +34,13 @@ def describe(streams: Sequence[Runner], patience_s: float) -> str:
         f"{_more(waiters)}; close the engine, look at the disk or the device that does not answer, and go on from the last "
         "checkpoint"
     )
+
+
+def who() -> str:
+    """The caller in words: the coroutine that its task runs, without the marks of what is private."""
+    task = asyncio.current_task()
+    name: str = getattr(task.get_coro(), "__qualname__", "somebody") if task is not None else "somebody"
+    return name.partition(".<locals>")[0].replace("._", ".")
 
 
 def _names(events: Iterable[Event]) -> str:

@@ -86,7 +86,7 @@ class Tiers:
 
     def close(self) -> None:
         """End the streams, let the memory and the spill folder go. Blocks."""
-        patience_s = None if self.window.stalled is None else LAST_PATIENCE_S
+        patience_s = LAST_PATIENCE_S if self.window.hangs else None
         try:
             self.device.close(patience_s)
         finally:

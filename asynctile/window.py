@@ -1,14 +1,14 @@
 """What has been enqueued and not yet been seen to end: how far the host may run ahead, and the watchdog over it.
 
-Runs on the device's loop only. Every wait for work that was enqueued passes through here, so that cannot hang without a
-word: when no stream has finished anything for `patience_s`, the wait ends with an error that says who waits
-for whom.
+Runs on the device's loop only. Every wait for work that was enqueued, and for what somebody else holds (a lock, RAM that is
+lent, an input), passes through here, so that cannot hang without a word: when no stream has finished anything for
+`patience_s`, the wait ends with an error that says who waits for whom. File work is watched by files.py in the same way. What
+waits for a task, a thread or another loop need not be: all that these wait for is watched, so they end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -19,18 +19,43 @@ from asynctile.stream import Event, Runner
 #: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers.
 RUN_AHEAD_OPERATIONS = 96
 RUN_AHEAD_NBYTES = 512 << 20
+#: How often the watchdog looks before its patience ends.
+LOOKS = 4
+
+
+class Looks:
+    """Whether a counter of what has moved stands still, by looks at it every quarter of the patience.
+
+    Looks, not a clock: a loop that was held up for long by somebody else's Python has not waited for long.
+    """
+
+    def __init__(self, patience_s: float | None, moved: Callable[[], int]) -> None:
+        self.every_s = None if patience_s is None else patience_s / LOOKS
+        self._moved = moved
+        self._seen = moved()
+        self._same = 0
+
+    def has_stood_still(self, *, computing: bool = False) -> bool:
+        """Look once more: whether it has stood still for as long as patience lasts. computing: something moves unseen."""
+        seen, self._seen = self._seen, self._moved()
+        self._same = self._same + 1 if seen == self._seen and not computing else 0
+        return self._same >= LOOKS
 
 
 class Window:
     """Events in the order in which they were enqueued.
 
     streams: all that work may run on, for the watchdog. patience_s: None for no watchdog.
-    stalled: the error of the watchdog once it has spoken. Nothing is waited for any more then: what hangs may hang on.
+    stalled: the error of the watchdog once it has spoken of enqueued work. Nothing is waited for any more then: what hangs
+    may hang on. hangs: something does, be it a file of a save, which is no reason to stop.
     """
 
     def __init__(self, streams: Callable[[], Sequence[Runner]], patience_s: float | None) -> None:
         self.patience_s = patience_s
         self.stalled: StalledError | None = None
+        self.hangs = False
+        #: pieces of Python that compute in threads: they move, and end, though no stream shows it
+        self.computing = 0
         self._streams = streams
         self._events: deque[tuple[Event, int]] = deque()
         #: operations of the host: seldom does the device wait for one, so a slow one does not hold up what is issued to it
@@ -103,34 +128,29 @@ class Window:
         if self.stalled is not None:
             raise self.stalled
         if not event.done and not await self._patiently(event.settled, lambda: event.done):
+            self.hangs = True
             self.stalled = StalledError(describe(self._streams(), self.patience_s or 0.0))
             raise self.stalled
 
-    async def told(self, future: asyncio.Future[None], otherwise: str) -> None:
-        """Wait for a future that other coroutines share. StalledError, which says `otherwise`, when nothing moves meanwhile.
+    async def told(self, future: asyncio.Future[None], otherwise: Callable[[], str]) -> None:
+        """Wait for a future that somebody else resolves. StalledError, which says `otherwise`, when nothing moves meanwhile.
 
-        Only this wait is given up: what the caller left out is no fault of the engine.
+        Only this wait is given up: what others hold, or leave out, is no fault of the engine.
         """
         if not await self._patiently(lambda: asyncio.shield(future), future.done):
-            raise StalledError(f"nothing has moved for {self.patience_s:g} s: {otherwise}")
+            raise StalledError(f"nothing has moved for {self.patience_s:g} s: {otherwise()}")
 
     async def _patiently(self, wait: Callable[[], Awaitable[object]], is_done: Callable[[], bool]) -> bool:
         """Wait until `is_done`; False if nothing at all has moved for as long as patience lasts."""
-        since, before = time.monotonic(), self._finished()
+        looks = Looks(self.patience_s, lambda: sum(stream.finished for stream in self._streams()))
         while not is_done():
             try:
-                async with asyncio.timeout(self.patience_s and self.patience_s / 4):
+                async with asyncio.timeout(looks.every_s):
                     await wait()
             except TimeoutError:
-                now, finished = time.monotonic(), self._finished()
-                if finished != before:
-                    since, before = now, finished
-                elif self.patience_s is not None and now - since >= self.patience_s:
+                if looks.has_stood_still(computing=self.computing > 0):
                     return False
         return True
-
-    def _finished(self) -> int:
-        return sum(stream.finished for stream in self._streams())
 
     def forget_done(self) -> None:
         """Drop what has run from the front; raises the error of work that failed."""

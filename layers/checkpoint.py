@@ -14,6 +14,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +24,7 @@ from threadpoolctl import threadpool_info
 
 from asynctile.engine import Engine
 from asynctile.errors import CheckpointError
+from asynctile.files import Files
 from asynctile.handle import Handle
 from asynctile.layers.exchange import (
     CONFIG,
@@ -38,9 +40,10 @@ from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.snapshot import Snapshot
+from asynctile.loop import under_shield
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
-from asynctile.storage.documents import finish, load_json, store_file, store_json
+from asynctile.storage.documents import load_json, store_file, store_json
 from asynctile.storage.folder import encode_json
 from asynctile.storage.tensors import TensorReader
 
@@ -71,32 +74,34 @@ def surroundings() -> dict[str, str]:
     return found
 
 
-async def save(trainer: Trainer, path: str | os.PathLike[str], *, wait: bool) -> asyncio.Task[None] | None:
-    """Write the checkpoint folder `path`; an older one there is replaced only when the new one is whole.
+async def save(trainer: Trainer, final: Path, data_state: dict[str, Any], *, wait: bool) -> asyncio.Task[None] | None:
+    """On the device's loop: write the checkpoint folder `final`; an older one there is replaced only when the new one is whole.
 
     Without `wait`, if the engine lends RAM for a copy of all tiles, returns the task that writes it.
     """
-    final = Path(path)
-    check_place(final)
     model = trainer.model
-    state = encode_json(_state(trainer))  # now: the caller may go on to change data_state
-    snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model))
+    what = f"the save of {final}"
+    files = model.engine.files(what)
+    await files.run(check_place, final)
+    state = encode_json({**await model.engine.compute(_state, trainer), "data_state": data_state})
+    snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
     if snapshot is None:
-        await _write(model, final, state, model.engine.read)
+        await _write(model, final, state, model.engine.read, files)
         return None
-    task = model.engine.spawn(_write(model, final, state, snapshot.read))
+    task = model.engine.spawn(_write(model, final, state, snapshot.read, files))
     # Not in the task's own `finally`: one that is cancelled before it begins never comes there.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
 
 
-async def _write(model: GPT2, final: Path, state: bytes, read: ReadTile) -> None:
-    async with replaced(model, final, model.config.states_nbytes) as folder:
-        await write_weights(model, folder, read)
-        await write_tensors(model, folder / OPTIMIZER, MOMENTS, read)
-        await store_file(folder / TRAINER, state)
-        sums = {path.name: await finish(asyncio.to_thread(checksum, path)) for path in sorted(folder.iterdir())}
-        await store_json(folder / CHECKSUMS, checksum_record(sums))
+async def _write(model: GPT2, final: Path, state: bytes, read: ReadTile, files: Files) -> None:
+    async with replaced(model, final, model.config.states_nbytes, files) as folder:
+        await write_weights(model, folder, read, files)
+        await write_tensors(model, folder / OPTIMIZER, MOMENTS, read, files)
+        await store_file(folder / TRAINER, state, executor=files)
+        paths = await files.run(lambda: sorted(folder.iterdir()))
+        sums = {path.name: await files.run(checksum, path, files.tick) for path in paths}
+        await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
 
 
 def _state(trainer: Trainer) -> dict[str, Any]:
@@ -111,7 +116,6 @@ def _state(trainer: Trainer) -> dict[str, Any]:
         "tile": trainer.model.tiling.tile,
         **_arithmetic(trainer.model),
         "surroundings": surroundings(),
-        "data_state": trainer.data_state,
     }
 
 
@@ -128,20 +132,23 @@ def _tiles(model: GPT2) -> Iterator[list[Handle]]:
 
 
 async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
-    """A trainer of class `cls` from a checkpoint folder."""
-    folder = await asyncio.to_thread(whole_folder, path)
-    if not folder.is_dir():
+    """On the device's loop: a trainer of class `cls` from a checkpoint folder."""
+    files = engine.files(f"the load of {os.fspath(path)}")
+    folder = await files.run(whole_folder, path)
+    if not await files.run(folder.is_dir):
         raise CheckpointError(f"{path} is no checkpoint folder; expected one written by Trainer.save")
-    if (folder / CONFIG).exists() and not (folder / TRAINER).exists():
+    if await files.run(lambda: (folder / CONFIG).exists() and not (folder / TRAINER).exists()):
         raise CheckpointError(
             f"{folder} is a model without the state of its training, {TRAINER}; load it with GPT2.from_pretrained, or copy "
             "the checkpoint again"
         )
-    state = await load_json(folder / TRAINER)
+    state = await load_json(folder / TRAINER, executor=files)
     _check_format(state, folder)  # first: of a later format nothing else may be assumed
-    await asyncio.to_thread(check_files, folder, (TRAINER, OPTIMIZER))
+    await files.run(check_files, folder, (TRAINER, OPTIMIZER), files.tick)
     _check_state(state, folder)
-    with await asyncio.to_thread(Pretrained, folder) as source, TensorReader(folder / OPTIMIZER) as moments:
+    with ExitStack() as opened:  # entered in the thread: what it has opened is closed though the load was cancelled meanwhile
+        source = await files.run(lambda: opened.enter_context(Pretrained(folder, files.tick)))
+        moments = await files.run(lambda: opened.enter_context(TensorReader(folder / OPTIMIZER)))
         try:
             model = GPT2(engine, source.config, state["tile"])
             trainer = cls(
@@ -155,15 +162,15 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error
         _check_moments(model, moments, folder)
         _warn_of_changes(state, surroundings() | _arithmetic(model), folder)
-        await model.fill(lambda parameter, key: source.read(parameter, key))
+        await model.fill(source.read, files)
 
         def moment(parameter: Parameter, family: str, key: tuple[int, int]) -> Any:
             return moments.read(tensor_name(parameter.name, family), parameter.index(*key))
 
         try:
-            await trainer.prepare_moments(moment)
+            await trainer.prepare_moments(moment, files)
         except BaseException:
-            await model.release()
+            await under_shield(model.release())
             raise
     trainer.step_count = state["step_count"]
     trainer.skipped_count = state["skipped_count"]
@@ -205,7 +212,7 @@ def _warn_of_changes(state: dict[str, Any], now: dict[str, Any], folder: Path) -
     if changed:
         warnings.warn(
             f"{folder} was written under other conditions ({', '.join(changed)}): results will not be bitwise the same",
-            stacklevel=4,
+            stacklevel=1,  # on the device's loop the caller is not on the stack
         )
 
 

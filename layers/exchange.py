@@ -6,7 +6,6 @@ index, a tied `lm_head.weight`. The file format is asynctile/storage/tensors.py.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import CheckpointError
+from asynctile.files import Files
 from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.parameters import Parameter, Parameters
@@ -47,11 +47,13 @@ class Pretrained:
     context manager.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], tick: Callable[[], object] = bool) -> None:
+        """tick: called all the time."""
+        self._tick = tick
         self.path = whole_folder(path)
         if not self.path.is_dir():
             raise CheckpointError(f"{path} is no folder: expected one with config.json and model.safetensors")
-        check_files(self.path, (CONFIG, WEIGHTS))
+        check_files(self.path, (CONFIG, WEIGHTS), tick)
         values = read_json(self.path / CONFIG)
         if not isinstance(values, dict):
             raise CheckpointError(f"{self.path / CONFIG} holds no JSON object; it should be a model's config")
@@ -93,6 +95,7 @@ class Pretrained:
         same = self._reader.shape(HEAD) == self._reader.shape(wte)
         step = 1024
         for start in range(0, rows if same else 0, step):
+            self._tick()
             part = (slice(start, min(start + step, rows)), slice(0, self.config.n_embd))
             if not np.array_equal(self._reader.read(HEAD, part), self._reader.read(wte, part)):
                 same = False
@@ -110,11 +113,12 @@ class Pretrained:
 
 
 async def save_pretrained(model: GPT2, path: str | os.PathLike[str]) -> None:
-    """Write `model` to the folder `path`, put in place whole."""
+    """On the device's loop: write `model` to the folder `path`, put in place whole."""
     final = Path(path)
-    check_place(final)
-    async with replaced(model, final, 4 * model.config.parameter_count) as folder:
-        await write_weights(model, folder, model.engine.read)
+    files = model.engine.files(f"the save of {final}")
+    await files.run(check_place, final)
+    async with replaced(model, final, 4 * model.config.parameter_count, files) as folder:
+        await write_weights(model, folder, model.engine.read, files)
 
 
 def check_place(final: Path) -> None:
@@ -130,7 +134,7 @@ def check_place(final: Path) -> None:
 
 
 @asynccontextmanager
-async def replaced(model: GPT2, final: Path, nbytes: int) -> AsyncIterator[Path]:
+async def replaced(model: GPT2, final: Path, nbytes: int, files: Files) -> AsyncIterator[Path]:
     """A folder to put about `nbytes` in, which then becomes `final` and the last checkpoint of `model`.
 
     `replace_folder` with its file work in threads: syncing a checkpoint takes seconds. CheckpointError, saying how
@@ -139,21 +143,21 @@ async def replaced(model: GPT2, final: Path, nbytes: int) -> AsyncIterator[Path]
     context = replace_folder(final)
 
     async def put_in_place() -> None:
-        await asyncio.to_thread(context.__exit__, None, None, None)
+        await files.run(context.__exit__, None, None, None)
         model.last_checkpoint = str(final)
 
     try:
         try:
-            yield await finish(asyncio.to_thread(context.__enter__))
+            yield await files.run(context.__enter__)
             await finish(put_in_place())
         except BaseException as error:
-            await finish(asyncio.to_thread(context.__exit__, type(error), error, error.__traceback__))
+            await files.run(context.__exit__, type(error), error, error.__traceback__)
             raise
     except (CheckpointError, OSError) as error:
         reason = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(reason, OSError):
             raise
-        free = await asyncio.to_thread(_room, final)
+        free = await files.run(_room, final)
         raise CheckpointError(
             f"cannot save {final}: {reason.strerror or reason}; it needs {format_size(nbytes)} and {format_size(free)} are "
             "free there; what was saved before is untouched; free space or save to another folder"
@@ -165,13 +169,13 @@ def _room(path: Path) -> int:
     return free_nbytes(str(next(folder for folder in path.absolute().parents if folder.exists())))
 
 
-async def write_weights(model: GPT2, folder: Path, read: ReadTile) -> None:
+async def write_weights(model: GPT2, folder: Path, read: ReadTile, files: Files) -> None:
     """config.json and model.safetensors in `folder`."""
-    await store_json(folder / CONFIG, model.config.to_hf())
-    await write_tensors(model, folder / WEIGHTS, ("weights",), read)
+    await store_json(folder / CONFIG, model.config.to_hf(), executor=files)
+    await write_tensors(model, folder / WEIGHTS, ("weights",), read, files)
 
 
-async def write_tensors(model: GPT2, path: Path, families: tuple[str, ...], read: ReadTile) -> None:
+async def write_tensors(model: GPT2, path: Path, families: tuple[str, ...], read: ReadTile, files: Files) -> None:
     """Tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), tile by tile as `read` gives them."""
     tensors: dict[str, Any] = {
         tensor_name(parameter.name, family): (np.float32, parameter.shape)
@@ -181,21 +185,21 @@ async def write_tensors(model: GPT2, path: Path, families: tuple[str, ...], read
     unfinished = ExitStack()
 
     def begin() -> TensorWriter:
-        writer = TensorWriter(path, tensors, {"format": "pt"})
+        writer = TensorWriter(path, tensors, {"format": "pt"}, files.tick)
         unfinished.callback(writer.discard)  # does nothing once it is closed
         return writer
 
     try:
-        writer = await finish(asyncio.to_thread(begin))
+        writer = await files.run(begin)
         for parameter in model.parameters.values():
             for family in families:
                 name = tensor_name(parameter.name, family)
                 for key, tile in getattr(parameter, family).items():
                     piece = await read(tile)
-                    await finish(asyncio.to_thread(writer.write, name, parameter.index(*key), piece))
-        await finish(asyncio.to_thread(writer.close))
+                    await files.run(writer.write, name, parameter.index(*key), piece)
+        await files.run(writer.close)
     finally:
-        await finish(asyncio.to_thread(unfinished.close))
+        await files.run(unfinished.close)
 
 
 def tensor_name(parameter: str, family: str) -> str:

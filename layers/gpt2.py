@@ -5,10 +5,10 @@ What a step computes is recorded by step.py, training is trainer.py, files are e
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from asynctile.demand import measure
 from asynctile.engine import Engine
 from asynctile.errors import StalledError, TornModelError
+from asynctile.files import Files
 from asynctile.handle import Handle
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.config import GPT2Config
@@ -52,7 +53,7 @@ class GPT2:
         self.torn: str | None = None
         self.last_checkpoint: str | None = None
         #: held by whoever changes the weights or must see those of one step
-        self.changing = asyncio.Lock()
+        self.changing = engine.lock("a model")
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._demands: dict[Program, Demand] = {}
 
@@ -62,9 +63,13 @@ class GPT2:
 
         BudgetError, before any work, if the engine's caps are below the floor.
         """
-        model = cls(engine, config, tile)
-        await model.fill(lambda parameter, key: initial_piece(parameter, parameter.index(*key), seed))
-        return model
+
+        async def job() -> Self:
+            model = cls(engine, config, tile)
+            await model.fill(lambda parameter, key: initial_piece(parameter, parameter.index(*key), seed))
+            return model
+
+        return await engine.call(job(), undo=cls.release)
 
     @classmethod
     async def from_pretrained(cls, engine: Engine, path: str | os.PathLike[str], *, tile: int | None = None) -> Self:
@@ -75,29 +80,41 @@ class GPT2:
         """
         from asynctile.layers.exchange import Pretrained
 
-        with await asyncio.to_thread(Pretrained, path) as source:
-            model = cls(engine, source.config, tile)
-            await model.fill(lambda parameter, key: source.read(parameter, key))
-        model.last_checkpoint = str(path)
-        return model
+        async def job() -> Self:
+            files = engine.files(f"the load of {os.fspath(path)}")
+            with ExitStack() as opened:  # entered in the thread: it is closed though the load was cancelled meanwhile
+                source = await files.run(lambda: opened.enter_context(Pretrained(path, files.tick)))
+                model = cls(engine, source.config, tile)
+                await model.fill(source.read, files)
+            model.last_checkpoint = str(path)
+            return model
+
+        return await engine.call(job(), undo=cls.release)
 
     async def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Write config.json and model.safetensors in the Hugging Face layout, beside `path`, then renamed into it."""
         from asynctile.layers.exchange import save_pretrained
 
-        async with self.changing:
-            self.check_whole("save")
-            await save_pretrained(self, path)
+        async def job() -> None:
+            async with self.changing.held():
+                self.check_whole("save")
+                await save_pretrained(self, path)
 
-    async def fill(self, value: Any) -> None:
-        """Give every weight tile value(parameter, (i, j)), made tile by tile on the engine's loop, and so its copy."""
+        await self.engine.call(job())
+
+    async def fill(self, value: Any, files: Files | None = None) -> None:
+        """On the device's loop: give every weight tile value(parameter, (i, j)), and so its copy, tile by tile.
+
+        files: reads them, for values that come from files; else they are computed.
+        """
         self.check_floor()
         await self.engine.reserve(measure([], self.weights()))
+        made = self.engine.compute if files is None else files.run
 
-        def tiles() -> Iterator[tuple[Handle, NDArray[Any]]]:
+        async def tiles() -> AsyncGenerator[tuple[Handle, NDArray[Any]]]:
             for parameter in self.parameters.values():
                 for key, tile in parameter.weights.items():
-                    piece = value(parameter, key)
+                    piece = await made(value, parameter, key)
                     yield tile, piece
                     if key in parameter.copies:
                         yield parameter.copies[key], to_bf16(piece)
@@ -105,7 +122,7 @@ class GPT2:
         try:
             await self.engine.store(tiles())
         except BaseException:
-            await self.release()
+            await under_shield(self.release())
             raise
 
     def weights(self) -> Iterator[Handle]:
@@ -159,8 +176,12 @@ class GPT2:
 
     async def state_dict(self) -> dict[str, NDArray[np.float32]]:
         """Every tensor whole, float32, by Hugging Face name (the tied lm_head is transformer.wte.weight)."""
-        async with self.changing:
-            return {name: await self.gather(item, item.weights) for name, item in self.parameters.items()}
+
+        async def job() -> dict[str, NDArray[np.float32]]:
+            async with self.changing.held():
+                return {name: await self.gather(item, item.weights) for name, item in self.parameters.items()}
+
+        return await self.engine.call(job())
 
     async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Handle]) -> NDArray[np.float32]:
         """One tensor from its tiles."""
@@ -172,10 +193,14 @@ class GPT2:
     async def logits(self, tokens: Any) -> NDArray[np.float32]:
         """Logits (B, T, V), float32, of token ids (B, T)."""
         ids = check_tokens("tokens", tokens, self.config)
-        rows = self.tiling.rows(*ids.shape)
-        program = await asyncio.to_thread(self.program, "logits", *ids.shape)
         flat = np.empty((ids.size, self.config.vocab_size), np.float32)
-        await self.engine.call(self.run(program, token_inputs(rows, ids), {"logits": flat}))
+
+        async def job() -> None:
+            rows = self.tiling.rows(*ids.shape)
+            program = await self.engine.compute(self.program, "logits", *ids.shape)
+            await self.run(program, token_inputs(rows, ids), {"logits": flat})
+
+        await self.engine.call(job())
         return flat.reshape(*ids.shape, self.config.vocab_size)
 
     async def loss(self, tokens: Any, targets: Any) -> float:
@@ -185,9 +210,13 @@ class GPT2:
         rows = self.tiling.rows(*ids.shape)
         inputs, count = loss_inputs(rows, ids, wanted)
         del inputs["scale"]  # only a gradient is scaled
-        program = await asyncio.to_thread(self.program, "loss", *ids.shape)
-        numbers = await self.engine.call(self.run(program, inputs, {}))
-        return sum(numbers[: len(program.numbers)].tolist()) / count
+
+        async def job() -> float:
+            program = await self.engine.compute(self.program, "loss", *ids.shape)
+            numbers = await self.run(program, inputs, {})
+            return sum(numbers[: len(program.numbers)].tolist()) / count
+
+        return await self.engine.call(job())
 
     async def generate(
         self,

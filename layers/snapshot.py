@@ -11,29 +11,30 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from asynctile.budget import Loan
 from asynctile.engine import Engine
 from asynctile.handle import Handle
 
 
 class Snapshot:
-    """Made by `await Snapshot.take(...)`; `give_back` ends it."""
+    """Made by `await Snapshot.take(...)` on the device's loop; `give_back` there ends it."""
 
-    def __init__(self, engine: Engine, nbytes: int) -> None:
-        self._engine = engine
-        self._nbytes = nbytes
+    def __init__(self, loan: Loan) -> None:
+        self._loan = loan
         self._copies: dict[Handle, NDArray[Any]] = {}
 
     @classmethod
-    async def take(cls, engine: Engine, groups: Iterable[Sequence[Handle]]) -> Self | None:
+    async def take(cls, engine: Engine, groups: Iterable[Sequence[Handle]], who: str) -> Self | None:
         """Copy the tiles of all groups, a group at a time; None, with nothing copied, if the engine has no room.
 
-        No step may run meanwhile.
+        No step may run meanwhile. who: wants the copies, for messages.
         """
         groups = list(groups)
         nbytes = sum(tile.nbytes for tiles in groups for tile in tiles)
-        if not await engine.try_borrow(nbytes):
+        loan = engine.borrow(nbytes, who)
+        if loan is None:
             return None
-        snapshot = cls(engine, nbytes)
+        snapshot = cls(loan)
         try:
             for tiles in groups:
                 snapshot._copies |= zip(tiles, await engine.read_all(tiles), strict=True)
@@ -49,4 +50,4 @@ class Snapshot:
     def give_back(self) -> None:
         """Let the copies go, and tell the engine."""
         self._copies.clear()
-        self._engine.give_back(self._nbytes)
+        self._loan.give_back()

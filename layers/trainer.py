@@ -8,11 +8,13 @@ the model is torn. Checkpoints are checkpoint.py; what a step computes is step.p
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 import os
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from asynctile.demand import measure
 from asynctile.engine import Engine, Statistics
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError, DeviceError, StalledError, TornModelError
+from asynctile.files import Files
 from asynctile.handle import Handle
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.gpt2 import GPT2
@@ -82,15 +85,19 @@ class Trainer:
         Raises ValueError or TypeError for wrong arrays, BudgetError before any work if the caps are too small,
         DeviceError if an operation failed and the model is as it was, TornModelError if it is not.
         """
+        return await self.engine.call(self._step(tokens, targets))
+
+    async def _step(self, tokens: Any, targets: Any) -> StepReport:
         kind = "step" if self.clip_norm is None else "step_clipped"
-        async with self.model.changing:
+        compute = self.engine.compute
+        async with self.model.changing.held():
             self.model.check_whole("step")
-            rows, inputs, count = await asyncio.to_thread(self._inputs, tokens, targets)
-            program = await asyncio.to_thread(self._record, kind, rows, await self._on_host(kind, rows))
+            rows, inputs, count = await compute(self._inputs, tokens, targets)
+            program = await compute(self._record, kind, rows, await self._on_host(kind, rows))
             await self._prepare(program)
             inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
             before, start = self.engine.statistics(), time.perf_counter()
-            loss, norm, skipped = await self.engine.call(self._step(program, inputs, count))
+            loss, norm, skipped = await self._run(program, inputs, count)
             seconds = time.perf_counter() - start
             size = int(np.asarray(tokens).size)
             return self._report(before, loss, norm, size, seconds, skipped)
@@ -108,11 +115,16 @@ class Trainer:
 
     async def gradients(self, tokens: Any, targets: Any) -> dict[str, NDArray[np.float32]]:
         """Every gradient by parameter name, float32; nothing is updated."""
-        rows, inputs, _ = await asyncio.to_thread(self._inputs, tokens, targets)
-        program = await asyncio.to_thread(self._record, "gradients", rows)
-        outputs = {name: np.empty(item.shape, np.float32) for name, item in self.model.parameters.items()}
-        await self.engine.call(self.model.run(program, inputs, outputs))
-        return outputs
+
+        async def job() -> dict[str, NDArray[np.float32]]:
+            async with self.model.changing.held():
+                rows, inputs, _ = await self.engine.compute(self._inputs, tokens, targets)
+                program = await self.engine.compute(self._record, "gradients", rows)
+                outputs = {name: np.empty(item.shape, np.float32) for name, item in self.model.parameters.items()}
+                await self.model.run(program, inputs, outputs)
+                return outputs
+
+        return await self.engine.call(job())
 
     async def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> None:
         """Write a checkpoint folder, put in place whole; it is a model folder too.
@@ -124,19 +136,32 @@ class Trainer:
         """
         from asynctile.layers.checkpoint import save
 
-        async with self.model.changing:
-            self.model.check_whole("save")
-            await self.saved()
-            await self.prepare_moments()
-            self._saving = await save(self, path, wait=wait)
+        final, data_state = Path(path), copy.deepcopy(self.data_state)  # now: the caller may go on to change it
+
+        async def job() -> None:
+            async with self.model.changing.held():
+                self.model.check_whole("save")
+                await self.saved()
+                await self.prepare_moments()
+                self._saving = await save(self, final, data_state, wait=wait)
+
+        await self.engine.call(job())
 
     async def saved(self) -> None:
-        """Wait for a save under way, if there is one; raises its error, once. Cancelling this does not cancel the save."""
+        """Wait for a save under way, if there is one; raises its error, once. Cancelling this does not cancel the save.
+
+        From any loop. The save is under the watchdog, so this wait is: StalledError names its folder.
+        """
         self.engine.check_process()
         task = self._saving
         if task is None:
             return
-        await asyncio.wait([task])
+        if not task.done():
+            try:
+                await self.engine.call(asyncio.wait([task]))
+            except DeviceError:  # the engine is being closed: it ends saves before those who wait for them
+                if not task.done():
+                    raise
         if self._saving is task:
             self._saving = None
         if task.cancelled():
@@ -157,22 +182,28 @@ class Trainer:
         """
         from asynctile.layers.checkpoint import load
 
-        trainer = await load(cls, engine, path)
-        trainer.update = check_update(update)
+        check_update(update)
+        trainer = await engine.call(load(cls, engine, path), undo=cls._release)
+        trainer.update = update
         return trainer
 
-    async def prepare_moments(self, value: Any = None) -> None:
-        """Create the moments: zeros, or value(parameter, family, key)."""
+    async def _release(self) -> None:
+        await self.model.release()
+
+    async def prepare_moments(self, value: Any = None, files: Files | None = None) -> None:
+        """Create the moments: zeros, or value(parameter, family, key), which `files` reads."""
         if self._has_moments:
             return
         parameters = self.model.parameters
         await self.engine.reserve(measure([], parameters.states()))
 
-        def tiles() -> Any:
+        async def tiles() -> AsyncGenerator[tuple[Handle, NDArray[Any]]]:
             for parameter in parameters.values():
                 for family in ("exp_avg", "exp_avg_sq"):
                     for key, tile in getattr(parameter, family).items():
-                        array = np.zeros(tile.shape, np.float32) if value is None else value(parameter, family, key)
+                        array = np.zeros(tile.shape, np.float32)
+                        if files is not None:
+                            array = await files.run(value, parameter, family, key)
                         yield tile, array
 
         await self.engine.store(tiles())
@@ -196,7 +227,7 @@ class Trainer:
             return NOWHERE
         if self.update == "host":
             return frozenset(self.model.weights())
-        program = await asyncio.to_thread(self._record, kind, rows)
+        program = await self.engine.compute(self._record, kind, rows)
         if program not in self._chosen:
             self._chosen[program] = await self._choose(program, kind, rows)
         return self._chosen[program]
@@ -209,7 +240,7 @@ class Trainer:
         rates = await self.engine.rates(demand)
         chosen = NOWHERE if rates is None else place(program, demand, cap, rates)
         if chosen:
-            placed = await asyncio.to_thread(self._record, kind, rows, chosen)
+            placed = await self.engine.compute(self._record, kind, rows, chosen)
             try:
                 self.engine.check_floor(self.model.demand(placed))
             except BudgetError:
@@ -222,7 +253,7 @@ class Trainer:
             await self.engine.reserve(self.model.demand(program))
             await self.prepare_moments()
 
-    async def _step(self, program: Program, inputs: dict[str, Any], count: int) -> tuple[float, float, bool]:
+    async def _run(self, program: Program, inputs: dict[str, Any], count: int) -> tuple[float, float, bool]:
         """On the engine's loop. Returns (loss, gradient norm, skipped)."""
         async with self.engine.exclusive():
             run = await self.engine.start(program, self.model.demand(program), inputs)

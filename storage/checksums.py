@@ -6,7 +6,7 @@ the file is taken as it is: others who write the same layout know nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ _ALGORITHM = "xxh3_64"
 _PIECE_NBYTES = 4 << 20
 
 
-def checksum(path: Path) -> str:
-    """The checksum of a whole file, read piece by piece. Raises OSError."""
+def checksum(path: Path, tick: Callable[[], object] = bool) -> str:
+    """The checksum of a whole file, read piece by piece; `tick` is called after each. Raises OSError."""
     digest = xxhash.xxh3_64()
     piece = memoryview(bytearray(_PIECE_NBYTES))
     with open(path, "rb", buffering=0) as file:
         while nbytes := file.readinto(piece):
             digest.update(piece[:nbytes])
+            tick()
     return digest.hexdigest()
 
 
@@ -37,10 +38,10 @@ def checksum_record(checksums: dict[str, str]) -> dict[str, Any]:
     return {"algorithm": _ALGORITHM, "files": checksums}
 
 
-def check_files(folder: Path, names: Iterable[str]) -> None:
+def check_files(folder: Path, names: Iterable[str], tick: Callable[[], object] = bool) -> None:
     """CheckpointError for the first of the files `names` of `folder` whose bytes are not those that were saved.
 
-    A folder without `checksums.json` is not looked at.
+    A folder without `checksums.json` is not looked at. tick: called all the time.
     """
     record = folder / CHECKSUMS
     if not record.exists():
@@ -57,7 +58,7 @@ def check_files(folder: Path, names: Iterable[str]) -> None:
             raise CheckpointError(f"{record} is damaged: it has no checksum of {name}; use another checkpoint, copy it again, "
                                   "or delete that file to load unchecked")
         try:
-            found = checksum(folder / name)
+            found = checksum(folder / name, tick)
         except OSError as error:
             raise unreadable(folder / name, error) from error
         if found != expected:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +24,7 @@ __all__ = ["finish", "load_json", "store_file", "store_json"]
 T = TypeVar("T")
 
 
-async def finish(work: Coroutine[Any, Any, T]) -> T:
+async def finish(work: Awaitable[T]) -> T:
     """Await `work` to its end even if cancelled, then raise CancelledError, unless it failed by itself.
 
     A thread cannot be stopped. One that is left alone with its file would make litter in a folder that is being
@@ -40,30 +42,34 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def load_json(path: str | os.PathLike[str], *, finite: bool = True) -> Any:
-    """`folder.read_json` in a thread."""
-    return await asyncio.to_thread(read_json, path, finite=finite)
+async def load_json(path: str | os.PathLike[str], *, finite: bool = True, executor: Executor | None = None) -> Any:
+    """`folder.read_json` in a thread. executor: whose, the loop's own if not given; so for the others here."""
+    return await _run(executor, read_json, path, finite=finite)
 
 
-async def store_json(path: str | os.PathLike[str], obj: Any) -> None:
+async def store_json(path: str | os.PathLike[str], obj: Any, *, executor: Executor | None = None) -> None:
     """Write `obj` as JSON, whole or not at all. TypeError for what JSON cannot hold, OSError if the disk fails."""
-    await store_file(path, encode_json(obj))
+    await store_file(path, encode_json(obj), executor=executor)
 
 
-async def store_file(path: str | os.PathLike[str], content: bytes) -> None:
+async def store_file(path: str | os.PathLike[str], content: bytes, *, executor: Executor | None = None) -> None:
     """Write a small file whole, as `folder.write_file` does; once begun, it ends before a cancellation is raised."""
-    await finish(_store(Path(path), content))
+    await finish(_store(Path(path), content, executor))
 
 
-async def _store(path: Path, content: bytes) -> None:
-    with await asyncio.to_thread(Folder.open, path.parent) as parent:
+async def _store(path: Path, content: bytes, executor: Executor | None) -> None:
+    with await _run(executor, Folder.open, path.parent) as parent:
         part = part_of(path.name)
         try:
-            async with aiofiles.open(part, "wb", opener=lambda name, _: parent.new_file(name)) as file:
+            async with aiofiles.open(part, "wb", opener=lambda name, _: parent.new_file(name), executor=executor) as file:
                 await file.write(content)
                 await file.flush()
-                await asyncio.to_thread(os.fsync, file.fileno())
-            await asyncio.to_thread(parent.put_in_place, part, path.name)
+                await _run(executor, os.fsync, file.fileno())
+            await _run(executor, parent.put_in_place, part, path.name)
         except BaseException:
-            await asyncio.to_thread(parent.remove, part)
+            await _run(executor, parent.remove, part)
             raise
+
+
+async def _run(executor: Executor | None, work: Callable[..., T], *args: Any, **more: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, partial(work, *args, **more))

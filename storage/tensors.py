@@ -10,7 +10,8 @@ Both classes may be used from several threads at once: their files have no posit
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -25,6 +26,9 @@ from .piece import Index, find_piece, read_all, write_all
 
 __all__ = ["TensorReader", "TensorWriter"]
 
+#: A file is reserved, and brought to the disk, in parts of this size.
+_PART_NBYTES = 256 << 20
+
 
 class TensorWriter:
     """A new safetensors file of known tensors, filled in any order of pieces.
@@ -32,7 +36,7 @@ class TensorWriter:
     `tensors` is {name: (dtype, shape)}, dtype one of float32, float16, float64. The space is
     reserved at once in a file beside `path`, which takes the name `path` in `close()`; an error before that
     removes it and leaves an older `path` as it was. Raises CheckpointError if the file cannot be made or the
-    disk has no room.
+    disk has no room. tick: called while the space is reserved, which takes long where a file system cannot.
     """
 
     def __init__(
@@ -40,11 +44,13 @@ class TensorWriter:
         path: str | os.PathLike[str],
         tensors: Mapping[str, tuple[DTypeLike, tuple[int, ...]]],
         metadata: Mapping[str, str] | None = None,
+        tick: Callable[[], object] = bool,
     ) -> None:
         self.path = Path(path)
         header, entries = lay_out(tensors, metadata or {})
         self._entries = {entry.name: entry for entry in entries}
         self._missing = {entry.name: entry.nbytes for entry in entries}
+        self._lock, self._unsynced = threading.Lock(), 0
         self._part = self.path.with_name(f".{self.path.name}.part")
         nbytes = len(header) + sum(entry.nbytes for entry in entries)
         try:
@@ -55,7 +61,9 @@ class TensorWriter:
             ) from error
         try:
             # Reserved, not just made long: a full disk shows here, before any work, and not in the last piece.
-            os.posix_fallocate(self._file.fileno(), 0, nbytes)
+            for start in range(0, nbytes, _PART_NBYTES):
+                os.posix_fallocate(self._file.fileno(), start, min(_PART_NBYTES, nbytes - start))
+                tick()
             write_all(self._file.fileno(), memoryview(header), 0)
         except OSError as error:
             self.discard()
@@ -81,11 +89,20 @@ class TensorWriter:
         try:
             for offset, view in piece.runs(source):
                 write_all(self._file.fileno(), view, offset)
+            self._bring_to_disk(source.nbytes)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write tensor {name} to {self.path}: {error.strerror}; free space there or replace it"
             ) from error
         self._missing[name] -= source.nbytes
+
+    def _bring_to_disk(self, nbytes: int) -> None:
+        """Of `nbytes` more, now and then: else a long save would end in a sync of minutes, like a disk that hangs."""
+        with self._lock:
+            self._unsynced += nbytes
+            is_due, self._unsynced = self._unsynced >= _PART_NBYTES, self._unsynced % _PART_NBYTES
+        if is_due:
+            os.fdatasync(self._file.fileno())
 
     def close(self) -> None:
         """Bring the bytes to the disk and give the file its name.

@@ -112,20 +112,35 @@ async def test_memory_of_an_arena_that_was_cut_anew_is_let_go(device, tmp_path):
         assert [memory() for memory in old] == [None] * len(old)
 
 
+async def borrowed(engine, nbytes):
+    async def job():
+        return engine.borrow(nbytes, "a test")
+
+    return await engine.call(job())
+
+
+async def given_back(loan):
+    loan.give_back()
+
+
 async def test_ram_that_is_lent_is_waited_for_by_a_program_that_wants_it(tmp_path):
     work = Matmul()
     async with engine_for(work, tmp_path, "cpu", None, 50) as engine:
-        assert await engine.try_borrow(30 * work.nbytes)
+        loan = await borrowed(engine, 30 * work.nbytes)
+        assert loan is not None
         preparing = asyncio.create_task(work.prepare(engine))
         await asyncio.sleep(0.05)
         assert not preparing.done()
-        engine.give_back(30 * work.nbytes)
+        await engine.call(given_back(loan))
         await preparing
         await work.run(engine)
-        assert not await engine.try_borrow(3 * work.nbytes)
-        assert await engine.try_borrow(2 * work.nbytes)
+        assert await borrowed(engine, 3 * work.nbytes) is None
+        again = await borrowed(engine, 2 * work.nbytes)
         assert engine.statistics().host_peak_bytes == 50 * work.nbytes
-        engine.give_back(2 * work.nbytes)
+        assert engine.statistics().host_used_bytes == 50 * work.nbytes
+        for _ in range(2):
+            await engine.call(given_back(again))
+        assert engine.statistics().host_used_bytes == 48 * work.nbytes
 
 
 async def test_an_operation_that_waits_for_its_input_is_woken_by_whoever_brings_it(tmp_path):
