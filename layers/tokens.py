@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..storage.errors import CheckpointError
-from ..storage.folder import read_json, write_json
+from ..storage.folder import encode_json, read_json
+from ..storage.inside import Folder, write_whole
 from .text import TextSource
 from .tokenizer import Tokenizer
 
@@ -121,38 +122,36 @@ def tokenise(
     except (CheckpointError, OSError):
         pass  # not there, or not whole: it is only a cache
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        nbytes = _write_tokens(source, tokenizer, part, progress)
-        if nbytes == 0:
-            raise ValueError(
-                f"data {source.path} of {source.nbytes} bytes gives no tokens; use another text or tokenizer"
-            )
-        record.unlink(missing_ok=True)  # first: it must never stand beside tokens of another text
-        os.replace(part, path)
-    except OSError as error:
-        if error.filename is None:  # a write does not say where: the user must hear which disk is full
-            raise OSError(error.errno, error.strerror, str(folder)) from error
-        raise
-    finally:
-        part.unlink(missing_ok=True)
-    write_json(record, origin | {"nbytes": nbytes})
+    with Folder.open(folder) as inside:
+        with inside.filling(path.name) as part:
+            nbytes = _write_tokens(source, tokenizer, inside, part, progress)
+            if nbytes == 0:
+                raise ValueError(
+                    f"data {source.path} of {source.nbytes} bytes gives no tokens; use another text or tokenizer"
+                )
+            inside.remove(record.name)  # first: it must never stand beside tokens of another text
+        inside.write(record.name, encode_json(origin | {"nbytes": nbytes}))
     return TokenFile(path, dtype)
 
 
 def _write_tokens(
-    source: TextSource, tokenizer: Tokenizer, path: Path, progress: Callable[[int, int], None] | None
+    source: TextSource, tokenizer: Tokenizer, folder: Folder, name: str, progress: Callable[[int, int], None] | None
 ) -> int:
-    read_nbytes = 0
-    with open(path, "wb") as file:
+    read_nbytes = written_nbytes = 0
+    fd = folder.new_file(name)
+    try:
         for piece in source.pieces():
-            file.write(tokenizer.encode(piece).data)
-            read_nbytes += len(piece)
+            ids = tokenizer.encode(piece)
+            with folder.naming("tokens.bin"):
+                write_whole(fd, ids.data.cast("B"))
+            read_nbytes, written_nbytes = read_nbytes + len(piece), written_nbytes + ids.nbytes
             if progress is not None:
                 progress(read_nbytes, source.nbytes)
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
+        with folder.naming("tokens.bin"):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    return written_nbytes
 
 
 def split(token_file: TokenFile, validation_fraction: float = 0.05) -> tuple[TokenView, TokenView]:

@@ -203,7 +203,7 @@ def part_of(name: str) -> str:
     return f".{name}.{secrets.token_hex(4)}.part"
 
 
-def write_whole(fd: int, content: bytes) -> None:
+def write_whole(fd: int, content: bytes | memoryview) -> None:
     """Write all of `content`, in as many parts as the system makes of it."""
     left = memoryview(content)
     while left:

@@ -304,7 +304,7 @@ def test_bigram_entropy_refuses_what_has_none():
         bigram_entropy(np.array([1, 5]), 5)
 
 
-def test_a_disk_that_is_full_names_the_folder_of_the_tokens(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_names_the_file_of_the_tokens(tmp_path, monkeypatch):
     (tmp_path / "text").write_text("some text")
 
     def full(descriptor):
@@ -313,5 +313,5 @@ def test_a_disk_that_is_full_names_the_folder_of_the_tokens(tmp_path, monkeypatc
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left") as caught:
         tokenise(TextSource(tmp_path / "text"), ByteTokenizer(), tmp_path / "tokens")
-    assert caught.value.filename == str(tmp_path / "tokens")
+    assert caught.value.filename == str(tmp_path / "tokens" / "tokens.bin")
     assert list((tmp_path / "tokens").iterdir()) == []
