@@ -7,6 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from asynctile.errors import AsynctileError
+
 
 class Sampler:
     """Draws token ids; the same seed gives the same choices.
@@ -24,12 +26,18 @@ class Sampler:
         self._random = np.random.default_rng(seed)
 
     def choose(self, logits: NDArray[np.float32]) -> int:
-        """A token id from logits (V,)."""
+        """A token id from logits (V,). AsynctileError if they are not finite."""
+        if not np.isfinite(logits).all():
+            count = int(np.count_nonzero(~np.isfinite(logits)))
+            raise AsynctileError(f"{count} of the model's {logits.size} logits are not finite, so that no token can be chosen; "
+                                 "its weights are damaged or have diverged: use another checkpoint")
         if self.temperature == 0:
             return int(logits.argmax())
-        scaled = logits.astype(np.float64) / self.temperature
+        # The largest is taken off first: a temperature close to 0 would make it infinite.
+        with np.errstate(over="ignore"):
+            scaled = (logits.astype(np.float64) - float(logits.max())) / self.temperature
         if self.top_k is not None and self.top_k < scaled.size:
             threshold = np.partition(scaled, -self.top_k)[-self.top_k]
             scaled[scaled < threshold] = -np.inf
-        weights = np.exp(scaled - scaled.max())
+        weights = np.exp(scaled)
         return int(self._random.choice(weights.size, p=weights / weights.sum()))
