@@ -1,17 +1,18 @@
 """The program `asynctile`: picks the command and turns the user's errors into one line and exit status 2.
 
-Covers `main` only. Options are read in arguments.py; each command is the module of its name.
+Covers `main` only. Options are read in arguments.py; what reaches the terminal passes terminal.py; each command is the module
+of its name.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
 from asynctile.cli.arguments import build_parser
+from asynctile.cli.terminal import STDOUT, complain, drop_output, one_line, open_streams, say
 from asynctile.errors import AsynctileError
 
 __all__ = ["main"]
@@ -19,24 +20,26 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for what the user can mend, 130 when stopped by a signal."""
+    open_streams()
     parser = build_parser()
     given = vars(parser.parse_args(join_negative_values(sys.argv[1:] if argv is None else argv)))
     command = given.pop("command")
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(f"asynctile {command}: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, *_, **__: complain(f"asynctile {command}: {message}")
             # Imported when needed: `--help` does not wait for the kernels' modules.
             status: int = import_module(f"asynctile.cli.{command}").run(given)
-        sys.stdout.flush()
+        say("")
         return status
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has left: what remains in the buffer has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output(sys.stdout)  # the reader of a pipe (`| head`) has left
         return 0
     except KeyboardInterrupt:
         return 130
     except (AsynctileError, ValueError, TypeError, OSError) as error:
-        print(f"asynctile {command}: {one_line(error)}", file=sys.stderr)
+        if isinstance(error, OSError) and error.filename == STDOUT:
+            drop_output(sys.stdout)
+        complain(f"asynctile {command}: {one_line(error)}")
         return 2
 
 
@@ -50,10 +53,3 @@ def join_negative_values(argv: Sequence[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
-
-
-def one_line(error: BaseException) -> str:
-    """The sentence of an error, without line breaks."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from asynctile.cli import values
 from asynctile.cli.options import CHECKS, Options
+from asynctile.cli.terminal import complain
 
 __all__ = ["build_parser"]
 
@@ -19,7 +20,8 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; argparse would print its usage before."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        complain(f"{self.prog}: {message} (see {self.prog} --help)")
+        self.exit(2)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynctile import Statistics
+from asynctile.cli.terminal import printable
 from asynctile.layers import StepReport
 from asynctile.storage.sizes import format_size
 
@@ -155,7 +156,7 @@ class TerminalDisplay:
         self._live.stop()
 
     def stage(self, text: str) -> None:
-        self._stage = text
+        self._stage = printable(text)
 
     def note(self, text: str) -> None:
         _print(self._live.console, text)
@@ -210,4 +211,4 @@ def _bar(done: float, total: float) -> ProgressBar:
 
 def _print(console: Console, text: str) -> None:
     """Text as it is: no colours for numbers, no brackets read as markup, no line broken for a terminal that is none."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -6,7 +6,6 @@ Covers finding the model and its tokenizer, and printing. Choosing tokens is the
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.sample import stream_text
+from asynctile.cli.terminal import say
 from asynctile.errors import CheckpointError
 from asynctile.layers import GPT2
 from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
@@ -55,11 +55,10 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
 async def _generate(given: dict[str, Any], options: Options, weights: Path, tokenizer: Tokenizer) -> None:
     async with engine_of(options) as engine:
         model = await GPT2.from_pretrained(engine, weights)
-        sys.stdout.write(given["prompt"])
+        say(given["prompt"])
         pieces = stream_text(model, tokenizer, tokenizer.encode(given["prompt"]).astype("int64"),
                              max_new_tokens=given["max_new_tokens"], temperature=given["temperature"],
                              top_k=given["top_k"], seed=given["seed"])
         async for piece in pieces:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-    sys.stdout.write("\n")
+            say(piece)
+    say("\n")

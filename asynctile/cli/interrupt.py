@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the first asks, the second ends the process.
+"""Ctrl-C, SIGTERM, a terminal or a reader that goes during a run: the first asks, a second signal ends the process.
 
 Covers `Interrupt`. What is done when asked (finish the step, save) is session.py's.
 """
@@ -18,44 +18,61 @@ __all__ = ["EXIT_STATUS", "Interrupt"]
 
 #: What a shell expects of a program that ended because of Ctrl-C.
 EXIT_STATUS = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
     """Made inside the task that does the work, on the main thread.
 
-    requested: a signal came. Until `begin_steps` the task is cancelled by it; from then on it must look here.
+    requested: a signal came, or nobody reads the output any more. Until `begin_steps` the task is cancelled by it; from then
+    on it must look here. lost: why the output is gone, if it is.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.lost: OSError | None = None
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
+        self._loop = asyncio.get_running_loop()
+        self._announce: Callable[[str], None] = lambda _: None
 
     @contextmanager
     def listening(self, announce: Callable[[str], None]) -> Iterator[None]:
-        """Take SIGINT and SIGTERM; `announce` is told, on the loop, what the first leads to."""
-        loop = asyncio.get_running_loop()
+        """Take SIGINT, SIGTERM and SIGHUP; `announce` is told, on the loop, what the first leads to."""
+        self._announce = announce
 
-        def first() -> None:
-            when = "after this step, with a checkpoint" if self._task is None else "before the first step"
-            announce(f"stopping {when}; once more stops at once")
-            if self._task is not None:
-                self._task.cancel()
-
-        def handle(_number: int, _frame: FrameType | None) -> None:
-            if self.requested:
+        def handle(number: int, _frame: FrameType | None) -> None:
+            # A terminal that goes may say so twice: itself, and through its shell.
+            if self.requested and number != signal.SIGHUP:
                 # At once means at once: no thread is joined, no file is finished. Only the cursor is given back.
                 os.write(sys.stdout.fileno(), b"\x1b[?25h\n" if sys.stdout.isatty() else b"")
                 os._exit(EXIT_STATUS)
-            self.requested = True
-            loop.call_soon_threadsafe(first)
+            self._ask()
 
-        # Not loop.add_signal_handler: the second signal must work even when the loop is stuck.
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        # Not loop.add_signal_handler: the second signal must work even when the loop is stuck. One that is ignored, as SIGHUP
+        # is under nohup, stays ignored.
+        taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, handle) for number in taken}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def lose(self, error: OSError) -> None:
+        """The output failed: ask as a signal does. Any thread."""
+        self.lost = error
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self.requested:
+            self.requested = True
+            self._loop.call_soon_threadsafe(self._asked)
+
+    def _asked(self) -> None:
+        when = "after this step, with a checkpoint" if self._task is None else "before the first step"
+        self._announce(f"stopping {when}; once more stops at once")
+        if self._task is not None:
+            self._task.cancel()
 
     def begin_steps(self) -> None:
         """From here on a signal waits for the end of a step."""

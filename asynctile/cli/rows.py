@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from asynctile.cli.terminal import say
+
 __all__ = ["print_rows"]
 
 
@@ -11,4 +13,4 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Print (name, text) pairs, the texts below each other."""
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        print(f"{name:<{width}}  {text}")
+        say(f"{name:<{width}}  {text}\n")

@@ -52,8 +52,10 @@ class RunFolder:
         self._held: Folder | None = None
         #: a descriptor of metrics.jsonl
         self._lines: int | None = None
-        #: this process made the run, and no step has left its line yet
-        self._fresh = False
+        #: this process made the run
+        self._new = False
+        #: a step has left its line
+        self.begun = False
         #: folders that this process made, the innermost first
         self._made: list[Path] = []
         #: of a run that goes on: its new record, and the step from which it does
@@ -70,7 +72,7 @@ class RunFolder:
             raise ValueError(f"--out {path} holds files that are no run; name a folder that is empty or not there yet")
         folder = cls(path)
         folder._made = [made for made in (path, *path.parents) if not made.exists()]
-        folder._fresh = True
+        folder._new = True
         path.mkdir(parents=True, exist_ok=True)
         folder.claim()
         try:
@@ -136,7 +138,7 @@ class RunFolder:
         if (self.path / _RECORD).exists():
             check_same_model(self.read_record().get("model"), record.get("model"), f"--model of the run {self.path}")
         self._next = record, step
-        if self._fresh:
+        if self._new:
             self.begin()
         for _ in self.lines():
             pass
@@ -174,7 +176,7 @@ class RunFolder:
     def discard_unless_begun(self) -> None:
         """Remove what this process made, if no step has left its line: a refused run leaves nothing behind."""
         self.close()
-        if not self._fresh or not self._folder.is_in_place():
+        if not self._new or self.begun or not self._folder.is_in_place():
             return
         for name in self._folder.names():
             found = self._folder.stat(name)
@@ -221,7 +223,7 @@ class RunFolder:
                                   "newest checkpoint")
         with self._folder.naming(_METRICS):
             write_whole(self._lines, (json.dumps(line) + "\n").encode())
-        self._fresh = False
+        self.begun = True
 
     def _check_in_place(self) -> None:
         if not self._folder.is_in_place():

@@ -1,6 +1,6 @@
 """Text that a model writes, piece by piece.
 
-Covers `stream_text` and `printable`. Choosing tokens is the model's `generate`.
+Covers `stream_text`. Choosing tokens is the model's `generate`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,14 @@ from collections.abc import AsyncIterator
 import numpy as np
 from numpy.typing import NDArray
 
+from asynctile.cli.terminal import printable
 from asynctile.layers import GPT2
 from asynctile.layers.tokenizer import Tokenizer
 
-__all__ = ["printable", "stream_text"]
+__all__ = ["stream_text"]
 
 #: What a tokenizer decodes bytes to that are no character, or not yet.
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-_CONTROL = {code: _UNFINISHED for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
-
-
-def printable(text: str) -> str:
-    """Text without control characters: a model of bytes writes any of them, and a terminal would obey."""
-    return text.translate(_CONTROL)
 
 
 async def stream_text(

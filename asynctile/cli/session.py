@@ -87,6 +87,9 @@ class Session:
             line["validation_loss"] = loss
         self.folder.append(line)
         self.display.step(report)
+        if self._skipped == _SKIPPED_AT_MOST and not self.trainer.step_count:
+            raise AsynctileError(f"the loss of the first {_SKIPPED_AT_MOST} steps was not finite, before any update: the model "
+                                 "that the run began with is damaged; start again with another --model")
         if self._skipped == _SKIPPED_AT_MOST:
             raise AsynctileError(f"the loss of {_SKIPPED_AT_MOST} steps in a row was not finite, after step "
                                  f"{report.step}; "

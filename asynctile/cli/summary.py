@@ -11,8 +11,9 @@ from typing import Any
 
 from asynctile.cli.corpus import Corpus
 from asynctile.cli.run_folder import RunFolder
-from asynctile.cli.sample import printable, stream_text
+from asynctile.cli.sample import stream_text
 from asynctile.cli.session import Session
+from asynctile.cli.terminal import printable
 from asynctile.layers.data import bigram_entropy
 from asynctile.layers.plot import loss_curve
 from asynctile.layers.report import number_in
@@ -71,8 +72,8 @@ class Sums:
         return self.stall_s / max(self.step_s, 1e-9)
 
 
-async def finish(session: Session) -> None:
-    """Write loss.png, sample.txt and summary.json, and say what they hold."""
+async def finish(session: Session) -> bool:
+    """Write loss.png, sample.txt and summary.json, and say what they hold; False if a signal came before."""
     folder, note = session.folder, session.display.note
     folder.begin()  # of a run that had no step left
     sums = Sums.of(folder)
@@ -83,13 +84,14 @@ async def finish(session: Session) -> None:
     picture = await asyncio.to_thread(loss_curve, folder.metrics, folder.path / "loss.png", bigram_entropy=entropy)
     text = await _sample(session)
     if session.interrupt.requested:
-        return
+        return False
     folder.write("sample.txt", text.encode())
     folder.write("summary.json", encode_json(_as_json(sums, entropy)))
     note(f"\n{text}\n")
     for line in _sentences(sums, entropy):
         note(line)
     note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
+    return True
 
 
 async def _sample(session: Session) -> str:

@@ -15,8 +15,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from asynctile import Engine, __version__
 from asynctile.cli.corpus import Corpus, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
@@ -27,6 +25,7 @@ from asynctile.cli.placement import engine_of
 from asynctile.cli.run_folder import RunFolder, existing_run
 from asynctile.cli.session import Session, go_on
 from asynctile.cli.summary import finish
+from asynctile.cli.terminal import complain, open_console, say
 from asynctile.layers import AdamW, GPT2Config, Trainer
 from asynctile.layers.data import Batches, TextSource
 from asynctile.storage.sizes import format_size
@@ -53,28 +52,40 @@ async def _train(given: dict[str, Any]) -> int:
 
 async def _train_in(options: Options, folder: RunFolder) -> int:
     done = max((int(path.name.removeprefix("step-")) for path in folder.checkpoints()), default=0)
-    display = open_display(Console(), options.steps, done)
     interrupt = Interrupt()
+    display = open_display(open_console(interrupt.lose), options.steps, done)
+    finished = False
     try:
         with interrupt.listening(display.note), display:
-            await _run(options, folder, display, interrupt)
+            finished = await _run(options, folder, display, interrupt)
     except (asyncio.CancelledError, InterruptedError):
         if not interrupt.requested:
             raise
-        folder.discard_unless_begun()
-        print("asynctile train: stopped before the first step; nothing was changed")
-        return EXIT_STATUS
     except BaseException:
         folder.discard_unless_begun()
         raise
     folder.close()
-    if interrupt.requested:
-        newest = folder.checkpoints()[-1:]
-        folder.discard_unless_begun()
-        print(f"asynctile train: stopped; {newest[0]} is saved, --resume --out {folder.path} goes on" if newest
-              else "asynctile train: stopped before the first step; nothing was changed")
+    if finished:
+        return 0
+    newest = folder.checkpoints()[-1:]
+    folder.discard_unless_begun()
+    return _stopped(folder, newest, interrupt.lost)
+
+
+def _stopped(folder: RunFolder, newest: list[Path], lost: OSError | None) -> int:
+    """Say how far a run came that was asked to stop; returns the exit status."""
+    if not folder.begun:
+        how_far = "stopped before the first step; nothing was changed"
+    elif newest:
+        how_far = f"stopped; {newest[0]} is saved, --resume --out {folder.path} goes on"
+    else:
+        how_far = f"stopped; no step has changed the model, and none was saved in {folder.path}"
+    if lost is None:
+        say(f"asynctile train: {how_far}\n")
         return EXIT_STATUS
-    return 0
+    left = isinstance(lost, BrokenPipeError)
+    complain(f"asynctile train: {'the reader of stdout has left' if left else f'stdout: {lost.strerror}'}: {how_far}")
+    return EXIT_STATUS if left else 2
 
 
 def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
@@ -110,7 +121,8 @@ def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | 
                          "that again, or --spill none to go on without")
 
 
-async def _run(options: Options, folder: RunFolder, display: Display, interrupt: Interrupt) -> None:
+async def _run(options: Options, folder: RunFolder, display: Display, interrupt: Interrupt) -> bool:
+    """True if the run is finished, False if it was asked to stop before."""
     display.stage("reading the text")
     tokenizer = await asyncio.to_thread(prepare_tokenizer, options, folder)
     shape = choose_shape(options, tokenizer.vocab_size)
@@ -135,8 +147,7 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
             stack.callback(engine.write_trace, options.trace)
         interrupt.begin_steps()
         await session.run()
-        if not interrupt.requested:
-            await finish(session)
+        return not interrupt.requested and await finish(session)
 
 
 def _engine(options: Options, display: Display) -> Engine:

@@ -257,3 +257,21 @@ def test_a_plan_of_a_run_that_goes_on_is_of_its_own_model(train: Program, progra
     status, out, _ = program("plan", "--resume", "--out", tmp_path / "run")
     assert status == 0
     assert "1 layers, 2 heads, width 16" in out
+
+
+def test_metrics_that_somebody_has_edited_end_in_a_summary_or_in_one_line_before_any_step(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 1}\n[[[\n{"step": 2, "loss": "nan", "tokens": "many", "step_s": null, "validation_loss": "x"}\n')
+    assert program("train", "--resume", "--out", run, "--steps", 3)[0] == 0
+    assert [line["step"] for line in metrics(run)] == [1, 2, 1, 2, 3]
+    assert json.loads((run / "summary.json").read_text())["tokens"] == 3 * 4 * 32
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(" " * (1 << 17))
+    before = (run / "metrics.jsonl").read_bytes()
+    status, _, err = program("train", "--resume", "--out", run, "--steps", 4)
+    assert (status, err.count("\n")) == (2, 1) and "metrics.jsonl: line 6 has more than" in err
+    assert (run / "metrics.jsonl").read_bytes() == before
