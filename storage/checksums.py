@@ -14,6 +14,7 @@ import xxhash
 
 from .errors import CheckpointError
 from .folder import read_json, unreadable
+from .input import open_file, shown
 
 __all__ = ["CHECKSUMS", "check_files", "checksum", "checksum_record"]
 
@@ -26,7 +27,7 @@ def checksum(path: Path, tick: Callable[[], object] = bool) -> str:
     """The checksum of a whole file, read piece by piece; `tick` is called after each. Raises OSError."""
     digest = xxhash.xxh3_64()
     piece = memoryview(bytearray(_PIECE_NBYTES))
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path) as file:
         while nbytes := file.readinto(piece):
             digest.update(piece[:nbytes])
             tick()
@@ -50,7 +51,7 @@ def check_files(folder: Path, names: Iterable[str], tick: Callable[[], object] =
     if not isinstance(table, dict) or not isinstance(table.get("files"), dict):
         raise CheckpointError(f"{record} is damaged: it has no checksums by file; use another checkpoint or copy it again")
     if table.get("algorithm") != _ALGORITHM:
-        raise CheckpointError(f"{record} has checksums of kind {table.get('algorithm')!r}, expected {_ALGORITHM!r}; "
+        raise CheckpointError(f"{record} has checksums of kind {shown(table.get('algorithm'))}, expected {_ALGORITHM!r}; "
                               "update asynctile, or delete that file to load unchecked")
     for name in names:
         expected = table["files"].get(name)
@@ -63,6 +64,6 @@ def check_files(folder: Path, names: Iterable[str], tick: Callable[[], object] =
             raise unreadable(folder / name, error) from error
         if found != expected:
             raise CheckpointError(
-                f"{folder / name} is damaged: its checksum is {found} and was {expected} when it was saved; use another "
+                f"{folder / name} is damaged: its checksum is {found} and was {shown(expected)} when it was saved; use another "
                 f"checkpoint or copy it again (if you changed it on purpose, delete {CHECKSUMS} beside it)"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .errors import CheckpointError
+from .input import parse_json, shown
 
-__all__ = ["FLOATS", "TensorEntry", "float_code", "lay_out", "read_header"]
+__all__ = ["FLOATS", "HEADER_NBYTES", "TensorEntry", "float_code", "lay_out", "read_header"]
 
 #: the dtypes whose values can be read, by their name in the file; numpy has no bfloat16, its bits stand in for it
 FLOATS: dict[str, np.dtype[Any]] = {
@@ -44,9 +46,16 @@ _OTHER_NBYTES = {
     "F8_E4M3": 1,
     "F8_E5M2": 1,
 }
+#: what the name of a dtype newer than this program may look like
+_DTYPE = re.compile("[A-Za-z0-9_]{1,32}")
 _METADATA = "__metadata__"
-#: the limit of the safetensors library; a length beyond it is a damaged file, not a reason to allocate
-_MAX_HEADER_NBYTES = 100_000_000
+#: A tensor takes about 130 bytes of header, and metadata some hundred. This is for 60,000 tensors; a length beyond is a
+#: damaged file, not a reason to allocate (decoded it takes up to 40 times as much, see input.py).
+HEADER_NBYTES = 8 << 20
+#: What the header of a model of known names may have: a tensor's share, four times the usual, and room for metadata.
+ENTRY_NBYTES, SPARE_NBYTES = 512, 1 << 20
+#: Dimensions that a tensor may have; numpy's own limit is 32 or 64, a model's is 4.
+_MAX_DIMS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +90,7 @@ def lay_out(
     offset.
 
     Wider elements come first, then names in order, as the safetensors library does it: every element is
-    aligned.
+    aligned. ValueError for tensors whose header `read_header` would refuse.
     """
     if _METADATA in tensors:
         raise ValueError(f"tensor name {_METADATA!r} is taken by the safetensors format; choose another")
@@ -97,6 +106,11 @@ def lay_out(
         table[name] = {"dtype": codes[name], "shape": list(shape), "data_offsets": [start, stop]}
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_NBYTES:
+        raise ValueError(
+            f"{len(tensors)} tensors need a header of {len(text)} bytes, at most {HEADER_NBYTES} would be read back; "
+            "save a model of fewer layers"
+        )
     data = 8 + len(text)
     entries = [
         TensorEntry(name=name, dtype=codes[name], shape=shape, offset=data + start, nbytes=stop - start)
@@ -105,14 +119,15 @@ def lay_out(
     return len(text).to_bytes(8, "little") + text, entries
 
 
-def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], dict[str, str]]:
+def read_header(file: BinaryIO, path: Path, most: int | None = None) -> tuple[list[TensorEntry], dict[str, str]]:
     """Read and check the header of an open safetensors file: its entries in order of offset, and its
     metadata.
 
-    Raises CheckpointError, naming the file, bytes expected and bytes found, unless the header is whole, every
-    tensor's bytes are what its shape needs, and together they fill the file exactly.
+    most: how many tensors whoever asks has names for; a header that is far too long for them is not read. Raises
+    CheckpointError, naming the file, bytes expected and bytes found, unless the header is whole, every tensor's bytes are
+    what its shape needs, and together they fill the file exactly.
     """
-    table, data, file_nbytes = _read_table(file, path)
+    table, data, file_nbytes = _read_table(file, path, most)
     metadata = table.pop(_METADATA, {})
     if not isinstance(metadata, dict):
         raise _damaged(path, f"its {_METADATA} is a {type(metadata).__name__}, expected an object of strings")
@@ -125,7 +140,7 @@ def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], dict[str
         if entry.offset != end:
             raise _damaged(
                 path,
-                f"tensor {entry.name} begins at byte {entry.offset}, expected {end}, where the one before it ends",
+                f"tensor {shown(entry.name)} begins at byte {entry.offset}, expected {end}, where the one before it ends",
             )
         end += entry.nbytes
     if end != file_nbytes:
@@ -136,19 +151,23 @@ def read_header(file: BinaryIO, path: Path) -> tuple[list[TensorEntry], dict[str
     return entries, {str(key): str(value) for key, value in metadata.items()}
 
 
-def _read_table(file: BinaryIO, path: Path) -> tuple[dict[str, Any], int, int]:
+def _read_table(file: BinaryIO, path: Path, most: int | None) -> tuple[dict[str, Any], int, int]:
     """The JSON of the header, the byte at which data begins, and the bytes in the file."""
     file_nbytes = os.fstat(file.fileno()).st_size
     length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
-    if file_nbytes < 8 or length > min(file_nbytes - 8, _MAX_HEADER_NBYTES):
+    if file_nbytes < 8 or length > file_nbytes - 8:
         expected = "at least 8 bytes" if file_nbytes < 8 else f"a header of {length} bytes"
         raise CheckpointError(
             f"{path} is truncated or is no safetensors file: expected {expected}, found {file_nbytes} bytes in all; "
             "use another checkpoint or copy it again"
         )
+    limit = HEADER_NBYTES if most is None else min(HEADER_NBYTES, SPARE_NBYTES + most * ENTRY_NBYTES)
+    if length > limit:
+        what = "" if most is None else f" for a model of {most} tensors"
+        raise _damaged(path, f"its header has {length} bytes, expected at most {limit}{what}")
     try:
-        table = json.loads(os.pread(file.fileno(), length, 8))
-    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both ValueErrors
+        table = parse_json(os.pread(file.fileno(), length, 8))
+    except ValueError as error:
         raise _damaged(path, f"its {length} bytes of header are not JSON ({error})") from error
     if not isinstance(table, dict):
         raise _damaged(path, f"its header is a {type(table).__name__}, expected an object of tensors")
@@ -160,6 +179,9 @@ def _entry(path: Path, name: str, fields: Any, data: int) -> TensorEntry:
         dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
         sound = (
             isinstance(dtype, str)
+            and _DTYPE.fullmatch(dtype)
+            and isinstance(shape, list)
+            and len(shape) <= _MAX_DIMS
             and all(type(n) is int and n >= 0 for n in (begin, end, *shape))
             and begin <= end
         )
@@ -167,15 +189,17 @@ def _entry(path: Path, name: str, fields: Any, data: int) -> TensorEntry:
         sound = False
     if not sound:
         raise _damaged(
-            path, f"tensor {name} is described by {fields!r}, expected dtype, shape and data_offsets"
+            path,
+            f"tensor {shown(name)} is described by {shown(fields)}, expected dtype, shape (of at most {_MAX_DIMS} "
+            "dimensions) and data_offsets",
         )
     item_nbytes = FLOATS[dtype].itemsize if dtype in FLOATS else _OTHER_NBYTES.get(dtype)
     # A dtype newer than this program is let through: its tensor may be one that nobody reads.
     if item_nbytes is not None and math.prod(shape) * item_nbytes != end - begin:
         raise _damaged(
             path,
-            f"tensor {name} of {dtype} and shape {tuple(shape)} needs {math.prod(shape) * item_nbytes} bytes, "
-            f"found {end - begin}",
+            f"tensor {shown(name)} of {dtype} and shape {shown(tuple(shape))} needs "
+            f"{shown(math.prod(shape) * item_nbytes)} bytes, found {shown(end - begin)}",
         )
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), offset=data + begin, nbytes=end - begin)
 

@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from .errors import CheckpointError
 from .folder import fsync, read_json
 from .header import FLOATS, TensorEntry, lay_out, read_header
+from .input import open_file, shown
 from .piece import Index, find_piece, read_all, write_all
 
 __all__ = ["TensorReader", "TensorWriter"]
@@ -151,42 +152,38 @@ class TensorReader:
     """The tensors of a `.safetensors` file, or of a folder with `model.safetensors` or
     `model.safetensors.index.json` and shards.
 
-    Raises CheckpointError when a file is missing, unreadable, truncated or damaged, before any tensor is
-    read.
+    most: how many tensors the caller has names for; None: any number that a header may have. Raises CheckpointError when
+    a file is missing, unreadable, truncated or damaged, or cannot be of so few tensors, before any tensor is read.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], most: int | None = None) -> None:
         self.path = Path(path)
         self.metadata: dict[str, str] = {}
         self._entries: dict[str, TensorEntry] = {}
         self._files: dict[str, tuple[Path, BinaryIO]] = {}  # by tensor
         try:
-            for file, wanted in _shards(self.path):
-                self._open(file, wanted)
+            for file, wanted in _shards(self.path, most):
+                self._open(file, wanted, most)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, path: Path, wanted: set[str] | None) -> None:
+    def _open(self, path: Path, wanted: set[str] | None, most: int | None) -> None:
         try:
-            file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            file = open_file(path)
         except OSError as error:
-            raise CheckpointError(
-                f"cannot read {path}: {error.strerror}; name a .safetensors file or a folder that has one"
-            ) from error
+            raise _unreadable(path, error) from error
         try:
-            entries, metadata = read_header(file, path)
+            entries, metadata = read_header(file, path, most)
             found = {entry.name: entry for entry in entries if wanted is None or entry.name in wanted}
             absent = sorted((wanted or set()) - found.keys())
             if absent:
                 raise CheckpointError(
-                    f"{path} lacks tensor {absent[0]}, which the index says it holds; copy the shards again"
+                    f"{path} lacks tensor {shown(absent[0])}, which the index says it holds; copy the shards again"
                 )
-        except OSError as error:  # a folder called x.safetensors opens on some systems, and fails here
+        except OSError as error:
             file.close()
-            raise CheckpointError(
-                f"cannot read {path}: {error.strerror}; name a .safetensors file or a folder that has one"
-            ) from error
+            raise _unreadable(path, error) from error
         except BaseException:
             file.close()
             raise
@@ -246,7 +243,13 @@ class TensorReader:
         self.close()
 
 
-def _shards(path: Path) -> Iterable[tuple[Path, set[str] | None]]:
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot read {path}: {error.strerror}; name a .safetensors file or a folder that has one"
+    )
+
+
+def _shards(path: Path, most: int | None) -> Iterable[tuple[Path, set[str] | None]]:
     """The files of a checkpoint, each with the tensors to take from it (None: all)."""
     index = path / "model.safetensors.index.json"
     if not path.is_dir():
@@ -255,16 +258,23 @@ def _shards(path: Path) -> Iterable[tuple[Path, set[str] | None]]:
         return [(path / "model.safetensors", None)]
     table = read_json(index)
     names = table.get("weight_map") if isinstance(table, dict) else None
-    if not isinstance(names, dict) or not all(
-        isinstance(file, str) and Path(file).name == file for file in names.values()
-    ):
+    if not isinstance(names, dict) or not all(isinstance(file, str) and _is_name(file) for file in names.values()):
         raise CheckpointError(
             f"{index} is damaged: expected a weight_map of tensor names and file names beside it; copy it again"
         )
     shards: dict[str, set[str]] = {}
     for name, file in names.items():
         shards.setdefault(file, set()).add(name)
+    if most is not None and len(shards) > most:
+        raise CheckpointError(
+            f"{index} names {len(shards)} files for a model of at most {most} tensors; copy it again"
+        )
     return [(path / file, shards[file]) for file in sorted(shards)]
+
+
+def _is_name(file: str) -> bool:
+    """Whether a file of a folder can be called so, and a message can say it."""
+    return Path(file).name == file and file.isprintable()
 
 
 def _lookup(entries: Mapping[str, TensorEntry], name: str, path: Path) -> TensorEntry:

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from asynctile.storage.errors import CheckpointError
+from asynctile.storage.header import HEADER_NBYTES
 from asynctile.storage.tensors import TensorReader, TensorWriter
 
 EXAMPLE = {
@@ -225,10 +226,13 @@ def test_a_folder_is_read_through_its_file_or_its_index(tmp_path):
 
 
 @pytest.mark.parametrize(("weight_map", "message"), [
-    ({"a": "model-1.safetensors", "c": "model-1.safetensors"}, "lacks tensor c"),
+    ({"a": "model-1.safetensors", "c": "model-1.safetensors"}, "lacks tensor 'c'"),
     ({"a": "model-9.safetensors"}, r"cannot read .*model-9\.safetensors"),
     ({"a": "../model-1.safetensors"}, "is damaged: expected a weight_map"),
     ({"a": 5}, "is damaged: expected a weight_map"),
+    ({"a": "x\0y"}, "is damaged: expected a weight_map"),
+    ({"a": "x\ud800y"}, "is damaged: expected a weight_map"),
+    ({"a": "x" * 300}, r"cannot read .*: File name too long"),
 ])  # fmt: skip
 def test_a_wrong_index_is_named(tmp_path, weight_map, message):
     shard(tmp_path, {"model-1.safetensors": {"a": np.ones(3, np.float32)}}, weight_map)
@@ -282,6 +286,67 @@ def test_a_header_that_lies_is_refused(tmp_path, header):
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
     with pytest.raises(CheckpointError, match=r"a\.safetensors is damaged"):
         TensorReader(path)
+
+
+@pytest.mark.parametrize("entry", [
+    {"shape": [2] * 10**5}, {"shape": [2**63] * 1000}, {"shape": [10**90] * 16}, {"shape": [0, 10**101]},
+    {"shape": {"a": [1] * 10**5}}, {"shape": [[]] * 10**5}, {"dtype": "F" * 10**5}, {"dtype": "\x1b[31m"},
+    {"data_offsets": [0] * 10**5}, {"data_offsets": [0, 10**101]}, {"shape": [float("nan")]},
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["a", "a" * 10**5, "\ud800\0\x1b[31m"])
+def test_a_header_without_end_is_one_short_sentence(tmp_path, entry, name):
+    text = json.dumps({name: ENTRY | entry}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(CheckpointError, match=r"a\.safetensors is damaged") as caught:
+        TensorReader(path)
+    assert len(str(caught.value)) < 800
+    assert str(caught.value).isprintable()
+
+
+def test_a_header_is_as_long_as_its_tensors_need(tmp_path):
+    path = tmp_path / "a.safetensors"
+    table = {f"h.{n}.x": {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]} for n in range(20_000)}
+    text = json.dumps(table).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4 * len(table)))
+    with TensorReader(path, most=len(table)) as reader:
+        assert len(reader.names()) == 20_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=rf"header has {len(text)} bytes, .* for a model of 100 tensors"):
+            TensorReader(path, most=100)
+        with open(path, "r+b") as file:
+            file.write((1 << 30).to_bytes(8, "little"))
+            file.truncate(1 << 40)
+        with pytest.raises(CheckpointError, match=rf"header has {1 << 30} bytes, expected at most {HEADER_NBYTES}"):
+            TensorReader(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_could_not_be_read_back_is_not_written(tmp_path):
+    tensors = {f"{n}" * 1000: (np.float32, (1,)) for n in range(10_000)}
+    with pytest.raises(ValueError, match=r"10000 tensors need a header of \d+ bytes"):
+        TensorWriter(tmp_path / "a.safetensors", tensors)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_index_names_no_more_files_than_there_are_tensors(tmp_path):
+    parts = {f"model-{n}.safetensors": {f"t{n}": np.ones(1, np.float32)} for n in range(3)}
+    shard(tmp_path, parts)
+    with TensorReader(tmp_path, most=3) as reader:
+        assert reader.names() == ["t0", "t1", "t2"]
+    with pytest.raises(CheckpointError, match=r"index\.json names 3 files for a model of at most 2 tensors"):
+        TensorReader(tmp_path, most=2)
+
+
+@pytest.mark.timeout(10)
+def test_a_pipe_in_the_place_of_tensors_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(CheckpointError, match=r"cannot read .*model\.safetensors: it is a pipe"):
+            TensorReader(path)
 
 
 def test_a_dtype_from_the_future_hinders_nobody(tmp_path):
