@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
+from asynctile.errors import BudgetError
 from asynctile.handle import Handle
 from asynctile.host_link import Copy, HostLink
 from asynctile.stall import who
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
-from asynctile.storage.host import spare_memory
+from asynctile.storage.host import spare_memory, total_memory
 from asynctile.storage.sizes import format_size
 from asynctile.storage.spill import SpillTier
 from asynctile.tier import Tier
@@ -55,6 +56,20 @@ class Budget:
         for tier in self.tiers:
             if tier.arena.cap is not None and tier.arena.evictable:
                 self._demand(tier, floor).check(tier.arena.cap, tier.arena.argument)
+
+    def check_room(self, nbytes: int) -> None:
+        """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
+        cap = self.host.arena.cap
+        ram = total_memory() if cap is None else cap
+        disk = 0 if self.spill is None else self.spill.room_nbytes
+        if nbytes > ram + disk:
+            below = "and no spill folder" if self.spill is None else f"and {format_size(disk)} in the spill folder"
+            raise BudgetError(
+                f"tiles of {format_size(nbytes)} in all must be kept, there are {format_size(ram)} of RAM for them {below}; "
+                f"{'name a folder on a large disk with spill' if self.spill is None else 'use a larger disk'} or choose a "
+                "smaller model",
+                floor=nbytes - disk,
+            )
 
     async def cut(self, demand: Demand) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""

@@ -199,6 +199,10 @@ class Engine:
                 "none of its threads; open an Engine of its own here"
             )
 
+    def check_room(self, nbytes: int) -> None:
+        """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
+        self.tiers.budget.check_room(nbytes)
+
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """On the device's loop: a task there that the engine waits for before it closes."""
         assert self._life is not None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +26,7 @@ from asynctile.engine import Engine
 from asynctile.errors import CheckpointError
 from asynctile.files import Files
 from asynctile.handle import Handle
+from asynctile.layers.config import GPT2Config
 from asynctile.layers.exchange import (
     CONFIG,
     Pretrained,
@@ -37,6 +38,7 @@ from asynctile.layers.exchange import (
     write_weights,
 )
 from asynctile.layers.gpt2 import GPT2
+from asynctile.layers.layout import tensor_count
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.snapshot import Snapshot
@@ -45,6 +47,7 @@ from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
 from asynctile.storage.documents import load_json, store_file, store_json
 from asynctile.storage.folder import encode_json
+from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
 from asynctile.storage.tensors import TensorReader
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ async def save(trainer: Trainer, final: Path, data_state: dict[str, Any], *, wai
     what = f"the save of {final}"
     files = model.engine.files(what)
     await files.run(check_place, final)
-    state = encode_json({**await model.engine.compute(_state, trainer), "data_state": data_state})
+    state = _encoded({**await model.engine.compute(_state, trainer), "data_state": data_state})
     snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
     if snapshot is None:
         await _write(model, final, state, model.engine.read, files)
@@ -119,6 +122,18 @@ def _state(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def _encoded(state: dict[str, Any]) -> bytes:
+    """trainer.json; ValueError for a data_state that could not be read back."""
+    content = encode_json(state)
+    try:
+        if len(content) > DOCUMENT_NBYTES:
+            raise ValueError(f"{len(content)} bytes of JSON, expected at most {DOCUMENT_NBYTES}")
+        parse_json(content, finite=False)
+    except ValueError as error:
+        raise ValueError(f"data_state could not be read back from a checkpoint ({error}); keep less in it") from error
+    return content
+
+
 def _arithmetic(model: GPT2) -> dict[str, Any]:
     """What the device adds to what bits depend on: the precision, and how many times as tall as wide row tiles are."""
     return {"precision": model.engine.precision, "tall": model.tiling.tall}
@@ -142,13 +157,13 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
             f"{folder} is a model without the state of its training, {TRAINER}; load it with GPT2.from_pretrained, or copy "
             "the checkpoint again"
         )
-    state = await load_json(folder / TRAINER, executor=files)
+    state = await load_json(folder / TRAINER, finite=False, executor=files)  # what a caller keeps there is not ours to judge
     _check_format(state, folder)  # first: of a later format nothing else may be assumed
-    await files.run(check_files, folder, (TRAINER, OPTIMIZER), files.tick)
+    await files.run(check_files, folder, (TRAINER,), files.tick)
     _check_state(state, folder)
     with ExitStack() as opened:  # entered in the thread: what it has opened is closed though the load was cancelled meanwhile
         source = await files.run(lambda: opened.enter_context(Pretrained(folder, files.tick)))
-        moments = await files.run(lambda: opened.enter_context(TensorReader(folder / OPTIMIZER)))
+        moments = await files.run(lambda: opened.enter_context(_moments(folder, source.config, files.tick)))
         try:
             model = GPT2(engine, source.config, state["tile"])
             trainer = cls(
@@ -182,7 +197,8 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
 def _check_format(state: Any, folder: Path) -> None:
     found = state.get("format") if isinstance(state, dict) else None
     if not _is_count(found):
-        raise CheckpointError(f"{folder / TRAINER} has format {found!r}, expected a whole number; it was damaged or edited")
+        raise CheckpointError(f"{folder / TRAINER} has format {shown(found)}, expected a whole number; it was damaged or "
+                              "edited")
     if found > FORMAT:
         raise CheckpointError(
             f"{folder} has checkpoint format {found}, this version reads up to {FORMAT}; use the asynctile that wrote it"
@@ -196,19 +212,20 @@ def _check_state(state: dict[str, Any], folder: Path) -> None:
         raise CheckpointError(f"{file} lacks {', '.join(sorted(missing))}; it was damaged or edited")
     for name in ("step_count", "skipped_count"):
         if not _is_count(state[name]):
-            raise CheckpointError(f"{file} has {name} {state[name]!r}, expected a whole number; it was damaged or edited")
+            raise CheckpointError(f"{file} has {name} {shown(state[name])}, expected a whole number; it was damaged or edited")
     for name in ("data_state", "surroundings"):
         if not isinstance(state[name], dict):
-            raise CheckpointError(f"{file} has {name} {state[name]!r}, expected an object; it was damaged or edited")
+            raise CheckpointError(f"{file} has {name} {shown(state[name])}, expected an object; it was damaged or edited")
     if not isinstance(state["recompute"], bool):
-        raise CheckpointError(f"{file} has recompute {state['recompute']!r}, expected true or false; it was damaged or edited")
+        raise CheckpointError(f"{file} has recompute {shown(state['recompute'])}, expected true or false; it was damaged or "
+                              "edited")
 
 
 def _warn_of_changes(state: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     """Warn of everything that bits depend on and that is not `now` what it was."""
     # Checkpoints of before there were others are of fp32 and square row tiles.
     then = {"precision": "fp32", "tall": 1, **state, **state["surroundings"]}
-    changed = [f"{name} {then.get(name)} -> {value}" for name, value in now.items() if then.get(name) != value]
+    changed = [f"{name} {shown(then.get(name))} -> {shown(value)}" for name, value in now.items() if then.get(name) != value]
     if changed:
         warnings.warn(
             f"{folder} was written under other conditions ({', '.join(changed)}): results will not be bitwise the same",
@@ -217,7 +234,18 @@ def _warn_of_changes(state: dict[str, Any], now: dict[str, Any], folder: Path) -
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _moments(folder: Path, config: GPT2Config, tick: Callable[[], object]) -> TensorReader:
+    """The moments of a model of that shape, checked against their checksum."""
+    reader = TensorReader(folder / OPTIMIZER, most=len(MOMENTS) * tensor_count(config))
+    try:
+        check_files(folder, (OPTIMIZER,), tick)
+    except BaseException:
+        reader.close()
+        raise
+    return reader
 
 
 def _check_moments(model: GPT2, moments: TensorReader, folder: Path) -> None:

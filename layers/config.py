@@ -32,6 +32,8 @@ ONLY: dict[str, Any] = {
     "reorder_and_upcast_attn": False,
     "add_cross_attention": False,
 }
+#: The largest of a count: ids of tokens, and places in an axis, are int32. Of a number: computing is in float32.
+MOST, LARGEST = 2**31 - 1, 3e38
 #: float32 weight and two float32 moments.
 STATES_NBYTES = 12
 
@@ -79,8 +81,8 @@ class GPT2Config:
             _check_token(name, getattr(self, name), several=name == "eos_token_id")
         for name in ("layer_norm_epsilon", "initializer_range"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ValueError(f"{name} is {value!r}, expected a number above 0, such as "
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
+                raise ValueError(f"{name} is {shown(value)}, expected a number above 0, such as "
                                  f"{type(self).__dataclass_fields__[name].default}")
 
     @classmethod
@@ -139,11 +141,11 @@ class GPT2Config:
         """From config.json of a Hugging Face GPT-2; ValueError on a variant that computes something else."""
         kind = values.get("model_type", "gpt2")
         if kind != "gpt2":
-            raise ValueError(f"config.json says model_type {kind!r}; only 'gpt2' can be loaded")
+            raise ValueError(f"config.json says model_type {shown(kind)}; only 'gpt2' can be loaded")
         for name, expected in ONLY.items():
             found = values.get(name, expected)
             if found != expected:
-                raise ValueError(f"config.json says {name} {found!r}; only {expected!r} is computed here, "
+                raise ValueError(f"config.json says {name} {shown(found)}; only {expected!r} is computed here, "
                                  "load a model without this variant")
         # GPT2Config has n_positions for the limit; n_ctx is its older name.
         renamed = {"block_size": values.get("n_positions", values.get("n_ctx"))}
@@ -169,5 +171,5 @@ def _check_token(name: str, value: Any, *, several: bool) -> None:
 
 
 def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+        raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least 1 and at most {MOST}")

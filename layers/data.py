@@ -13,9 +13,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.input import shown
 from .entropy import bigram_entropy
 from .text import TextSource
-from .tokens import TokenFile, Tokens, TokenView, split, tokenise
+from .tokens import TokenFile, Tokens, TokenView, open_tokens, split, tokenise
 
 __all__ = [
     "IGNORED",
@@ -25,6 +26,7 @@ __all__ = [
     "TokenView",
     "Tokens",
     "bigram_entropy",
+    "open_tokens",
     "split",
     "tokenise",
     "validation_batches",
@@ -78,12 +80,12 @@ class Batches:
         for key, value in self._identity().items():
             if state.get(key) != value:
                 raise ValueError(
-                    f"saved batches have {key} {state.get(key)!r}, expected {value}; resume with the same "
+                    f"saved batches have {key} {shown(state.get(key))}, expected {value}; resume with the same "
                     "data, seed, batch size and sequence length"
                 )
         position = state.get("position")
-        if not isinstance(position, int) or position < 0:
-            raise ValueError(f"saved batches have position {position!r}; expected an int of 0 or more")
+        if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position < 1 << 63:
+            raise ValueError(f"saved batches have position {shown(position)}; expected an int from 0 to 2**63 - 1")
         self.position = position
 
     def _identity(self) -> dict[str, int]:

@@ -21,13 +21,14 @@ from asynctile.errors import CheckpointError
 from asynctile.files import Files
 from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
-from asynctile.layers.parameters import Parameter, Parameters
-from asynctile.layers.tiling import Tiling
+from asynctile.layers.layout import shapes, tensor_count
+from asynctile.layers.parameters import Parameter
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes
 from asynctile.storage.documents import finish, store_json
 from asynctile.storage.folder import read_json, replace_folder
+from asynctile.storage.input import shown
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorReader, TensorWriter
 
@@ -40,10 +41,12 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREFIX = "transformer."
 HEAD = "lm_head.weight"
 WTE = "transformer.wte.weight"
+#: Buffers of a block in old files (attn.bias, attn.masked_bias), and what else a file may have: an untied head, other heads.
+MASKS, FOREIGN = 2, 16
 
 
 class Pretrained:
-    """A model folder, checked whole on opening: checksums where it has them, config, names, shapes, a tied head. A
+    """A model folder, checked whole on opening: config, names, shapes, checksums where it has them, a tied head. A
     context manager.
     """
 
@@ -53,16 +56,21 @@ class Pretrained:
         self.path = whole_folder(path)
         if not self.path.is_dir():
             raise CheckpointError(f"{path} is no folder: expected one with config.json and model.safetensors")
-        check_files(self.path, (CONFIG, WEIGHTS), tick)
+        check_files(self.path, (CONFIG,), tick)
         values = read_json(self.path / CONFIG)
         if not isinstance(values, dict):
             raise CheckpointError(f"{self.path / CONFIG} holds no JSON object; it should be a model's config")
-        self.config = GPT2Config.from_hf(values)
+        try:
+            self.config = GPT2Config.from_hf(values)
+        except ValueError as error:
+            raise ValueError(f"{self.path / CONFIG}: {error}") from error
         if any(self.config.pdrops.values()):
             warnings.warn(f"dropout of {self.path / CONFIG} is kept for saving, never applied", stacklevel=2)
-        self._reader = TensorReader(self.path)
+        self._reader = TensorReader(self.path, most=tensor_count(self.config) + self.config.n_layer * MASKS + FOREIGN)
         try:
             self._names = self._match()
+            check_files(self.path, (WEIGHTS,), tick)  # now: a file of another length is known without reading it
+            self._check_tied()
         except BaseException:
             self._reader.close()
             raise
@@ -72,24 +80,25 @@ class Pretrained:
         return self._reader.read(self._names[parameter.name], parameter.index(*key))
 
     def _match(self) -> dict[str, str]:
-        """Our names -> the file's. CheckpointError for missing tensors, other shapes or an untied head."""
+        """Our names -> the file's. CheckpointError for missing tensors or other shapes."""
         found = set(self._reader.names())
         names = {}
-        for name, parameter in Parameters(self.config, Tiling(self.config)).items():
+        # One after another, up to the first that is missing: the file bounds how far a config is believed.
+        for name, expected in shapes(self.config):
             stored = name if name in found else name.removeprefix(PREFIX)
             if stored not in found and name == WTE and HEAD in found:
                 stored = HEAD
             if stored not in found:
                 raise CheckpointError(f"{self.path} has no tensor {name}, which its config.json asks for")
             shape = self._reader.shape(stored)
-            if shape != parameter.shape:
-                raise CheckpointError(f"{self.path}: {stored} has shape {shape}, its config asks for {parameter.shape}")
+            if shape != expected:
+                raise CheckpointError(f"{self.path}: {stored} has shape {shown(shape)}, its config asks for {expected}")
             names[name] = stored
-        self._check_tied(found, names[WTE])
         return names
 
-    def _check_tied(self, found: set[str], wte: str) -> None:
-        if HEAD not in found or wte == HEAD:
+    def _check_tied(self) -> None:
+        wte = self._names[WTE]
+        if HEAD not in self._reader.names() or wte == HEAD:
             return
         rows = self._reader.shape(wte)[0]
         same = self._reader.shape(HEAD) == self._reader.shape(wte)

@@ -32,8 +32,16 @@ from asynctile.program import Program
 from asynctile.run import Run
 from asynctile.storage.demand import Demand
 
+#: Float32. Up to so many tiles are counted one by one, which says exactly what fits.
+WEIGHT_NBYTES, COUNTED_TILES = 4, 10_000
 #: Generation pads its window to a multiple of this many tokens, so that few programs serve all lengths.
 WINDOW = 32
+
+
+def check_room(engine: Engine, tiling: Tiling, nbytes: int) -> None:
+    """BudgetError, without a look at single tiles, if a large model at `nbytes` a parameter fits nowhere at all."""
+    if tiling.count > COUNTED_TILES:
+        engine.check_room(nbytes * tiling.config.parameter_count)
 
 
 class GPT2:
@@ -48,6 +56,7 @@ class GPT2:
         self.engine = engine
         self.config = config
         self.tiling = Tiling(config, tile, engine.grain)
+        check_room(engine, self.tiling, WEIGHT_NBYTES)
         self.parameters = Parameters(config, self.tiling, engine.precision)
         self.in_training = False
         self.torn: str | None = None

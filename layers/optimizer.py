@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from asynctile.layers.config import LARGEST
+from asynctile.storage.input import shown
+
 
 @dataclass(frozen=True)
 class AdamW:
@@ -71,14 +74,14 @@ class AdamW:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
 def _check_number(name: str, value: object, *, above: bool) -> None:
     if not _is_number(value) or value < 0 or (above and value == 0):  # type: ignore[operator]
-        raise ValueError(f"{name} is {value!r}, expected a number {'above' if above else 'of at least'} 0")
+        raise ValueError(f"{name} is {shown(value)}, expected a number {'above' if above else 'of at least'} 0")
 
 
 def _check_steps(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}, expected a whole number of steps, at least {least}")
+        raise ValueError(f"{name} is {shown(value)}, expected a whole number of steps, at least {least}")

@@ -1,13 +1,12 @@
-"""The trained tensors: their Hugging Face names, how each is cut into tiles, and what they start from.
+"""The trained tensors: how each is cut into tiles, and the values that they start from.
 
-`Parameter` is one tensor with its tiles and the tiles of its two moments, `Parameters` all of a model.
-How they are trained is gradients.py and optimizer.py; reading and writing files is done by whoever holds the engine.
+`Parameter` is one tensor with its tiles and the tiles of its two moments, `Parameters` all of a model; which there are is
+layout.py. How they are trained is gradients.py and optimizer.py; reading and writing files is done by whoever holds the engine.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
+from asynctile.layers.layout import tensors
 from asynctile.layers.split import Split
 from asynctile.layers.tiling import Tiling
 from asynctile.precision import BF16, FP32, compute_dtype
@@ -100,19 +100,12 @@ class Parameters(Mapping[str, Parameter]):
         self.tiling = tiling
         self.compute_dtype = compute_dtype(precision)
         self._by_name: dict[str, Parameter] = {}
-        std = config.initializer_range
-        # Each block adds two projections to the residual stream; GPT-2 keeps the sum's variance.
-        projection = std / math.sqrt(2 * config.n_layer)
-        self._matrix("wte", tiling.vocab, tiling.model, std)
-        self._matrix("wpe", tiling.positions, tiling.model, std)
-        for layer in range(config.n_layer):
-            self._layernorm(f"h.{layer}.ln_1")
-            self._linear(f"h.{layer}.attn.c_attn", tiling.model, tiling.sections, std)
-            self._linear(f"h.{layer}.attn.c_proj", tiling.heads, tiling.model, projection)
-            self._layernorm(f"h.{layer}.ln_2")
-            self._linear(f"h.{layer}.mlp.c_fc", tiling.model, tiling.hidden, std)
-            self._linear(f"h.{layer}.mlp.c_proj", tiling.hidden, tiling.model, projection)
-        self._layernorm("ln_f")
+        for tensor in tensors(config):
+            cuts = [getattr(tiling, axis) for axis in tensor.axes]
+            copied = len(cuts) == 2 and self.compute_dtype != FP32
+            self._by_name[tensor.name] = Parameter(
+                tensor.name, *cuts, decay=tensor.decay, mean=tensor.mean, std=tensor.std, copied=copied
+            )
 
     def __getitem__(self, name: str) -> Parameter:
         return self._by_name[name]
@@ -132,21 +125,6 @@ class Parameters(Mapping[str, Parameter]):
         for parameter in self._by_name.values():
             for tiles in (parameter.weights, parameter.copies, parameter.exp_avg, parameter.exp_avg_sq):
                 yield from tiles.values()
-
-    def _add(self, parameter: Parameter) -> None:
-        self._by_name[parameter.name] = parameter
-
-    def _matrix(self, name: str, rows: Split, columns: Split, std: float) -> None:
-        copied = self.compute_dtype != FP32
-        self._add(Parameter(f"transformer.{name}.weight", rows, columns, decay=True, std=std, copied=copied))
-
-    def _linear(self, name: str, rows: Split, columns: Split, std: float) -> None:
-        self._matrix(name, rows, columns, std)
-        self._add(Parameter(f"transformer.{name}.bias", columns, decay=False))
-
-    def _layernorm(self, name: str) -> None:
-        self._add(Parameter(f"transformer.{name}.weight", self.tiling.model, decay=False, mean=1.0))
-        self._add(Parameter(f"transformer.{name}.bias", self.tiling.model, decay=False))
 
 
 def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> NDArray[np.float32]:

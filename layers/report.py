@@ -59,7 +59,7 @@ def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             line = parse_json(text, finite=False)
         except ValueError:
             continue
-        if isinstance(line, dict) and type(line.get("step")) is int and line["step"] >= 0:
+        if isinstance(line, dict) and type(line.get("step")) is int and 0 <= line["step"] < 1 << 53:
             yield line
 
 

@@ -24,13 +24,18 @@ class Split:
 
         No part is above max(tile, multiple). With multiple = 1 parts are multiples of GRAIN where `tile` leaves room.
         """
+        count = cls.count(n, tile, multiple)
         units, room = n // multiple, max(1, tile // multiple)
-        count = -(-units // room)
         size = -(-units // count)
         rounded = -(-size // GRAIN) * GRAIN
         if multiple == 1 and rounded <= room:
             size = rounded
         return cls((*(i * size * multiple for i in range(count)), n))
+
+    @staticmethod
+    def count(n: int, tile: int, multiple: int = 1) -> int:
+        """How many parts `even` cuts n into, at most."""
+        return -(-(n // multiple) // max(1, tile // multiple))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -6,11 +6,15 @@ Making tokens of the pieces is `data.py`, with a tokenizer of `tokenizer.py`.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+
+from ..storage.input import open_file, shown
 
 __all__ = ["PIECE_NBYTES", "TextSource"]
 
@@ -29,12 +33,17 @@ class TextSource:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self.path = Path(sysconfig.get_path("stdlib") if path is None else path).resolve()
+        named = Path(sysconfig.get_path("stdlib") if path is None else path)
         try:
+            self.path = named.resolve()
             self.files = _library_files(self.path) if path is None else _text_files(self.path)
             stats = [file.stat() for file in self.files]
         except OSError as error:
             raise ValueError(f"data {error.filename} cannot be read: {error.strerror}; {_WAY_OUT}") from error
+        except RuntimeError as error:  # links in a circle, before Python 3.13
+            raise ValueError(f"data {named} cannot be read: {os.strerror(errno.ELOOP)}; {_WAY_OUT}") from error
+        except ValueError as error:
+            raise ValueError(f"data {shown(str(named))} cannot be read: no file can have this name; {_WAY_OUT}") from error
         self.nbytes = sum(stat.st_size for stat in stats)
         if self.nbytes == 0:
             found = f"its {len(self.files)} files are empty" if self.files else "it has no text files"
@@ -58,7 +67,7 @@ class TextSource:
         """
         for path in self.files:
             rest = b""
-            with open(path, "rb") as file:
+            with io.BufferedReader(open_file(path)) as file:
                 while block := file.read(PIECE_NBYTES - len(rest)):
                     buffer = rest + block
                     cut = _cut(buffer)
@@ -96,6 +105,7 @@ def _walk(root: Path, skip: set[str]) -> Iterator[Path]:
 
 def _text_files(path: Path) -> tuple[Path, ...]:
     if not path.is_dir():
+        open_file(path).close()  # a regular file
         return (path,)
     return tuple(file for file in _walk(path, {"__pycache__"}) if file.is_file() and _is_text(file))
 
@@ -105,5 +115,5 @@ def _library_files(path: Path) -> tuple[Path, ...]:
 
 
 def _is_text(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return b"\0" not in file.read(8192)

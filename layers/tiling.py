@@ -2,13 +2,14 @@
 
 Everything here is a pure function of the configuration, `tile` and the grain of a kind of device, never of a budget: the
 bits of results depend on it.
-One axis is split.py, the rows of a batch rows.py; which tensor is cut by which axis is parameters.py.
+One axis is split.py, the rows of a batch rows.py; which tensor is cut by which axis is layout.py.
 """
 
 from __future__ import annotations
 
 from asynctile.grain import FINE, Grain
 from asynctile.layers.config import GPT2Config
+from asynctile.layers.layout import tile_count
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import Split
 
@@ -19,10 +20,15 @@ FLOOR_TILES = 12
 #: The floor with the default tile is at most this share of the states, or this many bytes if that is more.
 FLOOR_SHARE = 0.10
 FLOOR_NBYTES = 512 << 10
+#: Each weight tile and its moments take 1.3 KB to keep account of, and some dozen operations a step. A model of 175 billion
+#: parameters is 670,000 of edge 512; what is beyond was typed by mistake or made to fill memory.
+MOST_TILES = 1_000_000
 
 
 class Tiling:
     """The axes of a model, cut by one edge, and batches into row tiles of `tall` times as many rows.
+
+    ValueError for a model of more than MOST_TILES tiles, before any axis is cut.
 
     model: n_embd columns; heads: n_embd columns in groups of whole heads; sections: q, k, v one after another, each
     cut as `heads`; hidden: columns of the MLP; vocab, positions: rows of wte and wpe.
@@ -31,6 +37,8 @@ class Tiling:
     def __init__(self, config: GPT2Config, tile: int | None = None, grain: Grain = FINE) -> None:
         self.config = config
         self.tile = default_tile(config, grain) if tile is None else check_tile(tile)
+        #: weight tiles in all
+        self.count = check_count(config, self.tile)
         self.tall = grain.tall
         self.model = Split.even(config.n_embd, self.tile)
         self.heads = Split.even(config.n_embd, self.tile, multiple=config.head_size)
@@ -57,6 +65,20 @@ def check_tile(tile: int) -> int:
     if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
         raise ValueError(f"tile is {tile!r}, expected a whole number of at least 1, or None to let it be chosen")
     return tile
+
+
+def check_count(config: GPT2Config, tile: int) -> int:
+    """How many weight tiles that makes, by arithmetic; ValueError if nobody could keep account of so many."""
+    model, heads = Split.count(config.n_embd, tile), Split.count(config.n_embd, tile, config.head_size)
+    count = tile_count(config, {
+        "vocab": Split.count(config.vocab_size, tile), "positions": Split.count(config.block_size, tile), "model": model,
+        "heads": heads, "sections": 3 * heads, "hidden": Split.count(config.inner, tile),
+    })  # fmt: skip
+    if count > MOST_TILES:
+        raise ValueError(f"a model of {config.parameter_count:,} parameters ({config.n_layer} layers, width {config.n_embd}, "
+                         f"vocabulary {config.vocab_size}) is {count:,} tiles of edge {tile}, expected at most "
+                         f"{MOST_TILES:,}; choose a larger tile or a smaller model")
+    return count
 
 
 def default_tile(config: GPT2Config, grain: Grain = FINE) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..storage.errors import CheckpointError
 from ..storage.folder import decode_json, unreadable, write_file
 from ..storage.input import read_file
+from .tokenizer_trial import refusal
 
 __all__ = [
     "ByteTokenizer",
@@ -113,20 +115,26 @@ class HuggingFaceTokenizer:
     @classmethod
     def parse(cls, content: bytes, path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
         """From the bytes of the `tokenizer.json` `path`. Raises ValueError, naming it, if they are none."""
+        fault = refusal(content)
+        if fault is not None:
+            raise ValueError(f"tokenizer {path} is not a tokenizer.json ({fault}); {_EXPECTED}")
         try:
             return cls(tokenizers.Tokenizer.from_buffer(content))
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"tokenizer {path} is not a tokenizer.json ({error}); {_EXPECTED}") from error
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
-        """Ids (n,), uint16 if the vocabulary fits, else uint32."""
+        """Ids (n,), uint16 if the vocabulary fits, else uint32. ValueError for a text that the vocabulary cannot say."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
+        with _said("make tokens of the text"):
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of ids (n,); ValueError for an id outside the vocabulary."""
-        text: str = self._tokenizer.decode(_checked(ids, self.vocab_size).tolist(), skip_special_tokens=False)
+        checked = _checked(ids, self.vocab_size).tolist()
+        with _said("make text of tokens"):
+            text: str = self._tokenizer.decode(checked, skip_special_tokens=False)
         return text
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -191,6 +199,17 @@ def open_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         return HuggingFaceTokenizer.parse(content, path)
     except ValueError as error:
         raise CheckpointError(f"cannot open the tokenizer of {folder}: {error}") from error
+
+
+@contextmanager
+def _said(what: str) -> Iterator[None]:
+    """Turn the library's Exception, and its panic, which is a BaseException, into a ValueError."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizer cannot {what} ({error}); use another tokenizer") from error
 
 
 def _byte_bpe() -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Token ids in a file, memory-mapped, and its parts.
 
-Covers `TokenFile`, `TokenView`, `split`, and `tokenise`, which makes the file of a text and keeps it for the
-next run. Where text comes from is `text.py`, what a token is `tokenizer.py`, batches of tokens are `data.py`.
+Covers `TokenFile`, `TokenView`, `split`, `tokenise`, which makes the file of a text and keeps it for the next run, and
+`open_tokens`, which takes what is there. Where text comes from is `text.py`, what a token is `tokenizer.py`, batches of
+tokens are `data.py`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..storage.errors import CheckpointError
 from ..storage.folder import encode_json, read_json
+from ..storage.input import open_file, shown
 from ..storage.inside import Folder, write_whole
 from .text import TextSource
 from .tokenizer import Tokenizer
 
-__all__ = ["TokenFile", "TokenView", "Tokens", "split", "tokenise"]
+__all__ = ["TokenFile", "TokenView", "Tokens", "open_tokens", "split", "tokenise"]
 
+#: what ids are kept as
+DTYPES = ("uint16", "uint32")
+TOKENS, RECORD = "tokens.bin", "tokens.json"
 #: mapped pages that may have been read before they are handed back to the system
 _TOUCHED_NBYTES = 16 << 20
 #: the kernel maps this much around a page that is read, so that a short slice costs as much
@@ -42,14 +47,14 @@ class TokenFile:
     """Raw token ids of `dtype` (uint16 or uint32) in a file, memory-mapped: a slice costs no more than
     itself.
 
-    Raises ValueError if the file is missing or empty, or its size is not a multiple of the dtype's.
+    Raises ValueError if the file is missing, empty or no regular file, or its size is not a multiple of the dtype's.
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: DTypeLike) -> None:
         self.path = Path(path)
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 nbytes = os.fstat(file.fileno()).st_size
                 if nbytes == 0 or nbytes % self.dtype.itemsize:
                     raise ValueError(
@@ -94,6 +99,23 @@ class TokenView:
         return self.file[self.start + start : self.start + max(start, stop)]
 
 
+def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
+    """The tokens that `tokenise` left in a folder, of whatever text. CheckpointError, naming the file, if the record is
+    missing or damaged, ValueError if the tokens are.
+    """
+    path, record = Path(folder, TOKENS), Path(folder, RECORD)
+    known = read_json(record)
+    dtype, nbytes = (known.get("dtype"), known.get("nbytes")) if isinstance(known, dict) else (None, None)
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{record} is damaged: it has the dtype {shown(dtype)}, expected {' or '.join(DTYPES)}; "
+                              "start another run")
+    tokens = TokenFile(path, dtype)
+    if nbytes != len(tokens) * tokens.dtype.itemsize:
+        raise ValueError(f"token file {path} has {len(tokens) * tokens.dtype.itemsize} bytes, {record} says "
+                         f"{shown(nbytes)}; copy it again or start another run")
+    return tokens
+
+
 def tokenise(
     source: TextSource,
     tokenizer: Tokenizer,
@@ -109,12 +131,12 @@ def tokenise(
     disk fails.
     """
     folder = Path(folder)
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    dtype = np.dtype(DTYPES[tokenizer.vocab_size > 1 << 16])
     origin = {
         "source": str(source.path), "source_nbytes": source.nbytes, "source_fingerprint": source.fingerprint,
         "tokenizer": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size, "dtype": dtype.name,
     }  # fmt: skip
-    path, record = folder / "tokens.bin", folder / "tokens.json"
+    path, record = folder / TOKENS, folder / RECORD
     try:
         known = read_json(record)
         if known == origin | {"nbytes": path.stat().st_size}:

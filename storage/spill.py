@@ -20,7 +20,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from asynctile.storage.blocks import Block, Blocks
-from asynctile.storage.container import ALIGNMENT, ContainerFile, RawFile
+from asynctile.storage.container import ALIGNMENT, ContainerFile, RawFile, free_nbytes
 from asynctile.storage.errors import TierError
 from asynctile.storage.sizes import format_size
 
@@ -77,6 +77,13 @@ class SpillTier:
     @property
     def peak_nbytes(self) -> int:
         return self._blocks.peak_nbytes
+
+    @property
+    def room_nbytes(self) -> int:
+        """Bytes that tiles may take at most: the limit, or without one what they have and what is free on the disk."""
+        if self._blocks.cap is not None:
+            return self._blocks.cap
+        return self.used_nbytes + free_nbytes(self.folder)
 
     def open(self) -> None:
         """Lock the folder and make the file, with all of `limit` behind it. Blocking. TierError if that cannot be."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from asynctile.cli.model import model_folder
 from asynctile.cli.options import Options
 from asynctile.cli.run_folder import RunFolder
-from asynctile.layers.data import TextSource, TokenFile, TokenView, split, tokenise
+from asynctile.layers.data import TextSource, TokenView, open_tokens, split, tokenise
 from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
-from asynctile.storage.folder import read_json
 
 __all__ = ["Corpus", "choose_tokenizer", "prepare_tokenizer", "prepare_tokens"]
 
@@ -58,9 +57,8 @@ def prepare_tokens(
     options: Options, folder: RunFolder, tokenizer: Tokenizer, seq_len: int, progress: Progress
 ) -> Corpus:
     """The data as tokens, kept in the run's folder: a resumed run reads those, whatever became of the text since."""
-    record = folder.tokens / "tokens.json"
-    if record.exists():
-        tokens = TokenFile(folder.tokens / "tokens.bin", read_json(record)["dtype"])
+    if (folder.tokens / "tokens.json").exists():
+        tokens = open_tokens(folder.tokens)
     else:
         tokens = tokenise(TextSource(options.data), tokenizer, folder.tokens, progress=progress)
     if len(tokens) < 2 * (seq_len + 1):

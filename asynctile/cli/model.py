@@ -5,14 +5,16 @@ Covers `choose_shape` and `open_model`. Shapes are checked in asynctile/layers/c
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from asynctile import Engine
 from asynctile.cli.options import Options
 from asynctile.layers import GPT2, GPT2Config
-from asynctile.layers.config import STANDARD
+from asynctile.layers.config import STANDARD, STATES_NBYTES
+from asynctile.layers.gpt2 import check_room
+from asynctile.layers.tiling import Tiling
+from asynctile.storage.input import parse_json, read_file
 
 __all__ = ["choose_shape", "model_folder", "open_model"]
 
@@ -48,6 +50,7 @@ async def open_model(engine: Engine, options: Options, shape: GPT2Config) -> GPT
     folder = model_folder(options)
     if folder is not None:
         return await GPT2.from_pretrained(engine, folder, tile=options.tile)
+    check_room(engine, Tiling(shape, options.tile, engine.grain), STATES_NBYTES)  # before hours of drawing its weights
     return await GPT2.create(engine, shape, seed=options.seed, tile=options.tile)
 
 
@@ -58,7 +61,7 @@ def _named_shape(name: str | None, vocab_size: int) -> GPT2Config:
         return GPT2Config.named(name)
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(read_file(path))
     except OSError as error:
         raise ValueError(f"--model {name} cannot be read ({path}: {error.strerror}); expected a model folder, a "
                          f"config.json or one of {', '.join(STANDARD)}") from error
@@ -66,4 +69,7 @@ def _named_shape(name: str | None, vocab_size: int) -> GPT2Config:
         raise ValueError(f"--model {name}: {path} is not JSON ({error}); expected a GPT-2's config.json") from error
     if not isinstance(values, dict):
         raise ValueError(f"--model {name}: {path} is not the config.json of a GPT-2: it holds no object")
-    return GPT2Config.from_hf(values)
+    try:
+        return GPT2Config.from_hf(values)
+    except ValueError as error:
+        raise ValueError(f"--model {name}: {error}") from error

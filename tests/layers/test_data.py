@@ -19,11 +19,13 @@ from asynctile.layers.data import (
     TextSource,
     TokenFile,
     bigram_entropy,
+    open_tokens,
     split,
     tokenise,
     validation_batches,
 )
 from asynctile.layers.tokenizer import ByteTokenizer, train_bpe
+from asynctile.storage.errors import CheckpointError
 
 
 @pytest.fixture
@@ -315,3 +317,67 @@ def test_a_disk_that_is_full_names_the_file_of_the_tokens(tmp_path, monkeypatch)
         tokenise(TextSource(tmp_path / "text"), ByteTokenizer(), tmp_path / "tokens")
     assert caught.value.filename == str(tmp_path / "tokens" / "tokens.bin")
     assert list((tmp_path / "tokens").iterdir()) == []
+
+
+@pytest.mark.timeout(10)
+def test_data_that_is_no_regular_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for path, why in [
+        (tmp_path / "pipe", "it is a pipe"), ("/dev/zero", "it is a device"), (tmp_path / "a\0b", "no file can have this name"),
+        (tmp_path / "loop", "Too many levels of symbolic links"), (tmp_path / "\ud800", "no file can have this name"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=rf"^data .* cannot be read: {why}"):
+            TextSource(path)
+
+
+@pytest.mark.timeout(10)
+def test_what_is_no_file_in_a_folder_is_left_out(folder):
+    expected = TextSource(folder).files
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
+    (folder / "above").symlink_to(folder)
+    assert TextSource(folder).files == expected
+
+
+RECORD = {"dtype": "uint16", "nbytes": 8}
+
+
+@pytest.mark.parametrize(("record", "error", "sentence"), [
+    ({}, CheckpointError, r"tokens\.json is damaged: it has the dtype None, expected uint16 or uint32"),
+    (RECORD | {"dtype": "V0"}, CheckpointError, "dtype 'V0'"),
+    (RECORD | {"dtype": "float32"}, CheckpointError, "dtype 'float32'"),
+    (RECORD | {"dtype": ["uint16"]}, CheckpointError, "dtype"), (RECORD | {"dtype": {}}, CheckpointError, "dtype"),
+    ([1], CheckpointError, "dtype None"), (RECORD | {"nbytes": 10**99}, ValueError, r"tokens\.bin has 8 bytes, .* says 10000"),
+    (RECORD | {"nbytes": None}, ValueError, "says None"),
+    (RECORD | {"dtype": "uint32", "nbytes": 4}, ValueError, "has 8 bytes"),
+])  # fmt: skip
+def test_a_record_of_tokens_that_is_damaged_is_named(tmp_path, record, error, sentence):
+    (tmp_path / "tokens.bin").write_bytes(bytes(8))
+    (tmp_path / "tokens.json").write_text(json.dumps(RECORD))
+    assert open_tokens(tmp_path)[:].tolist() == [0] * 4
+    (tmp_path / "tokens.json").write_text(json.dumps(record))
+    with pytest.raises(error, match=sentence):
+        open_tokens(tmp_path)
+
+
+@pytest.mark.timeout(10)
+def test_tokens_that_are_no_regular_file_or_of_another_length_are_named(tmp_path):
+    (tmp_path / "tokens.json").write_text(json.dumps(RECORD))
+    os.mkfifo(tmp_path / "tokens.bin")
+    with pytest.raises(ValueError, match=r"tokens\.bin cannot be read: it is a pipe"):
+        open_tokens(tmp_path)
+    os.remove(tmp_path / "tokens.bin")
+    (tmp_path / "tokens.bin").touch()
+    os.truncate(tmp_path / "tokens.bin", 1 << 40)
+    with pytest.raises(ValueError, match=rf"tokens\.bin has {1 << 40} bytes"):
+        open_tokens(tmp_path)
+
+
+@pytest.mark.parametrize("position", [-1, 2**63, 10**99, 1.5, True, None, "1"])
+def test_a_position_that_cannot_be_counted_is_refused(position):
+    batches = Batches(np.arange(100), 2, 4, 1)
+    with pytest.raises(ValueError, match="position"):
+        batches.load_state_dict(batches.state_dict() | {"position": position})
+    batches.load_state_dict(batches.state_dict() | {"position": 2**63 - 1})
+    next(batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from xml.etree import ElementTree
 
@@ -88,3 +89,27 @@ def test_metrics_without_a_loss_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"no finite loss in 1 lines"):
         loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
+
+
+@pytest.mark.parametrize("line", [
+    "[" * 60_000, '{"step": 3, "loss": ' + "9" * 400 + "}", '{"step": 3, "loss": 1e999}', '{"step": 3}', "[3, 1.5]", "3",
+    '"loss"', '{"loss": 1.5}', '{"step": "3", "loss": 1.5}', '{"step": 3, "loss": "low"}', '{"step": 3, "loss": [1.5]}',
+    "\xff", "\0" * 100, '{"step": 1' + "0" * 80 + ', "loss": 1.5}',
+])  # fmt: skip
+def test_lines_that_say_nothing_are_left_out(tmp_path, no_matplotlib, line):
+    whole = [json.dumps({"step": step, "loss": 1.0 + step}) for step in (1, 2)]
+    pictures = []
+    for lines in (whole, [whole[0], line, whole[1]]):
+        (tmp_path / "metrics.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
+        pictures.append(loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png").read_bytes())
+    assert pictures[0] == pictures[1]
+
+
+@pytest.mark.timeout(10)
+def test_metrics_that_are_no_lines_are_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").touch()
+    os.truncate(tmp_path / "long", 1 << 40)
+    for name, why in [("pipe", "it is a pipe"), ("long", "line 1 has more than 64.00 KiB")]:
+        with pytest.raises(ValueError, match=rf"metrics .*{name} cannot be read: {why}"):
+            loss_curve(tmp_path / name, tmp_path / "loss.png")

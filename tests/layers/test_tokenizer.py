@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynctile.layers import tokenizer_trial
 from asynctile.layers.tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
@@ -132,4 +136,78 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
 
 def test_a_folder_without_tokenizer_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot read .*tokenizer\.json"):
+        open_tokenizer(tmp_path)
+
+
+def bpe(**changes):
+    return {"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], **changes}}
+
+
+#: Each makes the library panic, or refuse.
+WRONG = [
+    bpe() | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    bpe(continuing_subword_prefix="##########"),
+    bpe(merges=["a c"]), bpe(dropout=5.0), bpe(vocab={"a": -1}), bpe(vocab={"a": 10**400}),
+    bpe() | {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}},
+    {"version": "1.0", "model": {"type": "Unigram", "unk_id": 5, "vocab": []}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, "[" * 100_000, '{"a":' * 100_000, "\0" * 1000])
+def test_a_file_that_makes_the_library_panic_is_one_sentence_and_no_print(tmp_path, capfd, wrong):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(wrong if isinstance(wrong, str) else json.dumps(wrong))
+    with pytest.raises(ValueError, match=r"tokenizer .*tokenizer\.json is not a tokenizer\.json \(.+\); expected") as caught:
+        load_tokenizer(str(path), ())
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 600
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        open_tokenizer(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_text_that_the_vocabulary_cannot_say_is_one_sentence(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}))
+    tokenizer = load_tokenizer(str(path), ())
+    assert tokenizer.encode("a").tolist() == [0]
+    with pytest.raises(ValueError, match=r"cannot make tokens of the text .*Missing"):
+        tokenizer.encode("b")
+
+
+def test_a_panic_later_is_a_sentence_and_other_ends_of_a_program_pass(monkeypatch):
+    class PanicException(BaseException):
+        pass
+
+    tokenizer = train_bpe(["a b"], 256)
+    for raised, expected in [(PanicException, ValueError), (Exception, ValueError), (KeyboardInterrupt, KeyboardInterrupt)]:
+
+        class Broken:
+            def encode(self, *_, raised=raised, **__):
+                raise raised("why")
+
+        monkeypatch.setattr(tokenizer, "_tokenizer", Broken())
+        with pytest.raises(expected, match="why"):
+            tokenizer.encode("a")
+
+
+def test_a_library_that_never_ends_or_dies_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer_trial, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(tokenizer_trial, "_TRIAL", "import time; time.sleep(60)")
+    assert tokenizer_trial.refusal(b"{}") == "the library reads it for more than 0.2 s"
+    monkeypatch.setattr(tokenizer_trial, "_PATIENCE_S", 60)
+    monkeypatch.setattr(tokenizer_trial, "_TRIAL", "import os; os.abort()")
+    assert tokenizer_trial.refusal(b"{}") == "the library ended with status -6 over it"
+
+
+@pytest.mark.timeout(10)
+def test_a_tokenizer_is_a_regular_file_of_a_size(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").touch()
+    os.truncate(tmp_path / "long", 1 << 40)
+    with pytest.raises(ValueError, match="neither a known name nor a file"):
+        load_tokenizer(str(tmp_path / "pipe"), ())
+    with pytest.raises(ValueError, match=r"long cannot be read: it has 1\.00 TiB, expected at most 128\.00 MiB"):
+        load_tokenizer(str(tmp_path / "long"), ())
+    os.rename(tmp_path / "pipe", tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="it is a pipe"):
         open_tokenizer(tmp_path)
