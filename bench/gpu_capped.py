@@ -1,26 +1,29 @@
 """What does it cost that a model does not fit on the GPU?
 
-    python bench/gpu_capped.py [--models gpt2 gpt2-medium gpt2-xl] [--caps 0.25 0.10 0.50] [--batch 16] [--length 1024]
+    python bench/gpu_capped.py [--models gpt2-xl gpt2-medium gpt2] [--caps 0.25 0.10 0.50] [--batch 16] [--length 1024]
                                [--steps 3] [--write]
 
 Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM; tiles and parts of the batch as
 bench/gpu_plan.py foresees the fastest step. Beside each speed: its share of
 the uncapped speed, the time in which compute waited for the link, the bytes loaded against Belady's optimum with the same
 slots, and the bound: the larger of the uncapped step (which recomputes too) and of the bytes over the link rate measured with
-both ways at work. Target: from 16k tokens a step on, at 25%, at least 0.95 of that bound. Last, FSDP2 with CPU offload
-(gpu_torch.py) under the same cap, with the micro-batch that is fastest there.
+both ways at work. Target: from 16k tokens a step on, at 25%, at least 0.95 of that bound. FSDP2 with CPU offload
+(gpu_torch.py) under the same cap, with the micro-batch that is fastest there, follows right after the first cap of each model,
+and last under the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 from argparse import Namespace
+from collections.abc import Callable
 from typing import Any
 
-from gpu_common import Speed, config_named, engine_of, memory_tile, model_flops, new_trainer, options_of, tile_under
+from gpu_common import Speed, engine_of, model_flops, new_trainer, options_of
 from gpu_peaks import LinkRates, Place, free, gemm_rate, link_rates
 from gpu_record import Section
-from gpu_torch import Offloaded, capped, one_process
+from gpu_rows import CAPPED, config_named, in_memory, under_cap
+from gpu_torch import Offloaded, capped, fastest_micro_batch, one_process
 from optimum import min_loads
 
 from asynctile.layers import GPT2Config, Trainer
@@ -28,18 +31,6 @@ from asynctile.layers.update_placement import updates_of
 from asynctile.operation import HOST
 from asynctile.program import Program
 
-#: (tile, parts of the batch) for batches of 16 x 1024 in bf16, by bench/gpu_plan.py.
-PLACED = {
-    ("gpt2", 0.1): (1536, 8),
-    ("gpt2", 0.25): (1536, 2),
-    ("gpt2", 0.5): (3072, 4),
-    ("gpt2-medium", 0.1): (2048, 4),
-    ("gpt2-medium", 0.25): (2048, 1),
-    ("gpt2-medium", 0.5): (2048, 2),
-    ("gpt2-xl", 0.1): (3200, 4),
-    ("gpt2-xl", 0.25): (3200, 4),
-    ("gpt2-xl", 0.5): (3200, 4),
-}
 #: From this many tokens a step on, at this cap, the target counts.
 ENOUGH_TOKENS, TARGET_CAP = 16_000, 0.25
 COLUMNS = ("model", "cap", "tile", "parts", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound", "waited",
@@ -60,63 +51,55 @@ class Measured:
         self.table = section.table("capped", *COLUMNS)
 
     async def uncapped(self, name: str) -> None:
-        options, config = self.options, config_named(name, self.options.length)
-        tokens = options.batch * options.length
+        options, row = self.options, in_memory(self.options, name, recompute=True)
         with self.section.row(self.table, name, "none"):
-            async with engine_of(options) as engine:
-                trainer = await new_trainer(engine, config, memory_tile(config), recompute=True)
-                speed = await Speed.of(trainer, options.batch, options.length, options.steps)
+            async with engine_of(self.section, options) as engine:
+                speed = await Speed.of(await new_trainer(engine, row), row, options.steps)
             self.uncapped_s[name] = speed.step_s
-            bound = model_flops(config, tokens, options.length) / self.peak
-            self.section.add(self.table, name, "none", trainer.model.tiling.tile, 1, speed.step_s, tokens / speed.step_s, 1.0,
+            bound = model_flops(row.config, row.tokens, row.length) / self.peak
+            self.section.add(self.table, name, "none", row.tile, 1, speed.step_s, row.tokens / speed.step_s, 1.0,
                              bound, bound / speed.step_s, speed.stall_s / speed.step_s)  # fmt: skip
 
     async def ours(self, name: str, share: float) -> None:
-        options, config = self.options, config_named(name, self.options.length)
-        tokens, cap = options.batch * options.length, int(share * config.states_nbytes)
-        label = f"{share:.0%}, {cap / 1e9:.2f} GB"
-        tile, parts = PLACED.get((name, share)) or (tile_under(options, config, cap), 1)
+        row = under_cap(self.options, name, share)
+        label = f"{share:.0%}, {(row.cap or 0) / 1e9:.2f} GB"
         with self.section.row(self.table, name, label):
-            async with engine_of(options, device_memory=cap) as engine:
-                trainer = await new_trainer(engine, config, tile, recompute=True, micro_batches=parts)
-                speed = await Speed.of(trainer, options.batch, options.length, options.steps)
-                program = await program_of(trainer, options)
+            async with engine_of(self.section, self.options, device_memory=row.cap) as engine:
+                trainer = await new_trainer(engine, row)
+                speed = await Speed.of(trainer, row, self.options.steps)
+                program = await program_of(trainer, self.options)
                 least = least_loads(trainer, program)
             up, down = speed.report.uploaded_bytes, speed.report.downloaded_bytes
             whole_s = self.uncapped_s.get(name)
             bound = max(whole_s or 0.0, up / self.link.both, down / self.link.both)
             self.section.add(
-                self.table, name, label, tile, parts, speed.step_s, tokens / speed.step_s,
+                self.table, name, label, row.tile, row.parts, speed.step_s, row.tokens / speed.step_s,
                 whole_s and whole_s / speed.step_s, bound, bound / speed.step_s, speed.stall_s / speed.step_s,
                 up / 1e9, down / 1e9, up / least if least else None, share_on_host(program))  # fmt: skip
-            wanted = share == TARGET_CAP and tokens >= ENOUGH_TOKENS
+            wanted = share == TARGET_CAP and row.tokens >= ENOUGH_TOKENS
             self.section.headline(
                 f"{name}, cap {share:.0%}: of max(compute, link)", bound / speed.step_s, 0.95 if wanted else None)
 
-    def theirs(self, name: str, share: float) -> None:
-        """FSDP2 under the same cap; every micro-batch that fits is a step, the fastest a row."""
+    def theirs(self, name: str, share: float, join: Callable[[], None]) -> None:
+        """FSDP2 under the same cap, with the micro-batch that is fastest."""
         options, config = self.options, config_named(name, self.options.length)
-        cap, best, said = int(share * config.states_nbytes), (0, 0.0), ""
         label = f"{share:.0%}, FSDP2"
+        found: dict[str, Any] = {"model": name, "cap": label}
         with self.section.row(self.table, name, label):
-            side = Offloaded(self.place, config, options.precision)
-            with capped(self.place, cap):
-                try:
-                    for part, seconds in side.best_step_s(options.batch, options.length, max(1, options.steps - 1)):
-                        best = (part, seconds) if not best[0] or seconds < best[1] else best
-                except RuntimeError as error:
-                    if "out of memory" not in str(error).lower():
-                        raise
-                    said = "; more is out of memory"
-            del side
-            found: dict[str, Any] = {"model": name, "cap": label}
-            if not best[0]:
-                self.section.put(self.table, {**found, "note": "out of memory with one sequence at a time"})
-                return
+            join()
+            with capped(self.place, int(share * config.states_nbytes)):
+                side, part, full = fastest_micro_batch(
+                    lambda: Offloaded(self.place, config, options.precision), options.batch, options.length)
+                if not part:
+                    self.section.put(self.table, {**found, "note": "out of memory with one sequence at a time"})
+                    return
+                step_s = side.step_s(options.batch, options.length, part, max(1, options.steps - 1))
+                del side
             whole_s, tokens = self.uncapped_s.get(name), options.batch * options.length
+            said = "; more is out of memory" if full else ""
             self.section.put(self.table, {
-                **found, "parts": options.batch // best[0], "s a step": best[1], "tokens/s": tokens / best[1],
-                "of uncapped": whole_s and whole_s / best[1], "note": f"{best[0]} sequences at a time{said}"})  # fmt: skip
+                **found, "parts": options.batch // part, "s a step": step_s, "tokens/s": tokens / step_s,
+                "of uncapped": whole_s and whole_s / step_s, "note": f"{part} sequences at a time{said}"})  # fmt: skip
 
 
 async def program_of(trainer: Trainer, options: Namespace) -> Program:
@@ -151,18 +134,20 @@ async def main(options: Namespace) -> None:
         "GEMM rate": f"{found.peak / 1e12:.3f} TFLOP/s",
         "link": f"{found.link.both / 1e9:.1f} GB/s each way, both at once",
     }
-    for name in options.models:
-        await found.uncapped(name)
-    for share in options.caps:
+    first, *others = options.caps
+    with one_process(place) as join:
         for name in options.models:
-            await found.ours(name, share)
-    with one_process(place):
-        for share in options.caps:
+            await found.uncapped(name)
+            await found.ours(name, first)
+            found.theirs(name, first, join)
+        for share in others:
             for name in options.models:
-                found.theirs(name, share)
+                await found.ours(name, share)
+        for share in others:
+            for name in options.models:
+                found.theirs(name, share, join)
     section.end()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(options_of(__doc__, models=("gpt2", "gpt2-medium", "gpt2-xl"), caps=(0.25, 0.10, 0.50), batch=16,
-                                length=1024, steps=3)))  # fmt: skip
+    asyncio.run(main(options_of(__doc__, CAPPED)))

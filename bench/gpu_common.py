@@ -1,8 +1,9 @@
-"""What the GPU benchmarks share: options, models, and steps of a training on an engine.
+"""What the GPU benchmarks share: options, engines, and steps of a training on one.
 
-Every part runs end to end without a GPU, on `--device emulated --precision fp32`, or on `--device soft`: the CUDA device over a
-driver on the CPU (tests/cuda/driver.py), far slower. That is a rehearsal, which cannot be written.
-How fast this GPU could be is gpu_peaks.py, what PyTorch does gpu_torch.py, how results are kept gpu_record.py.
+Every part runs end to end without a GPU: with --rehearse, small, on the CUDA device over a driver on the CPU
+(tests/cuda/driver.py), its results in runs/rehearsal; or as it is on `--device emulated --precision fp32`, unwritten. What is
+trained is gpu_rows.py, how fast this GPU could be gpu_peaks.py, what PyTorch does gpu_torch.py, how results are kept
+gpu_record.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,49 +22,47 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the packag
 
 import numpy as np
 from common import arguments, batch
-from gpu_record import no_gpu
+from gpu_record import Section, no_gpu
+from gpu_rows import Options, Row, engine_name
 
 import asynctile.device
 from asynctile import Engine
 from asynctile.demand import measure
-from asynctile.grain import grain_of
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
-from asynctile.layers.floor import floor_demand
 from asynctile.precision import to_bf16
 
-TINY = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
-#: Edges of tiles to choose from under a cap, beside the model's own widths.
-LADDER = (512, 384, 256, 128, 64, 32, 16)
+#: Of the driver on the CPU.
+SOFT_NBYTES = 4 << 30
 
 
-def options_of(text: str | None, **more: Any) -> argparse.Namespace:
-    """Options of a part: --device, --precision, --write, and those of `more` as in common.arguments."""
-    options = arguments(text, device="cuda:0", precision="bf16", **more)
+def options_of(text: str | None, part: Options) -> argparse.Namespace:
+    """Options of a part: --device, --precision, --rehearse, --write, and its own as in common.arguments."""
+    full, small = part
+    rehearsed = "--rehearse" in sys.argv
+    device = "soft" if rehearsed else "cuda:0"
+    options = arguments(text, device=device, precision="bf16", rehearse=False, **(full | small if rehearsed else full))
     on_gpu = options.device.startswith("cuda")
-    if options.write and not on_gpu:
-        sys.exit(f"--write is for results of a GPU: --device {options.device} is a rehearsal; leave --write out")
+    if options.write and not on_gpu and not rehearsed:
+        sys.exit(f"--write is for results of a GPU: --device {options.device} is not one; leave --write out")
     if on_gpu and (why := no_gpu()):
-        sys.exit(f"no GPU to measure on: {why}; --device emulated --precision fp32 rehearses without one")
+        sys.exit(f"no GPU to measure on: {why}; --rehearse goes without one")
     if options.device == "soft":
         from tests.cuda.driver import SoftDriver
 
-        asynctile.device.open_driver = lambda name: SoftDriver(nbytes=4 << 30)
+        asynctile.device.open_driver = lambda name: SoftDriver(nbytes=SOFT_NBYTES, attends=True)
     return options
 
 
-def engine_name(options: argparse.Namespace) -> str:
-    """The device of the options as the engine calls it."""
-    return "cuda:0" if options.device == "soft" else options.device
-
-
-def engine_of(options: argparse.Namespace, **caps: Any) -> Engine:
-    """An engine on the device and in the precision of the options."""
-    return Engine(engine_name(options), precision=options.precision, **caps)
-
-
-def config_named(name: str, length: int) -> GPT2Config:
-    """A published size for sequences of `length` tokens, or "tiny" for a rehearsal."""
-    return TINY if name == "tiny" else GPT2Config.named(name, block_size=length)
+@asynccontextmanager
+async def engine_of(section: Section, options: argparse.Namespace, **caps: Any) -> AsyncIterator[Engine]:
+    """An engine on the device and in the precision of the options; the section says by which libraries it went."""
+    async with Engine(engine_name(options), precision=options.precision, **caps) as engine:
+        driver = getattr(engine._device, "driver", None)
+        try:
+            section.went_by(driver, options.precision)
+            yield engine
+        finally:
+            section.went_by(driver, options.precision)  # shapes that a library refused are known only now
 
 
 def model_flops(config: GPT2Config, tokens: int, length: int) -> float:
@@ -76,30 +76,9 @@ def block_flops(config: GPT2Config, tokens: int, length: int) -> float:
     return tokens * config.n_layer * (72.0 * d * d + 12.0 * length * d)
 
 
-def memory_tile(config: GPT2Config) -> int:
-    """The tile edge where memory is no concern: every matrix of a block is one tile."""
-    return config.inner
-
-
-def tile_under(options: argparse.Namespace, config: GPT2Config, cap: int, share: float = 0.25) -> int:
-    """The largest tile edge whose floor is at most `share` of a cap in bytes; the smallest if none is."""
-    edges = [edge for edge in (config.inner, 2 * config.n_embd, config.n_embd) if edge > LADDER[0]]
-    grain = grain_of(engine_name(options))
-    floors = ((edge, floor_demand(config, edge, grain, options.precision).floor_nbytes) for edge in (*edges, *LADDER))
-    return next((edge for edge, floor in floors if floor <= share * cap), LADDER[-1])
-
-
-def layers_in(memory: int, needed: Callable[[int], int]) -> int:
-    """How many layers fit in `memory` bytes where `needed(layers)` is a + b layers; 0 if not even one."""
-    one, two = needed(1), needed(2)
-    return max(0, (memory - one) // (two - one) + 1)
-
-
-async def new_trainer(
-    engine: Engine, config: GPT2Config, tile: int | None, *, recompute: bool, micro_batches: int = 1
-) -> Trainer:
+async def new_trainer(engine: Engine, row: Row) -> Trainer:
     """A model of random weights, made by copying one stretch of numbers: billions of draws would take minutes."""
-    model = GPT2(engine, config, tile)
+    model = GPT2(engine, row.config, row.tile)
     noise = np.random.default_rng(1).standard_normal(max(math.prod(tile.shape) for tile in model.weights()), np.float32)
     made: dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -118,11 +97,11 @@ async def new_trainer(
     model.check_floor()
     await engine.reserve(measure([], model.weights()))
     await engine.store(pieces())
-    return Trainer(model, AdamW(lr=1e-4), recompute=recompute, micro_batches=micro_batches)
+    return Trainer(model, AdamW(lr=1e-4), recompute=row.recompute, micro_batches=row.parts)
 
 
 class Speed:
-    """Steps of a trainer on one batch of `size` sequences of `length` tokens.
+    """Steps of a trainer on one batch of a row.
 
     step_s: median wall seconds of `count` steps. stall_s: median of what they report. report: of the last one. Three steps come
     first: one brings the tiles, one writes graphs down, one is the first in the steady state.
@@ -136,8 +115,8 @@ class Speed:
         self.report = reports[-1]
 
     @classmethod
-    async def of(cls, trainer: Trainer, size: int, length: int, count: int) -> Speed:
-        tokens, targets = batch(trainer.model.config, size, length)
+    async def of(cls, trainer: Trainer, row: Row, count: int) -> Speed:
+        tokens, targets = batch(row.config, row.batch, row.length)
         seconds, reports = [], []
         for _ in range(cls.WARM + count):
             start = time.perf_counter()

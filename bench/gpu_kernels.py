@@ -5,8 +5,9 @@
 
 Shapes of GPT-2 XL by default. Each kernel runs as a program of the engine, the same operations again and again, with all tiles
 on the device. Roofline: FLOPs over the measured GEMM rate, or the fewest bytes (each input read once, each output written
-once) over the measured copy rate, whichever takes longer. Beside it the same work by PyTorch in the same process. A causal
-attention counts half of the square; its backward pass five products, those of forward computed again included.
+once) over the measured copy rate, whichever takes longer. Beside it the same work by PyTorch, eager, in the same process; of
+attention, in the note, also by PyTorch with cuDNN. A causal attention counts half of the square; its backward pass five
+products, those of forward computed again included.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import torch
 from gpu_common import engine_of, options_of
 from gpu_peaks import Place, copy_rate, cupy_gemm_rate, dtype_of, free, gemm_rate
 from gpu_record import Section
+from gpu_rows import KERNELS
+from gpu_torch import by_cudnn
 from torch.nn import functional
 
 from asynctile import Engine
@@ -191,6 +194,14 @@ class Torch:
             return self.place.seconds(run)
         return self._backward(run(), q, k, v)
 
+    def with_cudnn(self, attention: Callable[[], float]) -> str:
+        """The same with cuDNN's attention, in words."""
+        try:
+            with by_cudnn(self.place):
+                return f"PyTorch's cuDNN attention: {attention() * 1e6:,.0f} us"
+        except RuntimeError as error:
+            return f"PyTorch has no cuDNN attention: {(str(error).splitlines() or [''])[0][:100]}"
+
     def cross_entropy(self) -> float:
         logits = self.draw(self.shapes.rows, self.shapes.vocab, grad=True)
         targets = torch.randint(0, self.shapes.vocab, (self.shapes.rows,), device=self.place.where)
@@ -252,7 +263,7 @@ async def main(options: Namespace) -> None:
     section.configuration["shapes"] = (
         f"{shapes.seqs} sequences of {shapes.length} tokens, width {shapes.width}, {shapes.heads} heads, vocab {shapes.vocab}")
     peaks = section.table("peaks: product of 8192 square matrices, TFLOP/s; copy in the device, GB/s read and written",
-                          "precision", "PyTorch", "CuPy", "copy")  # fmt: skip
+                          "precision", "PyTorch eager", "CuPy", "copy")  # fmt: skip
     copied = copy_rate(place)
     free(place)
     product = 0.0
@@ -260,19 +271,21 @@ async def main(options: Namespace) -> None:
         rate, other = gemm_rate(place, precision), cupy_gemm_rate(place, precision)
         product = rate if precision == options.precision else product
         section.add(peaks, precision, rate / 1e12, other and other / 1e12, copied / 1e9 if precision == "bf16" else None)
-    table = section.table("kernels", "kernel", "us", "TFLOP/s", "GB/s", "of the roofline", "PyTorch us", "x PyTorch", "note")
+    table = section.table("kernels", "kernel", "us", "TFLOP/s", "GB/s", "of the roofline", "eager us", "x eager",
+                          "note")  # fmt: skip
     torch_side = Torch(place, shapes)
-    async with engine_of(options) as engine:
+    async with engine_of(section, options) as engine:
         for name, operations, theirs, flops, nbytes in works(shapes, torch_side):
             with section.row(table, name):
                 seconds, other_s = await ours_s(engine, operations), theirs()
                 bound = max(flops / product, nbytes / copied)
                 section.add(table, name, seconds * 1e6, flops / seconds / 1e12 or None, nbytes / seconds / 1e9,
-                            bound / seconds, other_s * 1e6, other_s / seconds)  # fmt: skip
-                section.headline(f"{name}: of the roofline; x PyTorch", f"{bound / seconds:.2f}; {other_s / seconds:.2f}")
+                            bound / seconds, other_s * 1e6, other_s / seconds,
+                            torch_side.with_cudnn(theirs) if name.startswith("attention") else None)  # fmt: skip
+                section.headline(f"{name}: of the roofline; x eager", f"{bound / seconds:.2f}; {other_s / seconds:.2f}")
             free(place)
     section.end()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(options_of(__doc__, sequences=16, length=1024, width=1600, heads=25, vocab=50257)))
+    asyncio.run(main(options_of(__doc__, KERNELS)))

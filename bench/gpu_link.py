@@ -20,6 +20,7 @@ import numpy as np
 from gpu_common import engine_of, options_of
 from gpu_peaks import MIB, Place, free, link_rates
 from gpu_record import Section
+from gpu_rows import LINK
 
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
@@ -85,7 +86,7 @@ async def main(options: Namespace) -> None:
     plain = link_rates(place, options.total * MIB)
     free(place)
     section.add(rates, "plain pinned copies", plain.up / 1e9, plain.down / 1e9, plain.both / 1e9, 1.0)
-    async with engine_of(options) as engine:
+    async with engine_of(section, options) as engine:
         found = await asyncio.to_thread(measure, section, rates, engine.tiers.device, options, plain.both)
     if found:
         section.headline(f"both ways at once of plain, least of tiles from {ENOUGH} MiB on", min(found), 0.95)
@@ -107,4 +108,4 @@ def measure(section: Section, rates: Any, device: Any, options: Namespace, plain
 
 
 if __name__ == "__main__":
-    asyncio.run(main(options_of(__doc__, sizes=(1, 4, 16, 64), total=1024)))
+    asyncio.run(main(options_of(__doc__, LINK)))

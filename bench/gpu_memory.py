@@ -1,92 +1,101 @@
 """How fast is a model that fits on the GPU, next to PyTorch on the same GPU?
 
-    python bench/gpu_memory.py [--models gpt2 gpt2-medium gpt2-xl] [--batch 16] [--length 1024] [--steps 10] [--tile N]
+    python bench/gpu_memory.py [--models gpt2-xl gpt2-medium gpt2] [--batch 16] [--length 1024] [--steps 10] [--tile N]
                                [--whole 12] [--write]
 
 tokens/s and model FLOP utilisation, 6 N + 12 L T d FLOPs a token over the GEMM rate measured here and over the datasheet's.
-Nothing is recomputed on either side; last, ours with recomputation. PyTorch is gpu_torch.py, eager and compiled, with fused
-AdamW, in the same process as ours, each alone on the GPU; models of at most `--whole` layers are compiled as one graph too.
-Target: at least 0.9 of compiled.
+Nothing is recomputed on either side; last, ours with recomputation. PyTorch is gpu_torch.py with fused AdamW, in the same
+process as ours, each alone on the GPU: eager and compiled, both once more with cuDNN's attention, and models of at most
+`--whole` layers compiled as one graph. What tells most comes first: ours, eager and compiled for each model. Target: at least
+0.9 of compiled.
 """
 
 from __future__ import annotations
 
 import asyncio
 from argparse import Namespace
-from collections.abc import Callable
-from functools import partial
 
-from gpu_common import Speed, config_named, engine_of, memory_tile, model_flops, new_trainer, options_of
+from gpu_common import Speed, engine_of, model_flops, new_trainer, options_of
 from gpu_peaks import Place, datasheet, free, gemm_rate
 from gpu_record import Section, gpu_facts
+from gpu_rows import MEMORY, Row, in_memory
 from gpu_torch import InMemory
-
-from asynctile.layers import GPT2Config
 
 COLUMNS = ("model", "side", "s a step", "tokens/s", "of the GEMM rate", "of the datasheet", "note")
 
 
-async def ours_s(options: Namespace, config: GPT2Config, *, recompute: bool) -> float:
-    """Seconds a step of a model that stays on the device."""
-    async with engine_of(options) as engine:
-        trainer = await new_trainer(engine, config, options.tile or memory_tile(config), recompute=recompute)
-        return (await Speed.of(trainer, options.batch, options.length, options.steps)).step_s
+class Measured:
+    """Rows of one table, and the seconds a step of each side of each model."""
 
+    def __init__(self, section: Section, options: Namespace, place: Place) -> None:
+        self.section, self.options, self.place = section, options, place
+        self.peak = gemm_rate(place, options.precision)
+        self.paper = datasheet(gpu_facts(options.device).get("gpu", ""))
+        self.table = section.table("in memory", *COLUMNS)
+        self.seconds: dict[str, dict[str, float]] = {name: {} for name in options.models}
 
-def theirs(place: Place, options: Namespace, config: GPT2Config, note: Callable[[str, float], None]) -> None:
-    """PyTorch eager, then the same model compiled; note(side, seconds) after each."""
-    side = InMemory(place, config, options.precision)
-    note("PyTorch eager", side.step_s(options.batch, options.length, options.steps))
-    if config.n_layer <= options.whole:
-        side.compile(whole=True)
-        note("PyTorch compiled whole", side.step_s(options.batch, options.length, options.steps))
-    side.compile()
-    note("PyTorch compiled", side.step_s(options.batch, options.length, options.steps))
+    async def ours(self, name: str, *, recompute: bool) -> None:
+        side = "asynctile, recompute" if recompute else "asynctile"
+        row = in_memory(self.options, name, recompute=recompute)
+        with self.section.row(self.table, name, side):
+            async with engine_of(self.section, self.options) as engine:
+                speed = await Speed.of(await new_trainer(engine, row), row, self.options.steps)
+            self._note(name, side, row, speed.step_s)
+
+    def theirs(self, name: str, *, eager: bool = True, cudnn: bool = False, whole: bool = False) -> None:
+        """A row eager, unless not, and one compiled. cudnn: whether attention is cuDNN's; whole: compiled as one graph."""
+        row = in_memory(self.options, name, recompute=False)
+        what = ", cuDNN attention" if cudnn else ", one graph" if whole else ""
+        sides = [f"PyTorch eager{what}"] if eager else []
+        with self.section.row(self.table, name, "PyTorch"):
+            model = InMemory(self.place, row.config, self.options.precision)
+            model.cudnn = cudnn
+            for side in (*sides, f"PyTorch compiled{what}"):
+                with self.section.row(self.table, name, side):
+                    if "compiled" in side:
+                        model.compile(whole=whole)
+                    self._note(name, side, row, model.step_s(row.batch, row.length, self.options.steps))
+            del model
+        free(self.place)
+
+    def _note(self, name: str, side: str, row: Row, value: float) -> None:
+        rate = model_flops(row.config, row.tokens, row.length) / value
+        self.seconds[name][side] = value
+        self.section.add(self.table, name, side, value, row.tokens / value, rate / self.peak, self.paper and rate / self.paper)
+        self._headlines(name, model_flops(row.config, row.tokens, row.length) / self.peak)
+
+    def _headlines(self, name: str, bound_s: float) -> None:
+        """Against the fastest compiled side so far, and of the bound."""
+        ours = self.seconds[name].get("asynctile")
+        if ours is None:
+            return
+        compiled = [value for side, value in self.seconds[name].items() if side.startswith("PyTorch compiled")]
+        if compiled:
+            self.section.headline(f"{name}: of PyTorch compiled", min(compiled) / ours, 0.9)
+        self.section.headline(f"{name}: model FLOPs of the GEMM rate", bound_s / ours)
 
 
 async def main(options: Namespace) -> None:
     place, section = Place(options.device), Section("memory", __doc__, options)
-    peak = gemm_rate(place, options.precision)
-    paper = datasheet(gpu_facts(options.device).get("gpu", ""))
+    found = Measured(section, options, place)
     section.configuration |= {
         "batch": f"{options.batch} sequences of {options.length} tokens, median of {options.steps} steps",
         "tile": options.tile or "the width of the MLP (4 d)",
-        "GEMM rate": f"{peak / 1e12:.1f} TFLOP/s measured, {paper / 1e12:.0f} by the datasheet" if paper else
-        f"{peak / 1e12:.3f} TFLOP/s measured",
-    }  # fmt: skip
-    table = section.table("in memory", *COLUMNS)
-    configs = {name: config_named(name, options.length) for name in options.models}
-    tokens = options.batch * options.length
-    seconds: dict[str, dict[str, float]] = {name: {} for name in configs}
-
-    def note(name: str, side: str, value: float) -> None:
-        rate = model_flops(configs[name], tokens, options.length) / value
-        seconds[name][side] = value
-        section.add(table, name, side, value, tokens / value, rate / peak, paper and rate / paper)
-
-    for name, config in configs.items():
-        with section.row(table, name, "asynctile"):
-            note(name, "asynctile", await ours_s(options, config, recompute=False))
-        with section.row(table, name, "PyTorch"):
-            theirs(place, options, config, partial(note, name))
-        free(place)
-        headlines(section, name, seconds[name], model_flops(config, tokens, options.length) / peak)
-    for name, config in configs.items():
-        with section.row(table, name, "asynctile, recompute"):
-            note(name, "asynctile, recompute", await ours_s(options, config, recompute=True))
+        "GEMM rate": f"{found.peak / 1e12:.3f} TFLOP/s measured"
+        + (f", {found.paper / 1e12:.0f} by the datasheet" if found.paper else ""),
+    }
+    for name in options.models:
+        await found.ours(name, recompute=False)
+        found.theirs(name)
+    for name in options.models:
+        found.theirs(name, cudnn=True)
+    for name in options.models:
+        if in_memory(options, name, recompute=False).config.n_layer <= options.whole:
+            found.theirs(name, eager=False, whole=True)
+    for name in options.models:
+        await found.ours(name, recompute=True)
     section.end()
 
 
-def headlines(section: Section, name: str, seconds: dict[str, float], bound_s: float) -> None:
-    """Against the better compiled side, and of the bound."""
-    if "asynctile" not in seconds:
-        return
-    compiled = [value for side, value in seconds.items() if side.startswith("PyTorch compiled")]
-    if compiled:
-        section.headline(f"{name}: of PyTorch compiled", min(compiled) / seconds["asynctile"], 0.9)
-    section.headline(f"{name}: model FLOPs of the GEMM rate", bound_s / seconds["asynctile"])
-
-
 if __name__ == "__main__":
-    asyncio.run(main(options_of(__doc__, models=("gpt2", "gpt2-medium", "gpt2-xl"), batch=16, length=1024, steps=10, tile=0,
-                                whole=12)))  # fmt: skip
+    asyncio.run(main(options_of(__doc__, MEMORY)))

@@ -1,7 +1,8 @@
 """The record of what GPU benchmarks find: a `Section` for each part of bench/gpu.sh, all in one pair of files.
 
 bench/results/cuda_<gpu>_<yyyymm>.json and .md. A section is saved after every row, so a part that is stopped leaves what it
-has. What a part measures is gpu_<part>.py, what parts share gpu_common.py.
+has; what was there of an earlier run stays until the first. What a part measures is gpu_<part>.py, what parts share is
+gpu_common.py.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from typing import Any
 from common import RESULTS, Table, machine, show, target
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Of rehearsals, which are no results.
+REHEARSED = ROOT / "runs" / "rehearsal"
 #: Parts of bench/gpu.sh in its order.
-PARTS = ("tests", "link", "kernels", "memory", "capped", "depth", "largest")
+PARTS = ("tests", "link", "kernels", "capped", "memory", "largest", "depth")
 THEME = "cuda"
 HEADLINES = ("what", "measured", "wanted")
 
@@ -42,8 +45,9 @@ class Section:
         self.configuration: dict[str, Any] = {
             "command": command, "device": options.device, "precision": options.precision}
         self.tables: list[Table] = []
+        self._ways: dict[str, list[str]] = {}
         self.headlines = Table(f"{part}: what was wanted", HEADLINES)
-        self._write = options.write
+        self._folder = folder_of(options.device) if options.write else None
         self._where = {**machine(), **gpu_facts(options.device)}
 
     def table(self, title: str, *columns: str) -> Table:
@@ -78,8 +82,25 @@ class Section:
             gc.collect()  # a model in a cycle would hold the memory that the next one needs
 
     def headline(self, what: str, value: Any, bound: float | None = None, *, above: bool = True) -> None:
-        """A number for the short table, beside what was wanted of it."""
-        self.headlines.rows.append((what, value, None if bound is None else target(value, bound, above=above)))
+        """A number for the short table, beside what was wanted of it; in the place of an earlier one of the same name."""
+        row = what, value, None if bound is None else target(value, bound, above=above)
+        names = [before[0] for before in self.headlines.rows]
+        if what in names:
+            self.headlines.rows[names.index(what)] = row
+        else:
+            self.headlines.rows.append(row)
+        self.save()
+
+    def went_by(self, driver: Any, precision: str) -> None:
+        """Say what computed attention and added biases on `driver`; None: the kernels of a CPU. All that differ are said."""
+        own = "the CPU's kernels" if driver is None else f"asynctile's kernels in {precision}"
+        ways = {"attention": own if driver is None or precision != "bf16" else driver.attention,
+                "bias": own if driver is None else driver.epilogues}  # fmt: skip
+        for what, words in ways.items():
+            said = self._ways.setdefault(what, [])
+            if words not in said:
+                said[:] = [*(old for old in said if not words.startswith(old)), words]
+            self.configuration[what] = "; ".join(said)
         self.save()
 
     def content(self) -> dict[str, Any]:
@@ -88,14 +109,19 @@ class Section:
         return {"question": self.text, "configuration": self.configuration, "machine": self._where, "tables": tables}
 
     def save(self) -> None:
-        """With --write, put what there is in the results of this GPU and month."""
-        if self._write:
-            merge(RESULTS, self.part, self.content())
+        """With --write, put what there is in the results of this GPU and month, as soon as a table has a row."""
+        if self._folder is not None and any(table.rows for table in (*self.tables, self.headlines)):
+            merge(self._folder, self.part, self.content())
 
     def end(self) -> None:
         """Everything once more, in tables."""
         print("\n" + "\n\n".join(table.text() for table in (*self.tables, self.headlines)), flush=True)
         self.save()
+
+
+def folder_of(device: str) -> Path:
+    """Where results of a device are kept."""
+    return RESULTS if device.startswith("cuda") else REHEARSED
 
 
 def no_gpu() -> str | None:
@@ -111,7 +137,9 @@ def no_gpu() -> str | None:
 
 def gpu_facts(device: str) -> dict[str, Any]:
     """Day and commit, and of a GPU its name, memory, driver and libraries."""
-    facts: dict[str, Any] = {"commit": commit(), "day": time.strftime("%Y-%m-%d")}
+    facts: dict[str, Any] = {"commit": commit(), "day": time.strftime("%Y-%m-%d"), "began": time.strftime("%H:%M:%S")}
+    if device == "soft":
+        return {**facts, "gpu": "rehearsal"}
     if not device.startswith("cuda"):
         return facts
     import cupy
@@ -167,7 +195,7 @@ def merge(folder: Path, part: str, content: dict[str, Any]) -> Path:
     whole = read(path) or {"name": path.stem, "gpu": where["gpu"], "parts": {}}
     parts = {**whole["parts"], part: content}
     whole["parts"] = {name: parts[name] for name in PARTS if name in parts}
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for file, text in ((path, json.dumps(whole, indent=1) + "\n"), (path.with_suffix(".md"), markdown(whole))):
         beside = file.with_name(f".{file.name}.new")
         beside.write_text(text, encoding="utf-8")

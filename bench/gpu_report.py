@@ -1,7 +1,9 @@
 """The short table that comes last: what each part of bench/gpu.sh was wanted to show, and what it showed.
 
-    python bench/gpu_report.py check                          one line on the GPU; status 1 and why, if there is none
-    python bench/gpu_report.py table PART:STATUS:SECONDS ...  the table of these parts
+    python bench/gpu_report.py check DEVICE                          one line on the GPU; status 1 and why, if there is none
+    python bench/gpu_report.py table DEVICE PART:STATUS:SECONDS ...  the table of these parts
+
+DEVICE: "cuda:0", or "soft" for a rehearsal.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from common import RESULTS, Table
-from gpu_record import gpu_facts, no_gpu, read, results_name
+from common import Table
+from gpu_record import folder_of, gpu_facts, no_gpu, read, results_name
 
 #: Exit status of timeout(1) for what it stopped, and of gpu.sh for what had no time left.
 STOPPED, NO_TIME = (124, 137), -1
@@ -38,17 +40,19 @@ def short_table(whole: dict[str, Any] | None, ran: Sequence[tuple[str, int, int]
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] not in ("check", "table"):
+    if len(arguments) < 2 or arguments[0] not in ("check", "table"):
         print((__doc__ or "").strip(), file=sys.stderr)
         return 2
-    if why := no_gpu():
-        print(f"bench/gpu.sh: no GPU here: {why}", file=sys.stderr)
+    device = arguments[1]
+    if device != "soft" and (why := no_gpu()):
+        print(f"bench/gpu.sh: no GPU here: {why}; --rehearse goes without one", file=sys.stderr)
         return 1
-    facts = gpu_facts("cuda:0")
-    print(f"{facts['gpu']}, {facts['gpu_memory']}, driver {facts['driver']}, CuPy {facts['cupy']}, commit {facts['commit']}")
+    facts = gpu_facts(device)
+    named = ("gpu", "gpu_memory", "driver", "cupy", "commit")
+    print(", ".join(f"{name} {facts[name]}" for name in named if name in facts))
     if arguments[0] == "table":
-        ran = [(part, int(status), int(seconds)) for part, status, seconds in (item.split(":") for item in arguments[1:])]
-        print(short_table(read(RESULTS / f"{results_name(facts['gpu'], facts['day'])}.json"), ran).text())
+        ran = [(part, int(status), int(seconds)) for part, status, seconds in (item.split(":") for item in arguments[2:])]
+        print(short_table(read(folder_of(device) / f"{results_name(facts['gpu'], facts['day'])}.json"), ran).text())
     return 0
 
 

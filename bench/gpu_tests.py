@@ -2,81 +2,111 @@
 
     python bench/gpu_tests.py [--choose EXPRESSION] [--write]
 
-pytest with the settings of tests/gpu/pytest.ini, which need no plugin. Failures stand in the table with their first line. A few
-seconds before the time of PART_SECONDS, which bench/gpu.sh sets, is up, it is interrupted: what was found by then counts.
+pytest with the settings of tests/gpu/pytest.ini, which need no plugin, file by file, those first that a first run has most
+reason to doubt. Each file has a process of its own: after an error of the driver nothing works in the process that saw it. What
+does not pass is a row as soon as it is known; a process that dies, or says nothing for longer than a test may take, is ended,
+with the test that it was in as a row. What bench/gpu.sh stops keeps what was found by then.
 """
 
 from __future__ import annotations
 
-import math
+import asyncio
+import json
 import os
-import signal
+import select
 import subprocess
 import sys
-import tempfile
 import time
-import xml.etree.ElementTree as ET
 from argparse import Namespace
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
 
-from gpu_common import options_of
+from gpu_common import engine_of, options_of
 from gpu_record import ROOT, Section
+from gpu_rows import TESTS
 
-KINDS = ("failure", "error", "skipped")
-#: Of the time given, for an interrupted run to say what it found.
-RESERVE_S = 10
+#: All files of tests/gpu, the most doubtful first.
+FILES = ("attention", "kernels", "memory", "adamw", "refusals", "equal_bits", "torch", "bridge")
+#: A test ends by itself after 60 s (tests/gpu/pytest.ini), if it hears that.
+SILENT_S = 75.0
+#: Exit statuses of pytest that say nothing new: all passed, some failed, a file does not load, no test was chosen.
+ENDED = (0, 1, 2, 5)
 
 
-def command(options: Namespace, report: Path) -> list[str]:
-    found = [sys.executable, "-m", "pytest", "-c", "tests/gpu/pytest.ini", "tests/gpu", "-q", "--tb=short", "--durations=10",
-             f"--junitxml={report}", "-p", "no:cacheprovider"]  # fmt: skip
+def command(options: Namespace, name: str) -> list[str]:
+    found = [sys.executable, "-m", "pytest", "-c", "tests/gpu/pytest.ini", f"tests/gpu/test_{name}.py", "-q", "--tb=short",
+             "-p", "no:cacheprovider", "-p", "gpu_outcomes"]  # fmt: skip
     found += ["--rehearse"] if options.device == "soft" else []
     return [*found, "-k", options.choose] if options.choose else found
 
 
-def run(options: Namespace, report: Path) -> int:
-    """pytest's exit status; 2 if it was interrupted."""
-    seconds = float(os.environ.get("PART_SECONDS", "inf")) - RESERVE_S
-    process = subprocess.Popen(command(options, report), cwd=ROOT)
+def lines(source: int, silent_s: float) -> Iterator[str]:
+    """Lines from a pipe until all who write have gone; TimeoutError if none comes for so long."""
+    held = b""
+    while True:
+        if not select.select([source], [], [], silent_s)[0]:
+            raise TimeoutError
+        got = os.read(source, 1 << 16)
+        if not got:
+            return
+        *whole, held = (held + got).split(b"\n")
+        yield from (line.decode() for line in whole)
+
+
+def outcomes(command: list[str], silent_s: float = SILENT_S) -> Iterator[tuple[str, str, str]]:
+    """(test, how, note) of each test that `command` runs, as it ends; last the one that it was in, if that did not end."""
+    source, target = os.pipe()
+    path = os.pathsep.join([str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OUTCOMES": str(target), "PYTHONPATH": path}
+    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[target], env=environment)
+    os.close(target)
+    inside, why = "", ""
     try:
-        return process.wait(seconds if seconds < math.inf else None)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        return process.wait()
+        for line in lines(source, silent_s):
+            test, how, note = json.loads(line)
+            inside = test if how == "runs" else ""
+            if how != "runs":
+                yield test, how, note
+    except TimeoutError:
+        process.kill()
+        why = f"said nothing for {silent_s:.0f} s"
+    finally:
+        os.close(source)
+        if process.poll() is None and sys.exc_info()[0] is not None:
+            process.kill()
+        status = process.wait()
+    if inside or why or status not in ENDED:
+        yield inside or "no test", "failed", f"its process {why or f'ended with status {status}'}"
 
 
-def outcomes(report: Path) -> tuple[Counter[str], list[tuple[str, str, str]]]:
-    """How many tests ended how, and (test, how, first line) of those that did not pass."""
-    counts: Counter[str] = Counter()
-    others = []
-    for case in ET.parse(report).iter("testcase"):
-        kind = next((child for child in case if child.tag in KINDS), None)
-        counts["passed" if kind is None else kind.tag] += 1
-        if kind is not None:
-            said = (kind.get("message") or "").splitlines() or [""]
-            others.append((f"{case.get('classname')}: {case.get('name')}", kind.tag, said[0][:200]))
-    return counts, others
+async def note_libraries(section: Section, options: Namespace) -> None:
+    """The tests of attention and of biases say something about a library only if that is used."""
+    async with engine_of(section, options, device_memory="1MiB"):
+        pass
 
 
 def main(options: Namespace) -> int:
     section = Section("tests", __doc__, options)
     table = section.table("tests that did not pass", "test", "how", "note")
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        status = run(options, report)
-        counts, others = outcomes(report) if report.exists() else (Counter[str](), [])
-    for row in others:
-        section.add(table, *row)
-    section.configuration["seconds"] = round(time.perf_counter() - start, 1)
-    section.headline("tests that passed", counts["passed"])
-    section.headline("tests that failed", counts["failure"] + counts["error"], 0, above=False)
-    section.headline("tests that were skipped", counts["skipped"])
-    section.headline("all of them ran", status in (0, 1))
+    spent = section.table("files", "file", "passed", "failed", "skipped", "s")
+    total: Counter[str] = Counter()
+    with section.row(table, "an engine opens", "failed"):
+        asyncio.run(note_libraries(section, options))
+    for name in FILES:
+        start, before = time.perf_counter(), total.copy()
+        for test, how, note in outcomes(command(options, name)):
+            total[how] += 1
+            if how != "passed":
+                section.add(table, test, how, (note.splitlines() or [""])[0][:200])
+            section.headline("tests that passed", total["passed"])
+            section.headline("tests that failed", total["failed"], 0, above=False)
+            section.headline("tests that were skipped", total["skipped"])
+        counts = total - before
+        section.add(spent, name, counts["passed"], counts["failed"], counts["skipped"], time.perf_counter() - start)
+        section.headline("files of tests that ran to their end", f"{FILES.index(name) + 1} of {len(FILES)}")
     section.end()
-    return status
+    return 1 if total["failed"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(options_of(__doc__, choose="")))
+    sys.exit(main(options_of(__doc__, TESTS)))

@@ -1,10 +1,11 @@
 """What PyTorch does on the same GPU: GPT-2 as its users train it, in memory, compiled, and offloaded by FSDP2.
 
-bf16 is autocast over float32 weights; AdamW is fused, attention is scaled_dot_product_attention, matrix products outside bf16
-may use TF32, and the vocabulary is padded to a multiple of 64 (nanoGPT: 25% faster). `compiled` compiles each block and the
-head once and uses that for all layers, which PyTorch recommends for repeated layers; `whole` compiles the model as one graph.
-Offloaded: FSDP2 over one GPU with CPUOffloadPolicy, blocks recomputed in backward, the head's loss in pieces that are
-recomputed too, and micro-batches as large as the cap allows.
+bf16 is autocast over float32 weights; AdamW is fused, attention is scaled_dot_product_attention (by what PyTorch chooses, or by
+cuDNN where that is asked for), matrix products outside bf16 may use TF32, and the vocabulary is padded to a multiple of 64
+(nanoGPT: 25% faster). `compiled` compiles each block and the head once and uses that for all layers, which PyTorch recommends
+for repeated layers; `whole` compiles the model as one graph; neither is eager. Offloaded: FSDP2 over one GPU with
+CPUOffloadPolicy, eager, blocks recomputed in backward, the head's loss in pieces that are recomputed too, and the micro-batch
+that is fastest of those that the cap allows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from asynctile.layers import GPT2Config
@@ -59,8 +61,19 @@ def head_loss(x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> t
     return functional.cross_entropy(functional.linear(x, weight), targets, reduction="sum")
 
 
+def by_cudnn(place: Place) -> AbstractContextManager[None]:
+    """PyTorch's attention is cuDNN's inside; without a GPU it is the plain one, by the same way."""
+    manager: AbstractContextManager[None] = sdpa_kernel(SDPBackend.CUDNN_ATTENTION if place.on_gpu else SDPBackend.MATH)
+    return manager
+
+
 class InMemory:
-    """Trains a model that fits, eager, or compiled once `compile` was called. precision: "fp32", "tf32" or "bf16"."""
+    """Trains a model that fits, eager, or compiled once `compile` was called. precision: "fp32", "tf32" or "bf16".
+
+    cudnn: whether attention is cuDNN's; to be set before `compile`.
+    """
+
+    cudnn = False
 
     def __init__(self, place: Place, config: GPT2Config, precision: str) -> None:
         torch.manual_seed(1)
@@ -86,9 +99,10 @@ class InMemory:
 
     def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> float:
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.place.where.type, torch.bfloat16, enabled=self.bf16):
-            loss = self.run(tokens, targets)
-        loss.backward()
+        with by_cudnn(self.place) if self.cudnn else nullcontext():
+            with torch.autocast(self.place.where.type, torch.bfloat16, enabled=self.bf16):
+                loss = self.run(tokens, targets)
+            loss.backward()
         self.optimizer.step()
         return float(loss.item())
 
@@ -134,27 +148,70 @@ class Offloaded:
         self.optimizer.step()
         return total
 
-    def best_step_s(self, size: int, length: int, count: int) -> Iterator[tuple[int, float]]:
-        """(sequences in a micro-batch, seconds a step), larger and larger until one raises OutOfMemoryError."""
+    def trial_s(self, length: int, part: int) -> float:
+        """Seconds a sequence in one micro-batch of `part` of them, without an update. OutOfMemoryError spoils the model."""
+        tokens, targets = inputs_of(self.place, self.config, part, length)
+
+        def run() -> float:
+            loss = self.model(tokens, targets)
+            loss.backward()
+            return float(loss.item())
+
+        seconds = median_s(run, 1, 1) / part
+        self.optimizer.zero_grad(set_to_none=True)
+        return seconds
+
+    def step_s(self, size: int, length: int, part: int, count: int) -> float:
+        """Median seconds of a step on the batch that the engine gets too."""
         inputs = inputs_of(self.place, self.config, size, length)
-        part = 1
-        while part <= size:
-            if size % part == 0:
-                yield part, median_s(lambda part=part: self.step(*inputs, part), count, 1)  # type: ignore[misc]
-            part *= 4
+        return median_s(lambda: self.step(*inputs, part), count, 1)
+
+
+def micro_batches(size: int) -> Iterator[int]:
+    """Sequences of a micro-batch to try, more and more: 1, 4, 16 ... that divide `size`, and `size`."""
+    part = 1
+    while part < size:
+        if size % part == 0:
+            yield part
+        part *= 4
+    yield size
+
+
+def fastest_micro_batch(make: Callable[[], Offloaded], size: int, length: int) -> tuple[Offloaded, int, bool]:
+    """(a model that is whole, the micro-batch that is fastest a sequence, whether larger ones are out of memory).
+
+    0 for the micro-batch if not even one sequence fits.
+    """
+    side, found = make(), {0: float("inf")}
+    for part in micro_batches(size):
+        try:
+            found[part] = side.trial_s(length, part)
+        except RuntimeError as error:
+            if "out of memory" not in str(error).lower():
+                raise
+            del side
+            return make(), min(found, key=lambda part: found[part]), True
+        print(f"FSDP2, {part} sequences at a time: {found[part]:.3f} s a sequence", flush=True)
+    return side, min(found, key=lambda part: found[part]), False
 
 
 @contextmanager
-def one_process(place: Place) -> Iterator[None]:
-    """A process group of one."""
-    if place.on_gpu:
-        torch.cuda.set_device(place.where)
-    backend = "cpu:gloo,cuda:nccl" if place.on_gpu else "gloo"
-    dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+def one_process(place: Place) -> Iterator[Callable[[], None]]:
+    """What to call before `Offloaded` is made: it makes a process group of one, the first time."""
+
+    def join() -> None:
+        if dist.is_initialized():
+            return
+        if place.on_gpu:
+            torch.cuda.set_device(place.where)
+        backend = "cpu:gloo,cuda:nccl" if place.on_gpu else "gloo"
+        dist.init_process_group(backend, rank=0, world_size=1, store=dist.HashStore())
+
     try:
-        yield
+        yield join
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 @contextmanager

@@ -82,6 +82,17 @@ class CublasLt:
         )  # fmt: skip
         return True
 
+    @property
+    def words(self) -> str:
+        """Its name, and for how many of the shapes asked for so far it has no algorithm, with one of them."""
+        without = [key for key, plan in self._plans.items() if plan is None]
+        if not without:
+            return "cuBLASLt"
+        a, b, _, item, out, ta, tb, source, bias = without[-1]
+        added = " and ".join(name for name, there in (("source", source), ("bias", bias)) if there)
+        return (f"cuBLASLt, without an algorithm for {len(without)} of {len(self._plans)} shapes ({a}{'T' if ta else ''} by "
+                f"{b}{'T' if tb else ''} of {item} bytes to {out} bytes, {added or 'nothing'} added)")
+
     def close(self) -> None:
         for plan in self._plans.values():
             if plan is not None:

@@ -66,6 +66,11 @@ class Cudnn:
         self._handle = library.create_handle()
         library.set_stream(self._handle, stream)
 
+    @property
+    def words(self) -> str:
+        """Its name, and what it had no plan for, so far."""
+        return f"cuDNN {self.version}" + (f", not for all shapes ({self.refused})" if self.refused else "")
+
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
         """As Context.attend: q, k, v, out (R, g hs) bf16, stats (2 g, R) float32; False if cuDNN has no way for it."""
         return self._run((q, k, v, out, stats), seqs, heads)

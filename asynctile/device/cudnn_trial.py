@@ -34,12 +34,11 @@ def try_cudnn(
         memory.free(workspace)
         return None, f"not used: {type(error).__name__}: {error}"
     wrong = wrong_attention(cudnn, memory, stream)
-    refused = f", not for all shapes ({cudnn.refused})" if cudnn.refused else ""
     if wrong is None:
-        return cudnn, f"cuDNN {cudnn.version}{refused}"
+        return cudnn, cudnn.words
     cudnn.close()
     memory.free(workspace)
-    return None, f"not used: cuDNN {cudnn.version} gives {wrong}{refused}"
+    return None, f"not used: cuDNN {cudnn.version} gives {wrong}" + cudnn.words.removeprefix(f"cuDNN {cudnn.version}")
 
 
 def wrong_attention(cudnn: Any, memory: Memory, stream: int) -> str | None:

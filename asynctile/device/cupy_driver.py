@@ -63,9 +63,17 @@ class CupyDriver:
         self._blas: Cublas | None = None
         self._lt: CublasLt | None = None
         self._cudnn: Cudnn | None = None
-        self.epilogues = self.attention = "not tried yet"
+        self._epilogues = self._attention = "not tried yet"
         #: kernels whose limit of dynamic shared memory was raised, and how far
         self._shared: dict[str, int] = {}
+
+    @property
+    def epilogues(self) -> str:
+        return self._epilogues if self._lt is None else self._lt.words
+
+    @property
+    def attention(self) -> str:
+        return self._attention if self._cudnn is None else self._cudnn.words
 
     def bind(self) -> None:
         if not getattr(self._bound, "done", False):
@@ -169,11 +177,11 @@ class CupyDriver:
         try:
             self._lt = CublasLt(stream, tf32=tf32, workspace=workspace)
         except (DeviceError, RuntimeError) as error:
-            self.epilogues = f"not used: {error}"
+            self._epilogues = f"not used: {error}"
             return
         wrong = wrong_product(self._lt.gemm, self, stream)
-        self.epilogues = "cuBLASLt" if wrong is None else f"not used: cuBLASLt gives {wrong}"
         if wrong is not None:
+            self._epilogues = f"not used: cuBLASLt gives {wrong}"
             self._lt.close()
             self._lt = None
 
@@ -187,7 +195,7 @@ class CupyDriver:
         return self._lt is not None and self._lt.gemm(a, b, c, ta, tb, source, bias)
 
     def open_attention(self, stream: int) -> None:
-        self._cudnn, self.attention = try_cudnn(self, stream)
+        self._cudnn, self._attention = try_cudnn(self, stream)
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
         return self._cudnn is not None and self._cudnn.attend(q, k, v, out, stats, seqs, heads)

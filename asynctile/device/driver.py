@@ -20,15 +20,18 @@ class Driver(Protocol):
     """One GPU. name: "cuda:0". title: what its maker calls it. capability: (9, 0) for Hopper.
 
     epilogues: what adds a bias on a product's way out, in words, once `open_gemm` has tried it. attention: what computes
-    attention of whole sequences in bf16, once `open_attention` has tried it.
+    attention of whole sequences in bf16, once `open_attention` has tried it. Both say what they had no way for so far.
     All calls may come from any thread that called `bind`.
     """
 
     name: str
     title: str
     capability: tuple[int, int]
-    epilogues: str
-    attention: str
+    @property
+    def epilogues(self) -> str: ...
+
+    @property
+    def attention(self) -> str: ...
 
     def bind(self) -> None:
         """Make this GPU the calling thread's; cheap when it is already."""

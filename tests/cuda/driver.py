@@ -88,7 +88,7 @@ class SoftDriver:
         self.capability = capability
         self._streams: dict[int, SoftStream] = {}
         self.epilogues = "NumPy"
-        self.attention = "not tried yet"
+        self._attention = "not tried yet"
         self.library = SoftCudnn(self._streams) if attends else None
         self._cudnn: Cudnn | None = None
         self.error: BaseException | None = None
@@ -100,6 +100,10 @@ class SoftDriver:
         self._handles = itertools.count(1)
         self._events: dict[int, SoftEvent] = {}
         self._context = SoftContext(library(), fuses=fuses)
+
+    @property
+    def attention(self) -> str:
+        return self._attention if self._cudnn is None else self._cudnn.words
 
     def bind(self) -> None:
         pass
@@ -189,7 +193,7 @@ class SoftDriver:
         return self._context.fuses
 
     def open_attention(self, stream: int) -> None:
-        self._cudnn, self.attention = try_cudnn(self, stream, self._load, 1 << 20)
+        self._cudnn, self._attention = try_cudnn(self, stream, self._load, 1 << 20)
 
     def _load(self) -> SoftCudnn:
         if self.library is None:

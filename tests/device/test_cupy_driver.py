@@ -7,6 +7,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.device import cupy_driver, open_device
+from asynctile.device.cublas_lt import CublasLt, Plan
 from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.errors import BudgetError, DeviceError
 
@@ -102,3 +103,15 @@ def test_ram_that_is_not_locked_says_in_one_sentence_why_and_what_helps(monkeypa
     assert said.startswith(begins)
     assert said.endswith(ends)
     assert "\n" not in said and "ulimit" not in said
+
+
+def test_what_a_library_has_no_way_for_is_said_also_after_its_trial(monkeypatch):
+    bindings(monkeypatch, 1)
+    driver = cupy_driver.open_driver("cuda:0")
+    assert driver.epilogues == driver.attention == "not tried yet"
+    driver._lt = object.__new__(CublasLt)
+    driver._lt._plans = {((8, 16), (16, 24), (8, 24), 4, 4, False, False, False, True): Plan(None, (), None)}
+    assert driver.epilogues == "cuBLASLt"
+    driver._lt._plans[(8, 16), (24, 16), (8, 24), 2, 2, False, True, True, True] = None
+    assert driver.epilogues == ("cuBLASLt, without an algorithm for 1 of 2 shapes "
+                                "((8, 16) by (24, 16)T of 2 bytes to 2 bytes, source and bias added)")  # fmt: skip
