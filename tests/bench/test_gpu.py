@@ -320,7 +320,7 @@ def test_every_file_of_gpu_tests_runs(bench: Any) -> None:
 
 # Tests that pass, fail, are skipped, hang, or take the process with them.
 CASES = {
-    "import pytest\\ndef test_a(): pass\\ndef test_b(): assert 1 == 2\\ndef test_c(): pytest.skip('no GPU')": [
+    "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no GPU')": [
         ("test_a", "passed", ""), ("test_b", "failed", "call: assert 1 == 2"), ("test_c", "skipped", "Skipped: no GPU")],
     "import os\ndef test_a(): pass\ndef test_b(): os.abort()\ndef test_c(): pass": [
         ("test_a", "passed", ""), ("test_b", "failed", "its process ended with status -6")],
