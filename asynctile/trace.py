@@ -30,5 +30,9 @@ class Trace:
             for spans in self._spans
             for stream, work, start, end in spans
         ]  # fmt: skip
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+        except OSError as error:  # a write does not say where, nor does a close
+            error.filename = os.fspath(path)
+            raise

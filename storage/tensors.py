@@ -23,6 +23,7 @@ from .errors import CheckpointError
 from .folder import fsync, read_json
 from .header import FLOATS, TensorEntry, lay_out, read_header
 from .input import open_file, shown
+from .inside import part_of
 from .piece import Index, find_piece, read_all, write_all
 
 __all__ = ["TensorReader", "TensorWriter"]
@@ -52,10 +53,10 @@ class TensorWriter:
         self._entries = {entry.name: entry for entry in entries}
         self._missing = {entry.name: entry.nbytes for entry in entries}
         self._lock, self._unsynced = threading.Lock(), 0
-        self._part = self.path.with_name(f".{self.path.name}.part")
+        self._part = self.path.with_name(part_of(self.path.name))
         nbytes = len(header) + sum(entry.nbytes for entry in entries)
         try:
-            self._file = open(self._part, "w+b", buffering=0)  # noqa: SIM115 - closed by close() and discard()
+            self._file = open(self._part, "x+b", buffering=0)  # noqa: SIM115 - closed by close() and discard()
         except OSError as error:
             raise CheckpointError(
                 f"cannot write {self.path}: {error.strerror}; choose another folder"

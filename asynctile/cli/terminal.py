@@ -7,6 +7,7 @@ reader may leave; `open_streams`, for a program that was started without. What i
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
@@ -129,3 +130,5 @@ def open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (as long as the program)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model writes what an ASCII terminal has no letters for

@@ -6,6 +6,7 @@ Covers new and resumed runs, and what happens when the set-up fails: a new run t
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import time
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.layers import AdamW, GPT2Config, Trainer
 from asynctile.layers.data import Batches, TextSource
+from asynctile.storage import documents
 from asynctile.storage.sizes import format_size
 
 __all__ = ["run"]
@@ -83,7 +85,7 @@ def _stopped(folder: RunFolder, newest: list[Path], lost: OSError | None) -> int
     if lost is None:
         say(f"asynctile train: {how_far}\n")
         return EXIT_STATUS
-    left = isinstance(lost, BrokenPipeError)
+    left = lost.errno in (errno.EPIPE, errno.EIO)  # a pipe, a terminal
     complain(f"asynctile train: {'the reader of stdout has left' if left else f'stdout: {lost.strerror}'}: {how_far}")
     return EXIT_STATUS if left else 2
 
@@ -124,7 +126,8 @@ def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | 
 async def _run(options: Options, folder: RunFolder, display: Display, interrupt: Interrupt) -> bool:
     """True if the run is finished, False if it was asked to stop before."""
     display.stage("reading the text")
-    tokenizer = await asyncio.to_thread(prepare_tokenizer, options, folder)
+    # To its end, also when asked to stop: what is being written would be left in a folder that is removed.
+    tokenizer = await documents.finish(asyncio.to_thread(prepare_tokenizer, options, folder))
     shape = choose_shape(options, tokenizer.vocab_size)
     options = replace(options, seq_len=options.seq_len or shape.block_size)
 
@@ -133,7 +136,8 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
         display.stage(f"making tokens of the text: {format_size(done)} of {format_size(total)}")
 
     assert options.seq_len is not None
-    corpus = await asyncio.to_thread(prepare_tokens, options, folder, tokenizer, options.seq_len, progress)
+    tokens = asyncio.to_thread(prepare_tokens, options, folder, tokenizer, options.seq_len, progress)
+    corpus = await documents.finish(tokens)
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display))

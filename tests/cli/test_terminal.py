@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynctile.cli.corpus import prepare_tokenizer
 from asynctile.cli.display import PlainDisplay
+from asynctile.cli.interrupt import Interrupt
+from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import Output, complain, one_line, printable, say
 from tests.cli.conftest import Program
 
@@ -106,6 +111,35 @@ def test_a_run_whose_output_is_lost_finishes_its_step_saves_and_says_so(
     assert err == f"asynctile train: {says}: stopped; {newest} is saved, --resume --out {run} goes on\n"
     assert newest.is_dir()
     assert program("train", "--resume", "--out", run)[0] == 0
+
+
+def test_asked_to_stop_what_is_being_written_is_awaited_before_the_folder_is_removed(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discard, asked, written = RunFolder.discard_unless_begun, Interrupt._asked, []
+    cancelled = threading.Event()
+
+    def slowly(options: Any, folder: RunFolder) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert cancelled.wait(20)
+        time.sleep(0.02)  # as long as the folder would have taken to go
+        written.append(folder)
+        return prepare_tokenizer(options, folder)
+
+    def ask(self: Interrupt) -> None:
+        asked(self)
+        cancelled.set()
+
+    def discarding(self: RunFolder) -> None:
+        assert written, "a thread is still to write"
+        discard(self)
+
+    monkeypatch.setattr("asynctile.cli.train.prepare_tokenizer", slowly)
+    monkeypatch.setattr(Interrupt, "_asked", ask)
+    monkeypatch.setattr(RunFolder, "discard_unless_begun", discarding)
+    status, out, _ = train("--out", tmp_path / "run")
+    assert status == 130 and "nothing was changed" in out
+    assert not (tmp_path / "run").exists()
 
 
 def hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
