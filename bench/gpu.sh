@@ -41,10 +41,12 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 # They change the speed of every product on the CPU, and each part would start itself again without them.
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 
-missing=$("$PYTHON" - 2>/dev/null <<'END'
+NEEDED=(torch numpy scipy numba threadpoolctl psutil safetensors aiofiles xxhash tokenizers rich pytest)
+if [[ $DEVICE != soft ]]; then NEEDED=(cupy ml_dtypes "${NEEDED[@]}"); fi
+missing=$("$PYTHON" - "${NEEDED[@]}" 2>/dev/null <<'END'
+import sys
 from importlib.util import find_spec
-needed = "cupy torch numpy scipy numba ml_dtypes threadpoolctl psutil safetensors aiofiles xxhash tokenizers rich pytest"
-print(" ".join(name for name in needed.split() if find_spec(name) is None))
+print(" ".join(name for name in sys.argv[1:] if find_spec(name) is None))
 END
 ) || { echo "bench/gpu.sh: $PYTHON does not run; name an interpreter by PYTHON=..." >&2; exit 1; }
 if [[ -n $missing ]]; then
