@@ -173,6 +173,7 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
                 micro_batches=state["micro_batches"],
                 recompute=state["recompute"],
             )
+            model.companions = source.companions
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error
         _check_moments(model, moments, folder)

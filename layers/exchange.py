@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from asynctile.errors import CheckpointError
 from asynctile.files import Files
 from asynctile.handle import Handle
+from asynctile.layers.companions import companions_to_write, read_companions
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.layout import shapes, tensor_count
 from asynctile.layers.parameters import Parameter
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes
-from asynctile.storage.documents import finish, store_json
+from asynctile.storage.documents import finish, store_file, store_json
 from asynctile.storage.folder import read_json, replace_folder
 from asynctile.storage.input import shown
 from asynctile.storage.sizes import format_size
@@ -48,6 +49,8 @@ MASKS, FOREIGN = 2, 16
 class Pretrained:
     """A model folder, checked whole on opening: config, names, shapes, checksums where it has them, a tied head. A
     context manager.
+
+    companions: the files beside the weights, by name.
     """
 
     def __init__(self, path: str | os.PathLike[str], tick: Callable[[], object] = bool) -> None:
@@ -66,6 +69,7 @@ class Pretrained:
             raise ValueError(f"{self.path / CONFIG}: {error}") from error
         if any(self.config.pdrops.values()):
             warnings.warn(f"dropout of {self.path / CONFIG} is kept for saving, never applied", stacklevel=2)
+        self.companions = read_companions(self.path, tick)
         self._reader = TensorReader(self.path, most=tensor_count(self.config) + self.config.n_layer * MASKS + FOREIGN)
         try:
             self._names = self._match()
@@ -179,8 +183,10 @@ def _room(path: Path) -> int:
 
 
 async def write_weights(model: GPT2, folder: Path, read: ReadTile, files: Files) -> None:
-    """config.json and model.safetensors in `folder`."""
+    """config.json, what stands beside the weights, and model.safetensors in `folder`."""
     await store_json(folder / CONFIG, model.config.to_hf(), executor=files)
+    for name, content in companions_to_write(model.config, model.companions).items():
+        await store_file(folder / name, content, executor=files)
     await write_tensors(model, folder / WEIGHTS, ("weights",), read, files)
 
 

@@ -20,6 +20,7 @@ from asynctile.errors import StalledError, TornModelError
 from asynctile.files import Files
 from asynctile.handle import Handle
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
+from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameter, Parameters, initial_piece
@@ -63,6 +64,7 @@ class GPT2:
         self.last_checkpoint: str | None = None
         #: held by whoever changes the weights or must see those of one step
         self.changing = engine.lock("a model")
+        self.companions = {}
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._demands: dict[Program, Demand] = {}
 
@@ -94,6 +96,7 @@ class GPT2:
             with ExitStack() as opened:  # entered in the thread: it is closed though the load was cancelled meanwhile
                 source = await files.run(lambda: opened.enter_context(Pretrained(path, files.tick)))
                 model = cls(engine, source.config, tile)
+                model.companions = source.companions
                 await model.fill(source.read, files)
             model.last_checkpoint = str(path)
             return model
@@ -101,7 +104,9 @@ class GPT2:
         return await engine.call(job(), undo=cls.release)
 
     async def save_pretrained(self, path: str | os.PathLike[str]) -> None:
-        """Write config.json and model.safetensors in the Hugging Face layout, beside `path`, then renamed into it."""
+        """Write config.json, model.safetensors and `companions` in the Hugging Face layout, beside `path`, then renamed
+        into it.
+        """
         from asynctile.layers.exchange import save_pretrained
 
         async def job() -> None:
@@ -133,6 +138,19 @@ class GPT2:
         except BaseException:
             await under_shield(self.release())
             raise
+
+    @property
+    def companions(self) -> Companions:
+        """Files of other programs that stand beside the weights, bytes by name: the tokenizer's, generation_config.json.
+
+        Read by `from_pretrained` and `Trainer.load`, written by every save as they stand then. Assign a mapping to change
+        them; the names that there are, and their sizes, are in companions.py, and others raise ValueError.
+        """
+        return self._companions
+
+    @companions.setter
+    def companions(self, files: Companions) -> None:
+        self._companions = checked(files)
 
     def weights(self) -> Iterator[Handle]:
         """Every weight tile, and their copies."""

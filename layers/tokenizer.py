@@ -13,15 +13,16 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
 from ..storage.errors import CheckpointError
-from ..storage.folder import decode_json, unreadable, write_file
-from ..storage.input import read_file
+from ..storage.folder import unreadable, write_file
+from ..storage.input import parse_json, read_file
+from .companions import LIMITS, TOKENIZER
 from .tokenizer_trial import refusal
 
 __all__ = [
@@ -30,12 +31,11 @@ __all__ = [
     "Tokenizer",
     "load_tokenizer",
     "open_tokenizer",
+    "parse_tokenizer",
     "train_bpe",
 ]
 
-_FILE = "tokenizer.json"
-#: A million tokens, the most that "bpe:N" makes, take about 100 MB.
-_FILE_NBYTES = 128 << 20
+_FILE_NBYTES = LIMITS[TOKENIZER]
 #: A file above this is not that of the bytes, which has 5 KiB.
 _BYTES_NBYTES = 64 << 10
 _EXPECTED = 'expected "bytes", the path of a tokenizer.json, or "bpe:N" with N from 256 to 1000000, such as "bpe:8192"'
@@ -52,6 +52,10 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """Equal for two tokenizers if, and only if, they give the same ids for every text."""
 
+    @property
+    def special(self) -> dict[str, int]:
+        """Ids by token of those that are no text, such as <|endoftext|>."""
+
     def encode(self, text: str | bytes) -> NDArray[Any]:
         """Ids (n,) of a text: uint16 if the vocabulary fits, else uint32. Bytes that are no UTF-8 are no
         error.
@@ -67,12 +71,16 @@ class Tokenizer(Protocol):
         programs.
         """
 
+    def to_json(self) -> bytes:
+        """The content of that file."""
+
 
 class ByteTokenizer:
     """The bytes of UTF-8 as tokens: 256 of them, nothing to train, nothing unknown."""
 
     vocab_size = 256
     fingerprint = "bytes"
+    special: ClassVar[dict[str, int]] = {}
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
         """Ids (n,) uint16."""
@@ -85,7 +93,11 @@ class ByteTokenizer:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write it as a byte-level BPE without merges, whose ids are the bytes: other programs read that too.
         """
-        write_file(Path(folder, _FILE), json.dumps(_byte_bpe(), ensure_ascii=False, indent=2).encode())
+        write_file(Path(folder, TOKENIZER), self.to_json())
+
+    def to_json(self) -> bytes:
+        """The content of its `tokenizer.json`."""
+        return json.dumps(_byte_bpe(), ensure_ascii=False, indent=2).encode()
 
 
 class HuggingFaceTokenizer:
@@ -101,16 +113,9 @@ class HuggingFaceTokenizer:
         # Not the number of entries: some vocabularies have holes, and the embedding is indexed by id.
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.fingerprint: str = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+        added = tokenizer.get_added_tokens_decoder()
+        self.special: dict[str, int] = {token.content: id for id, token in added.items() if token.special}
         self._dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-        """Read a `tokenizer.json`. Raises ValueError if it is missing or none."""
-        try:
-            content = read_file(path, _FILE_NBYTES)
-        except OSError as error:
-            raise ValueError(f"tokenizer {path} cannot be read: {error.strerror}; {_EXPECTED}") from error
-        return cls.parse(content, path)
 
     @classmethod
     def parse(cls, content: bytes, path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
@@ -139,7 +144,12 @@ class HuggingFaceTokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `tokenizer.json` into an existing folder."""
-        write_file(Path(folder, _FILE), self._tokenizer.to_str(pretty=True).encode())
+        write_file(Path(folder, TOKENIZER), self.to_json())
+
+    def to_json(self) -> bytes:
+        """The content of its `tokenizer.json`."""
+        content: str = self._tokenizer.to_str(pretty=True)
+        return content.encode()
 
 
 def train_bpe(texts: Iterable[str | bytes], vocab_size: int) -> HuggingFaceTokenizer:
@@ -183,22 +193,38 @@ def load_tokenizer(spec: str, texts: Iterable[str | bytes]) -> Tokenizer:
         return train_bpe(texts, int(number))
     if not spec or not Path(spec).is_file():
         raise ValueError(f"tokenizer {spec!r} is neither a known name nor a file; {_EXPECTED}")
-    return HuggingFaceTokenizer.open(spec)
+    try:
+        content = read_file(spec, _FILE_NBYTES)
+    except OSError as error:
+        raise ValueError(f"tokenizer {spec} cannot be read: {error.strerror}; {_EXPECTED}") from error
+    return parse_tokenizer(content, spec)
 
 
 def open_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer that `save` wrote into a folder. Raises CheckpointError if it is missing or damaged."""
-    path = Path(folder, _FILE)
+    path = Path(folder, TOKENIZER)
     try:
         content = read_file(path, _FILE_NBYTES)
     except OSError as error:
         raise unreadable(path, error) from error
-    if len(content) < _BYTES_NBYTES and decode_json(content, path) == _byte_bpe():
-        return ByteTokenizer()
     try:
-        return HuggingFaceTokenizer.parse(content, path)
+        return parse_tokenizer(content, path)
     except ValueError as error:
         raise CheckpointError(f"cannot open the tokenizer of {folder}: {error}") from error
+
+
+def parse_tokenizer(content: bytes, path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of the bytes of the `tokenizer.json` `path`. Raises ValueError, naming it, if they are none."""
+    if len(content) < _BYTES_NBYTES and _is_of_bytes(content):
+        return ByteTokenizer()
+    return HuggingFaceTokenizer.parse(content, path)
+
+
+def _is_of_bytes(content: bytes) -> bool:
+    try:
+        return bool(parse_json(content) == _byte_bpe())
+    except ValueError:
+        return False
 
 
 @contextmanager

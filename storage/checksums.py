@@ -6,6 +6,7 @@ the file is taken as it is: others who write the same layout know nothing of it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,22 @@ def checksum(path: Path, tick: Callable[[], object] = bool) -> str:
 
 def checksum_record(checksums: dict[str, str]) -> dict[str, Any]:
     """What `checksums.json` holds for checksums by file name."""
-    return {"algorithm": _ALGORITHM, "files": checksums}
+    return {"algorithm": _ALGORITHM, "files": checksums, "record": _of_table(checksums)}
 
 
-def check_files(folder: Path, names: Iterable[str], tick: Callable[[], object] = bool) -> None:
+def _of_table(table: dict[str, Any]) -> str:
+    """So that a flipped bit in the name of a file does not leave it unchecked."""
+    digest: str = xxhash.xxh3_64_hexdigest(json.dumps(table, sort_keys=True).encode())
+    return digest
+
+
+def check_files(
+    folder: Path, names: Iterable[str], tick: Callable[[], object] = bool, *, others: Iterable[str] = ()
+) -> None:
     """CheckpointError for the first of the files `names` of `folder` whose bytes are not those that were saved.
 
-    A folder without `checksums.json` is not looked at. tick: called all the time.
+    A folder without `checksums.json` is not looked at. tick: called all the time. others: files that are looked at only if
+    they were saved.
     """
     record = folder / CHECKSUMS
     if not record.exists():
@@ -53,7 +63,11 @@ def check_files(folder: Path, names: Iterable[str], tick: Callable[[], object] =
     if table.get("algorithm") != _ALGORITHM:
         raise CheckpointError(f"{record} has checksums of kind {shown(table.get('algorithm'))}, expected {_ALGORITHM!r}; "
                               "update asynctile, or delete that file to load unchecked")
-    for name in names:
+    whole = _of_table(table["files"])
+    if table.get("record", whole) != whole:  # older ones have none of themselves
+        raise CheckpointError(f"{record} is damaged: it is not what was saved; use another checkpoint, copy it again, or "
+                              "delete that file to load unchecked")
+    for name in (*names, *(name for name in others if name in table["files"])):
         expected = table["files"].get(name)
         if expected is None:
             raise CheckpointError(f"{record} is damaged: it has no checksum of {name}; use another checkpoint, copy it again, "

@@ -1,22 +1,27 @@
 """Which model a run trains: the shape that --model names, and its weights.
 
-Covers `choose_shape` and `open_model`. Shapes are checked in asynctile/layers/config.py, weights read in gpt2.py there.
+Covers `choose_shape`, `open_model` and what stands beside the weights. Shapes are checked in asynctile/layers/config.py,
+weights read in gpt2.py there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from asynctile import Engine
 from asynctile.cli.options import Options
 from asynctile.layers import GPT2, GPT2Config
+from asynctile.layers.companions import GENERATION, TOKENIZER, of_tokenizer
 from asynctile.layers.config import STANDARD, STATES_NBYTES
 from asynctile.layers.gpt2 import check_room
 from asynctile.layers.tiling import Tiling
+from asynctile.layers.tokenizer import Tokenizer, parse_tokenizer
 from asynctile.storage.input import parse_json, read_file
 
-__all__ = ["choose_shape", "model_folder", "open_model"]
+__all__ = ["companions_with", "choose_shape", "model_folder", "open_model"]
 
 #: Without --model: what two CPU cores train to readable text in a few minutes.
 SMALL = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64)
@@ -29,8 +34,8 @@ def model_folder(options: Options) -> Path | None:
     return Path(options.model)
 
 
-def choose_shape(options: Options, vocab_size: int) -> GPT2Config:
-    """The shape that --model names; `vocab_size` is the tokenizer's.
+def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | None = None) -> GPT2Config:
+    """The shape that --model names; `vocab_size` is the tokenizer's, and so are `tokens`, which a new model's config keeps.
 
     Raises ValueError if there is no such model, its vocabulary is smaller than the tokenizer's, or --seq-len is longer
     than it takes.
@@ -39,6 +44,8 @@ def choose_shape(options: Options, vocab_size: int) -> GPT2Config:
     if vocab_size > shape.vocab_size:
         raise ValueError(f"the tokenizer has {vocab_size} tokens and the model {options.model} only "
                          f"{shape.vocab_size}; use a smaller tokenizer or another model")
+    if tokens is not None and (options.model is None or options.model in STANDARD):
+        shape = replace(shape, **tokens)
     if options.seq_len is not None and options.seq_len > shape.block_size:
         raise ValueError(f"--seq-len {options.seq_len} is longer than the {shape.block_size} tokens that the model "
                          f"takes; choose at most {shape.block_size}, or another model")
@@ -52,6 +59,25 @@ async def open_model(engine: Engine, options: Options, shape: GPT2Config) -> GPT
         return await GPT2.from_pretrained(engine, folder, tile=options.tile)
     check_room(engine, Tiling(shape, options.tile, engine.grain), STATES_NBYTES)  # before hours of drawing its weights
     return await GPT2.create(engine, shape, seed=options.seed, tile=options.tile)
+
+
+def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:
+    """What stands beside the weights of a model that learns with this tokenizer: that one's files, as the model brought
+    them if they are of this tokenizer.
+    """
+    own, made = model.companions, of_tokenizer(tokenizer, model.config.block_size)
+    if _is_of(own.get(TOKENIZER), tokenizer):
+        return {**made, **own}
+    return {**made, **{name: own[name] for name in (GENERATION,) if name in own}}
+
+
+def _is_of(content: bytes | None, tokenizer: Tokenizer) -> bool:
+    if content is None or content == tokenizer.to_json():
+        return content is not None
+    try:
+        return parse_tokenizer(content, TOKENIZER).fingerprint == tokenizer.fingerprint
+    except ValueError:
+        return False
 
 
 def _named_shape(name: str | None, vocab_size: int) -> GPT2Config:

@@ -91,6 +91,7 @@ async def finish(session: Session) -> bool:
     for line in _sentences(sums, entropy):
         note(line)
     note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
+    note(f"asynctile generate {folder.path} writes with the model; transformers opens {folder.checkpoints()[-1]} as it is")
     return True
 
 

@@ -20,7 +20,7 @@ from asynctile import Engine, __version__
 from asynctile.cli.corpus import Corpus, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
-from asynctile.cli.model import choose_shape, open_model
+from asynctile.cli.model import choose_shape, companions_with, open_model
 from asynctile.cli.options import Options, new_options, resumed_options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.run_folder import RunFolder, existing_run
@@ -28,6 +28,7 @@ from asynctile.cli.session import Session, go_on
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.layers import AdamW, GPT2Config, Trainer
+from asynctile.layers.companions import token_ids
 from asynctile.layers.data import Batches, TextSource
 from asynctile.storage import documents
 from asynctile.storage.sizes import format_size
@@ -128,7 +129,7 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
     display.stage("reading the text")
     # To its end, also when asked to stop: what is being written would be left in a folder that is removed.
     tokenizer = await documents.finish(asyncio.to_thread(prepare_tokenizer, options, folder))
-    shape = choose_shape(options, tokenizer.vocab_size)
+    shape = choose_shape(options, tokenizer.vocab_size, token_ids(tokenizer))
     options = replace(options, seq_len=options.seq_len or shape.block_size)
 
     def progress(done: int, total: int) -> None:
@@ -177,6 +178,7 @@ async def _open_session(options: Options, folder: RunFolder, shape: GPT2Config, 
                           decay_steps=options.steps, min_lr=options.lr * _LAST_RATE)
         trainer = Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.micro_batches,
                           recompute=options.recompute, update=options.update)
+    trainer.model.companions = await asyncio.to_thread(companions_with, corpus.tokenizer, trainer.model)
     return Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
                    display=display, interrupt=interrupt)
 

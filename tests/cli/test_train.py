@@ -213,10 +213,14 @@ def test_trained_tokenizer_and_trace(train: Program, program: Program, tmp_path:
     status, out, err = program("generate", run, "--prompt", prompt, "--max-new-tokens", 5)
     assert (status, err) == (0, "") and out.startswith(prompt)
     folder = run / "checkpoints" / "step-000002"
-    assert program("generate", folder, "--prompt", "a", "--max-new-tokens", 2)[0] == 2  # a model without its tokenizer
-    status, out, _ = program("generate", folder, "--prompt", "a", "--max-new-tokens", 2, "--tokenizer",
-                             run / "tokenizer.json")
-    assert status == 0
+    words = ("generate", folder, "--prompt", "a", "--max-new-tokens", 20, "--seed", 1)
+    status, found, _ = program(*words)
+    assert (status, found) == (0, program("generate", run, *words[2:])[1])
+    (folder / "tokenizer.json").unlink()
+    assert program(*words)[0] == 2  # a model without its tokenizer
+    (folder / "checksums.json").unlink()
+    status, out, err = program(*words, "--tokenizer", run / "tokenizer.json")
+    assert (status, out) == (0, found), err
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])

@@ -11,7 +11,9 @@ from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively,
 
 DEVICES = {"cpu": {"device": "cpu"}, "emulated": {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 6}}
 BATCHES = batches_of(SMALL, 5)
-FILES = ["checksums.json", "config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"]
+FILES = [
+    "checksums.json", "config.json", "generation_config.json", "model.safetensors", "optimizer.safetensors", "trainer.json",
+]  # fmt: skip
 
 
 async def trainer_on(engine: Engine, steps: int = 0, **more: Any) -> Trainer:

@@ -88,7 +88,7 @@ def test_nothing_is_added_cut_or_padded(tmp_path):
     raw.enable_truncation(5)
     raw.enable_padding(length=64)
     raw.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = HuggingFaceTokenizer.open(tmp_path / "tokenizer.json")
+    tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"), ())
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
     assert tokenizer.vocab_size == raw.token_to_id("<s>") + 1
@@ -106,6 +106,8 @@ def test_users_name_a_tokenizer_by_word_size_or_file(tmp_path):
     trained = load_tokenizer("bpe:300", [TEXT])
     trained.save(tmp_path)
     assert load_tokenizer(str(tmp_path / "tokenizer.json"), iter(())).fingerprint == trained.fingerprint
+    ByteTokenizer().save(tmp_path)
+    assert isinstance(load_tokenizer(str(tmp_path / "tokenizer.json"), iter(())), ByteTokenizer)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,34 @@ def test_a_missing_file_is_named(folder: Path) -> None:
         check_files(folder, NAMES)
 
 
+def test_what_was_not_saved_with_the_others_is_looked_at_only_if_it_was_saved(folder: Path) -> None:
+    (folder / "c").write_text("added by hand")
+    check_files(folder, ["a"], others=["b", "c"])
+    (folder / "b").write_text("changed")
+    with pytest.raises(CheckpointError, match=rf"{folder / 'b'} is damaged"):
+        check_files(folder, ["a"], others=["b", "c"])
+    (folder / "b").unlink()
+    with pytest.raises(CheckpointError, match=f"cannot read {folder / 'b'}"):
+        check_files(folder, ["a"], others=["b", "c"])
+
+
+def test_no_flipped_bit_of_the_record_leaves_a_file_unchecked(folder: Path) -> None:
+    whole = (folder / CHECKSUMS).read_bytes()
+    (folder / "b").write_text("changed")
+    for at in range(len(whole)):
+        for bit in range(8):
+            content = bytearray(whole)
+            content[at] ^= 1 << bit
+            (folder / CHECKSUMS).write_bytes(content)
+            with pytest.raises(CheckpointError):
+                check_files(folder, ["a"], others=["b"])
+
+
+def test_a_record_of_before_records_had_a_checksum_is_taken(folder: Path) -> None:
+    write_json(folder / CHECKSUMS, {"algorithm": "xxh3_64", "files": {name: checksum(folder / name) for name in NAMES}})
+    check_files(folder, NAMES)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"algorithm": "xxh3_64"}', '{"algorithm": "xxh9", "files": {}}'])
 def test_damaged_checksums_are_named(folder: Path, content: str) -> None:
     (folder / CHECKSUMS).write_text(content)

@@ -1,0 +1,110 @@
+"""Files that stand beside a model's weights for other programs: its tokenizer, and how it is to generate.
+
+Covers which there are, reading them from a model's folder and writing them into one. They are kept as bytes, and nothing
+here looks into them; only a model that came without generation_config.json gets one. What is in the tokenizer's files is
+tokenizer.py, the rest of a folder exchange.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from asynctile.layers.config import TOKENS, GPT2Config
+from asynctile.storage.checksums import check_files
+from asynctile.storage.folder import encode_json, unreadable
+from asynctile.storage.input import DOCUMENT_NBYTES, read_file, shown
+
+if TYPE_CHECKING:
+    from asynctile.layers.tokenizer import Tokenizer
+
+GENERATION = "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+#: Every companion, and the most bytes of it. A million tokens, the most that "bpe:N" makes, take 100 MB as tokenizer.json.
+LIMITS = {
+    GENERATION: DOCUMENT_NBYTES,
+    TOKENIZER: 128 << 20,
+    TOKENIZER_CONFIG: DOCUMENT_NBYTES,
+    "special_tokens_map.json": DOCUMENT_NBYTES,
+    "added_tokens.json": DOCUMENT_NBYTES,
+    "chat_template.jinja": DOCUMENT_NBYTES,
+    "vocab.json": 32 << 20,
+    "merges.txt": 32 << 20,
+}
+#: What transformers adds to a prompt where nobody says how much; more than a short window has room for.
+NEW_TOKENS = 256
+
+#: What a token is for is said by its name alone: a tokenizer.json only tells which are no text.
+NAMES = {"bos": ("<|endoftext|>", "<|begin_of_text|>", "<s>"), "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
+         "unk": ("<unk>", "[UNK]")}  # fmt: skip
+
+Companions = Mapping[str, bytes]
+
+
+def checked(files: Companions) -> Companions:
+    """A copy of `files` that cannot be changed. ValueError or TypeError if one is no companion, too long, or not bytes."""
+    for name, content in files.items():
+        if name not in LIMITS:
+            raise ValueError(f"companions have {shown(name)}, expected names among {', '.join(LIMITS)}")
+        if not isinstance(content, bytes):
+            raise TypeError(f"companion {name} is of {type(content).__name__}, expected bytes: the content of that file")
+        if len(content) > LIMITS[name]:
+            raise ValueError(f"companion {name} has {len(content)} bytes, expected at most {LIMITS[name]}")
+    return MappingProxyType(dict(files))
+
+
+def read_companions(folder: Path, tick: Callable[[], object] = bool) -> dict[str, bytes]:
+    """The companions in a model's folder. CheckpointError for one that is damaged, too long, or no regular file.
+
+    tick: called all the time.
+    """
+    found = {}
+    for name, limit in LIMITS.items():
+        try:
+            found[name] = read_file(folder / name, limit)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise unreadable(folder / name, error) from error
+        tick()
+    check_files(folder, (), tick, others=LIMITS)
+    return found
+
+
+def companions_to_write(config: GPT2Config, files: Companions) -> dict[str, bytes]:
+    """`files`, and a generation_config.json if there is none."""
+    return {GENERATION: encode_json(_generation(config)), **files}
+
+
+def of_tokenizer(tokenizer: Tokenizer, longest: int) -> dict[str, bytes]:
+    """The files of a tokenizer that has none of its own, for a model that takes sequences of `longest` tokens."""
+    config = {
+        # By its name, and not GPT2Tokenizer, which adds <|endoftext|> and cuts text before bytes are looked up.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+        **{f"{purpose}_token": name for purpose, name in _named(tokenizer).items()},
+    }
+    return {TOKENIZER: tokenizer.to_json(), TOKENIZER_CONFIG: encode_json(config)}
+
+
+def token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Of a new model's config: which tokens of the tokenizer begin and end a text, None where it has none."""
+    named = _named(tokenizer)
+    return {f"{purpose}_token_id": tokenizer.special.get(named.get(purpose, "")) for purpose in ("bos", "eos")}
+
+
+def _named(tokenizer: Tokenizer) -> dict[str, str]:
+    found = {purpose: [name for name in names if name in tokenizer.special] for purpose, names in NAMES.items()}
+    return {purpose: names[0] for purpose, names in found.items() if names}
+
+
+def _generation(config: GPT2Config) -> dict[str, Any]:
+    values = config.to_hf()
+    generation = {name: values[name] for name in TOKENS}
+    if config.block_size // 2 < NEW_TOKENS:
+        # Else a call that says nothing runs beyond the last position, and fails. Half is left to the prompt.
+        generation["max_new_tokens"] = max(1, config.block_size // 2)
+    return generation
