@@ -89,7 +89,7 @@ class Measured:
             join()
             with capped(self.place, int(share * config.states_nbytes)):
                 side, part, full = fastest_micro_batch(
-                    lambda: Offloaded(self.place, config, options.precision), options.batch, options.length)
+                    lambda: Offloaded(self.place, config, options.precision), self.place, options.batch, options.length)
                 if not part:
                     self.section.put(self.table, {**found, "note": "out of memory with one sequence at a time"})
                     return

@@ -11,6 +11,8 @@ that is fastest of those that the cap allows.
 from __future__ import annotations
 
 import dataclasses
+import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -177,22 +179,30 @@ def micro_batches(size: int) -> Iterator[int]:
     yield size
 
 
-def fastest_micro_batch(make: Callable[[], Offloaded], size: int, length: int) -> tuple[Offloaded, int, bool]:
+def fastest_micro_batch(
+    make: Callable[[], Offloaded], place: Place, size: int, length: int
+) -> tuple[Offloaded, int, bool]:
     """(a model that is whole, the micro-batch that is fastest a sequence, whether larger ones are out of memory).
 
     0 for the micro-batch if not even one sequence fits.
     """
-    side, found = make(), {0: float("inf")}
+    side, found = make(), {0: math.inf}
+    full = False
     for part in micro_batches(size):
         try:
             found[part] = side.trial_s(length, part)
         except RuntimeError as error:
             if "out of memory" not in str(error).lower():
                 raise
+            full = True
+        if full:  # here, where the error holds none of its tensors any more
             del side
-            return make(), min(found, key=lambda part: found[part]), True
+            gc.collect()
+            free(place)
+            side = make()
+            break
         print(f"FSDP2, {part} sequences at a time: {found[part]:.3f} s a sequence", flush=True)
-    return side, min(found, key=lambda part: found[part]), False
+    return side, min(found, key=lambda part: found[part]), full
 
 
 @contextmanager
