@@ -1,0 +1,85 @@
+"""The laws of files of CONTRIBUTING.md, as far as sources show them: who writes at all, and that nothing read is run.
+
+Whether links are followed is tests/storage/test_inside.py and tests/cli/test_links.py; what run.json may say
+tests/cli/test_options.py; limits of readers tests/storage/test_input.py.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.test_house import SOURCES
+
+#: Who makes, renames or removes names, and on whose word. Everybody else goes through them.
+WRITERS = {
+    "asynctile.storage.inside": "in a folder held open",
+    "asynctile.storage.beside": "in a folder held open",
+    "asynctile.storage.folder": "the parents of a folder that a caller names",
+    "asynctile.storage.tensors": "a file that a caller names, new and then renamed",
+    "asynctile.storage.documents": "in a folder held open",
+    "asynctile.storage.container": "the spill file of a folder that a caller names",
+    "asynctile.layers.tokens": "a folder that a caller names",
+    "asynctile.trace": "a file that a caller names",
+    "asynctile.cli.run_folder": "the folder that --out names",
+    "asynctile.cli.terminal": "nowhere: /dev/null",
+}
+CHANGES = {
+    "rename", "renames", "unlink", "rmdir", "mkdir", "makedirs", "remove", "removedirs", "rmtree", "symlink", "link",
+    "symlink_to", "hardlink_to", "touch", "write_text", "write_bytes", "mkdtemp", "mkstemp", "copytree", "copyfile", "move",
+}  # fmt: skip
+#: Methods of lists, sets and arrays, which have the same names.
+PLAIN = {"remove"}
+#: What makes code of data: modules, and calls.
+RUN = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "code"}
+RUNS = {("", "eval"), ("", "exec"), ("", "compile"), ("", "__import__"), ("np", "load"), ("numpy", "load"), ("torch", "load")}
+
+
+def calls(path: Path) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+
+
+def name_of(call: ast.Call) -> tuple[str, str]:
+    """(what it is called on, if that is a plain name; the function)"""
+    if isinstance(call.func, ast.Attribute):
+        return (call.func.value.id if isinstance(call.func.value, ast.Name) else "", call.func.attr)
+    return "", call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def is_change(call: ast.Call) -> bool:
+    on, name = name_of(call)
+    if name == "open":
+        modes = [word.value for word in (*call.args[1:2], *(item.value for item in call.keywords if item.arg == "mode"))
+                 if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+        flags = [node.attr for node in ast.walk(call) if isinstance(node, ast.Attribute)]
+        return any(set(mode) & set("wax+") for mode in modes) or bool({"O_CREAT", "O_WRONLY", "O_RDWR", "O_TRUNC"} & {*flags})
+    if name == "replace":
+        return on == "os"
+    return name in CHANGES and (name not in PLAIN or on in ("os", "shutil"))
+
+
+def test_names_are_changed_by_few() -> None:
+    found = {
+        f"{module} line {call.lineno}: {ast.unparse(call)[:80]}"
+        for module, path in SOURCES.items() if module not in WRITERS and not module.startswith("asynctile.cli.stress")
+        for call in calls(path) if is_change(call)
+    }  # fmt: skip
+    assert not found
+
+
+def test_the_list_of_who_writes_has_no_others() -> None:
+    assert [module for module in WRITERS if not any(map(is_change, calls(SOURCES[module])))] == []
+
+
+def imported_by(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield (node.module or "").split(".")[0]
+
+
+def test_nothing_that_is_read_is_run() -> None:
+    assert {module: found for module, path in SOURCES.items() if (found := RUN.intersection(imported_by(path)))} == {}
+    assert {module: name_of(call) for module, path in SOURCES.items() for call in calls(path) if name_of(call) in RUNS} == {}
