@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..storage.input import shown
 from .entropy import bigram_entropy
+from .rows import MOST_TOKENS
 from .text import TextSource
 from .tokens import TokenFile, Tokens, TokenView, open_tokens, split, tokenise
 
@@ -138,6 +139,11 @@ def _check_sizes(tokens: Tokens, batch_size: int, seq_len: int, part: str) -> No
     for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} {value!r} cannot be used; expected an int of 1 or more")
+    if batch_size * seq_len > MOST_TOKENS:
+        raise ValueError(
+            f"a batch of {batch_size:,} sequences of {seq_len:,} tokens is {batch_size * seq_len:,} tokens; expected at most "
+            f"{MOST_TOKENS:,}"
+        )
     if len(tokens) <= seq_len:
         raise ValueError(
             f"the {part} part of the data has {len(tokens)} tokens, shorter than one sequence: expected at least "

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from asynctile.layers.split import Split
 
+#: Tokens of a step. Published models were trained with a few million; as many as this are 1 GiB of numbers before any work.
+MOST_TOKENS = 1 << 27
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -52,6 +55,9 @@ class Rows:
         if batch % micro_batches:
             raise ValueError(f"a batch of {batch} sequences is not divisible by micro_batches {micro_batches}; "
                              "change either so that it is")
+        if batch * length > MOST_TOKENS:
+            raise ValueError(f"a batch of {batch:,} sequences of {length:,} tokens is {batch * length:,} tokens, expected at "
+                             f"most {MOST_TOKENS:,}; choose a smaller batch or shorter sequences")
         self.batch = batch
         self.length = length
         self.micro_batches = micro_batches

@@ -124,9 +124,12 @@ class HuggingFaceTokenizer:
         if fault is not None:
             raise ValueError(f"tokenizer {path} is not a tokenizer.json ({fault}); {_EXPECTED}")
         try:
-            return cls(tokenizers.Tokenizer.from_buffer(content))
+            opened = cls(tokenizers.Tokenizer.from_buffer(content))
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"tokenizer {path} is not a tokenizer.json ({error}); {_EXPECTED}") from error
+        if opened.vocab_size == 0:
+            raise ValueError(f"tokenizer {path} has no tokens; {_EXPECTED}")
+        return opened
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
         """Ids (n,), uint16 if the vocabulary fits, else uint32. ValueError for a text that the vocabulary cannot say."""

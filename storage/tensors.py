@@ -28,6 +28,9 @@ from .piece import Index, find_piece, read_all, write_all
 
 __all__ = ["TensorReader", "TensorWriter"]
 
+#: of a file's name, on every file system in use
+_MAX_NAME_NBYTES = 255
+
 #: A file is reserved, and brought to the disk, in parts of this size.
 _PART_NBYTES = 256 << 20
 
@@ -275,7 +278,7 @@ def _shards(path: Path, most: int | None) -> Iterable[tuple[Path, set[str] | Non
 
 def _is_name(file: str) -> bool:
     """Whether a file of a folder can be called so, and a message can say it."""
-    return Path(file).name == file and file.isprintable()
+    return Path(file).name == file and file.isprintable() and len(os.fsencode(file)) <= _MAX_NAME_NBYTES
 
 
 def _lookup(entries: Mapping[str, TensorEntry], name: str, path: Path) -> TensorEntry:

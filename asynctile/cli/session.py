@@ -127,4 +127,7 @@ def go_on(trainer: Trainer, batches: Batches, checkpoint: Path) -> None:
     if not state:
         raise ValueError(f"checkpoint {checkpoint} does not say where in the data it was; it was not saved by this "
                          "program")
-    batches.load_state_dict(state)
+    try:
+        batches.load_state_dict(state)
+    except ValueError as error:
+        raise ValueError(f"checkpoint {checkpoint}: {error}") from error

@@ -127,3 +127,9 @@ def test_row_tiles_of_a_gpu_are_tall_and_each_a_strip_of_its_own() -> None:
 def test_the_grain_is_that_of_the_kind_of_device() -> None:
     assert [grain_of(name) for name in ("cuda:0", "cuda:13", "cuda")] == [COARSE] * 3
     assert [grain_of(name) for name in ("cpu", "emulated", "auto")] == [FINE] * 3
+
+
+@pytest.mark.timeout(10)
+def test_a_batch_without_end_is_refused_before_its_rows_are_listed() -> None:
+    with pytest.raises(ValueError, match=r"is 1,000,000,000,000 tokens, expected at most"):
+        Tiling(GPT2Config(n_layer=1)).rows(10**12, 1)

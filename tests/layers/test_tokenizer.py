@@ -167,6 +167,12 @@ def test_a_file_that_makes_the_library_panic_is_one_sentence_and_no_print(tmp_pa
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_tokenizer_without_tokens_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe(vocab={}, merges=[])))
+    with pytest.raises(ValueError, match=r"tokenizer\.json has no tokens; expected"):
+        load_tokenizer(str(tmp_path / "tokenizer.json"), ())
+
+
 def test_a_text_that_the_vocabulary_cannot_say_is_one_sentence(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}))

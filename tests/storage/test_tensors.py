@@ -232,7 +232,7 @@ def test_a_folder_is_read_through_its_file_or_its_index(tmp_path):
     ({"a": 5}, "is damaged: expected a weight_map"),
     ({"a": "x\0y"}, "is damaged: expected a weight_map"),
     ({"a": "x\ud800y"}, "is damaged: expected a weight_map"),
-    ({"a": "x" * 300}, r"cannot read .*: File name too long"),
+    ({"a": "x" * 300}, "is damaged: expected a weight_map"),
 ])  # fmt: skip
 def test_a_wrong_index_is_named(tmp_path, weight_map, message):
     shard(tmp_path, {"model-1.safetensors": {"a": np.ones(3, np.float32)}}, weight_map)

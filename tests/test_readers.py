@@ -1,0 +1,53 @@
+"""Whatever was done to a file, its reader reads it or says in one short sentence what is wrong, naming it.
+
+What is done to files, and by what they are read, is damage.py. `python tests/fuzz_readers.py` goes on with this for as long as
+one wants; what it finds is kept here.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.damage import cases, check, damaged
+
+#: Cases that cost an engine or a process each are tried less often here.
+EXAMPLES = {"checkpoint": 15, "tokenizer": 8}
+
+
+@pytest.fixture(scope="module", params=["model", "shards", "checkpoint", "checksums", "run", "tokens", "tokenizer"])
+def name(request):
+    return request.param
+
+
+def test_what_is_whole_is_read(name):
+    case = cases()[name]
+    assert check(case, "", b"") is None
+
+
+def test_what_is_damaged_is_read_or_refused_in_a_sentence(name):
+    case = cases()[name]
+    said = []
+
+    @settings(max_examples=EXAMPLES.get(name, 60), deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(st.randoms(use_true_random=False), st.sampled_from(sorted(case.files)))
+    def try_one(random: Random, file: str) -> None:
+        said.append(check(case, file, damaged(random, file, case.files[file])))
+
+    try_one()
+    assert any(said)
+
+
+#: Found by fuzz_readers.py: (case, file, what it held).
+KEPT = [
+    ("shards", "model.safetensors.index.json", b'{"weight_map": {"a": "' + b"x" * 3000 + b'"}}'),
+    ("run", "metrics.jsonl", b'{"step": 1, "loss": "' + b"x" * 100_000 + b'"}\n'),
+]
+
+
+@pytest.mark.parametrize(("kept", "file", "content"), KEPT)
+def test_what_was_found_stays_mended(kept, file, content):
+    assert check(cases()[kept], file, content) is not None
