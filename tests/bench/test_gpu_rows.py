@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 
 from asynctile.device.cuda import RESERVE_NBYTES
-from tests.bench.test_gpu import bench  # noqa: F401
+from asynctile.layers import GPT2Config
+from asynctile.layers.plan import plan_step
 
 GIB = 1 << 30
 DEVICE, RAM = 139 * GIB - RESERVE_NBYTES, 128 * GIB
 
 
-def options(bench: Any, part: str, rehearsed: bool = False) -> argparse.Namespace:  # noqa: F811
+def options(bench: Any, part: str, rehearsed: bool = False) -> argparse.Namespace:
     full, small = getattr(bench("gpu_rows"), part.upper())
     return argparse.Namespace(device="soft" if rehearsed else "cuda:0", precision="bf16", **full | (small if rehearsed else {}))
 
 
 @pytest.mark.parametrize("part", ["memory", "capped", "depth", "largest"])
-def test_every_row_can_be_begun(bench: Any, part: str) -> None:  # noqa: F811
+def test_every_row_can_be_begun(bench: Any, part: str) -> None:
     chosen = options(bench, part)
     rows = list(bench("gpu_rows").rows(part, chosen, DEVICE, RAM))
     assert rows
@@ -35,20 +36,50 @@ def test_every_row_can_be_begun(bench: Any, part: str) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("part", ["memory", "capped", "depth", "largest"])
-def test_every_row_of_a_rehearsal_can_be_begun(bench: Any, part: str) -> None:  # noqa: F811
+def test_every_row_of_a_rehearsal_can_be_begun(bench: Any, part: str) -> None:
     for name, row in bench("gpu_rows").rows(part, options(bench, part, rehearsed=True), 4 << 20, 64 << 20):
         assert row.needs("cuda:0", "bf16")[0] <= (row.cap or 4 << 30), f"{part}: {name}"
 
 
-def test_every_model_and_cap_was_placed_by_a_plan(bench: Any) -> None:  # noqa: F811
+def test_every_model_and_cap_was_placed_by_a_plan(bench: Any) -> None:
     chosen = options(bench, "capped")
     assert {(name, share) for name in chosen.models for share in chosen.caps} == set(bench("gpu_rows").PLACED)
 
 
-def test_the_largest_model_is_the_largest(bench: Any) -> None:  # noqa: F811
+def test_the_largest_model_is_the_largest(bench: Any) -> None:
     """One layer more would not fit, and it is far beyond what the GPU holds of states."""
     rows, chosen = bench("gpu_rows"), options(bench, "largest")
     cap, host = int(chosen.device_share * DEVICE), int(chosen.host_share * RAM)
     layers = rows.largest(chosen, cap, host)
     assert rows.large(chosen, cap, layers).needs("cuda:0", "bf16")[1] <= host
     assert rows.large(chosen, cap, layers + 1).needs("cuda:0", "bf16")[1] > host
+
+
+@pytest.mark.parametrize("memory", [10, 29, 30, 31, 49, 50, 1000])
+def test_as_many_layers_as_fit_and_not_one_more(bench: Any, memory: int) -> None:
+    def needed(layers: int) -> int:
+        return 10 + 20 * layers
+
+    layers = bench("gpu_rows").layers_in(memory, needed)
+    assert layers == 0 or needed(layers) <= memory
+    assert needed(layers + 1) > memory
+
+
+def test_the_memory_of_a_step_grows_by_the_same_with_every_layer() -> None:
+    """What layers_in takes for granted."""
+
+    def needed(layers: int) -> int:
+        config = GPT2Config(n_layer=layers, n_head=2, n_embd=64, block_size=64, vocab_size=300)
+        plan = plan_step(config, batch_size=2, seq_len=64, tile=64, device="cuda:0", device_memory="1MiB", precision="bf16")
+        return plan.host_bytes
+
+    one, two = needed(1), needed(2)
+    assert [needed(layers) for layers in (3, 7)] == [two + (two - one), two + 5 * (two - one)]
+
+
+def test_a_tile_leaves_most_of_the_cap_to_other_tiles(bench: Any) -> None:
+    common, config = bench("gpu_rows"), GPT2Config.named("gpt2")
+    emulated = argparse.Namespace(device="emulated", precision="fp32")
+    tiles = [common.tile_under(emulated, config, int(share * config.states_nbytes)) for share in (0.05, 0.25, 4)]
+    assert tiles == sorted(tiles)
+    assert tiles[0] < tiles[-1] == config.inner

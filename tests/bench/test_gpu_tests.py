@@ -1,0 +1,80 @@
+"""How tests/gpu is run: what is found is known as it is found, whatever becomes of the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.shell import ROOT
+
+
+def test_every_file_of_gpu_tests_runs(bench: Any) -> None:
+    found = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert sorted(bench("gpu_tests").FILES) == sorted(found)
+
+
+# Tests that pass, fail, are skipped, or take the process with them.
+CASES = {
+    "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no GPU')": [
+        ("test_a", "passed", ""), ("test_b", "failed", "call: assert 1 == 2"), ("test_c", "skipped", "Skipped: no GPU")],
+    "import os\ndef test_a(): pass\ndef test_b(): os.abort()\ndef test_c(): pass": [
+        ("test_a", "passed", ""), ("test_b", "failed", "its process ended with status -6")],
+    "import nothing_like_it": [
+        ("test_it.py", "failed", "collection: E   ModuleNotFoundError: No module named 'nothing_like_it'")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", CASES, ids=["usual", "dies", "does not load"])
+def test_what_tests_found_is_known_as_it_is_found_whatever_becomes_of_their_process(
+    bench: Any, tmp_path: Path, source: str
+) -> None:
+    found = list(bench("gpu_tests").outcomes(command_of(tmp_path, source)))
+    assert len(found) == len(CASES[source])
+    for (test, how, note), (name, wanted, begins) in zip(found, CASES[source], strict=True):
+        assert (test.rpartition("/")[2].rpartition("::")[2], how) == (name, wanted)
+        assert note.startswith(begins)
+
+
+def command_of(folder: Path, source: str) -> list[str]:
+    """A command that runs them with the plugin."""
+    (folder / "test_it.py").write_text(source)
+    return [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, str(folder / "test_it.py"), "-p", "no:cacheprovider",
+            "-p", "gpu_outcomes", "-p", "no:faulthandler"]  # fmt: skip
+
+
+def test_a_process_that_says_nothing_any_more_is_ended_with_the_test_that_it_was_in(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is up as soon as the second test has begun; nothing waits for it here."""
+    tests = bench("gpu_tests")
+    lines = tests.lines
+
+    def until_the_second_begins(source: int, silent_s: float) -> Iterator[str]:
+        for line in lines(source, silent_s):
+            yield line
+            if json.loads(line)[:2] == ["test_it.py::test_b", "runs"]:
+                raise TimeoutError
+
+    monkeypatch.setattr(tests, "lines", until_the_second_begins)
+    found = list(tests.outcomes(command_of(tmp_path, "import time\ndef test_a(): pass\ndef test_b(): time.sleep(600)")))
+    ended = ("test_it.py::test_b", "failed", "its process said nothing for 75 s")
+    assert found == [("test_it.py::test_a", "passed", ""), ended]
+
+
+def test_lines_end_with_their_writers_or_when_none_comes_for_long(bench: Any) -> None:
+    source, target = os.pipe()
+    os.write(target, b"one\ntw")
+    found = bench("gpu_tests").lines(source, 0.01)
+    assert next(found) == "one"
+    with pytest.raises(TimeoutError):
+        next(found)
+    os.write(target, b"o\nthree\n")
+    os.close(target)
+    assert list(bench("gpu_tests").lines(source, 0.01)) == ["o", "three"]
+    os.close(source)
