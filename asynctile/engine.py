@@ -148,7 +148,7 @@ class Engine:
         self._files = self._device.add_stream("files", THREADS)
         self._exclusive = self.lock("the engine")
         life = Lifetime(self._tiers, self._make_loop, self._report)
-        if await in_thread("opening", life.open, on_gone=life.abandon):
+        if await in_thread("opening", life.open, on_cancel=life.stop_opening, on_gone=life.abandon):
             await in_thread("closing", life.break_off)
             raise asyncio.CancelledError
         self._life, self._is_open = life, True

@@ -32,11 +32,15 @@ class Lifetime:
         self._report = report
         self._undo = ExitStack()
         self.failed: Exception | None = None
+        self._stop = threading.Event()
         self._lock = threading.RLock()
         self._is_open = self._is_abandoned = False
 
     def open(self) -> None:
-        """Limit BLAS, lock the spill folder, start streams and loop, compile kernels. Blocks; undone whole if it fails."""
+        """Limit BLAS, lock the spill folder, start streams and loop, compile kernels. Blocks; undone whole if it fails.
+
+        CancelledError if it was told to stop while kernels were compiled.
+        """
         with ExitStack() as undo:
             hold_one_thread()
             undo.callback(let_go)
@@ -45,13 +49,18 @@ class Lifetime:
             undo.callback(loop.close)
             undo.callback(self._tiers.close)
             self._tiers.open()
-            self._tiers.device.warm(self._report)
+            if not self._tiers.device.warm(self._report, self._stop):
+                raise asyncio.CancelledError
             self.loop, self._undo = loop, undo.pop_all()
         with self._lock:
             self._is_open = True
             abandoned = self._is_abandoned
         if abandoned:
             self.break_off()
+
+    def stop_opening(self) -> None:
+        """From any thread: the kernels that are not compiled yet are not wanted any more."""
+        self._stop.set()
 
     def close(self) -> None:
         """Wait for the background, end all jobs, run out what was enqueued, then undo what `open` did. Blocks."""
@@ -73,6 +82,7 @@ class Lifetime:
 
     def abandon(self) -> None:
         """Whoever opens the engine has gone: close it as soon as it is open."""
+        self.stop_opening()
         with self._lock:
             first, self._is_abandoned = not self._is_abandoned, True
             if first and self._is_open:

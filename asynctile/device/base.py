@@ -6,6 +6,7 @@ events it needs to have gone well (`waits`) and those that must only be over (`a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -57,8 +58,11 @@ class Device(Protocol):
     def start(self) -> None:
         """Start the streams."""
 
-    def warm(self, report: Report | None) -> None:
-        """Compile what is compiled on first use. Blocks."""
+    def warm(self, report: Report | None, stop: threading.Event | None = None) -> bool:
+        """Compile what is compiled on first use. Blocks; False soon after `stop` is set, with no more done than was.
+
+        DeviceError if the process that compiles was killed.
+        """
 
     def map_pool(self, pool: Pool) -> None:
         """Back a pool of slots with memory."""

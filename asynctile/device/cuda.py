@@ -86,11 +86,11 @@ class CudaDevice:
         for stream in self.streams():
             stream.start()
 
-    def warm(self, report: Report | None) -> None:
+    def warm(self, report: Report | None, stop: threading.Event | None = None) -> bool:
         if report:
             report("the CUDA kernels", 0, 1)
         self.driver.load(kernels.source())
-        cpu_kernels.warm(report, ON_HOST)
+        return cpu_kernels.warm(report, ON_HOST, stop)
 
     def map_pool(self, pool: Pool) -> None:
         self._memory.map_pool(pool)

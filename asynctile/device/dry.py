@@ -5,6 +5,7 @@ Everything it enqueues is done at once, so the tiers above it decide as in a run
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -60,8 +61,8 @@ class DryDevice(DryMemory):
     def numbers(self, count: int) -> np.ndarray:
         return np.zeros(count)
 
-    def warm(self, report: Report | None) -> None:
-        pass
+    def warm(self, report: Report | None, stop: threading.Event | None = None) -> bool:
+        return True
 
     def launch(
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()

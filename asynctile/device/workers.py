@@ -39,8 +39,8 @@ class WorkerDevice(HostMemory):
         for stream in self.streams():
             stream.start()
 
-    def warm(self, report: Report | None) -> None:
-        kernels.warm(report)
+    def warm(self, report: Report | None, stop: threading.Event | None = None) -> bool:
+        return kernels.warm(report, stop=stop)
 
     def numbers(self, count: int) -> np.ndarray:
         return np.zeros(count)

@@ -1,13 +1,13 @@
 """The CPU's kernels: `KERNELS[operation.kernel](*arrays, *params[, number])`, one native call without the GIL each.
 
-Importing compiles nothing. `warm` compiles every kernel for its one signature, or loads it from Numba's cache on disk;
-without it a kernel does so on its first call.
+Importing compiles nothing. `warm` loads every kernel from Numba's cache on disk, which a process of its own fills first;
+without it a kernel is compiled on its first call.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its kernels)
     adamw,
@@ -20,29 +20,37 @@ from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its ke
     gemm,
     layernorm,
 )
-from asynctile.kernels.cpu.jit import KERNELS, SIGNATURES
+from asynctile.kernels.cpu.compiler import compile_apart, interpreter
+from asynctile.kernels.cpu.jit import KERNELS, has_cache, is_ready, prepare
 
-__all__ = ["KERNELS", "compiled", "warm"]
+__all__ = ["KERNELS", "warm"]
 
 
-def warm(report: Callable[[str, int, int], None] | None = None, names: Collection[str] = KERNELS) -> None:
-    """Make kernels ready to run; report(name, index, total) before each one. All take about 10 s if nothing is cached."""
-    for index, name in enumerate(names):
-        function = KERNELS[name]
+def warm(
+    report: Callable[[str, int, int], None] | None = None,
+    names: Collection[str] = KERNELS,
+    stop: threading.Event | None = None,
+) -> bool:
+    """Make kernels ready to run; report(name, ready, total) before each one that is compiled. All take about 10 s.
+
+    Where a folder can keep them a child process compiles (compiler.py), else this one. stop: may be set meanwhile, from any
+    thread; False is then returned soon, and no child is left. DeviceError if the child was killed.
+    """
+    stop = threading.Event() if stop is None else stop
+    missing = [name for name in names if not is_ready(name)]
+    ready = len(names) - len(missing)
+
+    def begun(name: str) -> None:
         if report:
-            report(name, index, len(names))
-        for signature in SIGNATURES[name]:
-            function.compile(signature)
+            report(name, ready + missing.index(name), len(names))
 
-
-def compiled() -> bool:
-    """Whether the cache on disk seems to hold every kernel for these sources (files are looked at, not loaded)."""
-    newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
-    for name, function in KERNELS.items():
-        if not function.stats.cache_path:
+    python, kept = interpreter(), [name for name in missing if has_cache(name)]
+    if python is not None and kept:
+        compile_apart(python, kept, begun, stop)
+    for name in names:
+        if stop.is_set():
             return False
-        module = function.py_func.__module__.rpartition(".")[2]
-        indices = list(Path(function.stats.cache_path).glob(f"{module}.{name}-*.nbi"))
-        if not any(index.stat().st_mtime >= newest for index in indices):
-            return False
+        if name in missing and not is_ready(name):
+            begun(name)
+        prepare(name)
     return True

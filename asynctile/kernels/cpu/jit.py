@@ -7,6 +7,7 @@ Nothing is compiled when these modules are imported.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,32 @@ def _cache(dispatcher: Any) -> None:
         return
     # Numba watches the kernel's own file only; a kernel is also made of pieces from its neighbours.
     dispatcher._cache._cache_file._source_stamp = STAMP
+
+
+def prepare(name: str) -> None:
+    """Make a kernel ready to run: loaded from the cache, or compiled and kept there."""
+    for signature in SIGNATURES[name]:
+        KERNELS[name].compile(signature)
+
+
+def is_ready(name: str) -> bool:
+    """Whether this process has nothing to compile for it: it has done so, or the cache on disk holds it for this CPU.
+
+    Nothing is loaded. Numba has no public way to ask.
+    """
+    dispatcher = KERNELS[name]
+    missing = [signature for signature in SIGNATURES[name] if signature not in dispatcher.overloads]
+    if not missing or not has_cache(name):
+        return not missing
+    cache, codegen = dispatcher._cache, dispatcher.targetctx.codegen()
+    index = cache._cache_file._load_index()
+    files = [index.get(cache._index_key(signature, codegen)) for signature in missing]
+    return all(file is not None and os.path.exists(cache._cache_file._data_path(file)) for file in files)
+
+
+def has_cache(name: str) -> bool:
+    """Whether there is a folder for its machine code."""
+    return KERNELS[name].stats.cache_path is not None
 
 
 def inline(fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:
