@@ -84,6 +84,9 @@ class GPT2Config:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
                 raise ValueError(f"{name} is {shown(value)}, expected a number above 0, such as "
                                  f"{type(self).__dataclass_fields__[name].default}")
+        for name, value in self.pdrops.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ValueError(f"{name} is {shown(value)}, expected a probability from 0 to 1")
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> GPT2Config:

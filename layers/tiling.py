@@ -12,6 +12,7 @@ from asynctile.layers.config import GPT2Config
 from asynctile.layers.layout import tile_count
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import Split
+from asynctile.storage.input import shown
 
 __all__ = ["Split", "Tiling", "check_tile", "default_tile", "floor_estimate"]
 
@@ -23,6 +24,8 @@ FLOOR_NBYTES = 512 << 10
 #: Each weight tile and its moments take 1.3 KB to keep account of, and some dozen operations a step. A model of 175 billion
 #: parameters is 670,000 of edge 512; what is beyond was typed by mistake or made to fill memory.
 MOST_TILES = 1_000_000
+#: A tile of this edge has 16 GiB.
+MOST_EDGE = 1 << 16
 
 
 class Tiling:
@@ -62,8 +65,9 @@ class Tiling:
 
 def check_tile(tile: int) -> int:
     """The edge if it is one, else ValueError."""
-    if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1:
-        raise ValueError(f"tile is {tile!r}, expected a whole number of at least 1, or None to let it be chosen")
+    if isinstance(tile, bool) or not isinstance(tile, int) or not 1 <= tile <= MOST_EDGE:
+        raise ValueError(f"tile is {shown(tile)}, expected a whole number of at least 1 and at most {MOST_EDGE}, or None to "
+                         "let it be chosen")
     return tile
 
 

@@ -150,9 +150,12 @@ class HuggingFaceTokenizer:
         write_file(Path(folder, TOKENIZER), self.to_json())
 
     def to_json(self) -> bytes:
-        """The content of its `tokenizer.json`."""
-        content: str = self._tokenizer.to_str(pretty=True)
-        return content.encode()
+        """The content of its `tokenizer.json`. ValueError for more than would be read back."""
+        content: bytes = self._tokenizer.to_str(pretty=True).encode()
+        if len(content) > _FILE_NBYTES:
+            raise ValueError(f"the tokenizer.json of {self.vocab_size:,} tokens has {len(content)} bytes, at most "
+                             f"{_FILE_NBYTES} would be read back; use a smaller vocabulary")
+        return content
 
 
 def train_bpe(texts: Iterable[str | bytes], vocab_size: int) -> HuggingFaceTokenizer:

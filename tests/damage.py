@@ -24,6 +24,7 @@ from safetensors.numpy import load, save
 from asynctile import Engine
 from asynctile.cli.options import Options, resumed_options
 from asynctile.cli.run_folder import RunFolder
+from asynctile.cli.terminal import one_line
 from asynctile.errors import AsynctileError
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.data import Batches, TextSource, open_tokens, tokenise
@@ -224,7 +225,8 @@ def check(case: Case, name: str, content: bytes) -> str | None:
                 warnings.simplefilter("ignore", UserWarning)
                 case.read(folder)
         except (AsynctileError, ValueError, OSError) as error:
-            said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            # What is said of options reaches people through the program alone, which escapes.
+            said = str(error) if case.named and not isinstance(error, OSError) else one_line(error)
             assert len(said) <= LONGEST_MESSAGE, f"{len(said)} characters: {said[:300]}"
             assert said.isprintable(), f"not to be printed: {said[:300]!r}"
             assert str(folder) in said or not case.named, f"names no file: {said[:300]}"

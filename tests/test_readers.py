@@ -41,8 +41,13 @@ def test_what_is_damaged_is_read_or_refused_in_a_sentence(name):
     assert any(said)
 
 
+TRAINER = (
+    b'{"format": 1, "step_count": 0, "skipped_count": 0, "optimizer": {}, "clip_norm": null, "micro_batches": 1, '
+    b'"recompute": true, "tile": %d, "data_state": {}, "surroundings": {}}'
+)
 #: Found by fuzz_readers.py: (case, file, what it held).
 KEPT = [
+    ("checkpoint", "trainer.json", TRAINER % (2**63 - 1)),
     ("shards", "model.safetensors.index.json", b'{"weight_map": {"a": "' + b"x" * 3000 + b'"}}'),
     ("run", "metrics.jsonl", b'{"step": 1, "loss": "' + b"x" * 100_000 + b'"}\n'),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,23 @@ def test_what_does_not_fit_together(train: Program, tmp_path: Path, words: list[
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("changes", [{"n_layer": 10**9}, {"vocab_size": 2**31 - 1}, {"n_positions": 10**9}, {"n_inner": 10**9}])
+@pytest.mark.timeout(20)
+def test_a_model_without_end(program: Program, text: Path, tmp_path: Path, changes: dict[str, int]) -> None:
+    path = tmp_path / "huge.json"
+    path.write_text(json.dumps({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256} | changes))
+    words = ("--data", text, "--model", path, "--device", "cpu", "--seq-len", 8, "--tile", 16)
+    refused(program("plan", *words), "tiles of edge 16", "expected at most", command="plan")
+    refused(program("train", *words, "--out", tmp_path / "run"), "tiles of edge 16", "expected at most")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(20)
+def test_a_model_that_is_a_pipe(program: Program, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused(program("plan", "--model", tmp_path / "pipe"), f"{tmp_path / 'pipe'}: it is a pipe", command="plan")
+
+
 @pytest.mark.parametrize("content", [b"", b"short"])
 def test_text_without_a_sequence(train: Program, tmp_path: Path, content: bytes) -> None:
     text = tmp_path / "little.txt"
@@ -76,11 +95,15 @@ def test_text_without_a_sequence(train: Program, tmp_path: Path, content: bytes)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"n_head": 3, "n_embd": 16}', '{"model_type": "llama"}'])
+@pytest.mark.parametrize("content", [
+    "{", "[]", '{"n_head": 3, "n_embd": 16}', '{"model_type": "llama"}', "[" * 100_000, '{"a":' * 100_000,
+    '{"vocab_size": 1' + "0" * 400 + "}", '{"vocab_size": 1000000000000}', '{"n_layer": NaN}', '{"attn_pdrop": "x"}',
+    '{"layer_norm_epsilon": 1' + "0" * 99 + "}", '{"activation_function": "\\ud800"}', '"' + "x" * (5 << 20) + '"',
+])  # fmt: skip
 def test_a_shape_that_is_none(train: Program, tmp_path: Path, content: str) -> None:
     path = tmp_path / "wrong.json"
     path.write_text(content)
-    refused(train("--model", path, "--out", tmp_path / "run"))
+    refused(train("--model", path, "--out", tmp_path / "run"), str(path))
     assert not (tmp_path / "run").exists()
 
 

@@ -21,6 +21,10 @@ from asynctile.layers import GPT2, Trainer
 from tests.layers.saving import BATCHES, DEVICES, FILES, states_of, trainer_on
 from tests.layers.training import assert_same_tensors, floor_of
 
+DEEP: list[Any] = []
+for _ in range(100):
+    DEEP = [DEEP]
+
 
 @pytest.fixture(params=DEVICES.values(), ids=DEVICES.keys())
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -158,3 +162,16 @@ async def test_a_resumed_training_is_bitwise_the_same(
         for batch in BATCHES[3:]:
             await again.step(*batch)
         assert_same_tensors(await states_of(again), expected)
+
+
+@pytest.mark.parametrize("state", [{"n": 10**400}, {"deep": DEEP}, {"x": "x" * (4 << 20)}], ids=["long", "deep", "large"])
+async def test_what_could_not_be_read_back_is_not_saved(tmp_path: Path, state: dict[str, Any]) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        trainer.data_state = state
+        with pytest.raises(ValueError, match="data_state could not be read back from a checkpoint"):
+            await trainer.save(tmp_path / "checkpoint")
+        assert not (tmp_path / "checkpoint").exists()
+        trainer.data_state = {"nan": float("nan"), "state": 2**128}
+        await trainer.save(tmp_path / "checkpoint")
+        assert (await Trainer.load(engine, tmp_path / "checkpoint")).data_state["state"] == 2**128
