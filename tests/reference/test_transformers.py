@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import tokenizers  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
 
 from asynctile import CheckpointError, Engine  # noqa: E402
+from asynctile.cli import main  # noqa: E402
 from asynctile.layers import GPT2, GPT2Config, Trainer  # noqa: E402
+from asynctile.layers.tokenizer import ByteTokenizer, train_bpe  # noqa: E402
 from tests.layers.shapes import Shape  # noqa: E402
 from tests.layers.training import assert_same_tensors, batches_of  # noqa: E402
 from tests.reference.bounds import (  # noqa: E402
@@ -213,3 +219,120 @@ async def test_files_that_do_not_fit_are_refused(damage: str, folder: Path) -> N
         (folder / "config.json").write_text(json.dumps(config | {"n_embd": 75}))
     with pytest.raises(CheckpointError, match="transformer.wte.weight" if "width" in damage else re.escape(name)):
         await loaded(folder)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What transformers warns of, by Python's warnings or its own log."""
+    found: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+        found.extend(str(item.message) for item in caught)
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {n}: the tile moved from {n * 7 % 11} to {n * 5 % 13}; é € 🙂\n" for n in range(400)))
+    return path
+
+
+def trained(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> Path:
+    """The checkpoint that a small run names at its end. changes: of the shape; `tokenizer` is that of the run."""
+    shape, run = tmp_path / "shape.json", tmp_path / "run"
+    words = ["--tokenizer", changes.pop("tokenizer")] if "tokenizer" in changes else []
+    values = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32, "vocab_size": 256}
+    shape.write_text(json.dumps(values | changes))
+    assert main(["train", "--data", str(text), "--model", str(shape), "--device", "cpu", "--batch-size", "4", "--steps", "5",
+                 "--lr", "3e-3", "--out", str(run), *map(str, words)]) == 0  # fmt: skip
+    named = re.search(r"transformers opens (\S+) as it is", capsys.readouterr().out)
+    assert named is not None
+    return Path(named[1])
+
+
+async def logits_of(folder: Path, tokens: Any) -> Any:
+    async with Engine("cpu") as engine:
+        return await (await GPT2.from_pretrained(engine, folder)).logits(tokens)
+
+
+async def check_model(folder: Path, vocab_size: int) -> Any:
+    """Transformers' model of that folder, whose logits are ours."""
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokens = np.random.default_rng(1).integers(0, vocab_size, (3, 32))
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(tokens)).logits.numpy()
+    logits = await logits_of(folder, tokens)
+    assert distance(logits, expected) < LOGITS
+    assert np.abs(logits - expected).max() < 1e-5
+    return theirs
+
+
+def test_a_checkpoint_of_bytes_opens_as_it_is(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], said: list[str]
+) -> None:
+    folder = trained(tmp_path, text, capsys)
+    theirs = asyncio.run(check_model(folder, 256))
+    assert (theirs.config.bos_token_id, theirs.config.eos_token_id) == (None, None)
+    tokenizer, ours = transformers.AutoTokenizer.from_pretrained(folder), ByteTokenizer()
+    assert (len(tokenizer), tokenizer.model_max_length, tokenizer.special_tokens_map) == (256, 32, {})
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        # Any character but halves of surrogate pairs, which Rust has no string for; short enough to be said nothing about.
+        codes = random.integers(0, random.choice([0x80, 0x800, 0xD800]), random.integers(0, 10))
+        words = "".join(map(chr, codes)) + str(random.choice(["", " ", "<|endoftext|>", " 's\n\n  a", "\U0001f642 \u0301"]))
+        ids = tokenizer(words[:8])["input_ids"]
+        assert ids == ours.encode(words[:8]).tolist()
+        assert tokenizer.decode(ids) == words[:8]
+        raw = random.integers(0, 256, 40)  # mostly no UTF-8
+        assert tokenizer.decode(raw) == ours.decode(raw)
+    generate = transformers.pipeline("text-generation", model=str(folder))
+    for more in ({}, {"max_new_tokens": 7}, {"do_sample": False}):
+        assert generate("line 7", **more)[0]["generated_text"].startswith("line 7")
+    assert said == []
+
+
+def test_a_checkpoint_with_a_tokenizer_of_its_own_ends_its_texts(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], said: list[str]
+) -> None:
+    raw = tokenizers.Tokenizer.from_buffer(train_bpe([text.read_text()], 300).to_json())
+    raw.add_special_tokens(["<|endoftext|>"])
+    raw.save(str(tmp_path / "tokenizer.json"))
+    end = raw.token_to_id("<|endoftext|>")
+    changes = {"tokenizer": tmp_path / "tokenizer.json", "vocab_size": end + 1, "bos_token_id": end, "eos_token_id": end}
+    folder = trained(tmp_path, text, capsys, **changes)
+    theirs = asyncio.run(check_model(folder, end + 1))
+    assert (theirs.config.eos_token_id, theirs.generation_config.eos_token_id) == (end, end)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert (tokenizer.eos_token_id, tokenizer.bos_token_id, len(tokenizer)) == (end, end, end + 1)
+    for line in text.read_text().splitlines():
+        assert tokenizer(line[:30])["input_ids"] == raw.encode(line[:30]).ids
+        assert tokenizer.decode(raw.encode(line).ids) == line
+    generate = transformers.pipeline("text-generation", model=str(folder))
+    assert generate("line 7", max_new_tokens=5)[0]["generated_text"].startswith("line 7")
+    assert generate("line 7")[0]["generated_text"].startswith("line 7")
+    assert said == []
+
+
+async def test_a_folder_of_theirs_comes_back_with_its_tokenizer_and_its_settings(folder: Path, tmp_path: Path) -> None:
+    vocab = json.loads(train_bpe(["a tile moved"], 260).to_json())["model"]
+    merges = [tuple(pair) for pair in vocab["merges"]]
+    names = {**vocab["vocab"], "<|endoftext|>": len(vocab["vocab"])}
+    theirs = transformers.GPT2Tokenizer(vocab=names, merges=merges, model_max_length=48)
+    theirs.save_pretrained(folder)
+    settings = transformers.GenerationConfig(do_sample=True, top_p=0.9, max_length=40, bos_token_id=0, eos_token_id=[0, 3])
+    settings.save_pretrained(folder)
+    async with Engine("cpu") as engine:
+        await (await GPT2.from_pretrained(engine, folder)).save_pretrained(tmp_path / "ours")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert type(again) is type(transformers.AutoTokenizer.from_pretrained(folder))
+    assert again.get_vocab() == theirs.get_vocab() and again.special_tokens_map == theirs.special_tokens_map
+    assert again("a tile <|endoftext|> moved")["input_ids"] == theirs("a tile <|endoftext|> moved")["input_ids"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert model.generation_config.to_diff_dict() == settings.to_diff_dict()
+    assert (model.config.bos_token_id, model.config.eos_token_id) == (0, 0)
