@@ -16,7 +16,6 @@ from asynctile.host_link import Copy, HostLink
 from asynctile.stall import who
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
-from asynctile.storage.host import spare_memory, total_memory
 from asynctile.storage.sizes import format_size
 from asynctile.storage.spill import SpillTier
 from asynctile.tier import Tier
@@ -55,19 +54,19 @@ class Budget:
         """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
         for tier in self.tiers:
             if tier.arena.cap is not None and tier.arena.evictable:
-                self._demand(tier, floor).check(tier.arena.cap, tier.arena.argument)
+                self._demand(tier, floor).check(tier.arena.cap, tier.arena.argument, tier.arena.remedy)
 
     def check_room(self, nbytes: int) -> None:
         """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
-        cap = self.host.arena.cap
-        ram = total_memory() if cap is None else cap
+        ram = self.host.arena.cap
+        assert ram is not None, "an engine has a cap, be it that of the machine"
         disk = 0 if self.spill is None else self.spill.room_nbytes
         if nbytes > ram + disk:
             below = "and no spill folder" if self.spill is None else f"and {format_size(disk)} in the spill folder"
+            disks = "name a folder on a large disk with spill" if self.spill is None else "use a larger disk"
             raise BudgetError(
                 f"tiles of {format_size(nbytes)} in all must be kept, there are {format_size(ram)} of RAM for them {below}; "
-                f"{'name a folder on a large disk with spill' if self.spill is None else 'use a larger disk'} or choose a "
-                "smaller model",
+                f"{self.host.arena.remedy}, {disks} or choose a smaller model",
                 floor=nbytes - disk,
             )
 
@@ -82,6 +81,7 @@ class Budget:
         self._reserve_spill(demand, wanted[self.host], foreign[self.host])
         for tier in self.tiers:
             if tier.arena.fits(wanted[tier], foreign[tier]):
+                tier.back()
                 continue
             if tier.arena.must_be_empty(wanted[tier], foreign[tier]):
                 tier.clear()
@@ -90,8 +90,6 @@ class Budget:
 
     def borrow(self, nbytes: int, who: str) -> Loan | None:
         """Set RAM aside for the caller's own use, if nothing here will need it. who: borrows, for messages."""
-        if self.host.arena.cap is None and nbytes > spare_memory():
-            return None
         if not self.host.arena.lend(nbytes):
             return None
         self.host.ledger.peak_nbytes = max(self.host.ledger.peak_nbytes, self.host.arena.held_nbytes)

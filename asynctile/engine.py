@@ -34,7 +34,8 @@ from asynctile.statistics import Statistics, snapshot
 from asynctile.storage.container import RawFile
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
-from asynctile.storage.host import spare_memory
+from asynctile.storage.host import HostMemory
+from asynctile.storage.limits import spare_address_space, tightest
 from asynctile.storage.sizes import parse_size
 from asynctile.storage.spill import SpillTier
 from asynctile.stream import Event
@@ -51,8 +52,9 @@ class Engine:
 
     device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated", "cuda:N". device_memory: cap on device bytes; on
     a GPU, if not given, what is free there. host_memory: cap on RAM that tiles may take (on cpu this is the budget, and
-    device_memory is refused). spill: a folder on a fast disk for what RAM cannot hold, for one engine at a time; host_memory is
-    then, if not given, four fifths of what is available. spill_limit: cap on its bytes, set aside at once. link_rate: emulated
+    device_memory is refused); if not given, four fifths of what the machine, the memory cgroups of this process and its limits
+    of address space (ulimit -v, -d) leave. spill: a folder on a fast disk for what RAM cannot hold, for one engine at a time.
+    spill_limit: cap on its bytes, set aside at once. link_rate: emulated
     only, bytes a second each way. precision: "fp32", or on a GPU "tf32" or "bf16".
     prefetch: how far transfers run ahead of compute: for each unit 4 tiles (16 from the spill folder) are loaded before their
     use and as many slots kept free for the next, at most an eighth of the slots in all; 0 is the run without overlap.
@@ -94,8 +96,6 @@ class Engine:
         self._link_rate = None if link_rate is None else _positive("link_rate", link_rate)
         self._device_memory = None if device_memory is None else _positive("device_memory", device_memory)
         self._host_memory = None if host_memory is None else _positive("host_memory", host_memory)
-        if spill is not None and host_memory is None:
-            self._host_memory = spare_memory()
         self._device = open_device(device, link_rate=self._link_rate, precision=precision)
         if not self._device.has_link and device_memory is not None:
             self._device.close()
@@ -105,6 +105,12 @@ class Engine:
         except BudgetError:
             self._device.close()
             raise
+        self._host_remedy = ""
+        if self._host_memory is None:
+            room = tightest()
+            self._host_memory, self._host_remedy = room.share, room.remedy
+            if self._device_memory is not None and isinstance(self._device, HostMemory):  # which is RAM as well
+                self._host_memory -= min(self._device_memory, room.share // 2)
         self.precision = precision
         self.prefetch = prefetch
         self._report = report
@@ -127,9 +133,11 @@ class Engine:
         return self._device.grain
 
     @property
-    def device_cap(self) -> int | None:
-        """Cap in bytes on the arena that operations run in; None: none."""
-        return self._device_memory if self._device.has_link else self._host_memory
+    def device_cap(self) -> int:
+        """Cap in bytes on the arena that operations run in."""
+        cap = self._device_memory if self._device.has_link else self._host_memory
+        assert cap is not None
+        return cap
 
     @property
     def tiers(self) -> Tiers:
@@ -144,7 +152,9 @@ class Engine:
         if self._used:
             raise DeviceError("an engine opens once: make a new Engine to go on")
         self._used, self._process = True, os.getpid()
-        self._tiers = Tiers(self._device, self._device_memory, self._host_memory, self._spill, self.prefetch, self._watchdog)
+        spare_address_space()
+        caps = self._device_memory, self._host_memory
+        self._tiers = Tiers(self._device, *caps, self._spill, self.prefetch, self._watchdog, self._host_remedy)
         self._files = self._device.add_stream("files", THREADS)
         self._exclusive = self.lock("the engine")
         life = Lifetime(self._tiers, self._make_loop, self._report)

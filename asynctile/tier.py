@@ -129,13 +129,20 @@ class Tier:
         for slot in self.arena.make_room(demand, foreign):
             slot.guard = ()
             self.memory.discard(slot)
+        for pool in self.arena.pools:
+            if not pool.made:  # its address space is as much in the way as its memory
+                pool.memory = None
         new = self.arena.cut(demand, foreign)
         try:
-            for pool in new:
-                self.memory.map_pool(pool)
+            self.back()
         except BaseException:
             self.arena.withdraw(new)
             raise
+
+    def back(self) -> None:
+        """Give the pools memory for the slots that are expected of them now."""
+        for pool in self.arena.pools:
+            self.memory.map_pool(pool)
 
     def close(self) -> None:
         """The memory is about to go: keep no view of it."""

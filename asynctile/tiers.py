@@ -39,7 +39,8 @@ LAST_PATIENCE_S = 1.0
 class Tiers:
     """top: where operations run. host: the tier in RAM, the same one where RAM is the device. spill: below RAM, or None.
 
-    device_memory, host_memory: caps in bytes, None for none. prefetch: depth, 0 for no overlap.
+    device_memory, host_memory: caps in bytes, None for none. prefetch: depth, 0 for no overlap. host_remedy: how host_memory
+    is raised if nobody gave it, for messages.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Tiers:
         spill: SpillTier | None,
         prefetch: int,
         watchdog: float | None = None,
+        host_remedy: str = "",
     ) -> None:
         self.device = device
         self.spill = spill
@@ -57,7 +59,9 @@ class Tiers:
         self.window = Window(device.streams, watchdog)
         turns = Turns() if prefetch == 0 else None
         page = ALIGNMENT if spill is None else PAGE
-        arena = Arena(host_memory, evictable=spill is not None, alignment=page, argument="host_memory")
+        arena = Arena(
+            host_memory, evictable=spill is not None, alignment=page, argument="host_memory", remedy=host_remedy
+        )
         memory = device.host if device.has_link else device
         below = None if spill is None else SpillLink(spill, memory, device.add_stream("spill", THREADS))
         window = DISK_WINDOW if spill is not None else LINK_WINDOW

@@ -169,9 +169,8 @@ class GPT2:
 
     def check_floor(self) -> None:
         """BudgetError if the device cap is below the model's floor."""
-        if self.engine.device_cap is not None:
-            engine = self.engine
-            engine.check_floor(floor_demand(self.config, self.tiling.tile, engine.grain, engine.precision))
+        engine = self.engine
+        engine.check_floor(floor_demand(self.config, self.tiling.tile, engine.grain, engine.precision))
 
     def check_whole(self, wish: str) -> None:
         """TornModelError if a step broke off after its first update."""

@@ -26,7 +26,7 @@ from asynctile.rates import Rates
 from asynctile.simulate import simulate
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
-from asynctile.storage.host import spare_memory
+from asynctile.storage.limits import spare_memory
 from asynctile.storage.sizes import format_size, parse_size
 
 #: A rough GEMM rate of one CPU core, float32.

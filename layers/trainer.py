@@ -235,7 +235,7 @@ class Trainer:
     async def _choose(self, program: Program, kind: str, rows: Rows) -> frozenset[Handle]:
         """The cheapest placement of the updates of `program`, which has all of them on the device."""
         demand, cap = self.model.demand(program), self.engine.device_cap
-        if cap is None or demand.resident_nbytes <= cap:
+        if demand.resident_nbytes <= cap:
             return NOWHERE
         rates = await self.engine.rates(demand)
         chosen = NOWHERE if rates is None else place(program, demand, cap, rates)

@@ -97,6 +97,7 @@ class Pool:
         self._dropped += slots
         self.made -= len(slots)
         self.arena.made_nbytes -= len(slots) * self.slot_nbytes
+        self.expected = self.made
         return slots
 
 
@@ -107,7 +108,8 @@ class Arena:
     (`evictable`), the arena is `divided` between two pools, so that a tile of either size can always push out another
     of its size.
 
-    alignment: of every slot. argument: what raises the cap, for messages. lent_nbytes: of the cap, to whoever borrowed it.
+    alignment: of every slot. argument: what gave the cap, for messages; remedy: how it is raised, if not by that.
+    lent_nbytes: of the cap, to whoever borrowed it.
     rigid: memory cannot be let go slot by slot; where free slots of one size stand in the way of another, all is cut anew.
     """
 
@@ -118,6 +120,7 @@ class Arena:
         evictable: bool,
         alignment: int = ALIGNMENT,
         argument: str = "device_memory",
+        remedy: str = "",
         rigid: bool = False,
     ) -> None:
         self.cap = cap
@@ -125,6 +128,7 @@ class Arena:
         self.evictable = evictable
         self.alignment = alignment
         self.argument = argument
+        self.remedy = remedy or f"raise {argument}"
         self.divided = False
         self.pools: list[Pool] = []
         self.used_nbytes = 0
@@ -204,12 +208,12 @@ class Arena:
             return
         needed = _everything(demand, foreign)
         if self.evictable and needed > self._room():
-            demand.check(self.cap, self.argument)
+            demand.check(self.cap, self.argument, self.remedy)
         elif needed > self.cap:
             raise BudgetError(
                 f"{self.argument} of {format_size(self.cap)} is below the floor of {format_size(needed)} ({needed} bytes): "
-                f"every tile that is alive at once must find a place in RAM; raise {self.argument} or give spill a folder "
-                "on a fast disk",
+                f"every tile that is alive at once must find a place in RAM; {self.remedy} or give spill a folder on a "
+                "fast disk",
                 floor=needed,
             )
 

@@ -109,16 +109,17 @@ class Demand:
         counts.append(self.floor[-1] + spare // self.sizes[-1])
         return list(zip(self.sizes, counts, strict=True))
 
-    def check(self, cap: int, argument: str = "device_memory") -> None:
-        """BudgetError if `cap` is below the floor."""
+    def check(self, cap: int, argument: str = "device_memory", remedy: str = "") -> None:
+        """BudgetError if `cap` is below the floor. argument: what gave the cap; remedy: how to raise it, if not by that."""
         if cap >= self.floor_nbytes:
             return
         parts = " and ".join(
             f"{count} slots of {format_size(size)}" for size, count in zip(self.sizes, self.floor, strict=True) if count
         )
+        remedy = remedy or f"raise {argument}"
         raise BudgetError(
             f"{argument} of {format_size(cap)} is below the floor of {format_size(self.floor_nbytes)} "
-            f"({self.floor_nbytes} bytes): {self.what} needs {parts} at once; raise {argument} or choose a smaller tile",
+            f"({self.floor_nbytes} bytes): {self.what} needs {parts} at once; {remedy} or choose a smaller tile",
             floor=self.floor_nbytes,
         )
 

@@ -1,20 +1,21 @@
 """RAM for slots: mappings of address space that take memory when they are touched and can let it go again.
 
-Covers the memory only; which tile stands where is decided by storage/arena.py and residency.py.
+Covers the memory only; which tile stands where is decided by storage/arena.py and residency.py, and how much there may be of
+it is found by limits.py. Address space is taken for the slots that programs want, not for all that might ever be wanted.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 from typing import Any, TypeVar
 
 import numpy as np
-import psutil
 
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.errors import TierError
+from asynctile.storage.limits import address_space
 from asynctile.storage.sizes import format_size
+from asynctile.storage.slabs import Slabs
 
 Map = TypeVar("Map", bound=mmap.mmap)
 
@@ -26,26 +27,23 @@ class HostMemory:
     """Pools of slots in anonymous memory. Every mapping begins on a page, so slots of whole pages suit direct file I/O."""
 
     def map_pool(self, pool: Pool) -> None:
-        """Back a pool with address space; a pool without a limit may grow to all the RAM there is."""
-        pool.memory = reserve(slots_nbytes(pool))
+        """Back every slot that is expected of a pool with address space; again when more are. TierError if there is none."""
+        if pool.memory is None:
+            pool.memory = Slabs(pool, reserve)
+        pool.memory.prepare()
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A view of the slot; it holds the mapping by reference, so a pool may be forgotten under living views."""
-        pool = slot.pool
-        return np.ndarray(shape, dtype, pool.memory, slot.index * pool.slot_nbytes)
+        memory, offset = slot.pool.memory.place(slot.index)
+        return np.ndarray(shape, dtype, memory, offset)
 
     def discard(self, slot: Slot) -> None:
         """Give the memory of a free slot back to the system, as far as it covers whole pages."""
-        nbytes = slot.pool.slot_nbytes
-        start = -(-slot.index * nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (slot.index + 1) * nbytes // mmap.PAGESIZE * mmap.PAGESIZE
+        memory, offset = slot.pool.memory.place(slot.index)
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (offset + slot.pool.slot_nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > start:
-            slot.pool.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
-
-
-def slots_nbytes(pool: Pool) -> int:
-    """Bytes of all slots that a pool may ever have."""
-    return (pool.limit if pool.limit is not None else total_memory() // pool.slot_nbytes) * pool.slot_nbytes
+            memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
 def reserve(nbytes: int) -> mmap.mmap:
@@ -59,19 +57,11 @@ def reserve_as(make: type[Map], nbytes: int) -> Map:
     try:
         memory = make(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
     except (OSError, MemoryError) as error:
+        limit = min(address_space(), key=lambda limit: limit.left, default=None)
+        why = f"{error}" if limit is None else f"{error}: {limit}; raise that limit"
         raise TierError(
-            f"slots of {format_size(nbytes)} in all got no address space from the system ({error}); lower device_memory or "
-            "host_memory, or raise the limit of this process (ulimit -v)"
+            f"tiles need {format_size(nbytes)} of address space, which the system refuses: {why}, or lower host_memory and "
+            "device_memory, and give spill a folder on a fast disk"
         ) from error
     memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
-
-
-def spare_memory() -> int:
-    """Bytes of RAM that tiles may take where nobody said how many: four fifths of what is available now."""
-    return psutil.virtual_memory().available * 4 // 5
-
-
-def total_memory() -> int:
-    """Bytes of RAM in this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

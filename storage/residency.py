@@ -247,7 +247,7 @@ class Ledger:
             f"tile {tile.name} needs a slot of {format_size(pool.slot_nbytes)}; all {limit} that {self.arena.argument} "
             f"of {format_size(self.arena.cap or 0)} allows are held"
             + (f" by its operation, which needs {count}" if count is not None else " and nothing can leave them")
-            + f"; raise {self.arena.argument} or choose a smaller tile",
+            + f"; {self.arena.remedy} or choose a smaller tile",
             floor=nbytes,
         )
 

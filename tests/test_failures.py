@@ -75,7 +75,7 @@ async def test_memory_that_the_system_refuses_is_an_error_and_the_engine_goes_on
     async with engine_for(work, tmp_path, *place) as engine:
         with monkeypatch.context() as patch:
             patch.setattr("asynctile.storage.host.mmap.mmap", refuse)
-            with pytest.raises(TierError, match=r"no address space .*Cannot allocate memory.* lower device_memory"):
+            with pytest.raises(TierError, match=r"address space, .*Cannot allocate memory.* lower host_memory"):
                 await work.prepare(engine)
         await work.prepare(engine)
         await work.run(engine)

@@ -66,8 +66,8 @@ def _add_placement(parser: argparse.ArgumentParser) -> Any:
     group.add_argument("--device-memory", metavar="SIZE", type=CHECKS["device_memory"],
                        help="the most bytes to use on the device (default: what is there)")
     group.add_argument("--host-memory", metavar="SIZE", type=CHECKS["host_memory"],
-                       help="the most RAM that tiles may take; on cpu, RAM is the device (default: no limit; with --spill, "
-                            "four fifths of what is available)")
+                       help="the most RAM that tiles may take; on cpu, RAM is the device (default: four fifths of what "
+                            "the machine, its control groups and ulimit leave)")
     group.add_argument("--spill", metavar="DIR", type=CHECKS["spill"],
                        help="a folder that exists, on a fast disk, for what --host-memory cannot hold; one run at a time uses "
                             "it and leaves nothing there; named again when a run goes on")

@@ -23,6 +23,7 @@ from asynctile.device.cupy_driver import gpu_count, open_driver
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError
 from asynctile.loop import new_loop
+from asynctile.storage.limits import found
 from asynctile.storage.sizes import format_size
 
 __all__ = ["run"]
@@ -79,7 +80,9 @@ def _processor() -> str:
 
 def _tiers() -> list[tuple[str, str]]:
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(".")
-    return [("RAM", f"{format_size(memory.available)} of {format_size(memory.total)} available"),
+    limits = [(limit.what, f"{format_size(limit.left)} of {format_size(limit.nbytes)} left to this process")
+              for limit in found() if not limit.is_of_machine]
+    return [("RAM", f"{format_size(memory.available)} of {format_size(memory.total)} available"), *limits,
             ("disk here", f"{format_size(disk.free)} of {format_size(disk.total)} free")]
 
 

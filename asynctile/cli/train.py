@@ -185,8 +185,7 @@ async def _open_session(options: Options, folder: RunFolder, shape: GPT2Config, 
 
 def _opening(options: Options, folder: RunFolder, session: Session) -> str:
     shape, tokens = session.trainer.model.config, len(session.corpus.training)
-    cap = options.host_memory if session.engine.device == "cpu" else options.device_memory
-    memory = "no cap" if cap is None else f"a cap of {format_size(cap)}"
+    memory = f"a cap of {format_size(session.engine.device_cap)}"
     if options.spill is not None:
         memory += f" and {options.spill} for what RAM cannot hold"
     return (f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on "

@@ -65,7 +65,7 @@ class Device(Protocol):
         """
 
     def map_pool(self, pool: Pool) -> None:
-        """Back a pool of slots with memory."""
+        """Back a pool of slots with memory for those that are expected of it; called again when more are."""
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
         """The device array over a slot."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.workers import WorkerDevice
+from asynctile.storage.limits import spare_memory
 from asynctile.stream import Event, Runner, Stream
 
 
@@ -47,6 +48,10 @@ class EmulatedDevice(WorkerDevice):
         super().__init__(threads)
         self._up = Link("upload", link_rate, self._lock)
         self._down = Link("download", link_rate, self._lock)
+
+    def budget(self, wanted: int | None) -> int | None:
+        """If nothing was said, half of the RAM that tiles may take: the tier below is in RAM too."""
+        return spare_memory() // 2 if wanted is None else wanted
 
     def upload(
         self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None

@@ -240,7 +240,7 @@ async def test_batches_of_changing_shape_never_take_more_of_the_gpu_than_the_cap
     soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cap that holds each program and not the free slots of all of them: memory of a GPU goes slab by slab."""
-    monkeypatch.setattr("asynctile.device.cuda_memory.SLAB_NBYTES", 64)
+    monkeypatch.setattr("asynctile.storage.slabs.SLAB_NBYTES", 64)
     cap = 160 << 10
     async with Engine("cuda:0", device_memory=cap) as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER)

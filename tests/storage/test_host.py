@@ -42,3 +42,23 @@ def test_a_slot_that_was_let_go_takes_no_memory_until_it_is_touched_again():
     memory.discard(slots[0])
     assert before - psutil.Process().memory_info().rss > nbytes // 2
     assert not views[0].any() and views[1].all()
+
+
+def test_a_pool_without_a_limit_takes_address_space_for_what_is_wanted_and_not_for_all_of_ram():
+    arena, memory = Arena(None, evictable=False), HostMemory()
+    before = psutil.Process().memory_info().vms
+    (pool,) = arena.cut(Demand((1 << 20,), (1,), {1 << 20: 64}, "gemm"))
+    memory.map_pool(pool)
+    assert before + (64 << 20) <= psutil.Process().memory_info().vms < before + (96 << 20)
+
+
+def test_a_slot_of_a_grown_pool_is_let_go_and_its_neighbours_are_not():
+    arena, memory = Arena(None, evictable=False), HostMemory()
+    (pool,) = arena.cut(Demand((8192,), (1,), {8192: 2}, "gemm"))
+    memory.map_pool(pool)
+    slots = [pool.take(for_load=False) for _ in range(5)]
+    views = [memory.array(slot, (8192,), np.uint8) for slot in slots]
+    for view in views:
+        view[:] = 7
+    memory.discard(slots[3])
+    assert [bool(view.any()) for view in views] == [True, True, True, False, True]

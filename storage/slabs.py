@@ -1,0 +1,54 @@
+"""The memory behind one pool: slabs of whole slots, taken one after another as the pool grows.
+
+Covers where a slot stands. What a slab is made of, and whether it is taken before its first use, is whoever gives pools their
+memory (storage/host.py, asynctile/device/cuda_memory.py). A slab never moves, so the addresses of slots in use stay as they
+are. The way not taken, one mapping for all that a pool might ever grow to, runs into limits of address space.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from asynctile.storage.arena import Pool
+
+#: A slab of a pool that has grown beyond what was expected of it.
+SLAB_NBYTES = 2 << 20
+
+Slab = TypeVar("Slab")
+
+
+class Slabs(Generic[Slab]):
+    """take(nbytes): make a slab. most: slots of a slab, at most; None for any number."""
+
+    def __init__(self, pool: Pool, take: Callable[[int], Slab], most: int | None = None) -> None:
+        self._pool = pool
+        self._slot_nbytes = pool.slot_nbytes
+        self._take = take
+        self._most = most
+        self._firsts: list[int] = []
+        self._slabs: list[Slab] = []
+        self._made = 0
+
+    def place(self, index: int) -> tuple[Slab, int]:
+        """The slab of slot `index`, and how many bytes behind its start the slot begins."""
+        while index >= self._made:
+            self._grow()
+        slab = bisect_right(self._firsts, index) - 1
+        return self._slabs[slab], (index - self._firsts[slab]) * self._slot_nbytes
+
+    def prepare(self) -> None:
+        """Take memory for every slot that is expected of the pool."""
+        while self._made < self._pool.expected:
+            self._grow()
+
+    def _grow(self) -> None:
+        count = self._pool.expected - self._made
+        if count <= 0:
+            count = max(1, SLAB_NBYTES // self._slot_nbytes)
+        if self._most is not None:
+            count = min(count, self._most)
+        self._slabs.append(self._take(count * self._slot_nbytes))
+        self._firsts.append(self._made)
+        self._made += count

@@ -1,0 +1,63 @@
+"""The memory of a pool that grows: as much as is expected, then a little at a time, and nothing ever moves."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile.storage.arena import Arena
+from asynctile.storage.demand import Demand
+from asynctile.storage.slabs import SLAB_NBYTES, Slabs
+
+
+def pool_of(slot_nbytes, count):
+    arena = Arena(None, evictable=False)
+    (pool,) = arena.cut(Demand((slot_nbytes,), (1,), {slot_nbytes: count}, "gemm"))
+    return pool
+
+
+def slabs_of(pool, most=None):
+    taken = []
+
+    def take(nbytes):
+        taken.append(nbytes)
+        return len(taken) - 1
+
+    return Slabs(pool, take, most), taken
+
+
+def test_what_is_expected_is_one_slab_and_what_comes_beyond_it_small_ones():
+    slabs, taken = slabs_of(pool_of(1 << 20, 5))
+    slabs.prepare()
+    assert taken == [5 << 20]
+    assert slabs.place(4) == (0, 4 << 20)
+    assert slabs.place(5) == (1, 0)
+    assert taken == [5 << 20, SLAB_NBYTES]
+
+
+def test_a_pool_of_which_more_is_expected_takes_only_the_rest():
+    pool = pool_of(1 << 20, 5)
+    slabs, taken = slabs_of(pool)
+    slabs.prepare()
+    pool.expected = 12
+    slabs.prepare()
+    slabs.prepare()
+    assert taken == [5 << 20, 7 << 20]
+
+
+@given(
+    size=st.integers(1, 3000),
+    most=st.none() | st.integers(1, 7),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=12),
+)
+def test_slots_never_move_and_never_overlap(size, most, steps):
+    pool = pool_of(size, 3)
+    slabs, taken = slabs_of(pool, most)
+    places = {}
+    for expects, index in steps:
+        if expects:
+            pool.expected = max(pool.expected, index)
+            slabs.prepare()
+        else:
+            places.setdefault(index, slabs.place(index))
+    assert all(slabs.place(index) == place for index, place in places.items())
+    assert len(set(places.values())) == len(places)
+    assert all(offset % size == 0 and offset + size <= taken[slab] for slab, offset in places.values())
