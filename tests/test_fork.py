@@ -51,7 +51,7 @@ async def in_child(engine, model, trainer):
     await refused("create", lambda: GPT2.create(engine, CONFIG))
     await refused("synchronize", engine.synchronize)
     await refused("statistics", engine.statistics)
-    await refused("give_back", lambda: engine.give_back(1))
+    await refused("borrow", lambda: engine.borrow(1, "a child"))
     await refused("closing", lambda: engine.__aexit__(None, None, None))
     await engine.__aexit__(SystemExit, SystemExit(), None)  # who leaves the block by an exit leaves it
     return await train(dict(OPTIONS, spill=tempfile.mkdtemp()) if "spill" in OPTIONS else OPTIONS)
