@@ -188,7 +188,7 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
         except BaseException:
             await under_shield(model.release())
             raise
-    trainer.step_count = state["step_count"]
+    model.step_count = state["step_count"]
     trainer.skipped_count = state["skipped_count"]
     trainer.data_state = state["data_state"]
     model.last_checkpoint = os.fspath(path)

@@ -48,7 +48,8 @@ def check_room(engine: Engine, tiling: Tiling, nbytes: int) -> None:
 class GPT2:
     """Made by `await GPT2.create(...)` or `await GPT2.from_pretrained(...)`, inside an open engine.
 
-    in_training: a Trainer holds it, and its moments count.
+    in_training: a Trainer was made for it, and its moments count. has_moments: they have values. step_count: updates done, by
+    whichever Trainers.
     torn: None, or why weights and moments are of no single step (then step, save and logits refuse).
     last_checkpoint: where the model was last saved to or loaded from, for that message.
     """
@@ -59,7 +60,8 @@ class GPT2:
         self.tiling = Tiling(config, tile, engine.grain)
         check_room(engine, self.tiling, WEIGHT_NBYTES)
         self.parameters = Parameters(config, self.tiling, engine.precision)
-        self.in_training = False
+        self.in_training = self.has_moments = False
+        self.step_count = 0
         self.torn: str | None = None
         self.last_checkpoint: str | None = None
         #: held by whoever changes the weights or must see those of one step
@@ -164,8 +166,9 @@ class GPT2:
 
     def train(self) -> None:
         """From now on count the moments among what stands."""
-        self.in_training = True
-        self._demands.clear()
+        if not self.in_training:
+            self.in_training = True
+            self._demands.clear()
 
     def check_floor(self) -> None:
         """BudgetError if the device cap is below the model's floor."""

@@ -13,7 +13,8 @@ import inspect
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +36,9 @@ from asynctile.loop import under_shield
 from asynctile.program import Program
 from asynctile.run import Run
 
+#: Trainer._report of a step that has begun.
+Reporter = Callable[..., StepReport]
+
 
 class Trainer:
     """Trains `model` with `optimizer`.
@@ -44,8 +48,12 @@ class Trainer:
     recompute: recompute activations in backward rather than keep them. update: where AdamW runs, "device", "host" (in RAM, so
     that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
 
-    step_count: updates done. skipped_count: steps skipped since a loss was not finite. data_state: a JSON-able dict
-    of the caller's (where the data stands), saved and restored with checkpoints.
+    Moments and step_count are the model's: another Trainer of the same model goes on with both, under settings of its own, and
+    several may take turns. So a schedule counts the updates of the model. To begin anew, save_pretrained and load that.
+
+    step_count: updates of the model. skipped_count: steps skipped here since a loss was not finite. last_report: of the last
+    step here that counted, also if whoever awaited it was cancelled meanwhile; None before the first. data_state: a JSON-able
+    dict of the caller's (where the data stands), saved and restored with checkpoints.
     """
 
     def __init__(
@@ -70,20 +78,24 @@ class Trainer:
         self.micro_batches = micro_batches
         self.recompute = recompute
         self.update = check_update(update)
-        self.step_count = 0
         self.skipped_count = 0
+        self.last_report: StepReport | None = None
         self.data_state: dict[str, Any] = {}
-        self._has_moments = False
         #: by program with every update on the device, what "auto" came to
         self._chosen: dict[Program, frozenset[Handle]] = {}
         #: the save that was left to a task and nobody has asked about since
         self._saving: asyncio.Task[None] | None = None
 
+    @property
+    def step_count(self) -> int:
+        return self.model.step_count
+
     async def step(self, tokens: Any, targets: Any) -> StepReport:
         """One update from int arrays (B, T); targets of -100 are ignored.
 
         Raises ValueError or TypeError for wrong arrays, BudgetError before any work if the caps are too small,
-        DeviceError if an operation failed and the model is as it was, TornModelError if it is not.
+        DeviceError if an operation failed and the model is as it was, TornModelError if it is not. Cancelled, it may have
+        counted all the same: step_count and last_report tell.
         """
         return await self.engine.call(self._step(tokens, targets))
 
@@ -96,11 +108,8 @@ class Trainer:
             program = await compute(self._record, kind, rows, await self._on_host(kind, rows))
             await self._prepare(program)
             inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
-            before, start = self.engine.statistics(), time.perf_counter()
-            loss, norm, skipped = await self._run(program, inputs, count)
-            seconds = time.perf_counter() - start
-            size = int(np.asarray(tokens).size)
-            return self._report(before, loss, norm, size, seconds, skipped)
+            report = partial(self._report, self.engine.statistics(), time.perf_counter(), int(np.asarray(tokens).size))
+            return await self._run(program, inputs, count, report)
 
     async def run(self, batches: Any, *, steps: int | None = None) -> AsyncIterator[StepReport]:
         """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them."""
@@ -192,7 +201,7 @@ class Trainer:
 
     async def prepare_moments(self, value: Any = None, files: Files | None = None) -> None:
         """Create the moments: zeros, or value(parameter, family, key), which `files` reads."""
-        if self._has_moments:
+        if self.model.has_moments:
             return
         parameters = self.model.parameters
         await self.engine.reserve(measure([], parameters.states()))
@@ -207,7 +216,7 @@ class Trainer:
                         yield tile, array
 
         await self.engine.store(tiles())
-        self._has_moments = True
+        self.model.has_moments = True
 
     def _inputs(self, tokens: Any, targets: Any) -> tuple[Rows, dict[str, Any], int]:
         """How a batch is cut, its inputs, and how many targets count."""
@@ -249,12 +258,12 @@ class Trainer:
 
     async def _prepare(self, program: Program) -> None:
         """Before the first step: refuse budgets that are too small, then make the moments."""
-        if not self._has_moments:
+        if not self.model.has_moments:
             await self.engine.reserve(self.model.demand(program))
             await self.prepare_moments()
 
-    async def _run(self, program: Program, inputs: dict[str, Any], count: int) -> tuple[float, float, bool]:
-        """On the engine's loop. Returns (loss, gradient norm, skipped)."""
+    async def _run(self, program: Program, inputs: dict[str, Any], count: int, report: Reporter) -> StepReport:
+        """Both parts of the step. report: makes its report of loss and gradient norm."""
         async with self.engine.exclusive():
             run = await self.engine.start(program, self.model.demand(program), inputs)
             try:
@@ -262,21 +271,21 @@ class Trainer:
                 await run.reported()
                 loss = _total(program, run, "loss") / count
                 if not math.isfinite(loss):
-                    return await self._skip(run, loss, math.nan)
+                    return await self._skip(run, report, loss, math.nan)
                 await run.until("update")
                 if self.clip_norm is not None:
                     await run.reported()
                     norm = math.sqrt(_total(program, run, "norm"))
                     if not math.isfinite(norm):
-                        return await self._skip(run, loss, norm)
+                        return await self._skip(run, report, loss, norm)
                     factor = min(1.0, self.clip_norm / (norm + 1e-6))
                     await self.engine.fill(program.inputs["hyper"], self.optimizer.hyper(self.step_count + 1, factor))
             except BaseException as error:
                 await self._break_off(run, error)
                 raise
-            return await self._update(program, run, loss)
+            return await self._update(program, run, report, loss)
 
-    async def _update(self, program: Program, run: Run, loss: float) -> tuple[float, float, bool]:
+    async def _update(self, program: Program, run: Run, report: Reporter, loss: float) -> StepReport:
         """The part that changes weights; a cancellation is raised after it has ended."""
         try:
             cancelled = await under_shield(run.finish())
@@ -291,17 +300,18 @@ class Trainer:
             name = next(n for n, x in zip(program.numbers, run.numbers, strict=False) if not math.isfinite(x))
             self.model.torn = f"a gradient of step {self.step_count + 1} was not finite ({name})"
             raise TornModelError(self._torn_message() + "; clip_norm skips such steps instead")
-        self.step_count += 1
+        self.model.step_count += 1
+        self.last_report = report(loss, norm)
         if cancelled:
             raise asyncio.CancelledError
-        return loss, norm, False
+        return self.last_report
 
-    async def _skip(self, run: Run, loss: float, norm: float) -> tuple[float, float, bool]:
+    async def _skip(self, run: Run, report: Reporter, loss: float, norm: float) -> StepReport:
         await self.model.abandon(run)
         if self.model.torn is not None:
             raise TornModelError(self._torn_message())
         self.skipped_count += 1
-        return loss, norm, True
+        return report(loss, norm, skipped=True)
 
     async def _break_off(self, run: Run, error: BaseException) -> None:
         """Before the first update: let what was enqueued run out; the model is as it was unless a tier lost bytes."""
@@ -320,9 +330,9 @@ class Trainer:
         return f"{self.model.torn}; load the last checkpoint ({where})"
 
     def _report(
-        self, before: Statistics, loss: float, norm: float, tokens: int, seconds: float, skipped: bool
+        self, before: Statistics, start: float, tokens: int, loss: float, norm: float, *, skipped: bool = False
     ) -> StepReport:
-        after = self.engine.statistics()
+        after, seconds = self.engine.statistics(), time.perf_counter() - start
         return StepReport(
             step=self.step_count,
             loss=loss,

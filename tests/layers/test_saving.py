@@ -266,7 +266,7 @@ async def main():
     async with Engine("cpu") as engine:
         trainer = Trainer(await GPT2.create(engine, config))
         await trainer.save({str(tmp_path / "c")!r})
-        trainer.step_count = 1
+        trainer.model.step_count = 1
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, -1))
         for wait in (True, False):
             try:
@@ -315,10 +315,10 @@ async def test_killed_while_it_replaces_a_checkpoint(
         trainer, path, seen, call = await trainer_on(engine), tmp_path / "c", [], 0
         while call <= tried:
             call += 1
-            tried, dead_from, trainer.step_count = 0, sys.maxsize, 0
+            tried, dead_from, trainer.model.step_count = 0, sys.maxsize, 0
             shutil.rmtree(path, ignore_errors=True)
             await trainer.save(path)
-            trainer.step_count = 1
+            trainer.model.step_count = 1
             tried, dead_from = 0, call
             try:
                 await trainer.save(path)

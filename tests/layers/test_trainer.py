@@ -62,6 +62,12 @@ async def states_of(trainer: Trainer) -> Tensors:
     return await trainer.model.state_dict() | await moments_of(trainer)
 
 
+async def loss_of_step_two() -> float:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        return [report.loss async for report in trainer.run(BATCHES[:2])][1]
+
+
 async def uninterrupted(steps: int, **more: Any) -> Tensors:
     """Weights and moments after `steps` steps that nothing happened to."""
     key = (steps, *more.items())
@@ -233,7 +239,7 @@ async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_w
 ) -> None:
     async with Engine(**options) as engine:
         trainer = await trainer_on(engine)
-        await trainer.step(*BATCHES[0])
+        first = await trainer.step(*BATCHES[0])
         before = await states_of(trainer)
         hang = Hang(engine, kernel, call)
         task = asyncio.create_task(trainer.step(*BATCHES[1]))
@@ -245,6 +251,7 @@ async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_w
         with pytest.raises(asyncio.CancelledError):
             await task
         assert trainer.step_count == 1
+        assert trainer.last_report is first
         assert_same_tensors(await states_of(trainer), before)
         for batch in BATCHES[1:3]:
             await trainer.step(*batch)
@@ -271,6 +278,8 @@ async def test_cancelled_after_its_first_update_a_step_ends_and_then_says_so(
         with pytest.raises(asyncio.CancelledError):
             await task
         assert trainer.step_count == 2
+        assert trainer.last_report is not None
+        assert (trainer.last_report.step, trainer.last_report.loss) == (2, await loss_of_step_two())
         assert trainer.model.torn is None
         second = await states_of(trainer)
         await trainer.step(*BATCHES[2])
@@ -555,6 +564,22 @@ async def test_gradients_change_nothing(options: dict[str, Any]) -> None:
         assert report.grad_norm == pytest.approx(norm, rel=1e-12)
         found = await states_of(trainer)
     assert_same_tensors(found, await uninterrupted(2))
+
+
+async def test_another_trainer_of_a_model_goes_on_with_its_moments_and_its_step_count(options: dict[str, Any]) -> None:
+    async with Engine(**options) as engine:
+        first = await trainer_on(engine)
+        await first.step(*BATCHES[0])
+        second = Trainer(first.model, OPTIMIZER, micro_batches=SMALL.micro_batches, **DEFAULTS)
+        assert (second.step_count, second.last_report) == (1, None)
+        await second.prepare_moments()
+        for trainer, batch in zip((second, first), BATCHES[1:3], strict=True):
+            await trainer.step(*batch)
+        assert (first.step_count, second.step_count) == (3, 3)
+        assert first.last_report is not None and second.last_report is not None
+        assert (first.last_report.step, second.last_report.step) == (3, 2)
+        found = await states_of(second)
+    assert_same_tensors(found, await uninterrupted(3))
 
 
 async def test_two_trainers_share_an_engine(options: dict[str, Any]) -> None:
