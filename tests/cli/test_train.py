@@ -155,7 +155,7 @@ def test_a_run_from_a_gpu_goes_on_elsewhere_in_another_precision(train: Program,
     status, _, err = program(*resume)
     assert status == 2 and "--precision bf16 needs --device cuda:N; write --precision fp32 for cpu" in err
     status, _, err = program(*resume, "--precision", "fp32")
-    assert (status, "precision bf16 -> fp32, tall 4 -> 1" in err) == (0, True), err
+    assert (status, "precision 'bf16' -> 'fp32', tall 4 -> 1" in err) == (0, True), err
     assert [line["step"] for line in metrics(run)] == [1, 2, 3]
 
 

@@ -443,7 +443,7 @@ async def test_a_checkpoint_of_other_libraries_warns(tmp_path: Path) -> None:
         state["surroundings"]["numpy"] = "0.1"
         (tmp_path / "c" / "trainer.json").write_text(json.dumps(state))
         (tmp_path / "c" / "checksums.json").unlink()
-        with pytest.warns(UserWarning, match=r"numpy 0\.1 -> "):
+        with pytest.warns(UserWarning, match=r"numpy '0\.1' -> "):
             await Trainer.load(engine, tmp_path / "c")
 
 
