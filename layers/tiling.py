@@ -24,8 +24,8 @@ FLOOR_NBYTES = 512 << 10
 #: Each weight tile and its moments take 1.3 KB to keep account of, and some dozen operations a step. A model of 175 billion
 #: parameters is 670,000 of edge 512; what is beyond was typed by mistake or made to fill memory.
 MOST_TILES = 1_000_000
-#: A tile of this edge has 16 GiB.
-MOST_EDGE = 1 << 16
+#: An edge above every axis means whole tensors. So many rows, four times as tall, are still within a batch (rows.py).
+MOST_EDGE = 1 << 24
 
 
 class Tiling:

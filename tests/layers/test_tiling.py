@@ -13,7 +13,7 @@ from asynctile.layers.floor import floor_demand
 from asynctile.layers.head import STRIP_TOKENS
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import GRAIN, Split
-from asynctile.layers.tiling import FLOOR_NBYTES, FLOOR_SHARE, Tiling, default_tile, floor_estimate
+from asynctile.layers.tiling import FLOOR_NBYTES, FLOOR_SHARE, MOST_EDGE, Tiling, default_tile, floor_estimate
 
 small = st.integers(1, 400)
 
@@ -133,3 +133,11 @@ def test_the_grain_is_that_of_the_kind_of_device() -> None:
 def test_a_batch_without_end_is_refused_before_its_rows_are_listed() -> None:
     with pytest.raises(ValueError, match=r"is 1,000,000,000,000 tokens, expected at most"):
         Tiling(GPT2Config(n_layer=1)).rows(10**12, 1)
+
+
+def test_the_largest_edge_has_a_floor_and_beyond_is_refused() -> None:
+    config = GPT2Config(n_layer=1, n_head=1, n_embd=4, block_size=8, vocab_size=5)
+    for grain in (FINE, COARSE):
+        assert floor_demand(config, MOST_EDGE, grain).floor_nbytes > 0
+    with pytest.raises(ValueError, match=f"tile is {MOST_EDGE + 1}, expected"):
+        Tiling(config, MOST_EDGE + 1)
