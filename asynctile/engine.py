@@ -52,9 +52,9 @@ class Engine:
 
     device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated", "cuda:N". device_memory: cap on device bytes; on
     a GPU, if not given, what is free there. host_memory: cap on RAM that tiles may take (on cpu this is the budget, and
-    device_memory is refused); if not given, four fifths of what the machine, the memory cgroups of this process and its limits
-    of address space (ulimit -v, -d) leave. spill: a folder on a fast disk for what RAM cannot hold, for one engine at a time.
-    spill_limit: cap on its bytes, set aside at once. link_rate: emulated
+    device_memory is refused); if not given, about four fifths of what the machine, the memory cgroups of this process and its
+    limits of address space (ulimit -v, -d) leave. spill: a folder on a fast disk for what RAM cannot hold, for one engine at
+    a time. spill_limit: cap on its bytes, set aside at once. link_rate: emulated
     only, bytes a second each way. precision: "fp32", or on a GPU "tf32" or "bf16".
     prefetch: how far transfers run ahead of compute: for each unit 4 tiles (16 from the spill folder) are loaded before their
     use and as many slots kept free for the next, at most an eighth of the slots in all; 0 is the run without overlap.

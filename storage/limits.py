@@ -22,8 +22,9 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-#: Of what is left, what tiles may take where nobody said how much: the rest is for the program around them.
+#: Of what is left beyond what kernels and a program around them come to take, what tiles get where nobody said how much.
 _SHARE = (4, 5)
+_PROGRAM_NBYTES = 128 << 20
 #: Threads of an engine and of its program beside one for each core and those of asyncio.to_thread.
 _OTHER_THREADS = 12
 _USUAL_STACK_NBYTES = 8 << 20
@@ -48,20 +49,21 @@ class Limit:
     @property
     def share(self) -> int:
         """What tiles get of it where nobody said how much."""
-        return self.left * _SHARE[0] // _SHARE[1]
+        return max(0, self.left - _PROGRAM_NBYTES) * _SHARE[0] // _SHARE[1]
 
     @property
     def remedy(self) -> str:
         """How to get more than that."""
         way = "give host_memory" if self.is_of_machine else "raise that limit"
-        return f"since {self}, of which tiles get four fifths if host_memory is not given, {way}"
+        program = format_size(_PROGRAM_NBYTES)
+        return f"since {self} and tiles get four fifths of that less {program} if host_memory is not given, {way}"
 
     def __str__(self) -> str:
         return f"{self.what} of {format_size(self.nbytes)} leaves {format_size(self.left)}"
 
 
 def spare_memory() -> int:
-    """Bytes of RAM that tiles may take where nobody said how many: four fifths of what is left under the tightest limit."""
+    """Bytes of RAM that tiles may take where nobody said how many: a share of what is left under the tightest limit."""
     return tightest().share
 
 

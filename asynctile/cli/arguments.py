@@ -66,7 +66,7 @@ def _add_placement(parser: argparse.ArgumentParser) -> Any:
     group.add_argument("--device-memory", metavar="SIZE", type=CHECKS["device_memory"],
                        help="the most bytes to use on the device (default: what is there)")
     group.add_argument("--host-memory", metavar="SIZE", type=CHECKS["host_memory"],
-                       help="the most RAM that tiles may take; on cpu, RAM is the device (default: four fifths of what "
+                       help="the most RAM that tiles may take; on cpu, RAM is the device (default: about four fifths of what "
                             "the machine, its control groups and ulimit leave)")
     group.add_argument("--spill", metavar="DIR", type=CHECKS["spill"],
                        help="a folder that exists, on a fast disk, for what --host-memory cannot hold; one run at a time uses "

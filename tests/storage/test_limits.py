@@ -108,8 +108,8 @@ def test_a_limit_of_address_space_leaves_what_is_not_mapped_yet(name, what, monk
     only = getattr(resource, name)
     monkeypatch.setattr(resource, "getrlimit", lambda one: (1000 * MIB, -1) if one == only else (resource.RLIM_INFINITY, -1))
     (limit,) = limits.address_space(tmp_path)
-    assert (limit.what, limit.nbytes, limit.left, limit.share) == (what, 1000 * MIB, 800 * MIB, 640 * MIB)
+    assert (limit.what, limit.nbytes, limit.left, limit.share) == (what, 1000 * MIB, 800 * MIB, (800 - 128) * MIB * 4 // 5)
     assert limit.remedy == (
-        f"since {what} of 1000.00 MiB leaves 800.00 MiB, of which tiles get four fifths if host_memory is not given, "
-        "raise that limit"
+        f"since {what} of 1000.00 MiB leaves 800.00 MiB and tiles get four fifths of that less 128.00 MiB "
+        "if host_memory is not given, raise that limit"
     )
