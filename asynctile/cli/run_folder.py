@@ -15,6 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,9 @@ class RunFolder:
             found = self._folder.stat(name)
             is_folder = found is not None and stat.S_ISDIR(found.st_mode)
             self._folder.remove_tree(name) if is_folder else self._folder.remove(name)
-        for path in self._made:
-            path.rmdir()
+        with suppress(OSError):  # somebody may have put another run beside this one
+            for path in self._made:
+                path.rmdir()
 
     def new_checkpoint(self, step: int) -> Path:
         """Where to save a step; CheckpointError if a link stands there."""

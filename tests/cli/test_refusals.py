@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from asynctile.cli.run_folder import RunFolder
 from tests.cli.conftest import Program
 
 
@@ -121,6 +122,14 @@ def test_an_empty_folder_stays_when_refused(train: Program, tmp_path: Path) -> N
     (tmp_path / "run").mkdir()
     refused(train("--out", tmp_path / "run", "--host-memory", "1KiB"))
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_refused_run_leaves_what_somebody_put_beside_it_meanwhile(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "runs" / "one", {})
+    (tmp_path / "runs" / "two").mkdir()
+    run.discard_unless_begun()
+    run.unclaim()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
 
 
 def test_resume_of_nothing(train: Program, tmp_path: Path) -> None:
