@@ -72,6 +72,13 @@ class Folder:
         """Those of `names` that are links."""
         return [name for name in names if (found := self.stat(name)) is not None and stat.S_ISLNK(found.st_mode)]
 
+    def check_plain(self, names: Iterable[str]) -> None:
+        """CheckpointError for the first of `names` that is there and no plain file."""
+        for name in names:
+            found = self.stat(name)
+            if found is not None and not stat.S_ISREG(found.st_mode):
+                raise is_a_link(self.path / name) if stat.S_ISLNK(found.st_mode) else _is_not_plain(self.path / name)
+
     def make(self, name: str) -> None:
         """Make a folder whose name is free."""
         with self.naming(name):
@@ -89,7 +96,7 @@ class Folder:
             fd = os.open(name, flags, 0o666, dir_fd=self.fd)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
-                raise CheckpointError(f"{self.path / name} is no plain file; remove it")
+                raise _is_not_plain(self.path / name)
             return fd
 
     def write(self, name: str, content: bytes) -> None:
@@ -196,6 +203,10 @@ def is_a_link(path: Path) -> CheckpointError:
     """The error for a link where a file or a folder is to be written or removed."""
     return CheckpointError(f"{path} is a link, and nothing is written or removed through one here; put what it leads to in its "
                            "place, or name another folder")
+
+
+def _is_not_plain(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is no plain file, expected one or none; remove it, or name another folder")
 
 
 def part_of(name: str) -> str:

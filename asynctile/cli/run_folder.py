@@ -31,12 +31,10 @@ __all__ = ["RunFolder", "check_same_model", "existing_run"]
 
 _FORMAT = 1
 _CHECKPOINT = re.compile(r"step-([0-9]{6,})")
-_RECORD, _METRICS, _CHECKPOINTS = "run.json", "metrics.jsonl", "checkpoints"
-#: What a run writes, in its folder and in the folders there. Other names are somebody else's.
-_WRITTEN = {
-    ".": (_RECORD, _METRICS, _CHECKPOINTS, "tokenizer.json", "tokens", "loss.png", "loss.svg", "sample.txt", "summary.json"),
-    "tokens": ("tokens.bin", "tokens.json"),
-}
+_RECORD, _METRICS, _CHECKPOINTS, _TOKENS = "run.json", "metrics.jsonl", "checkpoints", "tokens"
+#: What a run writes in its folder and in that of the tokens. Other names are somebody else's.
+_FILES = (_RECORD, _METRICS, "tokenizer.json", "loss.png", "loss.svg", "sample.txt", "summary.json")
+_TOKEN_FILES = ("tokens.bin", "tokens.json")
 
 
 class RunFolder:
@@ -47,7 +45,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / _METRICS
-        self.tokens = path / "tokens"
+        self.tokens = path / _TOKENS
         self.tokenizer = path / "tokenizer.json"
         #: held open and locked, once claimed; everything is written in it by name
         self._held: Folder | None = None
@@ -92,13 +90,13 @@ class RunFolder:
         return cls(path)
 
     def claim(self) -> None:
-        """Keep other processes out until `unclaim`, or until this one ends; ValueError if one is in, CheckpointError for a
-        link where the run would write.
+        """Keep other processes out until `unclaim`, or until this one ends; ValueError if one is in, CheckpointError or
+        OSError for a link, or anything else of another kind, where the run would write.
         """
         self._held = Folder.open(self.path)
         try:
             fcntl.flock(self._held.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._refuse_links(self._held)
+            self._check_place(self._held)
         except BlockingIOError:
             self.unclaim()
             raise ValueError(f"the run {self.path} is in use by another process; wait for it, stop it, or name another "
@@ -113,13 +111,14 @@ class RunFolder:
             self._held.close()
             self._held = None
 
-    def _refuse_links(self, held: Folder) -> None:
-        if linked := held.links(_WRITTEN["."]):
-            raise is_a_link(self.path / linked[0])
-        for name in ("tokens", _CHECKPOINTS):
-            if (found := held.stat(name)) is not None and stat.S_ISDIR(found.st_mode):
+    def _check_place(self, held: Folder) -> None:
+        held.check_plain(_FILES)
+        for name in (_TOKENS, _CHECKPOINTS):
+            if held.stat(name) is not None:
                 with held.inside(name) as folder:
-                    if linked := sorted(folder.links(_WRITTEN.get(name, filter(_step_of, folder.names())))):
+                    if name == _TOKENS:
+                        folder.check_plain(_TOKEN_FILES)
+                    elif linked := sorted(folder.links(filter(_step_of, folder.names()))):
                         raise is_a_link(folder.path / linked[0])
 
     @property

@@ -6,6 +6,7 @@ The path of a run that is typed may be a link, or go through one.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,22 @@ def test_a_link_inside_is_refused_before_any_work(program: Program, run: Path, t
     status, out, err = program("train", "--resume", "--out", run, "--steps", 4, "--keep", 1)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"{run / name} is a link" in err and "put what it leads to in its place" in err
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "sample.txt", "tokens", "tokens/tokens.bin", "checkpoints"])
+@pytest.mark.parametrize("kind", ["pipe", "other"])
+def test_so_is_what_is_of_another_kind(program: Program, run: Path, tmp_path: Path, name: str, kind: str) -> None:
+    (run / name).rename(tmp_path / "moved")
+    if kind == "pipe":
+        os.mkfifo(run / name)
+    elif (tmp_path / "moved").is_dir():
+        (run / name).write_text("")
+    else:
+        (run / name).mkdir()
+    before = everything(tmp_path)
+    status, out, err = program("train", "--resume", "--out", run, "--steps", 4)
+    assert (status, out, err.count("\n")) == (2, "", 1) and str(run / name) in err
     assert everything(tmp_path) == before
 
 
