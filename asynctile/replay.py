@@ -42,11 +42,11 @@ class Segment:
 class Replay:
     """One program on one device.
 
-    numbers: what its kernels report, float64 by the program's indices. complete: every segment has been written down.
+    It does not hold the program, which would never end then (Replays). numbers: what its kernels report, float64 by the
+    program's indices. complete: every segment has been written down.
     """
 
     def __init__(self, program: Program, recorder: Recorder, tier: Tier, link: HostLink, lane: Lane) -> None:
-        self.program = program
         self.numbers = lane.device.numbers(len(program.numbers) + 1)
         self.complete = False
         self._recorder = recorder
@@ -70,19 +70,19 @@ class Replay:
         """Whether the segment that begins at entry `start` was written down."""
         return start in self._segments
 
-    def capture(self, start: int, issue: Callable[[int], Any]) -> tuple[int, Event]:
+    def capture(self, program: Program, start: int, issue: Callable[[int], Any]) -> tuple[int, Event]:
         """Write down and run the segment that begins at `start`: where it stops, and its event. Nothing may be in flight.
 
         issue: issues one entry. Raises what it raises; the replay is no good then.
         """
         stop = next(stop for stop in self._stops if stop > start)
-        entries = self.program.entries[start:stop]
+        entries = program.entries[start:stop]
         wrote: dict[Handle, bool] = {}
         for entry in entries:
             for tile, how in zip(entry.tiles, entry.access, strict=True):
                 if tile.persistent:
                     wrote[tile] = how != READ or wrote.get(tile, False)
-        inputs = [tile for tile in self.program.inputs.values() if wrote.pop(tile, None) is not None]
+        inputs = [tile for tile in program.inputs.values() if wrote.pop(tile, None) is not None]
         for tile in inputs:
             self._tier.admit((tile,), READ)
         held = [(tile, tile.array) for tile in inputs]
@@ -96,7 +96,7 @@ class Replay:
         operations = sum(isinstance(entry, Operation) for entry in entries)
         writes = [tile for tile, changed in wrote.items() if changed]
         self._segments[start] = Segment(stop, graph, held, writes, operations)
-        self.complete = stop == len(self.program)
+        self.complete = stop == len(program)
         return stop, event
 
     def play(self, start: int) -> tuple[int, Event]:

@@ -109,5 +109,5 @@ class Run:
                 self.issued, event = replay.play(self.issued)
             else:
                 await self.tiers.window.drain()
-                self.issued, event = replay.capture(self.issued, self._issue_entry)
+                self.issued, event = replay.capture(self.program, self.issued, self._issue_entry)
             self._reports.append(event)

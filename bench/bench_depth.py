@@ -170,7 +170,7 @@ async def open_side(
             program = trainer.model.program(*key)
             await trainer.engine.reserve(trainer.model.demand(program))
             pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine.tiers.top.arena.pools]
-            trainer.model._programs[key] = greedy(program, pools)
+            trainer.model._programs._kept[key] = greedy(program, pools)
     return trainers
 
 

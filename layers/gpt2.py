@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameter, Parameters, initial_piece
+from asynctile.layers.programs import Programs
 from asynctile.layers.sampling import Sampler
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
@@ -67,8 +69,8 @@ class GPT2:
         #: held by whoever changes the weights or must see those of one step
         self.changing = engine.lock("a model")
         self.companions = {}
-        self._programs: dict[tuple[Any, ...], Program] = {}
-        self._demands: dict[Program, Demand] = {}
+        self._programs = Programs()
+        self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
 
     @classmethod
     async def create(cls, engine: Engine, config: GPT2Config, *, seed: int = 0, tile: int | None = None) -> Self:
@@ -190,12 +192,17 @@ class GPT2:
         recompute: bool = True,
         on_host: frozenset[Handle] = frozenset(),
     ) -> Program:
-        """The recorded program of this kind and shape; recorded once. on_host: weight tiles that are updated on the host."""
+        """The recorded program of this kind and shape; recorded once while it is kept.
+
+        on_host: weight tiles that are updated on the host.
+        """
         key = (kind, batch, length, micro_batches, recompute, on_host)
-        if key not in self._programs:
+
+        def recorded() -> Program:
             rows = self.tiling.rows(batch, length, micro_batches)
-            self._programs[key] = record(kind, self.parameters, rows, recompute=recompute, on_host=on_host)
-        return self._programs[key]
+            return record(kind, self.parameters, rows, recompute=recompute, on_host=on_host)
+
+        return self._programs.get(key, recorded)
 
     def demand(self, program: Program) -> Demand:
         """What the program asks of an arena beside the tiles that stand; measured once."""

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ class Trainer:
         self.last_report: StepReport | None = None
         self.data_state: dict[str, Any] = {}
         #: by program with every update on the device, what "auto" came to
-        self._chosen: dict[Program, frozenset[Handle]] = {}
+        self._chosen: WeakKeyDictionary[Program, frozenset[Handle]] = WeakKeyDictionary()
         #: the save that was left to a task and nobody has asked about since
         self._saving: asyncio.Task[None] | None = None
 

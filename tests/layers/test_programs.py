@@ -1,0 +1,87 @@
+"""Which programs of a model are kept, and what ends with one that is not: its demand, and on a GPU its graphs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from asynctile import Engine
+from asynctile.layers import Trainer, programs
+from asynctile.layers.programs import FEW, Programs
+from asynctile.program import Program
+from tests.layers.training import OPTIMIZER, SMALL, assert_same_tensors, batches_of, lively
+
+
+def of_length(length: int) -> Program:
+    program = Program("test")
+    for _ in range(length):
+        program.mark("a mark")
+    return program
+
+
+def test_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "PROGRAMS", 6)
+    kept, made = Programs(), []
+
+    def get(key: int) -> Program:
+        return kept.get(key, lambda: made.append(key) or of_length(1))
+
+    first = get(0)
+    for key in range(1, 9):
+        get(key)
+        assert get(0) is first
+    assert len(kept) == 6
+    get(1)
+    assert made == [*range(9), 1]
+
+
+def test_long_ones_are_fewer_but_a_training_keeps_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "ENTRIES", 100)
+    kept = Programs()
+    for key in range(30):
+        kept.get(key, lambda: of_length(10))
+    assert len(kept) == 10
+    for key in range(30, 40):
+        kept.get(key, lambda: of_length(1000))
+    assert len(kept) == FEW
+
+
+async def test_a_program_that_is_dropped_while_it_runs_ends_well_and_then_all_of_it_goes(
+    soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while its graphs are written down, in the second step."""
+    batches = batches_of(SMALL, 4)
+    async with Engine("cuda:0") as engine:
+        plain = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        for batch in batches:
+            await plain.step(*batch)
+        expected = await plain.model.state_dict()
+        await plain.model.release()
+    async with Engine("cuda:0") as engine:
+        driver, forgotten = soft_gpu.opened[-1], []
+        destroy = driver.destroy_graph
+        monkeypatch.setattr(driver, "destroy_graph", lambda graph: forgotten.append(graph) or destroy(graph))
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        model, start = trainer.model, engine.start
+        seen: list[weakref.ref[Program]] = []
+
+        async def drop_and_start(program: Program, *args: Any) -> Any:
+            run = await start(program, *args)
+            if len(seen) == 3:
+                model._programs._kept.clear()
+            seen.append(weakref.ref(program))
+            return run
+
+        monkeypatch.setattr(engine, "start", drop_and_start)
+        for batch in batches:
+            await trainer.step(*batch)
+        assert driver.graphs > 0 and forgotten == []
+        assert_same_tensors(await model.state_dict(), expected)
+        await trainer.model.loss(*batches[0])
+        gc.collect()
+        assert len(seen) == 5 and seen[0]() is None and seen[4]() is not None
+        assert len(forgotten) == 3
+        assert len(model._demands) == 1
