@@ -41,9 +41,9 @@ def calls(path: Path) -> Iterator[ast.Call]:
 
 
 def name_of(call: ast.Call) -> tuple[str, str]:
-    """(what it is called on, if that is a plain name; the function)"""
+    """(what it is called on, "?" if that is no plain name; the function)"""
     if isinstance(call.func, ast.Attribute):
-        return (call.func.value.id if isinstance(call.func.value, ast.Name) else "", call.func.attr)
+        return (call.func.value.id if isinstance(call.func.value, ast.Name) else "?", call.func.attr)
     return "", call.func.id if isinstance(call.func, ast.Name) else ""
 
 

@@ -193,7 +193,7 @@ def test_a_loss_that_stays_infinite(train: Program, tmp_path: Path, monkeypatch:
         from dataclasses import replace
 
         report = await step(self, tokens, targets)
-        self.step_count = 0
+        self.model.step_count = 0
         return replace(report, step=0, loss=float("nan"), skipped=True)
 
     monkeypatch.setattr(Trainer, "step", skipped)
