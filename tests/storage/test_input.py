@@ -10,7 +10,7 @@ import sys
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynctile.storage.input import DEPTH, DIGITS, LINE_NBYTES, open_file, parse_json, read_file, read_lines, shown
@@ -22,6 +22,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(VALUES, st.booleans())
 def test_json_says_what_it_says_to_python(value, escaped):
     assert parse_json(json.dumps(value, ensure_ascii=escaped).encode("utf-8", "surrogatepass")) == value
@@ -147,6 +148,7 @@ def test_lines_come_with_their_ends_and_a_limit(tmp_path):
         next(lines)
 
 
+@settings(deadline=None)
 @given(st.text() | VALUES)
 def test_what_is_shown_is_short_and_plain(value):
     text = shown(value)
