@@ -133,6 +133,9 @@ def whole_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def whole_names(parent: Folder) -> set[str]:
-    """What stands whole in `parent`, in its place or, after a kill, beside it: the names of the places."""
+    """The folders that stand whole in `parent`, or are linked there, in their place or, after a kill, beside it: the names of
+    the places.
+    """
     names = {name for name in parent.names() if not _BESIDE.fullmatch(name)}
+    names = {name for name in names if (at := parent.stat(name)) and (stat.S_ISDIR(at.st_mode) or stat.S_ISLNK(at.st_mode))}
     return names | {of for name, of in _left_in(parent) if name.endswith(".old")}

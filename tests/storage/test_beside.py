@@ -220,7 +220,10 @@ def test_who_only_reads_finds_the_whole_copy_and_changes_nothing(tmp_path: Path)
     (tmp_path / "link").unlink()
     with Folder.open(tmp_path) as parent:
         assert whole_names(parent) == {"c", "d", "e"}
-    assert sorted(tmp_path.rglob("*")) == before
+        assert sorted(tmp_path.rglob("*")) == before
+        (tmp_path / "f").write_text("no folder")
+        os.mkfifo(tmp_path / "g")
+        assert whole_names(parent) == {"c", "d", "e"}
 
 
 def test_a_link_is_neither_litter_nor_a_copy_nor_a_folder_to_remove(tmp_path: Path) -> None:
