@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +27,7 @@ from asynctile.errors import AsynctileError, BudgetError, CheckpointError, Devic
 from asynctile.files import Files
 from asynctile.handle import Handle
 from asynctile.layers.batch import check_tokens, loss_inputs
+from asynctile.layers.feed import Steps
 from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
@@ -112,16 +112,13 @@ class Trainer:
             report = partial(self._report, self.engine.statistics(), time.perf_counter(), int(np.asarray(tokens).size))
             return await self._run(program, inputs, count, report)
 
-    async def run(self, batches: Any, *, steps: int | None = None) -> AsyncIterator[StepReport]:
-        """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them."""
-        done = 0
-        if steps is not None and steps <= 0:
-            return
-        async for tokens, targets in _each(batches):
-            yield await self.step(tokens, targets)
-            done += 1
-            if done == steps:
-                return
+    def run(self, batches: Any, *, steps: int | None = None) -> Steps:
+        """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them; TypeError for anything else.
+
+        A plain iterable is advanced in a thread of its own, when a step wants a batch and never ahead. Cancelled in mid-run, go
+        on with what this returned: a batch that was taken, and whose step has not counted, is the next one.
+        """
+        return Steps(self, batches, steps)
 
     async def gradients(self, tokens: Any, targets: Any) -> dict[str, NDArray[np.float32]]:
         """Every gradient by parameter name, float32; nothing is updated."""
@@ -358,15 +355,3 @@ def _total(program: Program, run: Run, label: str) -> float:
     """Sum, in float64 and in the program's order, of the numbers whose label begins with `label`."""
     pairs = zip(program.numbers, run.numbers.tolist(), strict=False)
     return sum(value for name, value in pairs if name.startswith(label))
-
-
-async def _each(batches: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """The items of an iterable or an async iterable."""
-    if isinstance(batches, AsyncIterable):
-        async for item in batches:
-            yield item
-    elif isinstance(batches, Iterable):
-        for item in batches:
-            yield await item if inspect.isawaitable(item) else item
-    else:
-        raise TypeError(f"batches is {type(batches).__name__}, expected an iterable of (tokens, targets)")

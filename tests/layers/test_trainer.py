@@ -646,6 +646,44 @@ async def test_run_takes_lists_generators_async_generators_and_awaitable_items()
     assert len(losses) == 1
 
 
+async def test_run_takes_batches_off_the_loop_and_loses_none_to_a_cancellation() -> None:
+    reached, go, threads = asyncio.Event(), threading.Event(), set()
+    loop = asyncio.get_running_loop()
+
+    def slow() -> Any:
+        for index, batch in enumerate(BATCHES[:3]):
+            threads.add(threading.current_thread())
+            if index == 1:
+                loop.call_soon_threadsafe(reached.set)
+                assert go.wait(20)
+            yield batch
+
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        run = trainer.run(slow())
+        assert (await anext(run)).step == 1
+        waiting = asyncio.ensure_future(anext(run))
+        await reached.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go.set()
+        for kernel, counts in (("gelu", 1), ("adamw", 2)):
+            hang = Hang(engine, kernel, 1)
+            step = asyncio.ensure_future(anext(run))
+            await hang.reached()
+            step.cancel()
+            await settle(engine)
+            hang.release()
+            with pytest.raises(asyncio.CancelledError):
+                await step
+            assert trainer.step_count == counts
+        assert [report.step async for report in run] == [3]
+        found = await states_of(trainer)
+    assert len(threads) == 1 and threading.current_thread() not in threads
+    assert_same_tensors(found, await uninterrupted(3))
+
+
 async def test_run_stops_after_its_steps_and_takes_no_batch_too_many() -> None:
     taken = iter(BATCHES)
     async with Engine("cpu") as engine:

@@ -1,0 +1,112 @@
+"""The batches that a training takes from a caller's iterable: one at a time, in order, only when asked, off the caller's loop.
+
+A plain iterable is advanced in a thread of its own, always the same one, in one copy of the context that the run began in. It
+is never advanced ahead: where it stands is behind the batch that was given last. What is done with batches is trainer.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+import weakref
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from asynctile.layers.report import StepReport
+    from asynctile.layers.trainer import Trainer
+
+_END = object()
+
+
+class Feed:
+    """`await take()` until it raises StopAsyncIteration. TypeError if `batches` is no iterable."""
+
+    def __init__(self, batches: Any) -> None:
+        self._items: AsyncIterator[Any] | None = None
+        #: an item that was asked for in the thread; a caller that is cancelled leaves it to the next
+        self._taken: Future[Any] | None = None
+        if isinstance(batches, AsyncIterable):
+            self._items = aiter(batches)
+        elif isinstance(batches, Iterable):
+            self._wishes: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+            weakref.finalize(self, self._wishes.put, None).atexit = False
+            work = partial(copy_context().run, _serve, batches, self._wishes)
+            threading.Thread(target=work, name="asynctile-batches", daemon=True).start()
+        else:
+            raise TypeError(f"batches is {type(batches).__name__}, expected an iterable of (tokens, targets)")
+
+    async def take(self) -> Any:
+        """The next item. Cancelled, it is not lost: the next call gets it."""
+        if self._items is not None:
+            return await anext(self._items)
+        if self._taken is None:
+            self._taken = Future()
+            self._wishes.put(self._taken)
+        taken = self._taken
+        await asyncio.wait([asyncio.wrap_future(taken)])
+        self._taken = None
+        item, error = taken.result()
+        if error is not None:
+            raise error
+        if item is _END:
+            raise StopAsyncIteration
+        return await item if inspect.isawaitable(item) else item
+
+
+class Steps:
+    """What Trainer.run returns: `async for` over reports. Cancelled, it can be gone on with: no batch is lost or used twice."""
+
+    def __init__(self, trainer: Trainer, batches: Any, steps: int | None) -> None:
+        self._trainer = trainer
+        self._feed = Feed(batches)
+        self._left = steps
+        #: taken, and no step with it has counted
+        self._batch: Any = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StepReport:
+        if self._left is not None and self._left <= 0:
+            raise StopAsyncIteration
+        if self._batch is None:
+            self._batch = await self._feed.take()
+        before = self._trainer.last_report
+        try:
+            report = await self._trainer.step(*self._batch)
+        except asyncio.CancelledError:
+            if self._trainer.last_report is not before:
+                self._counted()
+            raise
+        except BaseException:
+            self._batch = None
+            raise
+        self._counted()
+        return report
+
+    async def aclose(self) -> None:
+        """Take no more batches."""
+        self._left = 0
+
+    def _counted(self) -> None:
+        self._batch = None
+        if self._left is not None:
+            self._left -= 1
+
+
+def _serve(batches: Iterable[Any], wishes: queue.SimpleQueue[Future[Any] | None]) -> None:
+    """In the thread: an item, or an error, for each wish. An iterator that was made here ends here."""
+    items = None
+    while (wish := wishes.get()) is not None:
+        try:
+            items = iter(batches) if items is None else items
+            wish.set_result((next(items, _END), None))
+        except BaseException as error:
+            wish.set_result((None, error))
+        del wish
