@@ -36,6 +36,11 @@ def let_go() -> None:
             _limits = None
 
 
+def holders() -> int:
+    """How many hold the limit now."""
+    return _holders
+
+
 def _start_anew() -> None:
     """In a forked child no engine is open. What the first one there finds to undo is what its parent would have undone."""
     global _lock, _holders

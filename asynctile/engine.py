@@ -156,7 +156,7 @@ class Engine:
         caps = self._device_memory, self._host_memory
         self._tiers = Tiers(self._device, *caps, self._spill, self.prefetch, self._watchdog, self._host_remedy)
         self._files = self._device.add_stream("files", THREADS)
-        self._exclusive = self.lock("the engine")
+        self.busy = self.lock("the engine")
         life = Lifetime(self._tiers, self._make_loop, self._report)
         if await in_thread("opening", life.open, on_cancel=life.stop_opening, on_gone=life.abandon):
             await in_thread("closing", life.break_off)
@@ -178,6 +178,9 @@ class Engine:
         self._is_open = False
         life = self._life
         assert life is not None
+        if kind is GeneratorExit:  # thrown away, with its loop: it may not wait
+            life.abandon()
+            return
         if await in_thread("closing", life.close if kind is None else life.break_off, on_cancel=life.hurry):
             raise asyncio.CancelledError
         if life.failed is not None and kind is None:
@@ -299,7 +302,7 @@ class Engine:
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """On the device's loop: one program at a time, in order of asking."""
-        async with self._exclusive.held():
+        async with self.busy.held():
             yield
 
     async def start(

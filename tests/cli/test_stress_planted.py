@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from asynctile.budget import Loan
 from asynctile.cli.stress import cancel, faults
 from asynctile.cli.stress import round as rounds
 from asynctile.device.workers import WorkerDevice
@@ -122,6 +123,22 @@ def test_a_kernel_that_never_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     found = run("random", 1)
     assert found["found"]["hung"] == 1
     assert "gelu(" in found["failures"][0]["what"] and "has run on compute" in found["failures"][0]["what"]
+
+
+def test_a_hundred_disturbed_calls_leave_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancel, "_PLAYS", {cancel.play_calls: 3, cancel.play_lives: 1})
+    found = run("cancel", 8)
+    assert found["failures"] == []
+    assert found["cancellations"] >= 80
+    assert {name.partition(":")[0] for name in found["disturbed"]} >= {"Trainer.step", "opening and closing"}
+
+
+def test_a_loan_that_is_not_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loan, "give_back", lambda self: None)
+    monkeypatch.setattr(cancel, "_PLAYS", {cancel.play_calls: 1})
+    found = run("cancel", 4)
+    assert found["found"]["leaked"] > 0
+    assert "a loan of" in found["failures"][0]["what"]
 
 
 def test_a_descriptor_that_stays_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@
     tally.py      what was counted          table.py, report.py  how it is told  leaks.py   what may not be left behind
     programs.py   scenario random           thrash.py, train.py, faults.py, cancel.py, kill.py   the scenarios of their names
     writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
+    calls.py      every public coroutine    disturb.py   cancelled, timed out, left alone
     models.py     a very small GPT-2        killer.py, victim.py  the process that kills, and the one that is killed
 
 Covers `run`: set-up, signals, exit status.

@@ -1,8 +1,8 @@
-"""Scenario `cancel`: steps and programs cancelled at a random moment, over and over.
+"""Scenario `cancel`: steps, programs and every other public coroutine disturbed at a random moment, over and over.
 
 A step that was cancelled has either changed nothing or ended whole, and the next one is bitwise what it should be. A program
 that was cancelled is run again from the beginning. The moment is a number of turns of the caller's loop or a time, so that it
-falls into every wait of caller and engine.
+falls into every wait of caller and engine. Covers steps and programs; all calls, opening and closing are calls.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from asynctile.cli.stress.calls import play_calls, play_lives
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.models import batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
 from asynctile.cli.stress.place import draw_place
@@ -23,14 +24,13 @@ from asynctile.layers import Trainer
 
 __all__ = ["play"]
 
-_TRAINED = 0.5
 _STEPS, _AT_MOST = 3, 8
 _TURNS = 40
 
 
 async def play(round: Round) -> bool:
     """Every round counts."""
-    await (_train(round) if round.chance.random() < _TRAINED else _program(round))
+    await round.chance.choices(list(_PLAYS), list(_PLAYS.values()))[0](round)
     return True
 
 
@@ -101,3 +101,6 @@ async def _moment(chance: random.Random, usual_s: float) -> None:
             await asyncio.sleep(0)
     else:
         await asyncio.sleep(chance.uniform(0, usual_s))
+
+
+_PLAYS = {_train: 2, _program: 2, play_calls: 4, play_lives: 2}

@@ -1,4 +1,4 @@
-"""What an engine may leave behind: tasks, threads, file descriptors, files in its spill folder, bytes in its tiers.
+"""What an engine may leave behind: tasks, threads, file descriptors, files in its spill folder, bytes in its tiers, limits.
 
 Covers counting before and after. Nothing is cleaned up here: what is left is a finding.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from asynctile import Engine
+from asynctile.blas_threads import holders
 from asynctile.cli.stress.finding import Finding
 
 __all__ = ["Held", "expect_empty"]
@@ -29,13 +30,14 @@ class Held:
     threads: frozenset[threading.Thread]
     descriptors: frozenset[str]
     files: frozenset[str]
+    blas_holders: int
 
     @classmethod
     def now(cls, spill: Path) -> Self:
         """Called on the loop that the engine was opened from; `spill` may not exist."""
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("asynctile")]
         files = os.listdir(spill) if spill.is_dir() else []
-        return cls(frozenset(asyncio.all_tasks()), frozenset(threads), _descriptors(), frozenset(files))
+        return cls(frozenset(asyncio.all_tasks()), frozenset(threads), _descriptors(), frozenset(files), holders())
 
     def expect_no_more(self, spill: Path) -> None:
         """Finding if the process holds anything now that it did not then."""
@@ -45,6 +47,7 @@ class Held:
             *_named("thread", (thread.name for thread in now.threads - self.threads)),
             *_named("file descriptor", now.descriptors - self.descriptors),
             *_named(f"file in {spill}", now.files - self.files),
+            *(["BLAS at one thread"] if now.blas_holders > self.blas_holders else []),
         ]
         if left:
             raise Finding("leaked", f"an engine that was closed left {', '.join(left)}")

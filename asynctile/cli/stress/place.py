@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from asynctile import Engine
+from asynctile.cli.stress.disturb import Counted
 from asynctile.device import CpuDevice, EmulatedDevice
-from asynctile.loop import new_loop
+from asynctile.loop import Undo, new_loop
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 
 __all__ = ["Place", "StressEngine", "draw_place"]
+
+T = TypeVar("T")
 
 _PREFETCHES = (0, 1, 2, 2, 4, 8)
 _WORKERS = (1, 2, 2, 3)
@@ -50,7 +53,9 @@ class Place:
 
 
 class StressEngine(Engine):
-    """An engine in a `Place`."""
+    """An engine in a `Place`. count: called, on its loop, at every await of a job that was asked for; None: nobody counts."""
+
+    count: Callable[[], None] | None = None
 
     def __init__(self, place: Place, spill: str | os.PathLike[str], **more: Any) -> None:
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop if place.uvloop else asyncio.new_event_loop
@@ -58,6 +63,9 @@ class StressEngine(Engine):
                          spill=spill if place.spill else None, prefetch=place.prefetch, make_loop=make_loop, **more)
         # How many workers there are is the machine's affair, and no option: here it is a part of the game.
         self._device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
+
+    async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        return await super().call(job if self.count is None else Counted(job, self.count), undo)
 
 
 def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = None, share: float = 0.5,

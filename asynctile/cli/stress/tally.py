@@ -51,6 +51,7 @@ class Tally:
 
     injected: transfers that met a fault, by kind. faulted: rounds in which there was one. survived: those of them after which
     all bytes were right. reported: those that ended in a typed error. refusals: budgets below the floor that were refused.
+    disturbed: of the cancellations, timeouts and lost loops, by public coroutine and kind.
     kills_in_save: those of `kills` that came while a checkpoint was written.
     worst_loads: the most that `thrash` has loaded, as a multiple of the least possible.
     """
@@ -66,6 +67,7 @@ class Tally:
     survived: int = 0
     reported: int = 0
     cancellations: int = 0
+    disturbed: Counter[str] = field(default_factory=Counter)
     kills: int = 0
     kills_in_save: int = 0
     refusals: int = 0
@@ -84,7 +86,8 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         counted = dict(vars(self))  # not asdict, which cannot copy a Counter
-        counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "moved": asdict(self.moved)}
+        counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "disturbed": dict(self.disturbed),
+                    "moved": asdict(self.moved)}
         counted["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         counted["failures"] = [{**asdict(failure), "command": failure.command} for failure in self.failures]
         return counted

@@ -1,0 +1,66 @@
+"""A model and its trainer inside somebody else's service: several loops at once, timeouts, a save whose disk hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from asynctile import Engine, StalledError
+from asynctile.storage.tensors import TensorWriter
+from tests.layers.saving import BATCHES, states_of, trainer_on
+
+
+async def test_every_timeout_of_a_save_gives_its_ram_back(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine, steps=1)
+        await trainer.saved()
+        used = engine.statistics().host_used_bytes
+        for turns in range(12):
+            saving = asyncio.create_task(trainer.save(tmp_path / "c", wait=False))
+            for _ in range(turns % 4):
+                await asyncio.sleep(0)
+            saving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await saving
+            await trainer.saved()
+            assert engine.statistics().host_used_bytes == used
+
+
+async def test_steps_saves_and_reads_from_two_loops_at_once(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        expected = await trainer_on(engine, steps=4)
+
+        async def reads() -> None:
+            for _ in range(4):
+                await trainer.model.state_dict()
+                await trainer.save(tmp_path / "c", wait=False)
+                await trainer.saved()
+
+        elsewhere = asyncio.create_task(asyncio.to_thread(asyncio.run, reads()))
+        for batch in BATCHES[:4]:
+            await trainer.step(*batch)
+            await trainer.saved()
+        await elsewhere
+        found, wanted = await states_of(trainer), await states_of(expected)
+        assert all((found[name] == wanted[name]).all() for name in wanted)
+
+
+async def test_a_save_behind_training_that_hangs_is_named_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, write = threading.Event(), TensorWriter.write
+    monkeypatch.setattr(TensorWriter, "write", lambda *args: (answers.wait(30), write(*args)))
+    async with Engine("cpu", watchdog=0.4) as engine:
+        trainer = await trainer_on(engine, steps=1)
+        await trainer.save(tmp_path / "hangs", wait=False)
+        with pytest.raises(StalledError, match=r"the save of .*hangs waits for its disk"):
+            await trainer.saved()
+        assert engine.statistics().host_used_bytes < 2 * trainer.model.config.states_nbytes
+        assert (await trainer.step(*BATCHES[1])).step == 2
+        answers.set()
+        await trainer.save(tmp_path / "answers")
+    assert [path.name for path in tmp_path.iterdir()] == ["answers"]

@@ -1,0 +1,176 @@
+"""Opening and closing an engine, cancelled at any turn; calls whose callers go; who holds what when something hangs."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+from threadpoolctl import threadpool_info
+
+from asynctile import DeviceError, Engine, StalledError
+from asynctile.demand import measure
+from asynctile.handle import Handle
+
+
+def threads():
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("asynctile"))
+
+
+def blas():
+    return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_closing_is_whole_however_often_it_is_cancelled(tmp_path, times):
+    before = blas()
+    for turns in range(8):
+        inside = asyncio.Event()
+
+        async def live(inside=inside):
+            async with Engine("cpu", host_memory="64MiB", spill=tmp_path):
+                inside.set()
+
+        task = asyncio.create_task(live())
+        await inside.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (threads(), blas()) == ([], before)
+
+
+async def test_a_job_that_runs_when_the_engine_closes_is_told_so():
+    began = asyncio.Event()
+
+    async def job():
+        loop.call_soon_threadsafe(began.set)
+        await asyncio.Event().wait()
+
+    loop = asyncio.get_running_loop()
+    async with Engine("cpu") as engine:
+        call = asyncio.create_task(engine.call(job()))
+        await began.wait()
+    with pytest.raises(DeviceError, match="was closed while this ran"):
+        await call
+
+
+@pytest.mark.parametrize("moment", ["under way", "just made"])
+async def test_what_was_made_for_a_caller_that_is_cancelled_is_undone(moment):
+    undone, made, caller = [], threading.Event(), []
+
+    async def job():
+        if moment == "under way":
+            here.call_soon_threadsafe(caller[0].cancel)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+        made.set()
+        return "a model"
+
+    async def undo(what):
+        undone.append(what)
+
+    here = asyncio.get_running_loop()
+    async with Engine("cpu") as engine:
+        caller.append(asyncio.create_task(engine.call(job(), undo)))
+        if moment == "just made":
+            await asyncio.sleep(0)
+            assert made.wait(20)  # without a turn of this loop: the result has not arrived
+            caller[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller[0]
+    assert undone == ["a model"]
+
+
+async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_what_was_made_for_it_is_undone(caplog):
+    began, go_on, undone = threading.Event(), threading.Event(), threading.Event()
+
+    async def job():
+        began.set()
+        await asyncio.to_thread(go_on.wait, 20)
+
+    async def undo(_):
+        undone.set()
+
+    def elsewhere():
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)
+        task = loop.create_task(engine.call(job(), undo))
+        loop.call_soon(lambda: (began.wait(20), loop.stop()))
+        loop.run_forever()
+        loop.close()
+        assert not task.done()
+
+    async def answer():
+        return 42
+
+    async with Engine("cpu") as engine:
+        await asyncio.to_thread(elsewhere)
+        assert await engine.call(answer()) == 42
+        go_on.set()
+        assert await asyncio.to_thread(undone.wait, 20)
+        assert await engine.call(answer()) == 42
+        gc.collect()
+    assert not caplog.records
+
+
+async def test_whoever_holds_the_engine_for_ever_is_named():
+    async def holds():
+        async with engine.exclusive():
+            here.call_soon_threadsafe(held.set)
+            await asyncio.Event().wait()
+
+    here, held = asyncio.get_running_loop(), asyncio.Event()
+    async with Engine("cpu", watchdog=0.2) as engine:
+        call = asyncio.create_task(engine.call(holds()))
+        await held.wait()
+        with pytest.raises(StalledError, match=r"Engine\.synchronize waits for the engine, which is held by .*holds"):
+            await engine.synchronize()
+        call.cancel()
+        await asyncio.wait([call])
+        await engine.synchronize()
+
+
+async def test_who_waits_and_is_cancelled_holds_nothing_and_the_others_come_in_order():
+    order = []
+
+    async def job():
+        lock = engine.lock("it")
+
+        async def wait(name):
+            async with lock.held():
+                order.append(name)
+                await asyncio.sleep(0)
+
+        async with lock.held():
+            waiting = [asyncio.create_task(wait(name)) for name in "abcd"]
+            await asyncio.sleep(0)
+            waiting[1].cancel()
+        waiting[0].cancel()  # in the turn in which it was granted
+        await asyncio.wait(waiting)
+        return lock.holder
+
+    async with Engine("cpu") as engine:
+        assert await engine.call(job()) is None
+    assert order == ["c", "d"]
+
+
+async def test_lent_ram_that_is_never_given_back_is_named(tmp_path):
+    async def borrow(engine):
+        return engine.borrow(30 << 20, "somebody")
+
+    async with Engine("cpu", host_memory="32MiB", watchdog=0.2) as engine:
+        loan = await engine.call(borrow(engine))
+        demand = measure([], [Handle(f"t{index}", (512, 1024), persistent=True) for index in range(4)])
+        with pytest.raises(StalledError, match=r"Engine\.reserve waits for RAM, of which there is 30.00 MiB lent to somebody"):
+            await engine.reserve(demand)
+        await engine.call(give_back(loan))
+        await engine.reserve(demand)
+
+
+async def give_back(loan):
+    loan.give_back()
