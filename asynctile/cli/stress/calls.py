@@ -163,6 +163,8 @@ async def play_calls(round: Round) -> None:
     recipe = draw_recipe(round.chance)
     states, _ = await round.course.follow(recipe, _STEPS)
     place = draw_training_place(round.chance, recipe)
+    if round.chance.random() < 0.5:  # room for the copy of a save behind training
+        place = replace(place, host_memory=None)
     async with round.engine(place) as engine:
         trainer = await new_trainer(engine, recipe, place.update)
         base = round.folder / "base"
