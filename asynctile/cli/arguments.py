@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_training(command("train", "Train a GPT-2 on text, and leave a folder with checkpoints and metrics."))
     _add_generate(command("generate", "Continue a prompt with a trained model."))
     _add_training(command("plan", "Say what a training step needs and what bounds it, without doing it."))
-    _add_stress(command("stress", "Try to make the memory tiers lose a byte, leak or hang, and say whether that can be done."))
+    _add_stress(command("stress", "Try to make the memory tiers lose a byte, leak or hang, and damaged files do harm."))
     command("info", "Show devices, memory tiers and the libraries in use.")
     return parser
 
@@ -151,8 +151,8 @@ def _add_stress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=values.natural,
                         help="of everything random; a failure names the seed that draws its round again (default: any)")
     parser.add_argument("--scenario", metavar="NAME", type=values.name, action="append",
-                        help="some of random, thrash, train, faults, cancel and kill: one, several with commas, or the option "
-                             "again (default: all)")
+                        help="some of random, thrash, train, faults, cancel, kill and inputs: one, several with commas, or the "
+                             "option again (default: all)")
     parser.add_argument("--spill", metavar="DIR", type=values.name,
                         help="a folder on the disk to be tried; a folder in it is made and removed (default: TMPDIR or here)")
     parser.add_argument("--report", metavar="FILE.json", type=values.name, help="write what was counted and found")

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from asynctile.cli.stress import conductor
-from asynctile.cli.stress.finding import Finding, expect_bytes
+from asynctile.cli.stress.finding import KINDS, Finding, expect_bytes
 from asynctile.cli.stress.round import Round, seed_after
 from asynctile.cli.stress.settings import SCENARIOS, Settings
 from asynctile.cli.stress.thrash import least_loads
@@ -45,10 +45,10 @@ def test_a_round_of_each_scenario(program: Program, tmp_path: Path) -> None:
     assert found["options"] == {
         "seed": 3, "minutes": None, "rounds": 2, "scenarios": list(SCENARIOS), "spill": str(tmp_path),
     }  # fmt: skip
-    assert found["failures"] == [] and found["found"] == {"lost": 0, "leaked": 0, "hung": 0, "failed": 0}
+    assert found["failures"] == [] and found["found"] == dict.fromkeys(KINDS, 0)
     assert found["kills"] >= 2 and found["cancellations"] > 0
     assert all(found["moved"].values()) and found["libraries"]["numpy"]
-    assert "random 2, thrash 2, train 2, faults 2, cancel 2, kill 2" in out
+    assert "random 2, thrash 2, train 2, faults 2, cancel 2, kill 2, inputs 2" in out
     assert "0 B lost" in out
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"], "the folder that it made is gone"
 

@@ -1,4 +1,5 @@
-"""`asynctile stress`: tries for minutes to make the memory tiers lose a byte, leak or hang, and says whether it could.
+"""`asynctile stress`: tries for minutes to make the memory tiers lose a byte, leak or hang, and commands do harm on damaged
+files, and says whether it could.
 
     settings.py   what was asked for        conductor.py  whose turn it is       round.py   one round and its checks
     tally.py      what was counted          table.py, report.py  how it is told  leaks.py   what may not be left behind
@@ -6,6 +7,7 @@
     writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
     calls.py      every public coroutine    disturb.py   cancelled, timed out, left alone
     models.py     a very small GPT-2        killer.py, victim.py  the process that kills, and the one that is killed
+    partner.py    a process beside stress   inputs/      scenario inputs
 
 Covers `run`: set-up, signals, exit status.
 """

@@ -6,13 +6,16 @@ Covers `Conductor`: turns, seeds, deadlines, and what becomes of a round that fa
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from asynctile.cli.stress import cancel, faults, programs, thrash, train
 from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.inputs.scenario import Attack
 from asynctile.cli.stress.kill import Killer
 from asynctile.cli.stress.models import Course
 from asynctile.cli.stress.round import Round, seed_after
@@ -28,7 +31,7 @@ _PLAYS: dict[str, Callable[[Round], Awaitable[bool]]] = {
     "random": programs.play, "thrash": thrash.play, "train": train.play, "faults": faults.play, "cancel": cancel.play,
 }  # fmt: skip
 #: Of the time of those that take turns.
-_SHARES = {"random": 0.5, "thrash": 0.05, "train": 0.12, "faults": 0.25, "cancel": 0.08}
+_SHARES = {"random": 0.4, "thrash": 0.05, "train": 0.1, "faults": 0.2, "cancel": 0.07, "inputs": 0.18}
 #: Of all time, that kills may take beside others.
 _KILL_SHARE = 0.25
 
@@ -44,13 +47,19 @@ class Conductor:
         self._stopped = stopped
         self._course = Course()
         self._played = dict.fromkeys(settings.scenarios, 0)
+        self._plays = _PLAYS | {"inputs": self._attack}
+        self._attacks: list[Attack] = []
         self._began_s = time.monotonic()
 
     async def run(self) -> None:
         """Play until the time is over, every scenario has had its rounds, or somebody says stop."""
-        if "kill" not in self._played:
-            return await self._take_turns()
-        async with Killer(self.folder / "kill") as killer:
+        async with AsyncExitStack() as stack:
+            if "inputs" in self._played:
+                for lane in range(self._lanes):
+                    self._attacks.append(await stack.enter_async_context(Attack(self.folder / f"inputs-{lane}")))
+            if "kill" not in self._played:
+                return await self._take_turns()
+            killer = await stack.enter_async_context(Killer(self.folder / "kill"))
             kills = asyncio.create_task(self._kill(killer))
             try:
                 await self._take_turns()
@@ -62,6 +71,18 @@ class Conductor:
         if not kills.cancelled():
             kills.result()
         return None
+
+    @property
+    def _lanes(self) -> int:
+        """How many take turns at the same time: one, but where all is done by processes of one thread."""
+        return len(os.sched_getaffinity(0)) if self.settings.scenarios == ("inputs",) else 1
+
+    async def _attack(self, round: Round) -> bool:
+        attack = self._attacks.pop()
+        try:
+            return await attack.play(round)
+        finally:
+            self._attacks.append(attack)
 
     def _goes_on(self, name: str) -> bool:
         """Whether a scenario has another round; each has one, however short the time."""
@@ -83,8 +104,13 @@ class Conductor:
         return time.monotonic() - self._began_s
 
     async def _take_turns(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._lanes):
+                group.create_task(self._take_turn_after_turn())
+
+    async def _take_turn_after_turn(self) -> None:
         """Whoever has had the least of its share is next."""
-        while names := [name for name in self._played if name in _PLAYS and self._goes_on(name)]:
+        while names := [name for name in self._played if name in self._plays and self._goes_on(name)]:
             await self._play(min(names, key=lambda name: self.tally.seconds[name] / _SHARES[name]))
 
     async def _play(self, name: str) -> None:
@@ -108,7 +134,7 @@ class Conductor:
     async def _judge(self, round: Round) -> None:
         """Play a round; what goes wrong is counted, nothing of it is raised."""
         try:
-            counts = await _PLAYS[round.scenario](round)
+            counts = await self._plays[round.scenario](round)
         except Finding as finding:
             self._fail(round.scenario, round.seed, finding)
         except StalledError as error:

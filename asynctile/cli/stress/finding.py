@@ -5,15 +5,17 @@ Covers the error only. What is counted of it is tally.py, what it looks like to 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-__all__ = ["Finding", "Kind", "expect_bytes"]
+__all__ = ["KINDS", "Finding", "Kind", "expect_bytes"]
 
 #: lost: bytes that are not what they should be. leaked: something outlives its engine. hung: nothing moves any more.
+#: touched: what is not the command's own has changed. greedy: more memory than the input is worth.
 #: failed: an error that nobody planned, or none where one had to be.
-Kind = Literal["lost", "leaked", "hung", "failed"]
+Kind = Literal["lost", "leaked", "hung", "touched", "greedy", "failed"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Finding(Exception):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asynctile import __version__
+from asynctile.cli.stress.finding import KINDS
 from asynctile.cli.stress.settings import Settings
 from asynctile.cli.stress.tally import Tally
 from asynctile.layers.checkpoint import surroundings
@@ -27,5 +28,5 @@ def write_report(path: Path, settings: Settings, tally: Tally, *, seconds: float
 
 
 def _counters(tally: Tally) -> dict[str, Any]:
-    found = {kind: tally.failed(kind) for kind in ("lost", "leaked", "hung", "failed")}
+    found = {kind: tally.failed(kind) for kind in KINDS}
     return {**tally.to_json(), "found": found}

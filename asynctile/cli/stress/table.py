@@ -89,7 +89,7 @@ def summary(settings: Settings, tally: Tally) -> None:
 
 
 def _counted(tally: Tally) -> list[tuple[str, str]]:
-    moved = tally.moved
+    moved, harmed = tally.moved, tally.harmed
     return [
         ("link", f"{format_size(moved.uploaded)} to the device, {format_size(moved.downloaded)} back"),
         ("spill", f"{format_size(moved.spill_read)} read, {format_size(moved.spill_written)} written"),
@@ -97,9 +97,12 @@ def _counted(tally: Tally) -> list[tuple[str, str]]:
                    f"{tally.reported} reported cleanly"),
         ("cancelled", f"{tally.cancellations} times"),
         ("killed", f"{tally.kills} times, {tally.kills_in_save} of them inside a save"),
+        ("damaged", f"{harmed.total} inputs: {harmed.statuses[2]} refused, {harmed.statuses[0]} gone on with; at most "
+                    f"{harmed.slowest_s:.1f} s and {format_size(harmed.most_nbytes)} above the import"),
     ]  # fmt: skip
 
 
 def _found(tally: Tally) -> str:
     return (f"{format_size(tally.lost_bytes)} lost; {tally.failed('lost')} rounds lost bytes, {tally.failed('leaked')} leaked, "
-            f"{tally.failed('hung')} hung, {tally.failed('failed')} failed otherwise")
+            f"{tally.failed('hung')} hung, {tally.failed('touched')} touched what was not theirs, {tally.failed('greedy')} "
+            f"took too much memory, {tally.failed('failed')} failed otherwise")

@@ -12,7 +12,7 @@ from typing import Any
 from asynctile import Statistics
 from asynctile.cli.stress.finding import Kind
 
-__all__ = ["Failure", "Moved", "Tally"]
+__all__ = ["Failure", "Harmed", "Moved", "Tally"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,34 @@ class Moved:
 
 
 @dataclass
+class Harmed:
+    """Cases of damaged inputs. cases, findings: by kind of damage, then by file. slowest_s, most_nbytes: of any command."""
+
+    cases: dict[str, Counter[str]] = field(default_factory=dict)
+    findings: dict[str, Counter[str]] = field(default_factory=dict)
+    statuses: Counter[int] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+    most_nbytes: int = 0
+
+    def add(self, kind: str, file: str, status: int, seconds: float, nbytes: int, *, found: bool) -> None:
+        """One case. status: of the command's exit. nbytes: of memory above the import."""
+        self.cases.setdefault(kind, Counter())[file] += 1
+        if found:
+            self.findings.setdefault(kind, Counter())[file] += 1
+        self.statuses[status] += 1
+        self.slowest_s = max(self.slowest_s, seconds)
+        self.most_nbytes = max(self.most_nbytes, nbytes)
+
+    @property
+    def total(self) -> int:
+        return self.statuses.total()
+
+    def to_json(self) -> dict[str, Any]:
+        counts = {name: {kind: dict(files) for kind, files in getattr(self, name).items()} for name in ("cases", "findings")}
+        return {**counts, "statuses": dict(self.statuses), "slowest_s": self.slowest_s, "most_nbytes": self.most_nbytes}
+
+
+@dataclass
 class Tally:
     """rounds, seconds: by scenario. void: rounds of `random` that put no strain on the budget, and do not count.
 
@@ -70,6 +98,7 @@ class Tally:
     disturbed: Counter[str] = field(default_factory=Counter)
     kills: int = 0
     kills_in_save: int = 0
+    harmed: Harmed = field(default_factory=Harmed)
     refusals: int = 0
     worst_loads: float = 0.0
     lost_bytes: int = 0
@@ -87,7 +116,7 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         counted = dict(vars(self))  # not asdict, which cannot copy a Counter
         counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "disturbed": dict(self.disturbed),
-                    "moved": asdict(self.moved)}
+                    "moved": asdict(self.moved), "harmed": self.harmed.to_json()}
         counted["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         counted["failures"] = [{**asdict(failure), "command": failure.command} for failure in self.failures]
         return counted

@@ -1,0 +1,138 @@
+"""The process beside stress in which scenario `inputs` happens: it copies, damages, forks a command, judges what came of it.
+
+Started with `python -m asynctile.cli.stress.inputs.attacker FOLDER`. Reads a seed a line, answers with a line of JSON for each
+case. It has everything imported and every kernel loaded before the first fork, starts no thread, and ends when its input does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from asynctile.cli.stress.finding import Finding, Kind
+from asynctile.cli.stress.inputs.bystanders import changes, mark
+from asynctile.cli.stress.inputs.damage import Damage, damage
+from asynctile.cli.stress.inputs.prey import Order, Prey, draw_order, draw_target
+from asynctile.cli.stress.inputs.surroundings import SURROUNDINGS, Surroundings, without_rights
+from asynctile.cli.stress.inputs.trial import Bench
+from asynctile.cli.stress.inputs.verdict import judge, judge_saved
+from asynctile.kernels.cpu import warm
+
+__all__ = ["Attacker", "Case", "main"]
+
+#: What commands import when they need it.
+_IMPORTED = ("asynctile.cli.generate", "asynctile.cli.plan", "asynctile.cli.train")
+#: Taken to be missing: drawing with it would be half of the time of a case, and what it draws is written like all else.
+_DONE_WITHOUT = "matplotlib"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What was done and what came of it. file: as the table names it. failure: (kind, sentence), or None."""
+
+    kind: str
+    file: str
+    command: str
+    status: int
+    seconds: float
+    nbytes: int
+    failure: tuple[Kind, str] | None = None
+
+
+class Attacker:
+    """Plays cases in `folder`, which is there and empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self._place = folder.absolute() / "place"
+        home = self._place / "home"
+        home.mkdir(parents=True)
+        self._bench = Bench(home)
+        prey = self._place / "prey"
+        prey.mkdir()
+        self.prey = Prey(prey, lambda words: self._bench.run(words, Surroundings()))
+
+    def play(self, seed: int) -> Case:
+        """One case: everything random in it comes from the seed."""
+        chance = random.Random(f"inputs {seed}")
+        target = draw_target(chance)
+        order = draw_order(chance, target)
+        folder = self._place / "case"
+        folder.mkdir()
+        try:
+            return self._play(folder, target, order, chance)
+        finally:
+            _clear(folder)
+
+    def _play(self, folder: Path, target: str, order: Order, chance: random.Random) -> Case:
+        original = self.prey.original(target)
+        copy, new = folder / original.name, folder / "new"
+        shutil.copytree(original, copy)
+        harm, around = self._harm(copy, target, order, chance)
+        written = {"it": copy, "new": new, None: None}[order.writes]
+        words = order.words.format(it=copy, new=new, text=self.prey.text, shape=self.prey.shape).split()
+        before, stood = mark(self._place, but=written), _standing(copy)
+        end = self._bench.run(words, around)
+        touched = changes(before, mark(self._place, but=written))
+        failure = None
+        try:
+            judge(end, order, harm, touched, (str(self._place), "--", "standard output"))
+            if end.status == 2 and _standing(copy) != stood:
+                raise Finding("lost", "the command refused, and changed run.json, the metrics or the checkpoints")
+            if target == "process" and written is not None:
+                judge_saved(written, end)
+        except Finding as finding:
+            sentence = f"{harm.kind}, {harm.file}: {' '.join(words)}: {finding}"
+            failure = finding.kind, sentence.replace(f"{self._place}/", "")
+        if touched:
+            self.prey.lay_out()
+        return Case(kind=harm.kind, file=harm.file, command=words[0], status=end.status, seconds=round(end.seconds, 3),
+                    nbytes=end.nbytes, failure=failure)  # fmt: skip
+
+    def _harm(self, copy: Path, target: str, order: Order, chance: random.Random) -> tuple[Damage, Surroundings]:
+        """What is done to the copy, or to the process."""
+        if target == "process":
+            kind = chance.choice(sorted(SURROUNDINGS))
+            return Damage(kind, f"process of {order.words.split()[0]}"), SURROUNDINGS[kind](chance)
+        harm = damage(copy, self.prey.outside / copy.name, self.prey.outside, order, chance)
+        return harm, Surroundings(without_rights) if harm.kept_from else Surroundings()
+
+
+def main(folder: Path) -> None:
+    """Play a case for each seed that comes, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for stress, which then closes our input
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    sys.modules[_DONE_WITHOUT] = None  # type: ignore[assignment]
+    warm()
+    attacker = Attacker(folder)
+    for line in sys.stdin:
+        print(json.dumps(asdict(attacker.play(int(line)))), flush=True)
+
+
+def _standing(run: Path) -> tuple[object, ...]:
+    """What a refused resume leaves as it was. Nothing is opened that is no file."""
+    record = run / "run.json"
+    checkpoints = run / "checkpoints"
+    return (
+        record.read_bytes() if record.is_file() and os.access(record, os.R_OK) else None,
+        (run / "metrics.jsonl").lstat().st_size if os.path.lexists(run / "metrics.jsonl") else None,
+        sorted(name for name in os.listdir(checkpoints) if name[0] != ".") if checkpoints.is_dir() else None,
+    )
+
+
+def _clear(folder: Path) -> None:
+    """Remove a case, also what it may not read."""
+    for path, _, _ in os.walk(folder):
+        os.chmod(path, 0o700)
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,127 @@
+"""One case of damage: drawn for a copy of the prey, and done to it.
+
+Covers which kinds go with which file, and what is known about the outcome. The kinds are content.py, document.py, impostor.py
+and entries.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from asynctile.cli.stress.inputs.content import CONTENT
+from asynctile.cli.stress.inputs.document import DOCUMENT, is_document, is_weights, says_dtypes
+from asynctile.cli.stress.inputs.entries import ENTRIES
+from asynctile.cli.stress.inputs.impostor import IMPOSTOR, KEPT_FROM
+from asynctile.cli.stress.inputs.prey import STEPS, Order
+from asynctile.cli.stress.inputs.site import Site
+from asynctile.storage.checksums import CHECKSUMS, checksum
+
+__all__ = ["Damage", "damage"]
+
+_CONTENT, _DOCUMENT, _IMPOSTOR = 0.3, 0.4, 0.3
+_MENDED = 0.5
+#: A checkpoint that is not the newest, and files that nobody reads, are damaged less often.
+_SELDOM = 0.1
+_NEWEST = f"checkpoints/step-{STEPS:06}"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """kind: what was done. file: to which, as the table names it. checked: the name of a file of the newest checkpoint whose
+    bytes are no longer those that its checksum was taken of. kept_from: it means something only without the rights of root.
+    """
+
+    kind: str
+    file: str
+    checked: str | None = None
+    kept_from: bool = False
+
+
+def damage(copy: Path, twin: Path, outside: Path, order: Order, chance: random.Random) -> Damage:
+    """Draw a file or folder of `copy` and what happens to it, and do it. twin: the same as `copy` outside."""
+    path = _draw_path(copy, order, chance)
+    site = Site(path=path, name=_name(path, copy), twin=twin / path.relative_to(copy), outside=outside, chance=chance)
+    kind, do = _draw_kind(site)
+    checked = _listed(site)
+    before = path.read_bytes() if checked else b""
+    do(site)
+    if checked is None or not path.is_file() or path.is_symlink() or kind in IMPOSTOR or _bytes_of(path) == before:
+        checked = None
+    elif chance.random() < _MENDED and path.stat().st_size < 1 << 30:
+        _mend_checksum(path)
+        checked = None
+    return Damage(kind, site.name, checked, kind in KEPT_FROM)
+
+
+def _draw_path(copy: Path, order: Order, chance: random.Random) -> Path:
+    paths = [copy, *sorted(copy.rglob("*"))]
+    weights = [_SELDOM if _is_seldom_read(path.relative_to(copy), order) else 1.0 for path in paths]
+    return chance.choices(paths, weights)[0]
+
+
+def _is_seldom_read(inner: PurePath, order: Order) -> bool:
+    """inner: a path in the copy."""
+    if inner.parts[:1] == ("checkpoints",) and not inner.as_posix().startswith(_NEWEST) and len(inner.parts) > 1:
+        return True
+    return inner.name in ("loss.svg", "sample.txt", "summary.json") or not order.looks_at(inner)
+
+
+def _name(path: Path, copy: Path) -> str:
+    """A file, named so that a table of them is read with ease."""
+    inner = path.relative_to(copy).as_posix()
+    if path.parent.parent.name == "checkpoints":
+        return f"{'' if inner.startswith(_NEWEST) else 'older '}checkpoint/{path.name}"
+    if path.parent.name == "checkpoints":
+        return f"{'' if inner.startswith(_NEWEST) else 'older '}checkpoint/"
+    return f"{copy.name}/" if inner == "." else f"{copy.name}/{inner}{'/' if path.is_dir() else ''}"
+
+
+def _draw_kind(site: Site) -> tuple[str, Callable[[Site], None]]:
+    kinds: dict[str, Callable[[Site], None]]
+    if site.path.is_dir():
+        kinds = site.chance.choice((ENTRIES, IMPOSTOR))
+    elif is_document(site):
+        kinds = site.chance.choices((CONTENT, DOCUMENT, IMPOSTOR), (_CONTENT, _DOCUMENT, _IMPOSTOR))[0]
+    else:
+        kinds = site.chance.choice((CONTENT, IMPOSTOR))
+    return site.chance.choice([(kind, do) for kind, do in kinds.items() if _goes_with(kind, site)])
+
+
+def _goes_with(kind: str, site: Site) -> bool:
+    name = site.path.name
+    if kind == "odd dtype":
+        return says_dtypes(site)
+    if kind == "endless shape":
+        return is_weights(site)
+    if kind == "planted path":
+        return name in ("run.json", "model.safetensors.index.json")
+    if kind == "stretched to 1 TiB":
+        # A text of a tebibyte is no damage: reading it takes as long as it takes.
+        return site.path.suffix != ".txt"
+    return True
+
+
+def _listed(site: Site) -> str | None:
+    """The name of a file that the newest checkpoint has a checksum of."""
+    record = site.path.parent / CHECKSUMS
+    if not site.name.startswith("checkpoint/") or site.path.is_dir():
+        return None
+    return site.path.name if site.path.name in json.loads(record.read_bytes())["files"] else None
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    """Of a file of a size that can be held; None: it is another than before in any case."""
+    return path.read_bytes() if os.stat(path).st_size < 1 << 26 else None
+
+
+def _mend_checksum(path: Path) -> None:
+    """As someone would who means it: checksums guard against disks and copies, not against intent."""
+    record = path.parent / CHECKSUMS
+    table = json.loads(record.read_bytes())
+    table["files"][path.name] = checksum(path)
+    record.write_text(json.dumps(table))

@@ -1,0 +1,181 @@
+"""Damage to what a file says: JSON, lines of JSON and headers of safetensors files that stay well-formed and make no sense.
+
+Covers choosing a place in a document and what is put there. A document is written as text, since json cannot write all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from asynctile.cli.stress.inputs.site import Site
+
+__all__ = ["DOCUMENT", "is_document", "is_weights", "says_dtypes"]
+
+_HOLE = "\x00hole"
+_DEPTHS = (1_000, 5_000, 100_000)
+_NUMBERS = ("9" * 400, "-" + "9" * 400, "9" * 5000, "1e400", "-1e400", "NaN", "Infinity", "-1", "0", "0.5", "1e308", "-0.0")
+_ENORMOUS = (10**9, 10**12, 10**18, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64)
+_OTHERS = ("null", "true", '""', '"text"', "[]", "{}", "0", "1.5", "[[]]", '{"a": 1}', "[null]", '"-1"')
+_TEXTS = ("\x00", "a\x00b", "\ud800", "\x1b[2J\x1b]0;title\x07", "two\nlines", "\r", "\x9b2J", "../../x", "/dev/zero", ".",
+          "..", "", "x" * 1_000_000, "\u202e", "\xff", "/", "~", "-", "--help")  # fmt: skip
+_DTYPES = ("V0", "V8", "O", "S0", "U1", ">f4", "M8[s]", "f2,f2", "<u2", "float64", "i8", "bool", "F32", "F4", "BF16", "I64",
+           "?", "")  # fmt: skip
+_SHAPES: tuple[list[int], ...] = ([1] * 300_000, [2] * 100_000, [10**18] * 5, [0, 10**30], [2**63], [], [0], [-1],
+                                  [2**32, 2**32])  # fmt: skip
+_MANY = 400_000
+
+
+def is_document(site: Site) -> bool:
+    return site.path.suffix in (".json", ".jsonl", ".safetensors")
+
+
+def is_weights(site: Site) -> bool:
+    return site.path.suffix == ".safetensors"
+
+
+def says_dtypes(site: Site) -> bool:
+    return is_weights(site) or site.path.name == "tokens.json"
+
+
+@dataclass
+class _Document:
+    """The part of a file that is JSON, between what stands before and behind it."""
+
+    before: bytes
+    value: Any
+    after: bytes
+    header: bool
+
+    @classmethod
+    def of(cls, site: Site) -> _Document:
+        content = site.path.read_bytes()
+        if is_weights(site):
+            end = 8 + int.from_bytes(content[:8], "little")
+            return cls(b"", json.loads(content[8:end]), content[end:], True)
+        if site.path.suffix == ".jsonl":
+            lines = content.splitlines(keepends=True)
+            at = site.chance.randrange(len(lines))
+            return cls(b"".join(lines[:at]), json.loads(lines[at]), b"\n" + b"".join(lines[at + 1:]), False)
+        return cls(b"", json.loads(content), b"\n", False)
+
+    def write(self, site: Site, raw: str = "") -> None:
+        """raw: the text that is put where the hole is."""
+        text = json.dumps(self.value).replace(json.dumps(_HOLE), raw).encode()
+        length = len(text).to_bytes(8, "little") if self.header else b""
+        site.path.write_bytes(self.before + length + text + self.after)
+
+    def fill(self, site: Site, raw: str, wanted: Callable[[Any, Any], bool] = lambda key, value: True) -> None:
+        """Put `raw` in place of a value that is `wanted`, of the whole if there is none."""
+        found = [slot for slot in _slots(self.value) if wanted(slot[1], slot[0][slot[1]])]
+        if not found or (wanted(None, self.value) and site.chance.random() < 0.1):
+            self.value = _HOLE
+        else:
+            holder, key = site.chance.choice(found)
+            holder[key] = _HOLE
+        self.write(site, raw)
+
+
+def nested(site: Site) -> None:
+    depth = site.chance.choice(_DEPTHS)
+    opening, closing = site.chance.choice((("[", "]"), ('{"a":', "}")))
+    _Document.of(site).fill(site, opening * depth + "1" + closing * depth)
+
+
+def number(site: Site) -> None:
+    """Of hundreds of digits, none at all, below or between what is meant."""
+    _Document.of(site).fill(site, site.chance.choice(_NUMBERS), _is_number)
+
+
+def enormous(site: Site) -> None:
+    """A size that would take all memory or all time."""
+    _Document.of(site).fill(site, str(site.chance.choice(_ENORMOUS)), _is_number)
+
+
+def missing(site: Site) -> None:
+    document = _Document.of(site)
+    slots = list(_slots(document.value))
+    holder, key = site.chance.choice(slots)
+    del holder[key]
+    document.write(site)
+
+
+def retyped(site: Site) -> None:
+    _Document.of(site).fill(site, site.chance.choice(_OTHERS))
+
+
+def odd_text(site: Site) -> None:
+    """In place of a text or of a name."""
+    document, text = _Document.of(site), json.dumps(site.chance.choice(_TEXTS))
+    named = [slot for slot in _slots(document.value) if isinstance(slot[0], dict)]
+    if named and site.chance.random() < 0.3:
+        holder, key = site.chance.choice(named)
+        holder[_HOLE] = holder.pop(key)
+        document.write(site, text)
+    else:
+        document.fill(site, text, lambda key, value: isinstance(value, str))
+
+
+def many(site: Site) -> None:
+    """Entries without end: of the kind that the document has, where it is one of tensors."""
+    document = _Document.of(site)
+    holders = [holder for holder in _holders(document.value) if isinstance(holder, dict)]
+    holder = site.chance.choice(holders)
+    if document.header:
+        holder, entry = document.value, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    elif "weight_map" in document.value:
+        holder, entry = document.value["weight_map"], None
+    else:
+        entry = "1"
+    rows = (f'"k{i}":{entry or f"{chr(34)}s{i}.safetensors{chr(34)}"}' for i in range(_MANY))
+    holder[_HOLE] = 0
+    text = json.dumps(document.value).replace(f"{json.dumps(_HOLE)}: 0", ",".join(rows)).encode()
+    length = len(text).to_bytes(8, "little") if document.header else b""
+    site.path.write_bytes(document.before + length + text + document.after)
+
+
+def dtype(site: Site) -> None:
+    _Document.of(site).fill(site, json.dumps(site.chance.choice(_DTYPES)), lambda key, value: key == "dtype")
+
+
+def shape(site: Site) -> None:
+    _Document.of(site).fill(site, json.dumps(site.chance.choice(_SHAPES)), lambda key, value: key == "shape")
+
+
+def planted(site: Site) -> None:
+    """A path that leads out, where the document may name one."""
+    outside = str(site.outside)
+    path = site.chance.choice((
+        f"{outside}/planted", f"{outside}/secret.txt", f"{outside}/folder", f"{outside}/run", f"{outside}/pipe", "/dev/zero",
+        "/dev/full", "../outside/planted",
+    ))  # fmt: skip
+    _Document.of(site).fill(site, json.dumps(path), _may_name_a_path)
+
+
+DOCUMENT: dict[str, Callable[[Site], None]] = {
+    "nested": nested, "odd number": number, "enormous number": enormous, "field missing": missing, "other type": retyped,
+    "odd text": odd_text, "400,000 entries": many, "odd dtype": dtype, "endless shape": shape, "planted path": planted,
+}  # fmt: skip
+
+
+def _slots(value: Any) -> Iterator[tuple[Any, Any]]:
+    for holder in _holders(value):
+        yield from ((holder, key) for key in (holder if isinstance(holder, dict) else range(len(holder))))
+
+
+def _holders(value: Any) -> Iterator[Any]:
+    """Every object and array of a document, the outermost first."""
+    if isinstance(value, dict | list):
+        yield value
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _holders(inner)
+
+
+def _is_number(key: Any, value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _may_name_a_path(key: Any, value: Any) -> bool:
+    return key in ("data", "model", "spill", "out", "trace", "tokenizer") or str(value).endswith(".safetensors")

@@ -1,0 +1,150 @@
+"""What is damaged: a small run, model folders and texts, made once by the program itself; and the commands that read them.
+
+Covers `Prey`, the folders and the orders. Each case works on a copy. Beside them lies a twin of all that stays as it is: what
+links and paths lead to, and what is looked at after every case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePath
+
+from asynctile.cli.stress.inputs.trial import End
+from asynctile.storage.tensors import TensorReader, TensorWriter
+
+__all__ = ["STEPS", "Order", "Prey", "draw_order", "draw_target"]
+
+_SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 300}
+STEPS = 4
+#: Where damage is done, and in which part of all cases.
+TARGETS = {"run": 0.52, "model": 0.15, "shards": 0.13, "data": 0.08, "process": 0.12}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A command. words: with places for the copy and for a folder that is not there yet. writes: which of the two, if any.
+
+    opens: what it looks at in the copy, as patterns; damage elsewhere says little. checks: of a run's newest checkpoint, the
+    files whose checksums it looks at.
+    """
+
+    words: str
+    opens: tuple[str, ...]
+    writes: str | None = None
+    checks: tuple[str, ...] = ()
+
+    def looks_at(self, path: PurePath) -> bool:
+        """path: in the copy."""
+        return any(fnmatch(path.as_posix(), pattern) for pattern in self.opens)
+
+
+_LOADED = ("config.json", "model.safetensors")
+_NEWEST = f"checkpoints/step-{STEPS:06}"
+_RUN = (".", "run.json", "checkpoints")
+_SAVED = (_NEWEST, f"{_NEWEST}/checksums.json", *(f"{_NEWEST}/{name}" for name in _LOADED))
+_TRAIN = "train --device cpu --batch-size 2 --steps"
+_GENERATE = "--device cpu --prompt a --max-new-tokens 2"
+#: For each target; one that stands twice is drawn twice as often.
+ORDERS: dict[str, tuple[Order, ...]] = {
+    "run": (
+        *(3 * (Order(f"train --resume --out {{it}} --steps {STEPS + 1}", ("*",), "it",
+                     (*_LOADED, "optimizer.safetensors", "trainer.json")),)),
+        *(2 * (Order(f"generate {{it}} {_GENERATE}", (*_RUN, *_SAVED, "tokenizer.json"), checks=_LOADED),)),
+        Order(f"generate {{it}}/{_NEWEST} --tokenizer bytes {_GENERATE}", _SAVED, checks=_LOADED),
+        Order("plan --resume --out {it}", (*_RUN, _NEWEST)),
+    ),
+    "model": (
+        Order(f"generate {{it}} {_GENERATE}", ("*",)),
+        Order("plan --model {it}", (".", "config.json", "tokenizer.json")),
+        Order(f"{_TRAIN} 1 --model {{it}} --data {{text}} --out {{new}}", ("*",), "new"),
+    ),
+    "data": (
+        Order(f"{_TRAIN} 1 --model {{shape}} --data {{it}} --out {{new}}", ("*",), "new"),
+        Order(f"{_TRAIN} 1 --model {{shape}} --tokenizer bpe:300 --data {{it}} --out {{new}}", ("*",), "new"),
+    ),
+    "process": (
+        Order("train --resume --out {it} --steps 40 --save-every 10", (), "it"),
+        Order(f"{_TRAIN} 40 --save-every 10 --model {{shape}} --data {{text}} --out {{new}}", (), "new"),
+        Order(f"generate {{it}} {_GENERATE}", ()),
+    ),
+}  # fmt: skip
+ORDERS["shards"] = ORDERS["model"]
+
+
+class Prey:
+    """In `folder`, which is there. run_command: runs `asynctile` with words, to its end."""
+
+    def __init__(self, folder: Path, run_command: Callable[[list[str]], End]) -> None:
+        self.folder = folder
+        self.outside = folder / "outside"
+        self._whole = folder / "whole"
+        self._make(run_command)
+        self.lay_out()
+
+    @property
+    def text(self) -> Path:
+        return self._whole / "data" / "a.txt"
+
+    @property
+    def shape(self) -> Path:
+        return self._whole / "shape.json"
+
+    def original(self, target: str) -> Path:
+        return self._whole / ("run" if target == "process" else target)
+
+    def lay_out(self) -> None:
+        """The twin outside, as it was in the beginning."""
+        if self.outside.exists():
+            shutil.rmtree(self.outside)
+        shutil.copytree(self._whole, self.outside)
+        (self.outside / "secret.txt").write_text("nobody writes here\n")
+        (self.outside / "folder").mkdir()
+        (self.outside / "folder" / "kept.txt").write_text("nobody removes this\n")
+        os.mkfifo(self.outside / "pipe")
+
+    def _make(self, run_command: Callable[[list[str]], End]) -> None:
+        whole = self._whole
+        (whole / "data" / "inner").mkdir(parents=True)
+        lines = [f"line {n}: the tile moved from {n * 7 % 11} to {n * 5 % 13}\n" for n in range(60)]
+        self.text.write_text("".join(lines))
+        (whole / "data" / "inner" / "b.txt").write_text("".join(lines[:20]))
+        self.shape.write_text(json.dumps(_SHAPE))
+        words = f"{_TRAIN} {STEPS} --save-every 2 --model {self.shape} --tokenizer bpe:300 --data {self.text} --out"
+        end = run_command([*words.split(), str(whole / "run")])
+        if end.status:
+            raise RuntimeError(f"a training that nobody disturbed ended with status {end.status}: {end.err.decode()}")
+        newest = whole / "run" / "checkpoints" / f"step-{STEPS:06}"
+        for name in ("model", "shards"):
+            (whole / name).mkdir()
+            shutil.copy(newest / "config.json", whole / name)
+            shutil.copy(whole / "run" / "tokenizer.json", whole / name)
+        shutil.copy(newest / "model.safetensors", whole / "model")
+        _cut(newest / "model.safetensors", whole / "shards")
+
+
+def draw_target(chance: random.Random) -> str:
+    return chance.choices(list(TARGETS), list(TARGETS.values()))[0]
+
+
+def draw_order(chance: random.Random, target: str) -> Order:
+    return chance.choice(ORDERS[target])
+
+
+def _cut(weights: Path, folder: Path) -> None:
+    """Weights as two shards and their index."""
+    weight_map: dict[str, str] = {}
+    with TensorReader(weights) as source:
+        names = source.names()
+        for number, part in enumerate((names[::2], names[1::2])):
+            file = f"model-{number + 1:05}-of-00002.safetensors"
+            with TensorWriter(folder / file, {name: ("float32", source.shape(name)) for name in part}) as writer:
+                for name in part:
+                    writer.write(name, (), source.read(name))
+            weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -1,0 +1,158 @@
+"""One command in a fork, under a limit of time and memory: what it printed, how it ended, what it took.
+
+Covers `Bench`, which forks, and `End`. The process that forks has everything imported and no thread, so that a command begins
+in milliseconds. Whether an end is right is verdict.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from asynctile.cli import main
+from asynctile.cli.stress.inputs.surroundings import Surroundings
+
+__all__ = ["MOST_NBYTES", "MOST_S", "Bench", "End"]
+
+#: What a command may take: wall time, and memory above that of a process that has imported the program and does nothing.
+MOST_S, MOST_NBYTES = 10.0, 300 << 20
+#: What a command may write to a file and to an output before it is stopped for the disk's sake.
+_MOST_WRITTEN, _MOST_SAID = 256 << 20, 16 << 20
+_LOOK_EVERY_S = 0.02
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+Stopped = Literal["time", "memory", "output"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """status: of exit, or minus the signal. stopped: why it was killed, if it was. nbytes: most memory above the import."""
+
+    status: int
+    out: bytes
+    err: bytes
+    seconds: float
+    nbytes: int
+    stopped: Stopped | None = None
+
+
+class Bench:
+    """Runs commands one by one. folder: where their temporary files and their home are."""
+
+    def __init__(self, folder: Path, command: Callable[[list[str]], int] = main) -> None:
+        self.folder = folder
+        self._command = command
+        self._nothing = 0
+        gc.freeze()  # a collection in a child would copy every page that it looks at
+        self._nothing = self.run([], Surroundings(), lambda words: 0).nbytes
+
+    def run(self, words: list[str], surroundings: Surroundings, command: Callable[[list[str]], int] | None = None) -> End:
+        """Fork, and see it to its end."""
+        pipes = [os.pipe() for _ in range(2)]
+        began_s = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            self._be(words, surroundings, [writer for _, writer in pipes], command or self._command)
+        for _, writer in pipes:
+            os.close(writer)
+        said = {reader: bytearray() for reader, _ in pipes}
+        stopped = self._watch(child, said, surroundings, began_s)
+        _, status, usage = os.wait4(child, 0)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what it started goes with it
+        for reader, text in said.items():
+            _listen(reader, text)
+            os.close(reader)
+        out, err = map(bytes, said.values())
+        return End(status=os.waitstatus_to_exitcode(status), out=out, err=err, seconds=time.monotonic() - began_s,
+                   nbytes=(usage.ru_maxrss << 10) - self._nothing, stopped=stopped)  # fmt: skip
+
+    def _watch(self, child: int, said: dict[int, bytearray], surroundings: Surroundings, began_s: float) -> Stopped | None:
+        """Take down what it says, until it has ended or has to be killed."""
+        signals = list(surroundings.signals)
+        for reader in said:
+            os.set_blocking(reader, False)
+        ending = os.pidfd_open(child)
+        try:
+            talking = list(said)
+            while ending not in select.select([ending, *talking], [], [], _LOOK_EVERY_S)[0]:
+                talking = [reader for reader in talking if _listen(reader, said[reader])]
+                now_s = time.monotonic() - began_s
+                while signals and now_s >= signals[0][0]:
+                    os.kill(child, signals.pop(0)[1])
+                if stopped := self._reason(child, said, now_s):
+                    os.kill(child, signal.SIGKILL)
+                    return stopped
+        finally:
+            os.close(ending)
+        return None
+
+    def _reason(self, child: int, said: dict[int, bytearray], now_s: float) -> Stopped | None:
+        """To kill it, if there is one."""
+        if now_s > MOST_S:
+            return "time"
+        if _resident(child) - self._nothing > MOST_NBYTES:
+            return "memory"
+        return "output" if any(len(text) > _MOST_SAID for text in said.values()) else None
+
+    def _be(
+        self, words: list[str], surroundings: Surroundings, outputs: list[int], command: Callable[[list[str]], int]
+    ) -> NoReturn:
+        """In the fork: nothing of the parent's may run any more, whatever happens."""
+        status = 1
+        try:
+            os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(outputs[0], 1)
+            os.dup2(outputs[1], 2)
+            os.chdir(self.folder)
+            os.environ |= {"TMPDIR": str(self.folder), "HOME": str(self.folder)}
+            resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_WRITTEN, _MOST_WRITTEN))
+            surroundings.enter()
+            status = _exit_status(command, words)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+
+def _exit_status(command: Callable[[list[str]], int], words: list[str]) -> int:
+    """As the interpreter ends the program: what is printed on the way out counts."""
+    try:
+        status = command(words)
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return status
+
+
+def _listen(reader: int, text: bytearray) -> bool:
+    """Take all that there is to read now; whether there may be more later."""
+    try:
+        while more := os.read(reader, 1 << 16):
+            text += more
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _resident(child: int) -> int:
+    try:
+        with open(f"/proc/{child}/statm") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0  # it has ended meanwhile

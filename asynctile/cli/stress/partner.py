@@ -1,0 +1,75 @@
+"""A process beside stress that forks: it is sent a seed a line and answers with a line of JSON for each round.
+
+Covers its life on the side of stress. What is done with a seed is the module that it runs: killer.py, inputs/attacker.py. It is
+there from the first round to the last, so that no descriptor comes or goes while other rounds count theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from asynctile.cli.stress.finding import Finding
+
+__all__ = ["Partner"]
+
+#: One thread, and none that a fork would not take along.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class Partner:
+    """`python -m MODULE FOLDER`, with `folder` to work in. words: in place of `-m MODULE`. what: it is, in a sentence."""
+
+    def __init__(self, what: str, words: tuple[str, ...], folder: Path) -> None:
+        self.what = what
+        self.folder = folder
+        self._words = words
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self.folder.mkdir()
+        with open(self._log, "wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, *self._words, str(self.folder),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
+                env={**os.environ, **_ENVIRONMENT}, start_new_session=True,
+            )  # fmt: skip
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Whatever it is at may be given up: it exists to be killed."""
+        process = self._process
+        assert process is not None and process.stdin is not None
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended, and told why
+        process.stdin.close()
+        await process.wait()
+
+    async def ask(self, seed: int) -> dict[str, Any]:
+        """What came of the round with this seed. Finding if the process has ended."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(f"{seed}\n".encode())
+            await process.stdin.drain()
+        except ConnectionError:
+            pass  # the empty answer says the same
+        line = await process.stdout.readline()
+        if not line:
+            raise Finding("failed", f"{self.what} has ended: {self._log.read_text()[-500:] or 'without a word'}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "partner.log"
