@@ -82,7 +82,7 @@ class Attacker:
         touched = changes(before, mark(self._place, but=written))
         failure = None
         try:
-            judge(end, order, harm, touched, (str(self._place), "--", "standard output"))
+            judge(end, order, harm, touched, (str(self._place), "--", "standard output", "ulimit"))
             if end.status == 2 and _standing(copy) != stood:
                 raise Finding("lost", "the command refused, and changed run.json, the metrics or the checkpoints")
             if target == "process" and written is not None:

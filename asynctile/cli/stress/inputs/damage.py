@@ -46,7 +46,7 @@ def damage(copy: Path, twin: Path, outside: Path, order: Order, chance: random.R
     """Draw a file or folder of `copy` and what happens to it, and do it. twin: the same as `copy` outside."""
     path = _draw_path(copy, order, chance)
     site = Site(path=path, name=_name(path, copy), twin=twin / path.relative_to(copy), outside=outside, chance=chance)
-    kind, do = _draw_kind(site)
+    kind, do = _draw_kind(site, typed=path == copy)
     checked = _listed(site)
     before = path.read_bytes() if checked else b""
     do(site)
@@ -81,7 +81,7 @@ def _name(path: Path, copy: Path) -> str:
     return f"{copy.name}/" if inner == "." else f"{copy.name}/{inner}{'/' if path.is_dir() else ''}"
 
 
-def _draw_kind(site: Site) -> tuple[str, Callable[[Site], None]]:
+def _draw_kind(site: Site, *, typed: bool) -> tuple[str, Callable[[Site], None]]:
     kinds: dict[str, Callable[[Site], None]]
     if site.path.is_dir():
         kinds = site.chance.choice((ENTRIES, IMPOSTOR))
@@ -89,11 +89,13 @@ def _draw_kind(site: Site) -> tuple[str, Callable[[Site], None]]:
         kinds = site.chance.choices((CONTENT, DOCUMENT, IMPOSTOR), (_CONTENT, _DOCUMENT, _IMPOSTOR))[0]
     else:
         kinds = site.chance.choice((CONTENT, IMPOSTOR))
-    return site.chance.choice([(kind, do) for kind, do in kinds.items() if _goes_with(kind, site)])
+    return site.chance.choice([(kind, do) for kind, do in kinds.items() if _goes_with(kind, site, typed)])
 
 
-def _goes_with(kind: str, site: Site) -> bool:
+def _goes_with(kind: str, site: Site, typed: bool) -> bool:
     name = site.path.name
+    if kind.startswith("linked") and typed:
+        return False  # a link that was typed is followed, also to write
     if kind == "odd dtype":
         return says_dtypes(site)
     if kind == "endless shape":
