@@ -82,8 +82,8 @@ class Attacker:
         touched = changes(before, mark(self._place, but=written))
         failure = None
         try:
-            judge(end, order, harm, touched, (str(self._place), "--", "standard output", "ulimit"))
-            if end.status == 2 and _standing(copy) != stood:
+            judge(end, order, harm, touched, (str(self._place), "--", "stdout", "weights", "ulimit"))
+            if target != "process" and end.status == 2 and _standing(copy) != stood:
                 raise Finding("lost", "the command refused, and changed run.json, the metrics or the checkpoints")
             if target == "process" and written is not None:
                 judge_saved(written, end)
