@@ -15,12 +15,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from asynctile.cli.stress import conductor
+from asynctile.cli.stress import conductor, kill
 from asynctile.cli.stress.finding import KINDS, Finding, expect_bytes
+from asynctile.cli.stress.inputs import scenario as inputs
 from asynctile.cli.stress.round import Round, seed_after
 from asynctile.cli.stress.settings import SCENARIOS, Settings
 from asynctile.cli.stress.thrash import least_loads
@@ -132,6 +134,23 @@ def test_an_error_that_nobody_planned_is_a_failure(
     assert "failed in random: KeyError: 'tile'" in out
 
 
+@pytest.mark.parametrize(("scenario", "module", "name"), [("kill", kill, "_PROGRAM"), ("inputs", inputs, "PROGRAM")])
+def test_a_scenario_is_over_when_its_process_has_ended(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, module: Any, name: str
+) -> None:
+    """Told once; others go on, and nobody waits for the minutes to pass."""
+    monkeypatch.setattr(module, name, ("-c", "raise SystemExit('out of memory')"))
+    report = tmp_path / "report.json"
+    began = time.monotonic()
+    assert stress(program, tmp_path, "--scenario", scenario, "--minutes", 5)[0] == 1
+    assert time.monotonic() - began < 60
+    status, _, _ = stress(program, tmp_path, "--scenario", f"{scenario},thrash", "--rounds", 3, "--report", report)
+    found = json.loads(report.read_text())
+    assert status == 1
+    assert [failure["what"].partition(":")[2] for failure in found["failures"]] == [" out of memory"]
+    assert found["rounds"] == {scenario: 1, "thrash": 3}
+
+
 def test_ctrl_c_ends_early_with_what_there_is(program: Program, tmp_path: Path) -> None:
     timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -148,7 +167,7 @@ def test_a_round_that_hangs_where_no_watchdog_looks(tmp_path: Path) -> None:
     code = """
 import asyncio, sys
 from asynctile.cli import main
-from asynctile.cli.stress import conductor
+from asynctile.cli.stress import conductor, kill
 async def play(round):
     while True:
         try:

@@ -18,6 +18,7 @@ from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.inputs.scenario import Attack
 from asynctile.cli.stress.kill import Killer
 from asynctile.cli.stress.models import Course
+from asynctile.cli.stress.partner import Ended
 from asynctile.cli.stress.round import Round, seed_after
 from asynctile.cli.stress.settings import Settings
 from asynctile.cli.stress.tally import Failure, Tally
@@ -49,6 +50,7 @@ class Conductor:
         self._played = dict.fromkeys(settings.scenarios, 0)
         self._plays = _PLAYS | {"inputs": self._attack}
         self._attacks: list[Attack] = []
+        self._over: set[str] = set()
         self._began_s = time.monotonic()
 
     async def run(self) -> None:
@@ -86,7 +88,7 @@ class Conductor:
 
     def _goes_on(self, name: str) -> bool:
         """Whether a scenario has another round; each has one, however short the time."""
-        if self._stopped() or self.hung:
+        if self._stopped() or self.hung or name in self._over:
             return False
         settings, played = self.settings, self._played[name]
         if settings.rounds is not None and played >= settings.rounds:
@@ -167,5 +169,10 @@ class Conductor:
         return seed
 
     def _fail(self, name: str, seed: int, finding: Finding) -> None:
+        """What went wrong is counted. Without its process a scenario is over, and that is told once, however many it had."""
+        if isinstance(finding, Ended):
+            if name in self._over:
+                return
+            self._over.add(name)
         self.tally.lost_bytes += finding.nbytes
         self.tally.failures.append(Failure(name, seed, finding.kind, " ".join(str(finding).split())))

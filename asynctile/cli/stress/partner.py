@@ -17,10 +17,14 @@ from typing import Any, Self
 
 from asynctile.cli.stress.finding import Finding
 
-__all__ = ["Partner"]
+__all__ = ["Ended", "Partner"]
 
 #: One thread, and none that a fork would not take along.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class Ended(Finding):
+    """The process is gone, and nothing can be asked of it any more."""
 
 
 class Partner:
@@ -56,7 +60,7 @@ class Partner:
         await process.wait()
 
     async def ask(self, seed: int) -> dict[str, Any]:
-        """What came of the round with this seed. Finding if the process has ended."""
+        """What came of the round with this seed. Ended if the process has ended."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
@@ -66,7 +70,7 @@ class Partner:
             pass  # the empty answer says the same
         line = await process.stdout.readline()
         if not line:
-            raise Finding("failed", f"{self.what} has ended: {self._log.read_text()[-500:] or 'without a word'}")
+            raise Ended("failed", f"{self.what} has ended: {self._log.read_text()[-500:] or 'without a word'}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -12,7 +12,9 @@ import os
 import random
 import shutil
 import signal
+import stat
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,8 +26,9 @@ from asynctile.cli.stress.inputs.surroundings import SURROUNDINGS, Surroundings,
 from asynctile.cli.stress.inputs.trial import Bench
 from asynctile.cli.stress.inputs.verdict import judge, judge_saved
 from asynctile.kernels.cpu import warm
+from asynctile.storage.input import read_file
 
-__all__ = ["Attacker", "Case", "main"]
+__all__ = ["Attacker", "Case", "main", "standing"]
 
 #: What commands import when they need it.
 _IMPORTED = ("asynctile.cli.generate", "asynctile.cli.plan", "asynctile.cli.train")
@@ -77,13 +80,13 @@ class Attacker:
         harm, around = self._harm(copy, target, order, chance)
         written = {"it": copy, "new": new, None: None}[order.writes]
         words = order.words.format(it=copy, new=new, text=self.prey.text, shape=self.prey.shape).split()
-        before, stood = mark(self._place, but=written), _standing(copy)
+        before, stood = mark(self._place, but=written), standing(copy)
         end = self._bench.run(words, around)
         touched = changes(before, mark(self._place, but=written))
         failure = None
         try:
             judge(end, order, harm, touched, (str(self._place), "--", "stdout", "weights", "ulimit"))
-            if target != "process" and end.status == 2 and _standing(copy) != stood:
+            if target != "process" and end.status == 2 and standing(copy) != stood:
                 raise Finding("lost", "the command refused, and changed run.json, the metrics or the checkpoints")
             if target == "process" and written is not None:
                 judge_saved(written, end)
@@ -116,15 +119,24 @@ def main(folder: Path) -> None:
         print(json.dumps(asdict(attacker.play(int(line)))), flush=True)
 
 
-def _standing(run: Path) -> tuple[object, ...]:
-    """What a refused resume leaves as it was. Nothing is opened that is no file."""
-    record = run / "run.json"
-    checkpoints = run / "checkpoints"
-    return (
-        record.read_bytes() if record.is_file() and os.access(record, os.R_OK) else None,
-        (run / "metrics.jsonl").lstat().st_size if os.path.lexists(run / "metrics.jsonl") else None,
-        sorted(name for name in os.listdir(checkpoints) if name[0] != ".") if checkpoints.is_dir() else None,
-    )
+def standing(run: Path) -> tuple[object, ...]:
+    """What a refused resume leaves as it was."""
+    checkpoints = None
+    with suppress(OSError):
+        checkpoints = sorted(name for name in os.listdir(run / "checkpoints") if name[0] != ".")
+    return _content(run / "run.json"), _content(run / "metrics.jsonl"), checkpoints
+
+
+def _content(path: Path) -> object:
+    """The bytes of a file as small as it should be; of anything else what the system says of it, and nothing is opened."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    if stat.S_ISREG(found.st_mode):
+        with suppress(OSError):
+            return read_file(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _clear(folder: Path) -> None:
