@@ -29,7 +29,7 @@ from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes
 from asynctile.storage.documents import finish, store_file, store_json
 from asynctile.storage.folder import read_json, replace_folder
-from asynctile.storage.input import shown
+from asynctile.storage.input import DOCUMENT_NBYTES, shown
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorReader, TensorWriter
 
@@ -59,7 +59,7 @@ class Pretrained:
         self.path = whole_folder(path)
         if not self.path.is_dir():
             raise CheckpointError(f"{path} is no folder: expected one with config.json and model.safetensors")
-        check_files(self.path, (CONFIG,), tick)
+        check_files(self.path, (CONFIG,), tick, limit=DOCUMENT_NBYTES)
         values = read_json(self.path / CONFIG)
         if not isinstance(values, dict):
             raise CheckpointError(f"{self.path / CONFIG} holds no JSON object; it should be a model's config")

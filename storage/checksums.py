@@ -24,11 +24,13 @@ _ALGORITHM = "xxh3_64"
 _PIECE_NBYTES = 4 << 20
 
 
-def checksum(path: Path, tick: Callable[[], object] = bool) -> str:
-    """The checksum of a whole file, read piece by piece; `tick` is called after each. Raises OSError."""
+def checksum(path: Path, tick: Callable[[], object] = bool, limit: int | None = None) -> str:
+    """The checksum of a whole file, read piece by piece; `tick` is called after each. OSError, also for one of more than
+    `limit` bytes.
+    """
     digest = xxhash.xxh3_64()
     piece = memoryview(bytearray(_PIECE_NBYTES))
-    with open_file(path) as file:
+    with open_file(path, limit=limit) as file:
         while nbytes := file.readinto(piece):
             digest.update(piece[:nbytes])
             tick()
@@ -47,12 +49,18 @@ def _of_table(table: dict[str, Any]) -> str:
 
 
 def check_files(
-    folder: Path, names: Iterable[str], tick: Callable[[], object] = bool, *, others: Iterable[str] = ()
+    folder: Path,
+    names: Iterable[str],
+    tick: Callable[[], object] = bool,
+    *,
+    others: Iterable[str] = (),
+    limit: int | None = None,
 ) -> None:
     """CheckpointError for the first of the files `names` of `folder` whose bytes are not those that were saved.
 
     A folder without `checksums.json` is not looked at. tick: called all the time. others: files that are looked at only if
-    they were saved.
+    they were saved. limit: the most bytes of any of them; None: whoever asks knows how long they are, and reading takes
+    as long.
     """
     record = folder / CHECKSUMS
     if not record.exists():
@@ -73,7 +81,7 @@ def check_files(
             raise CheckpointError(f"{record} is damaged: it has no checksum of {name}; use another checkpoint, copy it again, "
                                   "or delete that file to load unchecked")
         try:
-            found = checksum(folder / name, tick)
+            found = checksum(folder / name, tick, limit)
         except OSError as error:
             raise unreadable(folder / name, error) from error
         if found != expected:

@@ -127,12 +127,16 @@ def test_damage_is_one_sentence_that_names_the_file(folder: Path, damage: Damage
 
 
 @pytest.mark.timeout(20)
-def test_a_long_file_is_not_read_to_say_that_its_checksum_is_another(folder: Path) -> None:
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("model.safetensors", "longer than its header says"),
+    ("config.json", "config.json: it has 1.00 TiB, expected at most 4.00 MiB"),
+])  # fmt: skip
+def test_a_long_file_is_not_read_to_say_that_its_checksum_is_another(folder: Path, name: str, sentence: str) -> None:
     sums = {name: checksum(folder / name) for name in ("config.json", "model.safetensors")}
     (folder / CHECKSUMS).write_text(json.dumps(checksum_record(sums)))
     Pretrained(folder).__exit__(None, None, None)
-    os.truncate(folder / "model.safetensors", 1 << 40)
-    with pytest.raises(CheckpointError, match="longer than its header says"):
+    os.truncate(folder / name, 1 << 40)
+    with pytest.raises(CheckpointError, match=sentence):
         Pretrained(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,20 @@ def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / "a").unlink()
     with pytest.raises(CheckpointError, match=f"cannot read {folder / 'a'}: No such file"):
         check_files(folder, NAMES)
+
+
+def test_of_a_file_longer_than_it_can_be_no_byte_is_read(folder: Path) -> None:
+    """A tebibyte would take minutes, and say the same."""
+    os.truncate(folder / "b", 1 << 40)
+
+    def tick() -> None:
+        raise AssertionError("a piece was read")
+
+    with pytest.raises(CheckpointError, match=f"cannot read {folder / 'b'}: it has 1.00 TiB, expected at most 100 B"):
+        check_files(folder, ["b"], tick, limit=100)
+    with pytest.raises(CheckpointError, match=f"cannot read {folder / 'b'}"):
+        check_files(folder, (), tick, others=["b"], limit=100)
+    check_files(folder, ["a"], limit=100)
 
 
 def test_what_was_not_saved_with_the_others_is_looked_at_only_if_it_was_saved(folder: Path) -> None:
