@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from asynctile.exclusive import Exclusive
 from asynctile.files import THREADS, Files
 from asynctile.grain import Grain
 from asynctile.handle import Handle
-from asynctile.lifetime import Lifetime
+from asynctile.lifetime import Dependent, Lifetime
 from asynctile.loop import CLOSED, LoopThread, Undo, in_thread, new_loop
 from asynctile.operation import Operation
 from asynctile.precision import compute_dtype
@@ -122,6 +123,8 @@ class Engine:
         self._tiers: Tiers | None = None
         self._trace: Trace | None = None
         self._rates: Rates | None = None
+        #: what has threads of its own and is closed with the engine, unless it has ended before
+        self.dependents: WeakSet[Dependent] = WeakSet()
 
     @property
     def device(self) -> str:
@@ -157,7 +160,7 @@ class Engine:
         self._tiers = Tiers(self._device, *caps, self._spill, self.prefetch, self._watchdog, self._host_remedy)
         self._files = self._device.add_stream("files", THREADS)
         self.busy = self.lock("the engine")
-        life = Lifetime(self._tiers, self._make_loop, self._report)
+        life = Lifetime(self._tiers, self._make_loop, self._report, self.dependents)
         if await in_thread("opening", life.open, on_cancel=life.stop_opening, on_gone=life.abandon):
             await in_thread("closing", life.break_off)
             raise asyncio.CancelledError

@@ -10,6 +10,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Protocol
+from weakref import WeakSet
 
 from asynctile.background import Background
 from asynctile.blas_threads import hold_one_thread, let_go
@@ -18,18 +20,31 @@ from asynctile.loop import LoopThread
 from asynctile.tiers import Tiers
 
 
+class Dependent(Protocol):
+    """What is of no use without the engine, such as the batches of a run."""
+
+    def close(self) -> None: ...
+
+
 class Lifetime:
-    """loop: the device's own, from `open` on. background: the tasks on it that closing waits for.
+    """loop: the device's own, from `open` on. background: the tasks on it that closing waits for. dependents: closed with it.
 
     failed: the first error among them, after closing.
     """
 
-    def __init__(self, tiers: Tiers, make_loop: Callable[[], asyncio.AbstractEventLoop], report: Report | None) -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        make_loop: Callable[[], asyncio.AbstractEventLoop],
+        report: Report | None,
+        dependents: WeakSet[Dependent],
+    ) -> None:
         self.loop: LoopThread | None = None
         self.background = Background()
         self._tiers = tiers
         self._make_loop = make_loop
         self._report = report
+        self._dependents = dependents
         self._undo = ExitStack()
         self.failed: Exception | None = None
         self._stop = threading.Event()
@@ -67,6 +82,8 @@ class Lifetime:
         assert self.loop is not None
         try:
             asyncio.run_coroutine_threadsafe(self._wind_down(self.loop), self.loop.loop).result()
+            for dependent in list(self._dependents):
+                dependent.close()
         finally:
             self._undo.close()
 

@@ -1,7 +1,8 @@
 """The batches that a training takes from a caller's iterable: one at a time, in order, only when asked, off the caller's loop.
 
 A plain iterable is advanced in a thread of its own, always the same one, in one copy of the context that the run began in. It
-is never advanced ahead: where it stands is behind the batch that was given last. What is done with batches is trainer.py's.
+is never advanced ahead: where it stands is behind the batch that was given last. The thread ends with the batches, with the
+run, or with the engine. What is done with batches is trainer.py's.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
     from asynctile.layers.trainer import Trainer
 
 _END = object()
+#: The end of a caller's iterator (its `finally`) may take so long before its thread is left behind.
+PATIENCE_S = 1.0
 
 
 class Feed:
-    """`await take()` until it raises StopAsyncIteration. TypeError if `batches` is no iterable."""
+    """`await take()` until it raises StopAsyncIteration, or until `end`. TypeError if `batches` is no iterable."""
 
     def __init__(self, batches: Any) -> None:
+        self.is_over = False
         self._items: AsyncIterator[Any] | None = None
         #: an item that was asked for in the thread; a caller that is cancelled leaves it to the next
         self._taken: Future[Any] | None = None
@@ -35,28 +39,56 @@ class Feed:
             self._items = aiter(batches)
         elif isinstance(batches, Iterable):
             self._wishes: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
-            weakref.finalize(self, self._wishes.put, None).atexit = False
+            self._dismiss = weakref.finalize(self, self._wishes.put, None)
+            self._dismiss.atexit = False
+            #: no wish is put behind the last, which nobody would serve: an engine closes from another thread
+            self._gate = threading.Lock()
             work = partial(copy_context().run, _serve, batches, self._wishes)
-            threading.Thread(target=work, name="asynctile-batches", daemon=True).start()
+            self._thread = threading.Thread(target=work, name="asynctile-batches", daemon=True)
+            self._thread.start()
         else:
             raise TypeError(f"batches is {type(batches).__name__}, expected an iterable of (tokens, targets)")
 
     async def take(self) -> Any:
         """The next item. Cancelled, it is not lost: the next call gets it."""
+        if self.is_over:
+            raise StopAsyncIteration
         if self._items is not None:
             return await anext(self._items)
         if self._taken is None:
-            self._taken = Future()
-            self._wishes.put(self._taken)
+            self._ask()
         taken = self._taken
+        assert taken is not None
         await asyncio.wait([asyncio.wrap_future(taken)])
         self._taken = None
         item, error = taken.result()
         if error is not None:
             raise error
         if item is _END:
+            self.end()
             raise StopAsyncIteration
         return await item if inspect.isawaitable(item) else item
+
+    def end(self) -> None:
+        """Give no more items. The thread ends behind the item that it is at."""
+        self.is_over = True
+        if self._items is None:
+            with self._gate:
+                self._dismiss()
+
+    def close(self) -> None:
+        """`end`, and the thread has ended unless it is at an item. From any thread; blocks for a moment."""
+        self.end()
+        if self._items is None and self._taken is None:
+            self._thread.join(PATIENCE_S)
+
+    def _ask(self) -> None:
+        """Wish for an item."""
+        with self._gate:
+            if self.is_over:
+                raise StopAsyncIteration
+            self._taken = Future()
+            self._wishes.put(self._taken)
 
 
 class Steps:
@@ -65,6 +97,7 @@ class Steps:
     def __init__(self, trainer: Trainer, batches: Any, steps: int | None) -> None:
         self._trainer = trainer
         self._feed = Feed(batches)
+        trainer.engine.dependents.add(self._feed)
         self._left = steps
         #: taken, and no step with it has counted
         self._batch: Any = None
@@ -74,6 +107,7 @@ class Steps:
 
     async def __anext__(self) -> StepReport:
         if self._left is not None and self._left <= 0:
+            self._feed.end()
             raise StopAsyncIteration
         if self._batch is None:
             self._batch = await self._feed.take()
@@ -93,6 +127,7 @@ class Steps:
     async def aclose(self) -> None:
         """Take no more batches."""
         self._left = 0
+        self._feed.end()
 
     def _counted(self) -> None:
         self._batch = None

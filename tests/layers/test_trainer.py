@@ -697,6 +697,27 @@ async def test_run_stops_after_its_steps_and_takes_no_batch_too_many() -> None:
                 pass
 
 
+async def test_the_thread_of_a_run_ends_with_its_batches_with_its_steps_or_with_the_engine() -> None:
+    def thread(run: Any) -> threading.Thread:
+        return run._feed._thread
+
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        whole, some, begun = (trainer.run(list(BATCHES[:2]), steps=steps) for steps in (None, 1, None))
+        assert [report.step async for report in whole] == [1, 2]
+        assert [report.step async for report in some] == [3]
+        for run in (whole, some):
+            thread(run).join(20)
+            assert not thread(run).is_alive()
+            with pytest.raises(StopAsyncIteration):
+                await anext(run)
+        await anext(begun)
+        assert thread(begun).is_alive()
+    assert not thread(begun).is_alive()
+    with pytest.raises(StopAsyncIteration):
+        await anext(begun)
+
+
 async def test_a_report_says_what_happened() -> None:
     cap = SMALL.config.states_nbytes // 4
     async with Engine("emulated", device_memory=cap) as engine:
