@@ -14,7 +14,7 @@ from asynctile.cli.placement import engine_of
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.sample import stream_text
 from asynctile.cli.terminal import say
-from asynctile.errors import CheckpointError
+from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import GPT2
 from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 
@@ -59,6 +59,9 @@ async def _generate(given: dict[str, Any], options: Options, weights: Path, toke
         pieces = stream_text(model, tokenizer, tokenizer.encode(given["prompt"]).astype("int64"),
                              max_new_tokens=given["max_new_tokens"], temperature=given["temperature"],
                              top_k=given["top_k"], seed=given["seed"])
-        async for piece in pieces:
-            say(piece)
+        try:
+            async for piece in pieces:
+                say(piece)
+        except AsynctileError as error:  # the engine and the model do not know where the weights come from
+            raise AsynctileError(f"the model of {weights}: {error}") from error
     say("\n")

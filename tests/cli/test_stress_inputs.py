@@ -6,11 +6,13 @@ That it finds what is broken is test_stress_planted.py.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from asynctile.cli.stress.inputs.attacker import standing
+from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.inputs.standing import Standing
 
 
 @pytest.fixture
@@ -22,29 +24,29 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_what_stands_of_a_run_is_what_it_says(run: Path) -> None:
-    stood = standing(run)
+    stood = Standing.of(run)
     os.rename(run / "run.json", run / "other")
     (run / "run.json").write_text("{}\n")
     (run / "checkpoints" / ".step-000002.ab.new").mkdir()
-    assert standing(run) == stood
+    assert Standing.of(run) == stood
     (run / "run.json").write_text("[]\n")
-    assert standing(run) != stood
+    assert Standing.of(run) != stood
     (run / "run.json").write_text("{}\n")
     (run / "metrics.jsonl").write_text('{"step": 3}\n')
-    assert standing(run) != stood
+    assert Standing.of(run) != stood
     (run / "metrics.jsonl").write_text('{"step": 2}\n')
     (run / "checkpoints" / "step-000004").mkdir()
-    assert standing(run) != stood
+    assert Standing.of(run) != stood
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
 def test_of_a_file_without_end_the_bytes_are_not_looked_at(run: Path, name: str) -> None:
     """A tebibyte is more than the process has: it would end there, and the scenario with it."""
     os.truncate(run / name, 1 << 40)
-    stood = standing(run)
-    assert standing(run) == stood
+    stood = Standing.of(run)
+    assert Standing.of(run) == stood
     os.truncate(run / name, 1 << 39)
-    assert standing(run) != stood
+    assert Standing.of(run) != stood
 
 
 def test_nothing_is_opened_that_is_no_file(run: Path, tmp_path: Path) -> None:
@@ -55,8 +57,42 @@ def test_nothing_is_opened_that_is_no_file(run: Path, tmp_path: Path) -> None:
     (run / "checkpoints" / "step-000002").rmdir()
     (run / "checkpoints").rmdir()
     (run / "checkpoints").symlink_to("checkpoints")
-    stood = standing(run)
-    assert standing(run) == stood
+    stood = Standing.of(run)
+    assert Standing.of(run) == stood
     (run / "run.json").unlink()
-    assert standing(run) != stood
-    assert standing(run / "nothing") == (None, None, None)
+    assert Standing.of(run) != stood
+    assert Standing.of(run / "nothing") == Standing(None, None, None)
+
+
+BEFORE = Standing(b"{}", b"1\n2\n", ["step-000002", "step-000004"])
+
+
+@pytest.mark.parametrize("now", [
+    replace(BEFORE, metrics=b"1\n2\n3\n"),
+    replace(BEFORE, metrics=b"1\n2\n3\n", record=b'{"steps": 9}', checkpoints=["step-000004", "step-000006"]),
+    replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=["step-000006"]),
+])  # fmt: skip
+def test_only_a_refusal_of_whole_files_may_come_after_steps(now: Standing) -> None:
+    """A full disk ends a run at any step; damage is found before the first."""
+    BEFORE.expect(now, whole=True)
+    with pytest.raises(Finding, match=r"refused, and changed the run's .*metrics"):
+        BEFORE.expect(now, whole=False)
+
+
+@pytest.mark.parametrize("now", [
+    replace(BEFORE, record=b'{"steps": 9}'),
+    replace(BEFORE, checkpoints=["step-000002"]),
+    replace(BEFORE, checkpoints=["step-000002", "step-000004", "step-000006"]),
+    replace(BEFORE, metrics=b"1\n"),
+    replace(BEFORE, metrics=b"1\n3\n4\n"),
+    replace(BEFORE, metrics=(1, 2, 3)),
+    replace(BEFORE, metrics=b"1\n2\n3\n", record=b'{"ste'),
+    replace(BEFORE, metrics=b"1\n2\n3\n", record=None),
+    replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=["step-000002"]),
+    replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=["step-000003", "step-000004"]),
+    replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=None),
+])  # fmt: skip
+def test_without_a_step_nothing_changes_and_with_one_nothing_is_lost(now: Standing) -> None:
+    with pytest.raises(Finding, match="refused, and changed the run's"):
+        BEFORE.expect(now, whole=True)
+    BEFORE.expect(BEFORE, whole=False)

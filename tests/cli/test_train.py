@@ -14,6 +14,7 @@ import pytest
 from asynctile.cli.display import PlainDisplay
 from asynctile.cli.session import Session
 from tests.cli.conftest import Program
+from tests.cli.test_refusals import refused
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -221,6 +222,11 @@ def test_trained_tokenizer_and_trace(train: Program, program: Program, tmp_path:
     (folder / "checksums.json").unlink()
     status, out, err = program(*words, "--tokenizer", run / "tokenizer.json")
     assert (status, out) == (0, found), err
+    size = (folder / "model.safetensors").stat().st_size
+    with open(folder / "model.safetensors", "r+b") as file:  # as a run that diverged leaves them
+        file.seek(size // 8 * 4)
+        file.write(b"\x00\x00\xc0\x7f" * ((size - size // 8 * 4) // 4))
+    refused(program("generate", run, "--prompt", "a"), str(folder), "logits are not finite", command="generate")
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])

@@ -12,9 +12,7 @@ import os
 import random
 import shutil
 import signal
-import stat
 import sys
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,13 +20,13 @@ from asynctile.cli.stress.finding import Finding, Kind
 from asynctile.cli.stress.inputs.bystanders import changes, mark
 from asynctile.cli.stress.inputs.damage import Damage, damage
 from asynctile.cli.stress.inputs.prey import Order, Prey, draw_order, draw_target
+from asynctile.cli.stress.inputs.standing import Standing
 from asynctile.cli.stress.inputs.surroundings import SURROUNDINGS, Surroundings, without_rights
 from asynctile.cli.stress.inputs.trial import Bench
 from asynctile.cli.stress.inputs.verdict import judge, judge_saved
 from asynctile.kernels.cpu import warm
-from asynctile.storage.input import read_file
 
-__all__ = ["Attacker", "Case", "main", "standing"]
+__all__ = ["Attacker", "Case", "main"]
 
 #: What commands import when they need it.
 _IMPORTED = ("asynctile.cli.generate", "asynctile.cli.plan", "asynctile.cli.train")
@@ -80,14 +78,14 @@ class Attacker:
         harm, around = self._harm(copy, target, order, chance)
         written = {"it": copy, "new": new, None: None}[order.writes]
         words = order.words.format(it=copy, new=new, text=self.prey.text, shape=self.prey.shape).split()
-        before, stood = mark(self._place, but=written), standing(copy)
+        before, stood = mark(self._place, but=written), Standing.of(copy)
         end = self._bench.run(words, around)
         touched = changes(before, mark(self._place, but=written))
         failure = None
         try:
-            judge(end, order, harm, touched, (str(self._place), "--", "stdout", "weights", "ulimit"))
-            if target != "process" and end.status == 2 and standing(copy) != stood:
-                raise Finding("lost", "the command refused, and changed run.json, the metrics or the checkpoints")
+            judge(end, order, harm, touched, (str(self._place), "--", "stdout", "ulimit"))
+            if end.status == 2:
+                stood.expect(Standing.of(copy), whole=target == "process")
             if target == "process" and written is not None:
                 judge_saved(written, end)
         except Finding as finding:
@@ -117,26 +115,6 @@ def main(folder: Path) -> None:
     attacker = Attacker(folder)
     for line in sys.stdin:
         print(json.dumps(asdict(attacker.play(int(line)))), flush=True)
-
-
-def standing(run: Path) -> tuple[object, ...]:
-    """What a refused resume leaves as it was."""
-    checkpoints = None
-    with suppress(OSError):
-        checkpoints = sorted(name for name in os.listdir(run / "checkpoints") if name[0] != ".")
-    return _content(run / "run.json"), _content(run / "metrics.jsonl"), checkpoints
-
-
-def _content(path: Path) -> object:
-    """The bytes of a file as small as it should be; of anything else what the system says of it, and nothing is opened."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    if stat.S_ISREG(found.st_mode):
-        with suppress(OSError):
-            return read_file(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _clear(folder: Path) -> None:

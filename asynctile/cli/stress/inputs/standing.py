@@ -1,0 +1,75 @@
+"""What a command that refuses leaves as it was: a run's record, its metrics, the names of its checkpoints.
+
+Covers `Standing`, taken before and after, and how the two may differ. What lies beside the run is bystanders.py.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from asynctile.cli.stress.finding import Finding
+from asynctile.errors import CheckpointError
+from asynctile.storage.folder import decode_json
+from asynctile.storage.input import read_file
+
+__all__ = ["Standing"]
+
+#: The bytes of a file that is as small as it should be; of anything else inode, size and time of change in ns; None: nothing.
+Content = bytes | tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """checkpoints: sorted, without what is not finished yet; None: there is no folder of them."""
+
+    record: Content
+    metrics: Content
+    checkpoints: list[str] | None
+
+    @classmethod
+    def of(cls, run: Path) -> Self:
+        """Nothing is opened that is no file."""
+        checkpoints = None
+        with suppress(OSError):
+            checkpoints = sorted(name for name in os.listdir(run / "checkpoints") if name[0] != ".")
+        return cls(_content(run / "run.json"), _content(run / "metrics.jsonl"), checkpoints)
+
+    def expect(self, now: Standing, *, whole: bool) -> None:
+        """Finding unless `now`, after a refusal, is the same.
+
+        whole: nothing was wrong with the files, so that the refusal may have come late, as on a full disk. Then the run may
+        have gone on: a step that was done is in its metrics, and what was saved before is there, or something newer is.
+        """
+        if now == self or (whole and self._has_led_to(now)):
+            return
+        changed = [what for what in ("record", "metrics", "checkpoints") if getattr(now, what) != getattr(self, what)]
+        raise Finding("lost", f"the command refused, and changed the run's {', '.join(changed)}")
+
+    def _has_led_to(self, now: Standing) -> bool:
+        if not isinstance(self.metrics, bytes) or not isinstance(now.metrics, bytes) or not isinstance(now.record, bytes):
+            return False
+        if not now.metrics.startswith(self.metrics) or len(now.metrics) == len(self.metrics):
+            return False
+        try:
+            decode_json(now.record, "run.json")
+        except CheckpointError:
+            return False
+        before, after = self.checkpoints or [], now.checkpoints or []
+        newest = max(before, default="")
+        return max(after, default="") >= newest and all(name in before or name > newest for name in after)
+
+
+def _content(path: Path) -> Content:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    if stat.S_ISREG(found.st_mode):
+        with suppress(OSError):
+            return read_file(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
