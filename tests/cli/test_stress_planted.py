@@ -17,6 +17,9 @@ import pytest
 from asynctile.budget import Loan
 from asynctile.cli.stress import cancel, faults
 from asynctile.cli.stress import round as rounds
+from asynctile.cli.stress.conductor import Conductor
+from asynctile.cli.stress.inputs import scenario as inputs
+from asynctile.cli.stress.round import seed_after
 from asynctile.device.workers import WorkerDevice
 from asynctile.program import Program
 from asynctile.storage import spill
@@ -178,3 +181,50 @@ def test_a_weight_that_changes_before_its_step_may_be_cancelled_no_more(run: Run
 
     monkeypatch.setattr(Program, "finish", late)
     assert run("cancel", 6)["failures"]
+
+
+#: Instead of the process that damages inputs: one file of a run, one damage, one command, and from the second case on a bug.
+_ATTACKED = """
+import sys
+from functools import partial
+from pathlib import Path
+from asynctile.cli.stress.inputs import attacker, content, damage, document, impostor, prey
+from asynctile.storage import folder, input, inside
+
+document._DEPTHS = (100_000,)
+damage._draw_path = lambda copy, order, chance: copy / "run.json"
+damage._draw_kind = lambda site, typed: {damage}
+attacker.draw_target = lambda chance: "run"
+attacker.draw_order = lambda chance, target: prey.ORDERS["run"][{order}]
+play, seen = attacker.Attacker.play, []
+
+def planted(self, seed):
+    seen.append(seed)
+    if len(seen) == 2:
+        {bug}
+    return play(self, seed)
+
+attacker.Attacker.play = planted
+attacker.main(Path(sys.argv[1]))
+"""
+_RESUME, _PLAN = 0, -1
+
+
+@pytest.mark.parametrize(("damage", "order", "bug", "kind", "what"), [
+    ("('linked out', impostor.linked_out)", _RESUME,
+     "inside.Folder.check_plain = lambda self, names: None; "
+     "inside.Folder.write = lambda self, name, content: (self.path / name).write_bytes(content)",
+     "touched", "outside/run/run.json was changed"),
+    ("('stretched', content.stretched)", _PLAN,
+     "folder.read_file = lambda path: b''.join(iter(partial(open(path, 'rb').read, 1 << 20), b''))", "greedy", "of memory"),
+    ("('nested', document.nested)", _PLAN, "input._check_depth = lambda content: None", "failed", "Traceback"),
+], ids=["a write through a link", "a read without a limit", "a depth without a limit"])  # fmt: skip
+def test_a_command_that_trusts_its_files(
+    run: Run, monkeypatch: pytest.MonkeyPatch, damage: str, order: int, bug: str, kind: str, what: str
+) -> None:
+    """The same damage without the bug does nothing."""
+    monkeypatch.setattr(Conductor, "_lanes", 1)
+    monkeypatch.setattr(inputs, "PROGRAM", ("-c", _ATTACKED.format(damage=damage, order=order, bug=bug)))
+    failures = run("inputs", 2)["failures"]
+    assert [(failure["seed"], failure["kind"]) for failure in failures] == [(seed_after(1, 1), kind)]
+    assert what in failures[0]["what"]
