@@ -33,8 +33,8 @@ class Feed:
     def __init__(self, batches: Any) -> None:
         self.is_over = False
         self._items: AsyncIterator[Any] | None = None
-        #: an item that was asked for in the thread; a caller that is cancelled leaves it to the next
-        self._taken: Future[Any] | None = None
+        #: an item that was asked for; a caller that is cancelled leaves it to the next
+        self._taken: Future[Any] | asyncio.Future[Any] | None = None
         if isinstance(batches, AsyncIterable):
             self._items = aiter(batches)
         elif isinstance(batches, Iterable):
@@ -50,27 +50,25 @@ class Feed:
             raise TypeError(f"batches is {type(batches).__name__}, expected an iterable of (tokens, targets)")
 
     async def take(self) -> Any:
-        """The next item. Cancelled, it is not lost: the next call gets it."""
-        if self.is_over:
-            raise StopAsyncIteration
-        if self._items is not None:
-            return await anext(self._items)
+        """The next item, awaited if it is an awaitable. Cancelled, it is not lost: the next call gets it."""
         if self._taken is None:
-            self._ask()
-        taken = self._taken
-        assert taken is not None
-        await asyncio.wait([asyncio.wrap_future(taken)])
-        self._taken = None
-        item, error = taken.result()
-        if error is not None:
-            raise error
-        if item is _END:
-            self.end()
-            raise StopAsyncIteration
-        return await item if inspect.isawaitable(item) else item
+            self._taken = self._ask()
+        while True:
+            taken = self._taken
+            await asyncio.wait([taken if isinstance(taken, asyncio.Future) else asyncio.wrap_future(taken)])
+            self._taken = None
+            item = taken.result()
+            if isinstance(item, BaseException):
+                raise item
+            if item is _END:
+                self.end()
+                raise StopAsyncIteration
+            if not inspect.isawaitable(item):
+                return item
+            self._taken = asyncio.ensure_future(item)
 
     def end(self) -> None:
-        """Give no more items. The thread ends behind the item that it is at."""
+        """Give no more items. The thread ends behind the item that it is at; from any thread."""
         self.is_over = True
         if self._items is None:
             with self._gate:
@@ -82,13 +80,18 @@ class Feed:
         if self._items is None and self._taken is None:
             self._thread.join(PATIENCE_S)
 
-    def _ask(self) -> None:
-        """Wish for an item."""
+    def _ask(self) -> Future[Any] | asyncio.Future[Any]:
+        """Of the thread, or of a task of its own: a cancellation would end an async generator."""
+        if self.is_over:
+            raise StopAsyncIteration
+        if self._items is not None:
+            return asyncio.ensure_future(anext(self._items, _END))
         with self._gate:
             if self.is_over:
                 raise StopAsyncIteration
-            self._taken = Future()
-            self._wishes.put(self._taken)
+            wish: Future[Any] = Future()
+            self._wishes.put(wish)
+            return wish
 
 
 class Steps:
@@ -106,22 +109,21 @@ class Steps:
         return self
 
     async def __anext__(self) -> StepReport:
+        self._trainer.engine.check_process()  # a forked child has no thread that would give it a batch
         if self._left is not None and self._left <= 0:
             self._feed.end()
             raise StopAsyncIteration
         if self._batch is None:
             self._batch = await self._feed.take()
-        before = self._trainer.last_report
         try:
-            report = await self._trainer.step(*self._batch)
+            report = await self._trainer.step_for(self._used, *self._batch)
         except asyncio.CancelledError:
-            if self._trainer.last_report is not before:
-                self._counted()
-            raise
+            raise  # the batch is the next one, unless its step has counted
         except BaseException:
             self._batch = None
             raise
-        self._counted()
+        if report.skipped:
+            self._used()
         return report
 
     async def aclose(self) -> None:
@@ -129,7 +131,8 @@ class Steps:
         self._left = 0
         self._feed.end()
 
-    def _counted(self) -> None:
+    def _used(self) -> None:
+        """The step with the batch has counted, whoever is cancelled; or it was skipped."""
         self._batch = None
         if self._left is not None:
             self._left -= 1
@@ -141,7 +144,7 @@ def _serve(batches: Iterable[Any], wishes: queue.SimpleQueue[Future[Any] | None]
     while (wish := wishes.get()) is not None:
         try:
             items = iter(batches) if items is None else items
-            wish.set_result((next(items, _END), None))
+            wish.set_result(next(items, _END))
         except BaseException as error:
-            wish.set_result((None, error))
+            wish.set_result(error)  # as a result: no future takes every error
         del wish

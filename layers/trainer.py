@@ -98,9 +98,13 @@ class Trainer:
         DeviceError if an operation failed and the model is as it was, TornModelError if it is not. Cancelled, it may have
         counted all the same: step_count and last_report tell.
         """
-        return await self.engine.call(self._step(tokens, targets))
+        return await self.step_for(lambda: None, tokens, targets)
 
-    async def _step(self, tokens: Any, targets: Any) -> StepReport:
+    async def step_for(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
+        """`step`; counted: called on the device's loop once it has counted, also if whoever awaits it was cancelled."""
+        return await self.engine.call(self._step(counted, tokens, targets))
+
+    async def _step(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
         kind = "step" if self.clip_norm is None else "step_clipped"
         compute = self.engine.compute
         async with self.model.changing.held():
@@ -110,7 +114,7 @@ class Trainer:
             await self._prepare(program)
             inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
             report = partial(self._report, self.engine.statistics(), time.perf_counter(), int(np.asarray(tokens).size))
-            return await self._run(program, inputs, count, report)
+            return await self._run(program, inputs, count, report, counted)
 
     def run(self, batches: Any, *, steps: int | None = None) -> Steps:
         """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them; TypeError for anything else.
@@ -260,7 +264,9 @@ class Trainer:
             await self.engine.reserve(self.model.demand(program))
             await self.prepare_moments()
 
-    async def _run(self, program: Program, inputs: dict[str, Any], count: int, report: Reporter) -> StepReport:
+    async def _run(
+        self, program: Program, inputs: dict[str, Any], count: int, report: Reporter, counted: Callable[[], None]
+    ) -> StepReport:
         """Both parts of the step. report: makes its report of loss and gradient norm."""
         async with self.engine.exclusive():
             run = await self.engine.start(program, self.model.demand(program), inputs)
@@ -281,9 +287,11 @@ class Trainer:
             except BaseException as error:
                 await self._break_off(run, error)
                 raise
-            return await self._update(program, run, report, loss)
+            return await self._update(program, run, report, counted, loss)
 
-    async def _update(self, program: Program, run: Run, report: Reporter, loss: float) -> StepReport:
+    async def _update(
+        self, program: Program, run: Run, report: Reporter, counted: Callable[[], None], loss: float
+    ) -> StepReport:
         """The part that changes weights; a cancellation is raised after it has ended."""
         try:
             cancelled = await under_shield(run.finish())
@@ -300,6 +308,7 @@ class Trainer:
             raise TornModelError(self._torn_message() + "; clip_norm skips such steps instead")
         self.model.step_count += 1
         self.last_report = report(loss, norm)
+        counted()
         if cancelled:
             raise asyncio.CancelledError
         return self.last_report

@@ -42,8 +42,9 @@ async def refused(what, work):
         raise AssertionError(f"{what} was not refused")
 
 
-async def in_child(engine, model, trainer):
+async def in_child(engine, model, trainer, run):
     await refused("step", lambda: trainer.step(TOKENS, TOKENS))
+    await refused("run", lambda: anext(run))
     await refused("logits", lambda: model.logits(TOKENS))
     await refused("state_dict", model.state_dict)
     await refused("save", lambda: trainer.save(FOLDER + "/saved"))
@@ -57,9 +58,9 @@ async def in_child(engine, model, trainer):
     return await train(dict(OPTIONS, spill=tempfile.mkdtemp()) if "spill" in OPTIONS else OPTIONS)
 
 
-def child(engine, model, trainer, first, go_on, told):
+def child(engine, model, trainer, run, first, go_on, told):
     os.close(told)
-    losses = asyncio.run(in_child(engine, model, trainer))
+    losses = asyncio.run(in_child(engine, model, trainer, run))
     assert losses[0] == first, losses
     assert [library["num_threads"] for library in threadpool_info()] == THREADS, "BLAS was limited by the parent's engine"
     os.read(go_on, 1)  # the parent closes its engine meanwhile
@@ -79,7 +80,8 @@ async def main():
         trainer = Trainer(model, AdamW(lr=1e-3))
         first = (await trainer.step(TOKENS, TOKENS)).loss
         await trainer.save(FOLDER + "/first", wait=False)
-        arguments = engine, model, trainer, first, go_on, told
+        run = trainer.run([(TOKENS, TOKENS)])
+        arguments = engine, model, trainer, run, first, go_on, told
         process = multiprocessing.get_context("fork").Process(target=child, args=arguments, daemon=True)
         process.start()
         second = (await trainer.step(TOKENS, TOKENS)).loss

@@ -170,7 +170,7 @@ def test_a_slot_that_is_not_given_back(run: Run, monkeypatch: pytest.MonkeyPatch
 
 def test_a_weight_that_changes_before_its_step_may_be_cancelled_no_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mark from which on a step runs to its end stands too late: among the updates."""
-    monkeypatch.setattr(cancel, "_TRAINED", 1)
+    monkeypatch.setattr(cancel, "_PLAYS", {cancel._train: 1})
     finish = Program.finish
 
     def late(self: Program) -> Program:

@@ -697,6 +697,55 @@ async def test_run_stops_after_its_steps_and_takes_no_batch_too_many() -> None:
                 pass
 
 
+@pytest.mark.parametrize("kind", ["async generator", "awaitable items"])
+async def test_a_run_that_waits_for_its_next_batch_is_cancelled_and_loses_none(kind: str) -> None:
+    waits, go = asyncio.Event(), asyncio.Event()
+
+    async def late(batch: Any) -> Any:
+        waits.set()
+        await go.wait()
+        return batch
+
+    async def generator() -> Any:
+        for batch in BATCHES[:2]:
+            yield await late(batch)
+
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        run = trainer.run(generator() if kind == "async generator" else [late(batch) for batch in BATCHES[:2]])
+        for _ in range(2):
+            waiting = asyncio.ensure_future(anext(run))
+            await waits.wait()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        go.set()
+        assert [report.step async for report in run] == [1, 2]
+        found = await states_of(trainer)
+    assert_same_tensors(found, await uninterrupted(2))
+
+
+async def test_a_run_keeps_its_batch_when_the_step_that_counted_meanwhile_was_not_its_own() -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        run = trainer.run(iter(BATCHES[1:2]))
+        assert (await run._feed.take()) is BATCHES[1]
+        run._batch = BATCHES[1]  # taken, and its step not begun
+        hang = Hang(engine, "adamw", 1)
+        other = asyncio.ensure_future(trainer.step(*BATCHES[0]))
+        await hang.reached()
+        mine = asyncio.ensure_future(anext(run))
+        await settle(engine)
+        mine.cancel()
+        hang.release()
+        await other
+        with pytest.raises(asyncio.CancelledError):
+            await mine
+        assert [report.step async for report in run] == [2]
+        found = await states_of(trainer)
+    assert_same_tensors(found, await uninterrupted(2))
+
+
 async def test_the_thread_of_a_run_ends_with_its_batches_with_its_steps_or_with_the_engine() -> None:
     def thread(run: Any) -> threading.Thread:
         return run._feed._thread
