@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.inputs.bystanders import changes, mark
 from asynctile.cli.stress.inputs.standing import Standing
 
 
@@ -96,3 +97,26 @@ def test_without_a_step_nothing_changes_and_with_one_nothing_is_lost(now: Standi
     with pytest.raises(Finding, match="refused, and changed the run's"):
         BEFORE.expect(now, whole=True)
     BEFORE.expect(BEFORE, whole=False)
+
+
+def test_a_bystander_may_lose_a_name_elsewhere_and_nothing_else(tmp_path: Path) -> None:
+    here, other = tmp_path / "here", tmp_path / "other"
+    here.mkdir()
+    (here / "file").write_text("whole")
+    os.link(here / "file", other)
+    before = mark(here)
+    other.unlink()  # as whoever replaces it does
+    assert changes(before, mark(here)) == []
+    os.link(here / "file", other)
+    before = mark(here)
+    other.write_text("whole")
+    assert changes(before, mark(here)) == ["file was changed"]
+    before = mark(here)
+    other.chmod(0o600)
+    other.unlink()
+    assert changes(before, mark(here)) == ["file was changed"]
+    before = mark(tmp_path, but=here / "new")
+    (here / "new").mkdir()
+    assert changes(before, mark(tmp_path, but=here / "new")) == []
+    here.chmod(0o711)
+    assert changes(before, mark(tmp_path, but=here / "new")) == ["here was changed"]

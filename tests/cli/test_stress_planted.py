@@ -215,10 +215,13 @@ _RESUME, _PLAN = 0, -1
      "inside.Folder.check_plain = lambda self, names: None; "
      "inside.Folder.write = lambda self, name, content: (self.path / name).write_bytes(content)",
      "touched", "outside/run/run.json was changed"),
+    ("('shared', impostor.shared)", _RESUME,
+     "inside.Folder.write = lambda self, name, content: (self.path / name).write_bytes(content)",
+     "touched", "outside/run/run.json was changed"),
     ("('stretched', content.stretched)", _PLAN,
      "folder.read_file = lambda path: b''.join(iter(partial(open(path, 'rb').read, 1 << 20), b''))", "greedy", "of memory"),
     ("('nested', document.nested)", _PLAN, "input._check_depth = lambda content: None", "failed", "Traceback"),
-], ids=["a write through a link", "a read without a limit", "a depth without a limit"])  # fmt: skip
+], ids=["a write through a link", "a write in place", "a read without a limit", "a depth without a limit"])  # fmt: skip
 def test_a_command_that_trusts_its_files(
     run: Run, monkeypatch: pytest.MonkeyPatch, damage: str, order: int, bug: str, kind: str, what: str
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["Marks", "changes", "mark"]
 
-#: path under the root -> kind and rights, inode, then size and times of change in ns
+#: path under the root -> kind and rights, inode, then size, time of its bytes in ns, number of names, time of anything of it
 Marks = dict[str, tuple[int, ...]]
 
 
@@ -29,13 +29,20 @@ def mark(root: Path, *, but: Path | None = None) -> Marks:
             found = os.stat(name, dir_fd=at, follow_symlinks=False)
             marks[path] = (found.st_mode, found.st_ino)
             if left_out is None or not stat.S_ISDIR(found.st_mode) or os.path.dirname(left_out) != path:
-                marks[path] += (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+                marks[path] += (found.st_size, found.st_mtime_ns, found.st_nlink, found.st_ctime_ns)
         folders[:] = [name for name in folders if os.path.normpath(f"{here}/{name}") != left_out]
     return marks
 
 
 def changes(before: Marks, after: Marks) -> list[str]:
     """What differs, in words."""
-    words = [(after.keys() - before.keys(), "was made"), (before.keys() - after.keys(), "is gone"),
-             ({path for path in before.keys() & after.keys() if before[path] != after[path]}, "was changed")]  # fmt: skip
+    words = [
+        (after.keys() - before.keys(), "was made"), (before.keys() - after.keys(), "is gone"),
+        ({path for path in before.keys() & after.keys() if _differ(before[path], after[path])}, "was changed"),
+    ]  # fmt: skip
     return [f"{path} {word}" for paths, word in words for path in sorted(paths)]
+
+
+def _differ(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether more has changed than that a name of a file elsewhere came or went, which its time tells as well."""
+    return before[:4] != after[:4] or (before[4:5] == after[4:5] and before != after)

@@ -96,6 +96,8 @@ def _goes_with(kind: str, site: Site, typed: bool) -> bool:
     name = site.path.name
     if kind.startswith("linked") and typed:
         return False  # a link that was typed is followed, also to write
+    if kind == "hard link out":
+        return site.path.is_file()  # folders have none
     if kind == "odd dtype":
         return says_dtypes(site)
     if kind == "endless shape":

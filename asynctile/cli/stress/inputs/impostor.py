@@ -33,6 +33,12 @@ def linked_out(site: Site) -> None:
     site.path.symlink_to(site.twin)
 
 
+def shared(site: Site) -> None:
+    """A hard link to the same outside, as a copy by `cp -l` has it: what is written in place is written there too."""
+    site.clear()
+    os.link(site.twin, site.path)
+
+
 def linked_to_another(site: Site) -> None:
     """To something else outside: a text, a folder, a name that is not there yet, a pipe."""
     site.clear()
@@ -87,9 +93,9 @@ def unwritable(site: Site) -> None:
 
 
 IMPOSTOR: dict[str, Callable[[Site], None]] = {
-    "removed": removed, "folder or file": swapped, "linked out": linked_out, "linked elsewhere": linked_to_another,
-    "linked in a circle": linked_in_circles, "pipe": pipe, "socket": listener, "/dev/zero": zeros, "/dev/null": nothing,
-    "unreadable": unreadable, "unwritable": unwritable,
+    "removed": removed, "folder or file": swapped, "linked out": linked_out, "hard link out": shared,
+    "linked elsewhere": linked_to_another, "linked in a circle": linked_in_circles, "pipe": pipe, "socket": listener,
+    "/dev/zero": zeros, "/dev/null": nothing, "unreadable": unreadable, "unwritable": unwritable,
 }  # fmt: skip
 #: Those that mean something only to a process without the rights of root.
 KEPT_FROM = frozenset({"unreadable", "unwritable"})
