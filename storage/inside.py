@@ -8,6 +8,7 @@ which is never followed. How a folder takes another's place is `beside.py`; file
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import secrets
 import shutil
@@ -25,6 +26,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 #: of <linux/fs.h>
 _RENAME_EXCHANGE = 2
+#: What a system says of a link that stands where none is followed: to a file or folder opened (EMLINK: FreeBSD), or made new.
+_REFUSALS = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK, errno.EEXIST)
 
 
 class Folder:
@@ -193,9 +196,10 @@ class Folder:
         try:
             yield
         except OSError as error:
-            if self.links([name]):
+            if error.errno in _REFUSALS and self.links([name]):
                 raise is_a_link(self.path / name) from error
-            error.filename, error.filename2 = str(self.path / name), None
+            error.filename = str(self.path / name)
+            del error.filename2  # None would be told as the second name
             raise
 
 

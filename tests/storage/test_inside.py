@@ -96,6 +96,22 @@ def test_errors_name_the_path(tmp_path: Path, act: Callable[[Folder, str], objec
     assert str(tmp_path / "pipe") in str(caught.value)
 
 
+@pytest.mark.parametrize("fails", ["fsync", "replace", "unlink"])
+def test_a_full_disk_is_said_where_a_link_stands_that_may_be_replaced(
+    near: Path, far: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = everything(far)
+    act = Folder.remove if fails == "unlink" else write_file
+    with Folder.open(near) as folder, monkeypatch.context() as broken:
+        broken.setattr(os, fails, full)
+        with pytest.raises(OSError, match=rf"No space left on device: '{near}/file'$"):
+            act(folder, "file")
+    assert everything(far) == before and (near / "file").is_symlink()
+
+
 def test_a_write_that_fails_leaves_the_older_file_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
