@@ -46,8 +46,9 @@ class Trainer:
 
     clip_norm: scale gradients to at most this global norm (then updates are a second pass); None: update each tile as
     soon as its gradient is complete. micro_batches: parts of a batch that go through a layer one after another.
-    recompute: recompute activations in backward rather than keep them. update: where AdamW runs, "device", "host" (in RAM, so
-    that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
+    recompute: recompute activations in backward rather than keep them; "auto" does. update: where AdamW runs, "device", "host"
+    (in RAM, so that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
+    ValueError for any other setting.
 
     Moments and step_count are the model's: another Trainer of the same model goes on with both, under settings of its own, and
     several may take turns. So a schedule counts the updates of the model. To begin anew, save_pretrained and load that.
@@ -64,20 +65,22 @@ class Trainer:
         *,
         clip_norm: float | None = None,
         micro_batches: int = 1,
-        recompute: bool = True,
+        recompute: bool | str = "auto",
         update: str = "auto",
     ) -> None:
         if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm <= math.inf):
             raise ValueError(f"clip_norm is {clip_norm!r}, expected a number above 0, or None for no clipping")
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"micro_batches is {micro_batches!r}, expected a whole number of at least 1")
+        if not isinstance(recompute, bool) and recompute != "auto":
+            raise ValueError(f"recompute is {recompute!r}, expected True, False or 'auto'")
         model.train()
         self.model = model
         self.engine: Engine = model.engine
         self.optimizer = optimizer if optimizer is not None else AdamW()
         self.clip_norm = clip_norm
         self.micro_batches = micro_batches
-        self.recompute = recompute
+        self.recompute = bool(recompute)  # "auto": what holds least
         self.update = check_update(update)
         self.skipped_count = 0
         self.last_report: StepReport | None = None

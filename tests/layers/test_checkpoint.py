@@ -129,6 +129,14 @@ async def test_what_nobody_saved_is_not_replaced(tmp_path: Path, wait: bool) -> 
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize(("recompute", "expected"), [("auto", True), (True, True), (False, False)])
+async def test_whether_to_recompute_is_kept(recompute: bool | str, expected: bool, tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine, recompute=recompute)
+        await trainer.save(tmp_path / "c")
+        assert trainer.recompute is (await Trainer.load(engine, tmp_path / "c")).recompute is expected
+
+
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 async def test_a_resumed_training_is_bitwise_the_same(

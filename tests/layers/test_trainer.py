@@ -811,6 +811,9 @@ async def test_a_step_that_is_skipped_or_repeated_leaks_nothing() -> None:
         ({"micro_batches": 0}, "micro_batches is 0.*at least 1"),
         ({"micro_batches": 1.5}, "micro_batches is 1.5.*at least 1"),
         ({"micro_batches": True}, "micro_batches is True.*at least 1"),
+        ({"recompute": "yes"}, "recompute is 'yes', expected True, False or 'auto'"),
+        ({"recompute": None}, "recompute is None, expected"),
+        ({"recompute": 1}, "recompute is 1, expected"),
     ],
 )
 async def test_wrong_settings_are_refused(arguments: dict[str, Any], sentence: str) -> None:
