@@ -1,6 +1,6 @@
 """The shape of a GPT-2: `GPT2Config`, its checks, the standard sizes, and config.json in the Hugging Face form.
 
-How its tensors are named and cut is parameters.py and tiling.py; files are exchange.py.
+How its tensors are named is layout.py, how they are cut tiling.py; files are exchange.py.
 """
 
 from __future__ import annotations
