@@ -6,6 +6,7 @@ That it finds what is broken is test_stress_planted.py.
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,12 @@ import pytest
 
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.inputs.bystanders import changes, mark
+from asynctile.cli.stress.inputs.damage import Damage
+from asynctile.cli.stress.inputs.prey import ORDERS
 from asynctile.cli.stress.inputs.standing import Standing
+from asynctile.cli.stress.inputs.surroundings import Surroundings
+from asynctile.cli.stress.inputs.trial import End
+from asynctile.cli.stress.inputs.verdict import judge
 
 
 @pytest.fixture
@@ -120,3 +126,14 @@ def test_a_bystander_may_lose_a_name_elsewhere_and_nothing_else(tmp_path: Path) 
     assert changes(before, mark(tmp_path, but=here / "new")) == []
     here.chmod(0o711)
     assert changes(before, mark(tmp_path, but=here / "new")) == ["here was changed"]
+
+
+def test_only_the_signal_that_was_sent_may_end_a_command() -> None:
+    order, damage = ORDERS["process"][-1], Damage("signal", "process")
+    end = End(status=-signal.SIGHUP, out=b"", err=b"", seconds=0.1, nbytes=0)
+    judge(end, order, damage, [], (), Surroundings(signals=((0.1, signal.SIGHUP),)))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with pytest.raises(Finding, match="status -1"):
+            judge(end, order, damage, [], (), Surroundings(signals=((0.1, number),)))
+    with pytest.raises(Finding, match="status -2"):
+        judge(replace(end, status=-signal.SIGINT), order, damage, [], (), Surroundings(signals=((0.1, signal.SIGINT),)))

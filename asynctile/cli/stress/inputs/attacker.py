@@ -83,7 +83,7 @@ class Attacker:
         touched = changes(before, mark(self._place, but=written))
         failure = None
         try:
-            judge(end, order, harm, touched, (str(self._place), "--", "stdout", "ulimit"))
+            judge(end, order, harm, touched, (str(self._place), "/dev/", "--", "stdout", "ulimit"), around)
             if end.status == 2:
                 stood.expect(Standing.of(copy), whole=target == "process")
             if target == "process" and written is not None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.inputs.damage import Damage
 from asynctile.cli.stress.inputs.prey import Order
+from asynctile.cli.stress.inputs.surroundings import Surroundings
 from asynctile.cli.stress.inputs.trial import MOST_NBYTES, MOST_S, End
 from asynctile.storage.sizes import format_size
 
@@ -26,7 +28,9 @@ _BROKEN = re.compile(r"Traceback|panicked|Exception ignored|never retrieved|was 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def judge(end: End, order: Order, damage: Damage, touched: list[str], named: tuple[str, ...]) -> None:
+def judge(
+    end: End, order: Order, damage: Damage, touched: list[str], named: tuple[str, ...], around: Surroundings
+) -> None:
     """Finding for what must not be. touched: what changed that is not the command's own. named: an error names one of them."""
     _judge_cost(end)
     if touched:
@@ -35,7 +39,7 @@ def judge(end: End, order: Order, damage: Damage, touched: list[str], named: tup
     command = order.words.split()[0]
     if broken := _BROKEN.search(err + out):
         raise Finding("failed", f"{broken[0]!r}, status {end.status}: {_last_line(err)}")
-    if end.status not in _STATUSES:
+    if end.status not in _STATUSES and end.status not in _deaths(around):
         raise Finding("failed", f"status {end.status}: {_last_line(err)}")
     lines = err.splitlines()
     if foreign := [line for line in lines if not line.startswith(f"asynctile {command}: ")]:
@@ -58,6 +62,13 @@ def judge_saved(run: Path, end: End) -> None:
     saved = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
     if steps and (not saved or saved[-1] != f"step-{steps[-1]:06}"):
         raise Finding("lost", f"status {end.status}; {steps[-1]} steps were done, and the newest checkpoint is {saved[-1:]}")
+
+
+def _deaths(around: Surroundings) -> list[int]:
+    """Statuses of who does not listen to a signal that was sent: before a training begins, and all of a command that writes
+    nothing. Ctrl-C is listened to by all; whether steps are lost is `judge_saved`'s.
+    """
+    return [-number for _, number in around.signals if number != signal.SIGINT]
 
 
 def _judge_cost(end: End) -> None:
