@@ -23,6 +23,10 @@ Points = list[tuple[int, float]]
 _LIGHT, _DARK, _ACCENT, _GREY = "#a9c4e0", "#1f5a96", "#c8501e", "#666666"
 _WIDTH, _HEIGHT = 800, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 44, 56
+#: The largest loss that is drawn: sums of as many as a run has, and what lies between two of them, stay finite.
+_LARGEST = 1e300
+#: What lies between two values is no range to draw if it is less than this share of them, or than this itself.
+_SHARE, _LEAST = 1e-12, 1e-300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,10 +45,10 @@ def loss_curve(
 ) -> Path:
     """Draw training loss a step (light), smoothed, and validation points, in nats a token, over the step.
 
-    Reads lines of JSON with `step`, `loss` and sometimes `validation_loss`; losses that are not finite are
-    left out, of lines with the same step the last counts. `bigram_entropy` draws a level to compare with.
+    Reads lines of JSON with `step`, `loss` and sometimes `validation_loss`; losses that are not finite or beyond
+    1e300 are left out, of lines with the same step the last counts. `bigram_entropy` draws a level to compare with.
     Returns the path written: `png_path`, or the same with `.svg` where matplotlib is missing. Raises
-    ValueError if no line has a finite loss.
+    ValueError if no line has a loss to draw.
     """
     curves = _read(Path(metrics_jsonl_path), bigram_entropy)
     path = Path(png_path)
@@ -66,7 +70,7 @@ def _read(path: Path, bigram_entropy: float | None) -> _Curves:
         for record in read_metrics(path):
             count += 1
             for name, curve in (("loss", losses), ("validation_loss", validation)):
-                if (value := number_in(record, name)) is not None:
+                if (value := number_in(record, name)) is not None and abs(value) <= _LARGEST:
                     curve[record["step"]] = value  # resuming writes some steps twice
     except OSError as error:
         raise ValueError(
@@ -74,7 +78,7 @@ def _read(path: Path, bigram_entropy: float | None) -> _Curves:
         ) from error
     if not losses:
         raise ValueError(
-            f"metrics {path} have no finite loss in {count} lines; expected the metrics.jsonl of a run"
+            f"metrics {path} have no loss that can be drawn in {count} lines; expected the metrics.jsonl of a run"
         )
     training = sorted(losses.items())
     return _Curves(
@@ -186,7 +190,9 @@ def _ticks(low: float, high: float) -> list[float]:
     """Four to ten round values a constant step of 1, 2 or 5 times a power of ten apart; the outer ones
     enclose the range.
     """
-    span = high - low or max(abs(high), 1.0)
+    span = high - low
+    if span <= max(abs(low), abs(high)) * _SHARE + _LEAST:
+        span = max(abs(high), 1.0)
     power = 10.0 ** math.floor(math.log10(span / 4))
     step = next(power * factor for factor in (5, 2, 1) if span >= 4 * power * factor or factor == 1)
     first, last = math.floor(low / step), math.ceil(high / step)

@@ -9,6 +9,8 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from asynctile.layers.plot import loss_curve
 
@@ -86,15 +88,16 @@ def test_metrics_without_a_loss_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"metrics\.jsonl cannot be read"):
         loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n')
-    with pytest.raises(ValueError, match=r"no finite loss in 1 lines"):
+    with pytest.raises(ValueError, match=r"no loss that can be drawn in 1 lines"):
         loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
 
 
 @pytest.mark.parametrize("line", [
     "[" * 60_000, '{"step": 3, "loss": ' + "9" * 400 + "}", '{"step": 3, "loss": 1e999}', '{"step": 3}', "[3, 1.5]", "3",
-    '"loss"', '{"loss": 1.5}', '{"step": "3", "loss": 1.5}', '{"step": 3, "loss": "low"}', '{"step": 3, "loss": [1.5]}',
-    "\xff", "\0" * 100, '{"step": 1' + "0" * 80 + ', "loss": 1.5}',
+    '"loss"', '{"loss": 1.5}', '{"step": 3, "loss": 1.7e308}', '{"step": 3, "loss": -1.7e308}',
+    '{"step": 3, "validation_loss": 1e301}', '{"step": "3", "loss": 1.5}', '{"step": 3, "loss": "low"}',
+    '{"step": 3, "loss": [1.5]}', "\xff", "\0" * 100, '{"step": 1' + "0" * 80 + ', "loss": 1.5}',
 ])  # fmt: skip
 def test_lines_that_say_nothing_are_left_out(tmp_path, no_matplotlib, line):
     whole = [json.dumps({"step": step, "loss": 1.0 + step}) for step in (1, 2)]
@@ -103,6 +106,25 @@ def test_lines_that_say_nothing_are_left_out(tmp_path, no_matplotlib, line):
         (tmp_path / "metrics.jsonl").write_bytes("\n".join(lines).encode("latin-1"))
         pictures.append(loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png").read_bytes())
     assert pictures[0] == pictures[1]
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=5), st.integers(1, 1 << 52))
+@example([1e300, -1e300], 1)
+@example([5e-324, 1e-323], 1)
+@example([1.0, math.nextafter(1.0, 2.0)], 1)
+@example([1e300, math.nextafter(1e300, 0.0)], 1)
+def test_every_finite_loss_has_a_place_in_the_picture(tmp_path_factory, losses, first):
+    folder = tmp_path_factory.mktemp("plot")
+    lines = [json.dumps({"step": first + n, "loss": loss}) + "\n" for n, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    with pytest.MonkeyPatch.context() as without:
+        without.setitem(sys.modules, "matplotlib.figure", None)
+        root = ElementTree.parse(loss_curve(folder / "metrics.jsonl", folder / "loss.png")).getroot()
+    training = next(root.iter(f"{SVG}polyline")).get("points").split()
+    assert len(training) == len(losses)
+    for x, y in (map(float, point.split(",")) for point in training):
+        assert 72 <= x <= 776
+        assert 44 <= y <= 424
 
 
 @pytest.mark.timeout(10)
