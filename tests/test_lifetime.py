@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+from contextlib import nullcontext
 
 import pytest
 from threadpoolctl import threadpool_info
@@ -34,11 +35,13 @@ async def test_closing_is_whole_however_often_it_is_cancelled(tmp_path, times):
         await inside.wait()
         for _ in range(turns):
             await asyncio.sleep(0)
+        met = False
         for _ in range(times):
-            task.cancel()
+            met = task.cancel() or met  # closing may have ended by then
             await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(asyncio.CancelledError) if met else nullcontext():
             await task
+        assert met or turns
         assert (threads(), blas()) == ([], before)
 
 

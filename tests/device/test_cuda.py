@@ -219,6 +219,7 @@ def test_a_trace_shows_what_ran_on_each_stream(device, views):
     load = device.upload(views[0], np.ones(16, np.float32), ())
     first = device.launch(copy(*TILES), views[:2], None, (load,))
     device.launch(fill(TILES[0], 1.0), views[:1], None, (first,)).wait()
+    load.wait()  # the other stream has a landing of its own
     computed, uploaded = device.streams()[0].trace, device.streams()[1].trace
     assert [span[1] for span in computed] == ["copy", "fill"]
     assert [span[1] for span in uploaded] == ["copy"]

@@ -158,7 +158,8 @@ async def test_another_precision_goes_on_from_a_checkpoint_and_warns(there: str,
         await trainer.save(tmp_path / "c")
         saved, loss = await trainer.model.state_dict(), await trainer.model.loss(tokens, targets)
     async with engine_of(here) as engine:
-        with pytest.warns(UserWarning, match=rf"precision {there} -> {here}, tall {'1 -> 2' if here == 'bf16' else '2 -> 1'}"):
+        tall = "1 -> 2" if here == "bf16" else "2 -> 1"
+        with pytest.warns(UserWarning, match=rf"precision '{there}' -> '{here}', tall {tall}"):
             again = await Trainer.load(engine, tmp_path / "c")
         assert_same_tensors(await again.model.state_dict(), saved)
         report = await again.step(tokens, targets)
