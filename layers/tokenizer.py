@@ -39,6 +39,7 @@ _FILE_NBYTES = LIMITS[TOKENIZER]
 #: A file above this is not that of the bytes, which has 5 KiB.
 _BYTES_NBYTES = 64 << 10
 _EXPECTED = 'expected "bytes", the path of a tokenizer.json, or "bpe:N" with N from 256 to 1000000, such as "bpe:8192"'
+_ANOTHER = "use another tokenizer"
 
 
 class Tokenizer(Protocol):
@@ -123,10 +124,8 @@ class HuggingFaceTokenizer:
         fault = refusal(content)
         if fault is not None:
             raise ValueError(f"tokenizer {path} is not a tokenizer.json ({fault}); {_EXPECTED}")
-        try:
+        with _said(f"tokenizer {path} is not a tokenizer.json", _EXPECTED):
             opened = cls(tokenizers.Tokenizer.from_buffer(content))
-        except Exception as error:  # the library raises Exception itself
-            raise ValueError(f"tokenizer {path} is not a tokenizer.json ({error}); {_EXPECTED}") from error
         if opened.vocab_size == 0:
             raise ValueError(f"tokenizer {path} has no tokens; {_EXPECTED}")
         return opened
@@ -135,13 +134,13 @@ class HuggingFaceTokenizer:
         """Ids (n,), uint16 if the vocabulary fits, else uint32. ValueError for a text that the vocabulary cannot say."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")
-        with _said("make tokens of the text"):
+        with _said("the tokenizer cannot make tokens of the text", _ANOTHER):
             return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of ids (n,); ValueError for an id outside the vocabulary."""
         checked = _checked(ids, self.vocab_size).tolist()
-        with _said("make text of tokens"):
+        with _said("the tokenizer cannot make text of tokens", _ANOTHER):
             text: str = self._tokenizer.decode(checked, skip_special_tokens=False)
         return text
 
@@ -234,14 +233,14 @@ def _is_of_bytes(content: bytes) -> bool:
 
 
 @contextmanager
-def _said(what: str) -> Iterator[None]:
+def _said(what: str, way_out: str) -> Iterator[None]:
     """Turn the library's Exception, and its panic, which is a BaseException, into a ValueError."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"the tokenizer cannot {what} ({error}); use another tokenizer") from error
+        raise ValueError(f"{what} ({ascii(str(error))[1:-1][:200]}); {way_out}") from error
 
 
 def _byte_bpe() -> dict[str, Any]:

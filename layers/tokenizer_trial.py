@@ -2,7 +2,8 @@
 
 Covers `refusal`. The library is written in Rust: over a file that is wrong in a way it does not expect it panics, which
 prints a stack and raises what is no Exception, or ends the process where memory runs out. So another process, limited in
-time and memory, reads the file first and says in a line how that went.
+time and memory, reads the file first and says in a line how that went. Where none can be started, inside a program that
+embeds Python or where the system has no room for one, whoever reads the file is the first to try: see tokenizer.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+
+from asynctile.interpreter import interpreter
 
 #: Reads the file from its input, and text with it that has letters, marks, other scripts and what is no letter at all.
 _TRIAL = r"""
@@ -41,13 +44,18 @@ _PATIENCE_S = 120
 
 
 def refusal(content: bytes) -> str | None:
-    """What is wrong with the bytes of a tokenizer.json, in words; None if the library reads it and uses it."""
+    """What is wrong with the bytes of a tokenizer.json, in words; None if the library can use it, or nobody could try."""
+    python = interpreter()
+    if python is None:
+        return None
     try:
-        done = subprocess.run([sys.executable, "-I", "-S", "-c", _TRIAL, *sys.path], input=content, stdout=subprocess.PIPE,
+        done = subprocess.run([python, "-I", "-S", "-c", _TRIAL, *sys.path], input=content, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, env=os.environ | {"RUST_BACKTRACE": "0"}, timeout=_PATIENCE_S,
                               check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"the library reads it for more than {_PATIENCE_S} s"
+    except OSError:
+        return None
     answer = done.stdout.decode("ascii", "replace").strip()
     if answer == "sound" and done.returncode == 0:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -205,6 +206,33 @@ def test_a_library_that_never_ends_or_dies_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_trial, "_PATIENCE_S", 60)
     monkeypatch.setattr(tokenizer_trial, "_TRIAL", "import os; os.abort()")
     assert tokenizer_trial.refusal(b"{}") == "the library ended with status -6 over it"
+
+
+@pytest.fixture(params=["unknown", "empty", "a service", "not there", "not started"])
+def no_process(request, tmp_path, monkeypatch):
+    """Where no other process can read a file first; nobody starts the service anew."""
+    service, started = tmp_path / "uwsgi", tmp_path / "started"
+    service.write_text(f"#!/bin/sh\ntouch {started}\n")
+    service.chmod(0o755)
+    (tmp_path / "python3").touch()  # cannot be executed
+    gone, locked = tmp_path / "python", tmp_path / "python3"
+    path = {"unknown": None, "empty": "", "a service": service, "not there": gone, "not started": locked}[request.param]
+    monkeypatch.setattr(sys, "executable", path if path is None else str(path))
+    yield
+    assert not started.exists()
+
+
+def test_without_another_process_a_tokenizer_is_read_and_a_panic_is_a_sentence(no_process, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    trained = train_bpe([TEXT], 300)
+    path.write_bytes(trained.to_json())
+    assert load_tokenizer(str(path), ()).fingerprint == trained.fingerprint
+    expected = r"tokenizer .*tokenizer\.json (is not a tokenizer\.json \(.+\)|has no tokens); expected"
+    for wrong in WRONG:
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=expected) as caught:
+            load_tokenizer(str(path), ())
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 600
 
 
 @pytest.mark.timeout(10)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 
+from asynctile.interpreter import interpreter
 from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its kernels)
     adamw,
     attention,
@@ -20,7 +21,7 @@ from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its ke
     gemm,
     layernorm,
 )
-from asynctile.kernels.cpu.compiler import compile_apart, interpreter
+from asynctile.kernels.cpu.compiler import compile_apart
 from asynctile.kernels.cpu.jit import KERNELS, has_cache, is_ready, prepare
 
 __all__ = ["KERNELS", "warm"]

@@ -7,7 +7,6 @@ A process can be ended. Covers both ends; the child's start is __main__.py, and 
 from __future__ import annotations
 
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -20,14 +19,6 @@ from asynctile.errors import DeviceError
 
 #: How soon the child ends after it was told to stop, in seconds.
 POLL_S = 0.05
-
-
-def interpreter() -> str | None:
-    """The Python that this process runs on; None if that cannot be known, as inside a program that embeds one."""
-    path = sys.executable
-    if not path or getattr(sys, "frozen", False) or not re.fullmatch(r"(python|pypy)[\d.]*t?(\.exe)?", os.path.basename(path)):
-        return None
-    return path
 
 
 def compile_apart(python: str, names: Sequence[str], begun: Callable[[str], None], stop: threading.Event) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from asynctile import DeviceError, Engine
 from asynctile.kernels import cpu
-from asynctile.kernels.cpu.compiler import compile_apart, interpreter
+from asynctile.kernels.cpu.compiler import compile_apart
 
 #: Ends, without a chance to clear up, as soon as its child has begun.
 PARENT = """
@@ -96,17 +96,3 @@ async def test_an_engine_that_is_cancelled_while_kernels_are_compiled_is_closed_
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "id").read_text()), 0)
     assert set(threading.enumerate()) == before
-
-
-@pytest.mark.parametrize("path", [None, "", "/usr/sbin/uwsgi", "/opt/program", "program.exe"])
-def test_what_embeds_python_is_not_started_for_it(path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", path)
-    assert interpreter() is None
-
-
-@pytest.mark.parametrize("name", ["python", "python3", "python3.13", "python3.13t", "pypy3"])
-def test_interpreters_go_by_their_names(name, monkeypatch):
-    monkeypatch.setattr(sys, "executable", f"/usr/bin/{name}")
-    assert interpreter() == f"/usr/bin/{name}"
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert interpreter() is None
