@@ -23,6 +23,7 @@ from asynctile.handle import Handle
 from asynctile.ops import adamw, fill, gemm
 from asynctile.ops.adamw import HYPER
 from asynctile.storage.arena import Pool
+from asynctile.storage.documents import finish
 from asynctile.storage.sizes import parse_size
 from asynctile.stream import Event
 from asynctile.tier import Tier
@@ -70,14 +71,17 @@ async def measure(tiers: Tiers, dtype: np.dtype[Any]) -> Rates | None:
     try:
         with _held(tiers.host, ram, UPDATED * sets) as below, _held(tiers.top, top, 2 + targets) as above:
             await tiers.window.drain()  # what stood in these slots has left
-            await asyncio.gather(*(asyncio.to_thread(tile.array.fill, 1.0) for tile in below))
-            probes = _Probes(tiers, above, below, min(cores, below[0].shape[0]), dtype)
-            return Rates(
-                compute=await probes.rate(probes.multiply, targets, probes.flops),
-                upload=await probes.rate(probes.upload, 1, probes.copied_nbytes),
-                download=await probes.rate(probes.download, 1, probes.copied_nbytes),
-                update=await probes.rate(probes.update, probes.cores, probes.updated_nbytes),
-            )
+            try:
+                await finish(asyncio.gather(*(asyncio.to_thread(tile.array.fill, 1.0) for tile in below)))
+                probes = _Probes(tiers, above, below, min(cores, below[0].shape[0]), dtype)
+                return Rates(
+                    compute=await probes.rate(probes.multiply, targets, probes.flops),
+                    upload=await probes.rate(probes.upload, 1, probes.copied_nbytes),
+                    download=await probes.rate(probes.download, 1, probes.copied_nbytes),
+                    update=await probes.rate(probes.update, probes.cores, probes.updated_nbytes),
+                )
+            finally:  # broken off, probes that were enqueued still write to the slots: others get them behind the last one
+                await finish(tiers.window.settle())
     except BudgetError:
         return None
 
@@ -173,9 +177,12 @@ class _Probes:
             last: list[Sequence[Event]] = [()] * chains
             for _ in range(min(BURST, rounds - burst)):
                 for chain in range(chains):
-                    last[chain] = (work(chain, last[chain]),)
+                    event = work(chain, last[chain])
+                    self.window.add(event)
+                    last[chain] = (event,)
             for (event,) in last:
                 await self.window.landed(event)
+            self.window.forget_done()
         return time.perf_counter() - begin
 
 

@@ -5,7 +5,9 @@ That it stays within the caps and leaves nothing behind is tested where it is as
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from asynctile.handle import Handle
 from asynctile.ops import fill
 from asynctile.program import Program
 from asynctile.storage.demand import Demand
+from asynctile.stream import Event
+from asynctile.tier import Tier
 from tests.cuda.idle import IdleDriver
 
 NBYTES = 64 * 64 * 4
@@ -88,6 +92,63 @@ async def test_products_on_a_gpu_are_as_large_as_their_slots_take_up_to_4096(
     assert found is not None
     assert seen == {edge}
     assert np.isfinite(found.compute)
+
+
+@pytest.mark.parametrize("what", ["fill", "launch", "upload", "download", "launch_on_host"])
+async def test_a_probe_that_is_cancelled_gives_its_slots_back_when_nothing_writes_there_any_more(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(rates, "BEYOND_CACHES_NBYTES", 1)
+    began, go_on = threading.Event(), threading.Event()
+    events: list[Event] = []
+    under_way: list[bool] = []
+    fills: list[bool] = []
+
+    async def in_thread(work: Any, *args: Any) -> None:
+        def late() -> None:
+            began.set()
+            go_on.wait(20)
+            work(*args)
+            fills.append(True)
+
+        fills.append(False)
+        await asyncio.get_running_loop().run_in_executor(None, late)
+
+    def released(tier: Tier, tile: Handle) -> None:
+        if tile.name.startswith("probe"):
+            under_way.append(fills.count(False) != fills.count(True) or not all(event.done for event in events))
+        release(tier, tile)
+
+    async def turn() -> None:
+        await asyncio.sleep(0)
+
+    async with Engine("emulated", device_memory="256KiB") as engine:
+        release = Tier.release
+        monkeypatch.setattr(Tier, "release", released)
+        if what == "fill":
+            monkeypatch.setattr(asyncio, "to_thread", in_thread)
+        else:
+            real = getattr(engine._device, what)
+            gate = engine._files.enqueue((), go_on.wait, (20,))
+
+            def late(*args: Any) -> Event:
+                events.append(real(*args[:-1], (*args[-1], gate)))
+                began.set()
+                return events[-1]
+
+            monkeypatch.setattr(engine._device, what, late)
+        measuring = asyncio.create_task(engine.rates(demand_of(tiles_of(8, 64, 64))))
+        while not began.is_set():
+            await engine.call(turn())
+        measuring.cancel()
+        for _ in range(20):
+            await engine.call(turn())
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await measuring
+        assert under_way and not any(under_way)
+        monkeypatch.undo()
+        assert await engine.rates(demand_of(tiles_of(8, 64, 64))) is not None
 
 
 def cache_of(cpus: Path, cpu: int, level: int, shared: str, size: str) -> None:
