@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 from weakref import WeakSet
@@ -225,7 +225,7 @@ class Engine:
         return self._life.background.spawn(work)
 
     def borrow(self, nbytes: int, who: str) -> Loan | None:
-        """On the device's loop: count `nbytes` of the caller's own RAM against host_memory, until the loan is given back.
+        """On the device's loop, inside `exclusive`: count `nbytes` of the caller's RAM against host_memory, until given back.
 
         None if a program that was prepared needs them. who: borrows them, for messages.
         """
@@ -302,11 +302,9 @@ class Engine:
         """Free tiles that will not be used again."""
         await self.call(self._release(list(tiles)))
 
-    @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
+    def exclusive(self) -> AbstractAsyncContextManager[None]:
         """On the device's loop: one program at a time, in order of asking."""
-        async with self.busy.held():
-            yield
+        return self.busy.held()
 
     async def start(
         self,
@@ -332,6 +330,11 @@ class Engine:
     async def fill(self, tile: Handle, value: np.ndarray) -> None:
         """On the device's loop: put host bytes in a tile that no work in flight uses."""
         await self.tiers.fill(tile, value)
+
+    async def copies(self, tiles: Iterable[Handle]) -> list[np.ndarray]:
+        """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""
+        await self.tiers.window.drain()
+        return [await self.tiers.read(tile) for tile in tiles]
 
     def statistics(self) -> Statistics:
         """What the engine holds and has moved, at this moment."""
@@ -381,8 +384,7 @@ class Engine:
 
     async def _read(self, tiles: list[Handle]) -> list[np.ndarray]:
         async with self.exclusive():
-            await self.tiers.window.drain()
-            return [await self.tiers.read(tile) for tile in tiles]
+            return await self.copies(tiles)
 
     async def _release(self, tiles: list[Handle]) -> None:
         async with self.exclusive():

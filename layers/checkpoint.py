@@ -139,11 +139,11 @@ def _arithmetic(model: GPT2) -> dict[str, Any]:
     return {"precision": model.engine.precision, "tall": model.tiling.tall}
 
 
-def _tiles(model: GPT2) -> Iterator[list[Handle]]:
+def _tiles(model: GPT2) -> Iterator[Handle]:
     """What a checkpoint holds, parameter by parameter."""
     for parameter in model.parameters.values():
         for family in ("weights", *MOMENTS):
-            yield list(getattr(parameter, family).values())
+            yield from getattr(parameter, family).values()
 
 
 async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:

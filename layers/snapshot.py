@@ -6,7 +6,7 @@ written from it is checkpoint.py's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -24,24 +24,24 @@ class Snapshot:
         self._copies: dict[Handle, NDArray[Any]] = {}
 
     @classmethod
-    async def take(cls, engine: Engine, groups: Iterable[Sequence[Handle]], who: str) -> Self | None:
-        """Copy the tiles of all groups, a group at a time; None, with nothing copied, if the engine has no room.
+    async def take(cls, engine: Engine, tiles: Iterable[Handle], who: str) -> Self | None:
+        """Copy the tiles; None, with nothing copied, if the engine has no room.
 
-        No step may run meanwhile. who: wants the copies, for messages.
+        No other program runs meanwhile: one that wanted the RAM back would keep the engine until it has it, and this would
+        wait for the engine. who: wants the copies, for messages.
         """
-        groups = list(groups)
-        nbytes = sum(tile.nbytes for tiles in groups for tile in tiles)
-        loan = engine.borrow(nbytes, who)
-        if loan is None:
-            return None
-        snapshot = cls(loan)
-        try:
-            for tiles in groups:
-                snapshot._copies |= zip(tiles, await engine.read_all(tiles), strict=True)
-        except BaseException:
-            snapshot.give_back()
-            raise
-        return snapshot
+        tiles = list(tiles)
+        async with engine.exclusive():
+            loan = engine.borrow(sum(tile.nbytes for tile in tiles), who)
+            if loan is None:
+                return None
+            snapshot = cls(loan)
+            try:
+                snapshot._copies |= zip(tiles, await engine.copies(tiles), strict=True)
+            except BaseException:
+                snapshot.give_back()
+                raise
+            return snapshot
 
     async def read(self, tile: Handle) -> NDArray[Any]:
         """The bytes that the tile had, as `engine.read` would have given them."""

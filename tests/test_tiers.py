@@ -114,7 +114,8 @@ async def test_memory_of_an_arena_that_was_cut_anew_is_let_go(device, tmp_path):
 
 async def borrowed(engine, nbytes):
     async def job():
-        return engine.borrow(nbytes, "a test")
+        async with engine.exclusive():
+            return engine.borrow(nbytes, "a test")
 
     return await engine.call(job())
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from asynctile import Engine, StalledError
+from asynctile.budget import Loan
 from asynctile.storage.tensors import TensorWriter
 from tests.layers.saving import BATCHES, states_of, trainer_on
+from tests.layers.training import SMALL
 
 
 async def test_every_timeout_of_a_save_gives_its_ram_back(tmp_path: Path) -> None:
@@ -47,6 +51,51 @@ async def test_steps_saves_and_reads_from_two_loops_at_once(tmp_path: Path) -> N
         await elsewhere
         found, wanted = await states_of(trainer), await states_of(expected)
         assert all((found[name] == wanted[name]).all() for name in wanted)
+
+
+async def test_a_save_that_is_given_ram_comes_before_a_program_that_wants_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RAM is enough for either: the program would wait for it with the engine in its hands, and the save for the engine."""
+    asked: list[asyncio.Task[Any]] = []
+    states, tokens = SMALL.config.states_nbytes, np.zeros((40, SMALL.length), np.int64)
+    async with Engine("emulated", device_memory=states) as engine:
+        model = (await trainer_on(engine)).model
+        wanted = model.demand(model.program("logits", *tokens.shape)).resident_nbytes
+    async with Engine("emulated", device_memory=states, host_memory=wanted + states // 2, watchdog=5) as engine:
+        trainer = await trainer_on(engine, steps=1)
+        borrow, demand = engine.borrow, trainer.model.demand(trainer.model.program("logits", *tokens.shape))
+
+        def borrowed(nbytes: int, who: str) -> Loan | None:
+            loan = borrow(nbytes, who)
+            asked.append(engine.spawn(engine.reserve(demand)))
+            return loan
+
+        monkeypatch.setattr(engine, "borrow", borrowed)
+        await trainer.save(tmp_path / "c", wait=False)
+        assert trainer.saving
+        await trainer.saved()
+        await engine.call(asyncio.wait(asked))
+        asked[0].result()
+        await trainer.model.logits(tokens)
+
+
+async def test_no_ram_is_lent_to_a_save_while_another_holds_the_engine(tmp_path: Path) -> None:
+    """It may be about to divide all RAM among its own tiles."""
+
+    async def held() -> None:
+        async with engine.exclusive():
+            saving = engine.spawn(trainer.save(tmp_path / "c", wait=False))
+            async with asyncio.timeout(20):
+                while not engine.busy._waiting:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            assert not engine.tiers.budget.loans
+        await saving
+
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine, steps=1)
+        await engine.call(held())
+        await trainer.saved()
 
 
 async def test_a_save_behind_training_that_hangs_is_named_while_training_goes_on(
