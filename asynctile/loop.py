@@ -113,8 +113,8 @@ class LoopThread:
         raise asyncio.CancelledError
 
     async def _undo(self, job: Coroutine[Any, Any, None]) -> None:
-        """To its end, whoever is cancelled; nothing if the loop has ended, and what was made with it."""
-        call = _Call(self, job)
+        """To its end, whoever is cancelled or gone; nothing if the loop has ended, and what was made with it."""
+        call = _Call(self, job, to_its_end=True)
         await call.ended()
         if call.task is not None and not call.task.cancelled():
             call.task.result()
@@ -133,14 +133,17 @@ class LoopThread:
 class _Call(Generic[T]):
     """One job on the loop of `thread`, asked for from another loop, which may be closed before the job ends.
 
-    task: None if the loop took no job any more.
+    to_its_end: the job goes on though the caller is cancelled or gone. task: None if the loop took no job any more.
     """
 
-    def __init__(self, thread: LoopThread, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> None:
+    def __init__(
+        self, thread: LoopThread, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None, *, to_its_end: bool = False
+    ) -> None:
         self.task: asyncio.Task[T] | None = None
         self._thread = thread
         self._job = job
         self._undo = undo
+        self._to_its_end = to_its_end
         self._here = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._here.create_future()
         self._is_forsaken = False
@@ -172,7 +175,7 @@ class _Call(Generic[T]):
         self.task.add_done_callback(lambda _: self._tell())
 
     def _cancel(self) -> None:
-        if self.task is not None and not self.task.cancelling():
+        if self.task is not None and not self._to_its_end and not self.task.cancelling():
             self.task.cancel()
 
     def _forsake(self) -> None:

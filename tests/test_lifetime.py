@@ -121,6 +121,52 @@ async def test_a_caller_whose_loop_ends_in_mid_call_disturbs_nobody_and_what_was
     assert not caplog.records
 
 
+@pytest.mark.parametrize("then", ["cancelled again", "thrown away"])
+async def test_what_undoes_for_a_caller_that_was_cancelled_goes_to_its_end_whatever_else_befalls_the_caller(then, caplog):
+    go_on, over, outcome = threading.Event(), threading.Event(), []
+
+    def elsewhere():
+        async def job():
+            loop.call_soon_threadsafe(task.cancel)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return "a model"
+
+        async def undo(_):
+            loop.call_soon_threadsafe(loop.stop)
+            try:
+                await asyncio.to_thread(go_on.wait, 20)
+                outcome.append("undone")
+            finally:
+                over.set()
+
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)
+        caller = engine.call(job(), undo)
+        task = loop.create_task(caller)
+        loop.run_forever()
+        if then == "cancelled again":
+            task.cancel()
+            loop.call_later(0.05, go_on.set)
+            with pytest.raises(asyncio.CancelledError):
+                loop.run_until_complete(task)
+        else:
+            caller.close()
+        loop.close()
+
+    async def answer():
+        return 42
+
+    async with Engine("cpu") as engine:
+        await asyncio.to_thread(elsewhere)
+        assert await engine.call(answer()) == 42
+        go_on.set()
+        assert await asyncio.to_thread(over.wait, 20)
+    assert outcome == ["undone"]
+    assert not caplog.records
+
+
 async def test_whoever_holds_the_engine_for_ever_is_named():
     async def holds():
         async with engine.exclusive():
@@ -164,7 +210,8 @@ async def test_who_waits_and_is_cancelled_holds_nothing_and_the_others_come_in_o
 
 async def test_lent_ram_that_is_never_given_back_is_named(tmp_path):
     async def borrow(engine):
-        return engine.borrow(30 << 20, "somebody")
+        async with engine.exclusive():
+            return engine.borrow(30 << 20, "somebody")
 
     async with Engine("cpu", host_memory="32MiB", watchdog=0.2) as engine:
         loan = await engine.call(borrow(engine))
