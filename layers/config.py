@@ -142,6 +142,10 @@ class GPT2Config:
     @classmethod
     def from_hf(cls, values: Mapping[str, Any]) -> GPT2Config:
         """From config.json of a Hugging Face GPT-2; ValueError on a variant that computes something else."""
+        own = {item.name for item in fields(cls)} - {"pdrops", "block_size"}
+        if not values.keys() & {"model_type", "n_positions", "n_ctx", *own}:
+            raise ValueError("config.json is not that of a GPT-2: it has neither model_type nor n_layer, n_embd or "
+                             "another size; name that of a model")
         kind = values.get("model_type", "gpt2")
         if kind != "gpt2":
             raise ValueError(f"config.json says model_type {shown(kind)}; only 'gpt2' can be loaded")
@@ -154,7 +158,6 @@ class GPT2Config:
         renamed = {"block_size": values.get("n_positions", values.get("n_ctx"))}
         # And who reads a config.json that is silent about tokens takes those of the published models.
         values = {**_published_tokens(values), **values}
-        own = {item.name for item in fields(cls)} - {"pdrops", "block_size"}
         given = {name: values[name] for name in own if name in values}
         given |= {name: value for name, value in renamed.items() if value is not None}
         return cls(**given, pdrops={name: values[name] for name in PDROPS if name in values})

@@ -45,6 +45,9 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
     elif not (folder / "config.json").is_file():
         raise ValueError(f"{folder} holds neither a run (run.json) nor a model (config.json); name one that does")
     if named_tokenizer is not None:
+        if named_tokenizer.startswith("bpe:"):
+            raise ValueError(f"--tokenizer {named_tokenizer} would be trained anew, and the model knows nothing of it; name "
+                             "the file of the model's own tokenizer, or bytes")
         return weights, load_tokenizer(named_tokenizer, ())
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{folder} has no tokenizer.json; name its tokenizer with --tokenizer, such as --tokenizer "

@@ -190,7 +190,13 @@ def _opening(options: Options, folder: RunFolder, session: Session) -> str:
         memory += f" and {options.spill} for what RAM cannot hold"
     return (f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on "
             f"{session.engine.device} in {session.engine.precision} with {memory}; {tokens:,} tokens to train on; "
-            f"steps {session.trainer.step_count + 1} to {options.steps}, in {folder.path}")
+            f"{_to_do(session.trainer.step_count, options.steps)}, in {folder.path}")
+
+
+def _to_do(done: int, steps: int) -> str:
+    if done >= steps:
+        return f"all of its {done} steps are done (a larger --steps goes on from there)"
+    return f"steps {done + 1} to {steps}"
 
 
 def _record(options: Options, shape: GPT2Config | None) -> dict[str, Any]:

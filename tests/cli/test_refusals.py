@@ -145,6 +145,9 @@ def test_generate(program: Program, tmp_path: Path) -> None:
     words = ("--device", "cpu", "--precision", "bf16")
     refused(program("generate", tmp_path, "--prompt", "a", *words), "--precision bf16", "cuda:N", command="generate")
     refused(program("generate", tmp_path, "--prompt", "a", "--temperature", "-1"), "-1", command="generate")
+    (tmp_path / "config.json").write_text("{}")
+    words = ("--tokenizer", "bpe:300")
+    refused(program("generate", tmp_path, "--prompt", "a", *words), "--tokenizer bpe:300", "anew", command="generate")
 
 
 def test_an_unknown_command(program: Program) -> None:

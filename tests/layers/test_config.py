@@ -119,3 +119,10 @@ def test_transformers_reads_the_same() -> None:
     config = GPT2Config(n_layer=2, n_head=2, n_embd=8, block_size=16, vocab_size=11)
     theirs = transformers.GPT2Config(**config.to_hf())
     assert GPT2Config.from_hf(theirs.to_dict()).to_hf().items() >= config.to_hf().items()
+
+
+def test_a_file_that_is_no_config_is_not_taken_for_gpt2() -> None:
+    with pytest.raises(ValueError, match="not that of a GPT-2"):
+        GPT2Config.from_hf({"format": 1, "options": {}})
+    assert GPT2Config.from_hf({"n_layer": 2}).n_layer == 2
+    assert GPT2Config.from_hf({"model_type": "gpt2"}) == GPT2Config.named("gpt2")
