@@ -6,6 +6,7 @@ of its name.
 
 from __future__ import annotations
 
+import resource
 import sys
 import warnings
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from asynctile.errors import AsynctileError
 
 __all__ = ["main"]
 
+#: Descriptors that a command may need at once: event loops, a spill file, folders held open, the kernels' cache.
+LEAST_FILES = 64
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for what the user can mend, 130 when stopped by a signal."""
@@ -25,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = vars(parser.parse_args(join_negative_values(sys.argv[1:] if argv is None else argv)))
     command = given.pop("command")
     try:
+        _check_files()
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: complain(f"asynctile {command}: {message}")
             # Imported when needed: `--help` does not wait for the kernels' modules.
@@ -41,6 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             drop_output(sys.stdout)
         complain(f"asynctile {command}: {one_line(error)}")
         return 2
+
+
+def _check_files() -> None:
+    """OSError if this process may open too few files: with fewer a library fails half way, and none says of what."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
+        raise OSError(f"this process may open {most} files (ulimit -n), expected at least {LEAST_FILES}; raise that limit")
 
 
 def join_negative_values(argv: Sequence[str]) -> list[str]:

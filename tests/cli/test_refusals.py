@@ -157,3 +157,10 @@ def test_an_unknown_command(program: Program) -> None:
 
 def test_a_negative_word_may_be_a_prompt(program: Program, tmp_path: Path) -> None:
     refused(program("generate", tmp_path, "--prompt", "-5 apples"), "run.json", command="generate")
+
+
+def test_a_process_that_may_open_few_files_is_told_before_a_library_fails_half_way(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynctile.cli.resource.getrlimit", lambda _: (40, 4096))
+    refused(program("info"), "40 files", "ulimit -n", command="info")

@@ -51,7 +51,7 @@ def small_files(chance: random.Random) -> Surroundings:
 
 
 def few_descriptors(chance: random.Random) -> Surroundings:
-    return Surroundings(_limited(resource.RLIMIT_NOFILE, chance.randrange(8, 40)))
+    return Surroundings(_limited(resource.RLIMIT_NOFILE, chance.randrange(8, 128)))
 
 
 def closed_stdout(chance: random.Random) -> Surroundings:
