@@ -19,7 +19,7 @@ _TRIAL = r"""
 import resource, sys
 sys.path[:] = sys.argv[1:]
 content = sys.stdin.buffer.read()
-limit = (1 << 30) + 64 * len(content)
+limit = (256 << 20) + 64 * len(content)
 soft, hard = resource.getrlimit(resource.RLIMIT_AS)
 if soft == resource.RLIM_INFINITY or limit < soft:
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

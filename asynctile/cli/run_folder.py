@@ -9,6 +9,7 @@ Covers `RunFolder`. What a checkpoint holds is the trainer's; what options mean 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -118,8 +119,20 @@ class RunFolder:
                 with held.inside(name) as folder:
                     if name == _TOKENS:
                         folder.check_plain(_TOKEN_FILES)
-                    elif linked := sorted(folder.links(filter(_step_of, folder.names()))):
-                        raise is_a_link(folder.path / linked[0])
+                    else:
+                        self._check_checkpoints(folder)
+
+    def _check_checkpoints(self, folder: Folder) -> None:
+        """Refuse what would end the run at its next save, after its steps."""
+        if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.fd):
+            why = "nothing may be written in it, and a run saves there; change its mode"
+            raise PermissionError(errno.EACCES, why, str(folder.path))
+        for name in sorted(filter(_step_of, folder.names())):
+            found = folder.stat(name)
+            if found is not None and stat.S_ISLNK(found.st_mode):
+                raise is_a_link(folder.path / name)
+            if found is not None and not stat.S_ISDIR(found.st_mode):
+                raise CheckpointError(f"{folder.path / name} is no folder, and may be where a checkpoint must stand; remove it")
 
     @property
     def _folder(self) -> Folder:

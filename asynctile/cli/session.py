@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asynctile import Engine
 from asynctile.cli.corpus import Corpus
@@ -72,14 +73,14 @@ class Session:
         losses = []
         self.display.stage("measuring the loss on held-out text")
         batches = validation_batches(self.corpus.held_out, self.batches.batch_size, self.batches.seq_len, limit)
-        for tokens, targets in batches:
+        for batch in batches:
             if self.interrupt.requested:
                 return None
-            losses.append(float(await self.trainer.model.loss(tokens, targets)))
+            losses.append(float(await self.trainer.model.loss(*self._sound(batch))))
         return float(np.mean(losses))
 
     async def _step(self) -> None:
-        report = await self.trainer.step(*next(self.batches))
+        report = await self.trainer.step(*self._sound(next(self.batches)))
         line = report.as_dict()
         self._skipped = self._skipped + 1 if report.skipped else 0
         loss = None if report.skipped else await self._validation_after(report.step)
@@ -94,6 +95,14 @@ class Session:
             raise AsynctileError(f"the loss of {_SKIPPED_AT_MOST} steps in a row was not finite, after step "
                                  f"{report.step}; "
                                  f"start again with a --lr below {self.options.lr} or with --clip-norm 1")
+
+    def _sound(self, batch: tuple[NDArray[Any], NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The batch; CheckpointError, naming the tokens' folder, if the model has no such token: the file has no checksum."""
+        size, largest = self.trainer.model.config.vocab_size, int(max(part.max() for part in batch))
+        if largest >= size:
+            raise CheckpointError(f"the tokens in {self.folder.tokens} are damaged: one is {largest}, the model has {size}; "
+                                  "start another run")
+        return batch
 
     async def _validation_after(self, step: int) -> float | None:
         if step == self.options.steps:

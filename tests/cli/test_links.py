@@ -67,7 +67,10 @@ def test_a_link_inside_is_refused_before_any_work(program: Program, run: Path, t
     assert everything(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "sample.txt", "tokens", "tokens/tokens.bin", "checkpoints"])
+ELSE = ["metrics.jsonl", "sample.txt", "tokens", "tokens/tokens.bin", "checkpoints", "checkpoints/step-000002"]
+
+
+@pytest.mark.parametrize("name", ELSE)
 @pytest.mark.parametrize("kind", ["pipe", "other"])
 def test_so_is_what_is_of_another_kind(program: Program, run: Path, tmp_path: Path, name: str, kind: str) -> None:
     (run / name).rename(tmp_path / "moved")
@@ -81,6 +84,22 @@ def test_so_is_what_is_of_another_kind(program: Program, run: Path, tmp_path: Pa
     status, out, err = program("train", "--resume", "--out", run, "--steps", 4)
     assert (status, out, err.count("\n")) == (2, "", 1) and str(run / name) in err
     assert everything(tmp_path) == before
+
+
+def test_a_folder_of_checkpoints_that_takes_none_is_refused_before_any_work(
+    program: Program, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynctile.cli.run_folder.os.access", lambda *_, **__: False)  # root may write everywhere
+    before = everything(tmp_path)
+    status, out, err = program("train", "--resume", "--out", run, "--steps", 4)
+    assert (status, out, err.count("\n")) == (2, "", 1) and str(run / "checkpoints") in err
+    assert everything(tmp_path) == before
+
+
+def test_a_token_that_the_model_has_not_names_the_file_it_stands_in(program: Program, run: Path) -> None:
+    (run / "tokens" / "tokens.bin").write_bytes(b"\xff" * (run / "tokens" / "tokens.bin").stat().st_size)
+    status, _, err = program("train", "--resume", "--out", run, "--steps", 4)
+    assert (status, err.count("\n")) == (2, 1) and f"{run / 'tokens'} are damaged: one is 65535" in err
 
 
 def test_a_run_may_be_named_through_links(program: Program, run: Path, tmp_path: Path) -> None:
