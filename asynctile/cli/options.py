@@ -15,6 +15,7 @@ from typing import Any, Self, get_type_hints
 
 from asynctile.cli import values
 from asynctile.layers.config import STANDARD
+from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
 from asynctile.precision import PRECISIONS
 from asynctile.storage.input import shown
@@ -101,6 +102,9 @@ class Options:
             raise ValueError(f"--link-rate does not go with --device {self.device}; it is for --device emulated")
         if self.update not in UPDATES:
             raise ValueError(f"--update {self.update} is not known; expected {', '.join(UPDATES)}")
+        if (tokens := self.batch_size * (self.seq_len or 1)) > MOST_TOKENS:
+            raise ValueError(f"--batch-size {self.batch_size} makes a step of {tokens:,} tokens or more; expected at most "
+                             f"{MOST_TOKENS:,}")
         if self.batch_size % self.micro_batches:
             raise ValueError(f"--batch-size {self.batch_size} cannot be cut in --micro-batches {self.micro_batches}; "
                              "choose a divisor")
