@@ -1,6 +1,6 @@
 """The engine: one device, its tiers and its loop, opened and closed as one.
 
-Everything public here may be awaited from any event loop. The work happens on the device's own loop (asynctile/loop.py)
+Everything public here may be awaited from any event loop. The work happens on the device's own loop (asynctile/loop/thread.py)
 and streams; the caller's loop stays free.
 """
 
@@ -16,22 +16,24 @@ from weakref import WeakSet
 
 import numpy as np
 
-from asynctile.budget import Loan
 from asynctile.device import open_device
 from asynctile.device.base import Report
 from asynctile.errors import BudgetError, DeviceError
-from asynctile.exclusive import Exclusive
-from asynctile.files import THREADS, Files
-from asynctile.grain import Grain
-from asynctile.handle import Handle
 from asynctile.lifetime import Dependent, Lifetime
-from asynctile.loop import CLOSED, LoopThread, Undo, in_thread, new_loop
-from asynctile.operation import Operation
-from asynctile.precision import compute_dtype
-from asynctile.program import Program
-from asynctile.rates import Rates, measure
-from asynctile.run import Run
-from asynctile.statistics import Statistics, snapshot
+from asynctile.loop.exclusive import Exclusive
+from asynctile.loop.files import THREADS, Files
+from asynctile.loop.thread import CLOSED, LoopThread, Undo, in_thread, new_loop
+from asynctile.measure.rates import Rates, measure_rates
+from asynctile.measure.statistics import Statistics, snapshot
+from asynctile.measure.trace import Trace
+from asynctile.memory.caps import Loan
+from asynctile.program.grain import Grain
+from asynctile.program.handle import Handle
+from asynctile.program.operation import Operation
+from asynctile.program.precision import compute_dtype
+from asynctile.program.program import Program
+from asynctile.run.assembly import Tiers
+from asynctile.run.job import Run
 from asynctile.storage.container import RawFile
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
@@ -39,9 +41,7 @@ from asynctile.storage.host import HostMemory
 from asynctile.storage.limits import spare_address_space, tightest
 from asynctile.storage.sizes import parse_size
 from asynctile.storage.spill import SpillTier
-from asynctile.stream import Event
-from asynctile.tiers import Tiers
-from asynctile.trace import Trace
+from asynctile.streams.stream import StreamEvent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -271,7 +271,7 @@ class Engine:
             raise DeviceError(CLOSED)
         return life.loop
 
-    async def launch(self, operation: Operation, number: Any = None) -> Event:
+    async def launch(self, operation: Operation, number: Any = None) -> StreamEvent:
         """Issue one operation outside a program; returns when it is enqueued, with its event. See Lane.launch."""
         return await self.call(self._launch(operation, number))
 
@@ -350,7 +350,7 @@ class Engine:
             raise ValueError("no trace was started: call start_trace() before the work to be traced")
         self._trace.write(path)
 
-    async def _launch(self, operation: Operation, number: Any) -> Event:
+    async def _launch(self, operation: Operation, number: Any) -> StreamEvent:
         lane = self.tiers.lane
         while True:
             await lane.inputs_enqueued(operation)  # not while others are kept out, who may be the ones to write them
@@ -361,7 +361,7 @@ class Engine:
     async def _measure(self, demand: Demand) -> Rates | None:
         async with self.exclusive():
             await self.tiers.cut(demand)
-            return await measure(self.tiers, compute_dtype(self.precision))
+            return await measure_rates(self.tiers, compute_dtype(self.precision))
 
     async def _synchronize(self) -> None:
         async with self.exclusive():

@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from typing import Protocol
 from weakref import WeakSet
 
-from asynctile.background import Background
 from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.device.base import Report
-from asynctile.loop import LoopThread
-from asynctile.tiers import Tiers
+from asynctile.loop.background import Background
+from asynctile.loop.thread import LoopThread
+from asynctile.run.assembly import Tiers
 
 
 class Dependent(Protocol):

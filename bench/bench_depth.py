@@ -23,8 +23,8 @@ from common import Table, alternate, arguments, batch, publish, show, target, tr
 
 from asynctile import Engine
 from asynctile.layers import GPT2Config, Trainer
-from asynctile.operation import Operation
-from asynctile.program import Fetch, Mark, Program
+from asynctile.program.operation import Operation
+from asynctile.program.program import Fetch, Mark, Program
 from asynctile.storage.arena import Pool
 from asynctile.storage.residency import Ledger
 from asynctile.storage.tile import Tile

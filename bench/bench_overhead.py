@@ -20,10 +20,10 @@ from common import Table, alternate, arguments, publish, target
 from numba import njit, types
 
 from asynctile import Engine
-from asynctile.demand import measure
-from asynctile.handle import Handle
-from asynctile.operation import Operation
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import Operation
+from asynctile.program.program import Program
 from asynctile.storage.demand import align
 
 SHAPE = (16, 16)
@@ -58,7 +58,7 @@ class Case:
         third = [self.moving[index % len(self.moving)] for index in range(operations)]
         self.program = record(self.fixed, third, self.outputs, access)
         standing = [*self.fixed, *self.outputs, *self.moving]
-        self.demand = measure([self.program], standing)
+        self.demand = demand_of([self.program], standing)
         room = len(self.fixed) + OUTPUTS + 8
         self.engine = Engine(device="emulated", device_memory=room * align(self.fixed[0].nbytes))
         self.engine._device.kernels["nothing"] = nothing  # type: ignore[attr-defined]

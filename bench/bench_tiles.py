@@ -1,4 +1,4 @@
-"""Which tile is worth it? The curve behind the ladder of FINE in asynctile/grain.py.
+"""Which tile is worth it? The curve behind the ladder of FINE in asynctile/program/grain.py.
 
     python bench/bench_tiles.py [--rounds 5] [--tiles 128 192 256 320 384 512 640 768 1024] [--write]
 
@@ -16,9 +16,9 @@ from bench_overhead import resident_overhead_us
 from common import Table, alternate, arguments, batch, publish, step_flops, steps, tile_gemm_gflops, trainer_on
 
 from asynctile import Engine
-from asynctile.demand import measure
-from asynctile.grain import FINE
 from asynctile.layers import GPT2Config
+from asynctile.program.grain import FINE
+from asynctile.program.needs import demand_of
 
 BATCH, LENGTH = 4, 512
 CONFIG = GPT2Config(n_layer=1, n_head=12, n_embd=768, block_size=LENGTH, vocab_size=256)
@@ -47,7 +47,7 @@ async def main() -> None:
         seconds, parameters = found[tile], trainer.model.parameters
         program = trainer.model.program("step", BATCH, LENGTH, 1, False)
         count = sum(1 for _ in program.operations())
-        floor = measure([program], parameters.states()).floor_nbytes
+        floor = demand_of([program], parameters.states()).floor_nbytes
         gemm = tile_gemm_gflops(_gemm_shape(tile), 0.2)
         table.rows.append((
             tile, count, seconds * 1e3, tokens.size / seconds, flops / seconds / 1e9, gemm,

@@ -28,8 +28,8 @@ from optimum import min_loads
 
 from asynctile.layers import GPT2Config, Trainer
 from asynctile.layers.update_placement import updates_of
-from asynctile.operation import HOST
-from asynctile.program import Program
+from asynctile.program.operation import HOST
+from asynctile.program.program import Program
 
 #: From this many tokens a step on, at this cap, the target counts.
 ENOUGH_TOKENS, TARGET_CAP = 16_000, 0.25

@@ -27,9 +27,9 @@ from gpu_rows import Options, Row, engine_name
 
 import asynctile.device
 from asynctile import Engine
-from asynctile.demand import measure
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
-from asynctile.precision import to_bf16
+from asynctile.program.needs import demand_of
+from asynctile.program.precision import to_bf16
 
 #: Of the driver on the CPU.
 SOFT_NBYTES = 4 << 30
@@ -95,7 +95,7 @@ async def new_trainer(engine: Engine, row: Row) -> Trainer:
                     yield parameter.copies[key], made[kind][1]
 
     model.check_floor()
-    await engine.reserve(measure([], model.weights()))
+    await engine.reserve(demand_of([], model.weights()))
     await engine.store(pieces())
     return Trainer(model, AdamW(lr=1e-4), recompute=row.recompute, micro_batches=row.parts)
 

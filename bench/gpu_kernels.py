@@ -29,10 +29,10 @@ from gpu_torch import by_cudnn
 from torch.nn import functional
 
 from asynctile import Engine
-from asynctile.demand import measure
-from asynctile.handle import Handle
-from asynctile.operation import NO_NUMBER, Operation
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import NO_NUMBER, Operation
+from asynctile.program.program import Program
 
 #: A program lasts about this long, so that its start and end do not count.
 PROGRAM_S = 0.1
@@ -70,7 +70,7 @@ def numbers_for(tile: Handle) -> np.ndarray:
 async def ours_s(engine: Engine, operations: Sequence[Operation]) -> float:
     """Seconds of `operations`, which run one after another, from a program that repeats them."""
     tiles = list({operand: None for operation in operations for operand in operation.operands})
-    await engine.reserve(measure([], tiles))
+    await engine.reserve(demand_of([], tiles))
     await engine.store((tile, numbers_for(tile)) for tile in tiles)
 
     def program(repeats: int) -> Program:
@@ -83,7 +83,7 @@ async def ours_s(engine: Engine, operations: Sequence[Operation]) -> float:
         async def job() -> float:
             async with engine.exclusive():
                 start = time.perf_counter()
-                await (await engine.start(work, measure([work], tiles), {})).finish()
+                await (await engine.start(work, demand_of([work], tiles), {})).finish()
                 return time.perf_counter() - start
 
         return await engine.call(job())

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from asynctile.demand import measure
-from asynctile.grain import grain_of
 from asynctile.layers import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.program.grain import grain_of
+from asynctile.program.needs import demand_of
 
 TINY = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 #: Edges of tiles to choose from under a cap, beside the model's own widths.
@@ -92,7 +92,7 @@ class Row:
         rows = parameters.tiling.rows(self.batch, self.length, self.parts)
         program = record("step", parameters, rows, recompute=self.recompute)
         floor = floor_demand(self.config, self.tile, grain, precision).rounded(grain.alignment)
-        return floor.floor_nbytes, measure([program], parameters.states()).resident_nbytes
+        return floor.floor_nbytes, demand_of([program], parameters.states()).resident_nbytes
 
 
 def engine_name(options: Namespace) -> str:

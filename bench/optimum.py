@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from typing import Any
 
-from asynctile.operation import HOST, READ, Operation
-from asynctile.program import Fetch, Program
+from asynctile.program.operation import HOST, READ, Operation
+from asynctile.program.program import Fetch, Program
 
 #: What an operation of the host does to a tile that it writes: the bytes on the device are no good any more.
 GONE = "gone"

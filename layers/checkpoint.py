@@ -24,8 +24,6 @@ from threadpoolctl import threadpool_info
 
 from asynctile.engine import Engine
 from asynctile.errors import CheckpointError
-from asynctile.files import Files
-from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.exchange import (
     CONFIG,
@@ -42,7 +40,9 @@ from asynctile.layers.layout import tensor_count
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.snapshot import Snapshot
-from asynctile.loop import under_shield
+from asynctile.loop.files import Files
+from asynctile.loop.thread import under_shield
+from asynctile.program.handle import Handle
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
 from asynctile.storage.documents import load_json, store_file, store_json

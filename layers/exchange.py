@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import CheckpointError
-from asynctile.files import Files
-from asynctile.handle import Handle
 from asynctile.layers.companions import companions_to_write, read_companions
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.layout import shapes, tensor_count
 from asynctile.layers.parameters import Parameter
+from asynctile.loop.files import Files
+from asynctile.program.handle import Handle
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes

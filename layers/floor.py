@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from asynctile.demand import measure
-from asynctile.grain import FINE, Grain
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.program.grain import FINE, Grain
+from asynctile.program.needs import demand_of
 from asynctile.storage.demand import Demand
 
 
@@ -25,7 +25,7 @@ def floor_demand(config: GPT2Config, tile: int, grain: Grain = FINE, precision: 
     # Full row tiles, which only tokens of one fill for every block_size; and half full ones, whose slots are cut otherwise.
     lengths = {1, min(config.block_size, tokens + 1), min(config.block_size, 2 * tokens)}
     demands = [
-        measure([record(kind, parameters, parameters.tiling.rows(max(1, tokens // length), length))], parameters.states())
+        demand_of([record(kind, parameters, parameters.tiling.rows(max(1, tokens // length), length))], parameters.states())
         for length in sorted(lengths)
         for kind in ("step", "step_clipped")
     ]

@@ -15,11 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.demand import measure
 from asynctile.engine import Engine
 from asynctile.errors import StalledError, TornModelError
-from asynctile.files import Files
-from asynctile.handle import Handle
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import GPT2Config
@@ -29,10 +26,13 @@ from asynctile.layers.programs import Programs
 from asynctile.layers.sampling import Sampler
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
-from asynctile.loop import under_shield
-from asynctile.precision import to_bf16
-from asynctile.program import Program
-from asynctile.run import Run
+from asynctile.loop.files import Files
+from asynctile.loop.thread import under_shield
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.precision import to_bf16
+from asynctile.program.program import Program
+from asynctile.run.job import Run
 from asynctile.storage.demand import Demand
 
 #: Float32. Up to so many tiles are counted one by one, which says exactly what fits.
@@ -126,7 +126,7 @@ class GPT2:
         files: reads them, for values that come from files; else they are computed.
         """
         self.check_floor()
-        await self.engine.reserve(measure([], self.weights()))
+        await self.engine.reserve(demand_of([], self.weights()))
         made = self.engine.compute if files is None else files.run
 
         async def tiles() -> AsyncGenerator[tuple[Handle, NDArray[Any]]]:
@@ -207,7 +207,7 @@ class GPT2:
     def demand(self, program: Program) -> Demand:
         """What the program asks of an arena beside the tiles that stand; measured once."""
         if program not in self._demands:
-            self._demands[program] = measure([program], self.standing())
+            self._demands[program] = demand_of([program], self.standing())
         return self._demands[program]
 
     async def state_dict(self) -> dict[str, NDArray[np.float32]]:

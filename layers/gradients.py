@@ -11,10 +11,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from asynctile import ops
-from asynctile.handle import Handle
 from asynctile.layers.parameters import Key, Parameter
-from asynctile.operation import HOST, NO_NUMBER
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.operation import HOST, NO_NUMBER
+from asynctile.program.program import Program
 
 
 class Gradients:

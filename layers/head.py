@@ -14,9 +14,9 @@ from typing import Any
 
 from asynctile.layers.embedding import WTE
 from asynctile.layers.recording import Grid, Recording, RowTiles
-from asynctile.operation import NO_NUMBER
 from asynctile.ops import cross_entropy, cross_entropy_backward, gemm
-from asynctile.precision import FP32
+from asynctile.program.operation import NO_NUMBER
+from asynctile.program.precision import FP32
 
 #: Tokens in a strip whose logits are kept: enough for full tiles, and few logits.
 STRIP_TOKENS = 512

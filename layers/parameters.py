@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.layout import tensors
 from asynctile.layers.split import Split
 from asynctile.layers.tiling import Tiling
-from asynctile.precision import BF16, FP32, compute_dtype
+from asynctile.program.handle import Handle
+from asynctile.program.precision import BF16, FP32, compute_dtype
 
 #: Names of the moments, after a tile's own name.
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -92,7 +92,7 @@ class Parameter:
 class Parameters(Mapping[str, Parameter]):
     """All tensors of a model by Hugging Face name, in the order of a forward pass.
 
-    compute_dtype: of what GEMMs and attention read and write (asynctile/precision.py).
+    compute_dtype: of what GEMMs and attention read and write (asynctile/program/precision.py).
     """
 
     def __init__(self, config: GPT2Config, tiling: Tiling, precision: str = "fp32") -> None:

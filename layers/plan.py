@@ -1,7 +1,7 @@
 """A plan of a training step before anything is allocated: the floor, what moves over the link, what bounds the step.
 
-The numbers come from asynctile/simulate.py, which makes the decisions of a run; time is estimated from them. The device need
-not be there: rates are assumed, and said.
+The numbers come from asynctile/measure/simulate.py, which makes the decisions of a run; time is estimated from them. The device
+need not be there: rates are assumed, and said.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from asynctile.demand import measure
 from asynctile.device import resolved
-from asynctile.grain import grain_of
-from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.update_placement import NOWHERE, check_update, place, updates_of
-from asynctile.operation import HOST
-from asynctile.precision import check_precision
-from asynctile.program import Program
-from asynctile.rates import Rates
-from asynctile.simulate import simulate
+from asynctile.measure.rates import Rates
+from asynctile.measure.simulate import simulate
+from asynctile.program.grain import grain_of
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import HOST
+from asynctile.program.precision import check_precision
+from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 from asynctile.storage.limits import spare_memory
@@ -146,7 +146,7 @@ def plan_step(
 
     program = recorded(NOWHERE)
     standing = list(parameters.states())
-    demand = measure([program], standing)
+    demand = demand_of([program], standing)
     has_link = device != "cpu"
     cap = _size(device_memory if has_link else host_memory)
     flops = sum(operation.flops for operation in program.operations())
@@ -171,7 +171,7 @@ def plan_step(
     elif has_link and update == "auto":
         rates = Rates(compute=flops_per_s, upload=rate or LINK_PER_S, download=rate or LINK_PER_S, update=UPDATE_PER_S)
         placed = recorded(place(program, demand, cap, rates))
-        in_ram_nbytes = measure([placed], standing).rounded(PAGE).passing().floor_nbytes
+        in_ram_nbytes = demand_of([placed], standing).rounded(PAGE).passing().floor_nbytes
         program = placed if not spill or host is None or in_ram_nbytes <= host else program
     updates = updates_of(program)
     traffic = simulate(

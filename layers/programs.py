@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
-from asynctile.program import Program
+from asynctile.program.program import Program
 
 #: The most programs of a model, and the most of their entries, of about 600 bytes each. But as many as FEW are kept however
 #: long they are: a training needs its step, with updates placed and before, and the loss or logits between.

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.handle import Handle
 from asynctile.layers.gradients import Gradients
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Row, Rows
 from asynctile.layers.split import Split
 from asynctile.ops.adamw import HYPER
-from asynctile.precision import FP32
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.precision import FP32
+from asynctile.program.program import Program
 
 
 class Grid:

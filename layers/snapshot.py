@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from asynctile.budget import Loan
 from asynctile.engine import Engine
-from asynctile.handle import Handle
+from asynctile.memory.caps import Loan
+from asynctile.program.handle import Handle
 
 
 class Snapshot:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from asynctile.handle import Handle
 from asynctile.layers import block, embedding, head, layernorm
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Rows
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.program import Program
 
 #: step: every tile is updated as soon as its gradient is complete; step_clipped: all gradients first, then all updates;
 #: gradients: they are fetched, nothing is updated; loss, logits: forward only.

@@ -7,11 +7,11 @@ One axis is split.py, the rows of a batch rows.py; which tensor is cut by which 
 
 from __future__ import annotations
 
-from asynctile.grain import FINE, Grain
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.layout import tile_count
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import Split
+from asynctile.program.grain import FINE, Grain
 from asynctile.storage.input import shown
 
 __all__ = ["Split", "Tiling", "check_tile", "default_tile", "floor_estimate"]

@@ -21,11 +21,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.demand import measure
 from asynctile.engine import Engine, Statistics
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError, DeviceError, StalledError, TornModelError
-from asynctile.files import Files
-from asynctile.handle import Handle
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.feed import Steps
 from asynctile.layers.gpt2 import GPT2
@@ -33,9 +30,12 @@ from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
 from asynctile.layers.update_placement import NOWHERE, check_update, place
-from asynctile.loop import under_shield
-from asynctile.program import Program
-from asynctile.run import Run
+from asynctile.loop.files import Files
+from asynctile.loop.thread import under_shield
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.program import Program
+from asynctile.run.job import Run
 
 #: Trainer._report of a step that has begun.
 Reporter = Callable[..., StepReport]
@@ -209,7 +209,7 @@ class Trainer:
         if self.model.has_moments:
             return
         parameters = self.model.parameters
-        await self.engine.reserve(measure([], parameters.states()))
+        await self.engine.reserve(demand_of([], parameters.states()))
 
         async def tiles() -> AsyncGenerator[tuple[Handle, NDArray[Any]]]:
             for parameter in parameters.values():

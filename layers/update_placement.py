@@ -3,10 +3,10 @@
 Pure: the same program, caps and rates give the same placement. It changes no bit of a result, only what moves (gradients.py).
 A tile whose states find no room on the device costs their way there and back; updated on the host, its gradient comes down and
 its new weight goes up, and the CPU's memory does the rest. Links, CPU and compute work side by side, so a step takes as long as
-the slowest of them. Rates are measured by asynctile/rates.py.
+the slowest of them. Rates are measured by asynctile/measure/rates.py.
 
-The way not taken: to simulate the step for each split (asynctile/simulate.py). It counts the bytes exactly and takes longer
-than a step.
+The way not taken: to simulate the step for each split (asynctile/measure/simulate.py). It counts the bytes exactly and takes
+longer than a step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from asynctile.handle import Handle
-from asynctile.operation import UPDATE, WRITE, Operation
-from asynctile.program import Program
-from asynctile.rates import UPDATE_NBYTES, Rates
+from asynctile.measure.rates import UPDATE_NBYTES, Rates
+from asynctile.program.handle import Handle
+from asynctile.program.operation import UPDATE, WRITE, Operation
+from asynctile.program.program import Program
 from asynctile.storage.demand import Demand
 
 #: What a user may ask for.

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .inside import Folder
+from asynctile.storage.inside import Folder
 
 __all__ = ["beside", "held", "recover_folder", "recover_folders", "remove_folder", "swap", "whole_folder", "whole_names"]
 

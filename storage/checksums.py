@@ -13,9 +13,9 @@ from typing import Any
 
 import xxhash
 
-from .errors import CheckpointError
-from .folder import read_json, unreadable
-from .input import open_file, shown
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.folder import read_json, unreadable
+from asynctile.storage.input import open_file, shown
 
 __all__ = ["CHECKSUMS", "check_files", "checksum", "checksum_record"]
 

@@ -1,6 +1,6 @@
 """What a set of tiles demands of a tier: slot sizes, the floor, how many there are, and how a cap is divided by it.
 
-Pure numbers. They are measured from programs by asynctile/demand.py; the slots are cut by storage/arena.py.
+Pure numbers. They are measured from programs by asynctile/program/needs.py; the slots are cut by storage/arena.py.
 """
 
 from __future__ import annotations

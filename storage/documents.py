@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import aiofiles
 
-from .folder import encode_json, read_json
-from .inside import Folder, part_of
+from asynctile.storage.folder import encode_json, read_json
+from asynctile.storage.inside import Folder, part_of
 
 __all__ = ["finish", "load_json", "store_file", "store_json"]
 

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .beside import beside, held, recover_folder, swap
-from .errors import CheckpointError
-from .input import parse_json, read_file
-from .inside import Folder
+from asynctile.storage.beside import beside, held, recover_folder, swap
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.input import parse_json, read_file
+from asynctile.storage.inside import Folder
 
 __all__ = ["decode_json", "encode_json", "fsync", "read_json", "replace_folder", "unreadable", "write_file", "write_json"]
 

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .errors import CheckpointError
-from .input import parse_json, shown
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.input import parse_json, shown
 
 __all__ = ["FLOATS", "HEADER_NBYTES", "TensorEntry", "float_code", "lay_out", "read_header"]
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .sizes import format_size
+from asynctile.storage.sizes import format_size
 
 __all__ = ["DOCUMENT_NBYTES", "LINE_NBYTES", "open_file", "parse_json", "read_file", "read_lines", "shown"]
 

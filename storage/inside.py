@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from .errors import CheckpointError
+from asynctile.storage.errors import CheckpointError
 
 __all__ = ["Folder", "is_a_link", "part_of", "write_whole"]
 

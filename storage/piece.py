@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CheckpointError
-from .header import FLOATS, TensorEntry
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.header import FLOATS, TensorEntry
 
 __all__ = ["Index", "Piece", "find_piece", "read_all", "write_all"]
 

@@ -1,6 +1,6 @@
 """The residency ledger: which tile stands in which slot, and what must move so that an operation can run.
 
-Decides, moves nothing: `admit` and `prefetch` append moves to a list that asynctile/tier.py carries out. Decisions
+Decides, moves nothing: `admit` and `prefetch` append moves to a list that asynctile/memory/tier.py carries out. Decisions
 follow program order only, never the clock, so a program under a budget always moves the same bytes. The victim is the
 tile whose next use is furthest away (Belady's MIN), found in a heap that forgets stale entries lazily.
 

@@ -19,12 +19,12 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .errors import CheckpointError
-from .folder import fsync, read_json
-from .header import FLOATS, TensorEntry, lay_out, read_header
-from .input import open_file, shown
-from .inside import part_of
-from .piece import Index, find_piece, read_all, write_all
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.folder import fsync, read_json
+from asynctile.storage.header import FLOATS, TensorEntry, lay_out, read_header
+from asynctile.storage.input import open_file, shown
+from asynctile.storage.inside import part_of
+from asynctile.storage.piece import Index, find_piece, read_all, write_all
 
 __all__ = ["TensorReader", "TensorWriter"]
 

@@ -1,6 +1,6 @@
 """A tile: a named rectangle of one tensor, and where its bytes are at this moment.
 
-Covers identity, shape and residency. Does not cover events and ordering (asynctile/handle.py) nor the choice
+Covers identity, shape and residency. Does not cover events and ordering (asynctile/program/handle.py) nor the choice
 of what to evict (storage/residency.py).
 """
 

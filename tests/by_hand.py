@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from asynctile.demand import measure
-from asynctile.handle import Handle
-from asynctile.operation import HOST
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import HOST
+from asynctile.program.program import Program
 
 SHAPE = (32, 32)
 NBYTES = 32 * 32 * 4
@@ -35,7 +35,7 @@ def program_of(*operations):
 async def run(engine, program, tiles, inputs=None):
     async def job():
         async with engine.exclusive():
-            begun = await engine.start(program, measure([program], tiles), inputs or {})
+            begun = await engine.start(program, demand_of([program], tiles), inputs or {})
             try:
                 await begun.finish()
             except Exception as error:
@@ -54,7 +54,7 @@ def moved(engine, before=None):
 async def prepared(engine, program, tiles):
     """Cut for `program`, with bytes in all `tiles`; returns them."""
     bytes_of = values(tiles)
-    await engine.reserve(measure([program], tiles))
+    await engine.reserve(demand_of([program], tiles))
     await engine.store(bytes_of.items())
     return bytes_of
 

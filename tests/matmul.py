@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 
 from asynctile import Engine
-from asynctile.demand import measure
-from asynctile.handle import Handle
-from asynctile.operation import HOST
 from asynctile.ops import gemm
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import HOST
+from asynctile.program.program import Program
 
 
 class Matmul:
@@ -31,7 +31,7 @@ class Matmul:
                 for k in range(n):
                     self.program.add(self.operation(i, j, k))
         self.program.finish()
-        self.demand = measure([self.program], self.standing())
+        self.demand = demand_of([self.program], self.standing())
         self.nbytes = edge * edge * 4
 
     def operation(self, i, j, k):

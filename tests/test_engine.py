@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
-from asynctile.demand import measure
-from asynctile.handle import Handle
 from asynctile.ops import copy, fill, gemm
-from asynctile.program import Program
-from asynctile.window import RUN_AHEAD_OPERATIONS
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.program import Program
+from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from matmul import Matmul, product_in_ram
@@ -225,7 +225,7 @@ async def test_a_temporary_may_be_named_twice_by_its_last_operation():
 
         async def job():
             async with engine.exclusive():
-                await (await engine.start(program, measure([program], work.standing()), {})).finish()
+                await (await engine.start(program, demand_of([program], work.standing()), {})).finish()
 
         await engine.call(job())
         product = work.a @ work.b

@@ -139,8 +139,8 @@ async def test_work_that_is_slow_but_moves_is_left_alone(tmp_path):
 
 
 async def test_an_input_that_nobody_writes_is_named(tmp_path):
-    from asynctile.handle import Handle
     from asynctile.ops import copy
+    from asynctile.program.handle import Handle
 
     async with Engine("cpu", watchdog=0.2) as engine:
         await engine.reserve(Matmul(n=1).demand)

@@ -21,7 +21,7 @@ WRITERS = {
     "asynctile.storage.documents": "in a folder held open",
     "asynctile.storage.container": "the spill file of a folder that a caller names",
     "asynctile.layers.tokens": "a folder that a caller names",
-    "asynctile.trace": "a file that a caller names",
+    "asynctile.measure.trace": "a file that a caller names",
     "asynctile.cli.run_folder": "the folder that --out names",
     "asynctile.cli.terminal": "nowhere: /dev/null",
 }

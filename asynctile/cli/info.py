@@ -22,7 +22,7 @@ from asynctile.cli.rows import print_rows
 from asynctile.device.cupy_driver import gpu_count, open_driver
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError
-from asynctile.loop import new_loop
+from asynctile.loop.thread import new_loop
 from asynctile.storage.limits import found
 from asynctile.storage.sizes import format_size
 

@@ -17,7 +17,7 @@ from asynctile.cli import values
 from asynctile.layers.config import STANDARD
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
-from asynctile.precision import PRECISIONS
+from asynctile.program.precision import PRECISIONS
 from asynctile.storage.input import shown
 
 __all__ = ["CHECKS", "Options", "new_options", "resumed_options"]

@@ -13,7 +13,7 @@ from asynctile.device.cuda import CudaDevice
 from asynctile.device.cupy_driver import gpu_count, open_driver
 from asynctile.device.emulated import EmulatedDevice
 from asynctile.errors import DeviceError
-from asynctile.precision import check_precision
+from asynctile.program.precision import check_precision
 
 __all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "open_device", "resolved"]
 

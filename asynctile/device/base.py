@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from asynctile.grain import Grain
-from asynctile.operation import Operation
+from asynctile.program.grain import Grain
+from asynctile.program.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
-from asynctile.stream import Event, Runner, Stream
+from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
 
 #: Called while kernels are compiled: (kernel, how many are ready, of how many).
 Report = Callable[[str, int, int], None]
@@ -25,13 +25,13 @@ Report = Callable[[str, int, int], None]
 class Recorder(Protocol):
     """Writes down what a device is asked to launch, to be run again at once."""
 
-    def begin_capture(self) -> Event:
+    def begin_capture(self) -> StreamEvent:
         """From now on `launch` writes down, and returns this event, which is that of the graph."""
 
     def end_capture(self) -> Any:
         """Enqueue what was written down, behind all that its operations waited for; the graph, for `replay`."""
 
-    def replay(self, graph: Any, waits: Sequence[Event], after: Sequence[Event] = ()) -> Event:
+    def replay(self, graph: Any, waits: StreamEvents, after: StreamEvents = ()) -> StreamEvent:
         """Run a graph once more."""
 
     def forget(self, graph: Any) -> None:
@@ -77,27 +77,27 @@ class Device(Protocol):
         """float64 zeros (count,) that kernels can write and the host can read; views of it are what `launch` takes."""
 
     def launch(
-        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
-    ) -> Event:
+        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: StreamEvents, after: StreamEvents = ()
+    ) -> StreamEvent:
         """Run an operation's kernel; `number`: view of `numbers` for what it reports, or None."""
 
     def recorder(self) -> Recorder | None:
         """What can write down launches as graphs at this moment; None on a device that has no graphs."""
 
     def launch_on_host(
-        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
-        after: Sequence[Event] = (),
-    ) -> Event:
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: StreamEvents,
+        after: StreamEvents = (),
+    ) -> StreamEvent:
         """Run the same kernel on the CPU, on host arrays, beside what the device runs; the bits are those of every CPU."""
 
     def upload(
-        self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         """Host array to device array. what: the tile, for messages."""
 
     def download(
-        self, target: np.ndarray, source: Any, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         """Device array to host array. what: the tile, for messages."""
 
     def add_stream(self, name: str, threads: int) -> Stream:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynctile.device.cublas import DATA_TYPE, WORKSPACE_NBYTES, compute_type, load
-from asynctile.grain import COARSE
 from asynctile.kernels.cuda.array import Array
+from asynctile.program.grain import COARSE
 
 #: cublasLtMatmulDescAttributes_t.
 TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, BIAS_DATA_TYPE = 3, 4, 7, 8, 26

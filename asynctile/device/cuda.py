@@ -21,14 +21,14 @@ from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
 from asynctile.device.cuda_stream import CudaEvent, CudaStream
 from asynctile.device.driver import Driver
 from asynctile.errors import BudgetError, DeviceError
-from asynctile.grain import COARSE
 from asynctile.kernels import cpu as cpu_kernels
 from asynctile.kernels import cuda as kernels
 from asynctile.kernels.cuda import Array
-from asynctile.operation import Operation
+from asynctile.program.grain import COARSE
+from asynctile.program.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.sizes import format_size
-from asynctile.stream import Event, Runner, Stream
+from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
 
 #: Kernels of operations that the host does.
 ON_HOST = ("adamw", "adamw_bf16")
@@ -110,8 +110,8 @@ class CudaDevice:
         return view
 
     def launch(
-        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
-    ) -> Event:
+        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: StreamEvents, after: StreamEvents = ()
+    ) -> StreamEvent:
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, _array(number))
         kernel = self.kernels[operation.kernel]
         if self._capture is None:
@@ -122,16 +122,16 @@ class CudaDevice:
         return self._capture.event
 
     def launch_on_host(
-        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
-        after: Sequence[Event] = (),
-    ) -> Event:
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: StreamEvents,
+        after: StreamEvents = (),
+    ) -> StreamEvent:
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
         return self._host.enqueue(waits, cpu_kernels.KERNELS[operation.kernel], args, after=after, what=operation)
 
     def recorder(self) -> Recorder | None:
         return self if self._compute.trace is None else None  # a trace wants to see each operation
 
-    def begin_capture(self) -> Event:
+    def begin_capture(self) -> StreamEvent:
         self._capture = Capture(CudaEvent(self._compute, False, "a graph of operations"))
         self.driver.bind()
         self.driver.begin_capture(self._compute.handle)
@@ -145,7 +145,7 @@ class CudaDevice:
         self._compute.enqueue(tuple(waits), self._run, (graph,), after=tuple(after), event=capture.event)
         return graph
 
-    def replay(self, graph: Any, waits: Sequence[Event], after: Sequence[Event] = ()) -> Event:
+    def replay(self, graph: Any, waits: StreamEvents, after: StreamEvents = ()) -> StreamEvent:
         return self._compute.enqueue(waits, self._run, (graph,), after=after, what="a graph of operations")
 
     def forget(self, graph: Any) -> None:
@@ -155,14 +155,14 @@ class CudaDevice:
         self.driver.launch_graph(graph, self._compute.handle)
 
     def upload(
-        self, target: Array, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: Array, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         args = (target.ptr, source.ctypes.data, target.nbytes, self._up.handle)
         return self._up.enqueue(waits, self.driver.copy, args, after=after, is_copy=True, what=what)
 
     def download(
-        self, target: np.ndarray, source: Array, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: np.ndarray, source: Array, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         if isinstance(target.base, PinnedMap):
             return self._down_to(target, source, waits, after, what)
         # A copy to RAM that is not pinned would hold the caller until it is done: through pinned RAM, and on by a host thread.
@@ -191,8 +191,8 @@ class CudaDevice:
         self.driver.close()
 
     def _down_to(
-        self, target: np.ndarray, source: Array, waits: Sequence[Event], after: Sequence[Event], what: object
-    ) -> Event:
+        self, target: np.ndarray, source: Array, waits: StreamEvents, after: StreamEvents, what: object
+    ) -> StreamEvent:
         args = (target.ctypes.data, source.ptr, source.nbytes, self._down.handle)
         return self._down.enqueue(waits, self.driver.copy, args, after=after, is_copy=True, what=what)
 
@@ -216,8 +216,8 @@ class Capture:
     """A graph being written down: the event that stands for it, and what its operations wait for."""
 
     event: CudaEvent
-    waits: set[Event] = field(default_factory=set)
-    after: set[Event] = field(default_factory=set)
+    waits: set[StreamEvent] = field(default_factory=set)
+    after: set[StreamEvent] = field(default_factory=set)
 
 
 class Queue:

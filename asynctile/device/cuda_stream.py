@@ -20,13 +20,13 @@ from typing import Any
 
 from asynctile.device.driver import Driver
 from asynctile.errors import DeviceError
-from asynctile.stream import Event, Span, Task
+from asynctile.streams.stream import Span, StreamEvent, StreamEvents, StreamTask
 
 #: Pieces of work that land together when nobody waits for one of them.
 BATCH = 8
 
 
-class CudaEvent(Event):
+class CudaEvent(StreamEvent):
     """mark: the driver's event, while the work is on its way; 0 for work that failed before it was handed over.
 
     number: its place in the stream, 0 until it was handed over, or failed.
@@ -39,12 +39,12 @@ class CudaEvent(Event):
         super().__init__(is_copy, what)
         self.stream = stream
         self.mark = self.number = 0
-        self.heirs: list[Task] = []
+        self.heirs: list[StreamTask] = []
         self.span: tuple[int, int] | None = None
 
 
 class CudaStream:
-    """A runner (asynctile/stream.py). handle: the driver's stream. stall_s: seconds in which it waited for copies.
+    """A runner (asynctile/streams/stream.py). handle: the driver's stream. stall_s: seconds in which it waited for copies.
 
     lock: shared with every stream whose work waits for this one's, on the GPU or on the host.
     """
@@ -54,7 +54,7 @@ class CudaStream:
         self.handle = driver.new_stream()
         self.trace: list[Span] | None = None
         self.finished = 0
-        self.waiting: set[Task] = set()
+        self.waiting: set[StreamTask] = set()
         self.stall_s = 0.0
         self._driver = driver
         self._lock = lock
@@ -73,23 +73,23 @@ class CudaStream:
         self._thread = threading.Thread(target=self._land, name=f"asynctile-{name}", daemon=True)
 
     @property
-    def running(self) -> Mapping[str, tuple[Task, float]]:
+    def running(self) -> Mapping[str, tuple[StreamTask, float]]:
         """The piece of work that lands next, as the watchdog wants to know it."""
         with self._lock:
             if not self._flying:
                 return {}
-            return {self.name: (Task(self, self._flying[0], _nothing, ()), self._landed_at)}
+            return {self.name: (StreamTask(self, self._flying[0], _nothing, ()), self._landed_at)}
 
     def start(self) -> None:
         self._thread.start()
 
     def enqueue(
         self,
-        waits: Sequence[Event],
+        waits: StreamEvents,
         work: Callable[..., Any],
         args: tuple[Any, ...],
         *,
-        after: Sequence[Event] = (),
+        after: StreamEvents = (),
         is_copy: bool = False,
         what: object = None,
         event: CudaEvent | None = None,
@@ -99,7 +99,7 @@ class CudaStream:
         event: that of the work, if there is one already. DeviceError once the stream is closed.
         """
         event = event or CudaEvent(self, is_copy, what)
-        task = Task(self, event, work, args)
+        task = StreamTask(self, event, work, args)
         with self._lock:
             if self._closing:
                 raise DeviceError(f"stream {self.name} is closed: the engine was closed while it worked")
@@ -111,7 +111,7 @@ class CudaStream:
                 self._hand_over(task)
         return event
 
-    def becomes_ready(self, task: Task, by: object) -> None:
+    def becomes_ready(self, task: StreamTask, by: object) -> None:
         """What the task waited for on the host is done, or was handed over."""
         self._hand_over(task)
 
@@ -132,7 +132,7 @@ class CudaStream:
         for mark in (*self._marks, *self._timers):
             self._driver.destroy_event(mark)
 
-    def _hand_over(self, task: Task) -> None:
+    def _hand_over(self, task: StreamTask) -> None:
         """Under the lock: give a task to the driver, and every task that hung on that."""
         ready = deque([task])
         while ready:
@@ -148,7 +148,7 @@ class CudaStream:
                 if not heir.waiting:
                     ready.append(heir)
 
-    def _submit(self, task: Task, event: CudaEvent) -> None:
+    def _submit(self, task: StreamTask, event: CudaEvent) -> None:
         """Under the lock: enqueue on the driver's stream, or fail. Either way it lands, in order."""
         for before in task.waits:
             event.error = event.error or before.error
@@ -172,7 +172,7 @@ class CudaStream:
             self._more.notify()
         self._flying.append(event)
 
-    def _order_behind(self, task: Task) -> None:
+    def _order_behind(self, task: StreamTask) -> None:
         """Make the driver's stream wait for what other streams have yet to do."""
         last: dict[CudaStream, CudaEvent] = {}
         copies = False
@@ -269,7 +269,7 @@ class CudaStream:
         trace.append((self.name, name, began_s, began_s + lasted_s))
 
 
-def _hang_on(task: Task) -> None:
+def _hang_on(task: StreamTask) -> None:
     """Under the lock: count what has not been handed over yet, or, of the host's own work, is not done yet."""
     for before in (*task.waits, *task.after):
         if isinstance(before, CudaEvent) and not before.number:
@@ -278,7 +278,7 @@ def _hang_on(task: Task) -> None:
     task.hang_on(_of_the_host(task.waits), _of_the_host(task.after))
 
 
-def _of_the_host(events: Sequence[Event]) -> list[Event]:
+def _of_the_host(events: StreamEvents) -> list[StreamEvent]:
     return [event for event in events if not isinstance(event, CudaEvent)]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
-from asynctile.precision import BF16
+from asynctile.program.precision import BF16
 
 #: Room that no plan may exceed.
 WORKSPACE_NBYTES = 192 << 20

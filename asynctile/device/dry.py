@@ -1,4 +1,4 @@
-"""A device that computes and copies nothing, for a run without bytes (asynctile/simulate.py).
+"""A device that computes and copies nothing, for a run without bytes (asynctile/measure/simulate.py).
 
 Everything it enqueues is done at once, so the tiers above it decide as in a run and only the decisions remain.
 """
@@ -12,14 +12,14 @@ from typing import Any, cast
 import numpy as np
 
 from asynctile.device.base import Recorder, Report
-from asynctile.grain import FINE, Grain
-from asynctile.operation import Operation
+from asynctile.program.grain import FINE, Grain
+from asynctile.program.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
 from asynctile.storage.spill import SpillTier
-from asynctile.stream import Event, Runner, Stream
+from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
 
-DONE = Event()
+DONE = StreamEvent()
 DONE.done = True
 
 
@@ -39,7 +39,7 @@ class DryMemory(HostMemory):
 class DryStream:
     """Runs nothing."""
 
-    def enqueue(self, *args: Any, **options: Any) -> Event:
+    def enqueue(self, *args: Any, **options: Any) -> StreamEvent:
         return DONE
 
 
@@ -65,27 +65,27 @@ class DryDevice(DryMemory):
         return True
 
     def launch(
-        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
-    ) -> Event:
+        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: StreamEvents, after: StreamEvents = ()
+    ) -> StreamEvent:
         return DONE
 
     def launch_on_host(
-        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
-        after: Sequence[Event] = (),
-    ) -> Event:
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: StreamEvents,
+        after: StreamEvents = (),
+    ) -> StreamEvent:
         return DONE
 
     def recorder(self) -> Recorder | None:
         return None
 
     def upload(
-        self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         return DONE
 
     def download(
-        self, target: np.ndarray, source: Any, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         return DONE
 
     def add_stream(self, name: str, threads: int) -> Stream:

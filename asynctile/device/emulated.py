@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from asynctile.device.workers import WorkerDevice
 from asynctile.storage.limits import spare_memory
-from asynctile.stream import Event, Runner, Stream
+from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
 
 
 class Link:
@@ -54,13 +53,13 @@ class EmulatedDevice(WorkerDevice):
         return spare_memory() // 2 if wanted is None else wanted
 
     def upload(
-        self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         return self._up.stream.enqueue(waits, self._up.copy, (target, source), after=after, is_copy=True, what=what)
 
     def download(
-        self, target: np.ndarray, source: Any, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         return self._down.stream.enqueue(waits, self._down.copy, (target, source), after=after, is_copy=True, what=what)
 
     def streams(self) -> list[Runner]:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.base import Recorder, Report
-from asynctile.grain import FINE
 from asynctile.kernels import cpu as kernels
-from asynctile.operation import Operation
+from asynctile.program.grain import FINE
+from asynctile.program.operation import Operation
 from asynctile.storage.host import HostMemory
-from asynctile.stream import Event, Runner, Stream
+from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
 
 
 class WorkerDevice(HostMemory):
@@ -46,28 +46,28 @@ class WorkerDevice(HostMemory):
         return np.zeros(count)
 
     def launch(
-        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: Sequence[Event], after: Sequence[Event] = ()
-    ) -> Event:
+        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: StreamEvents, after: StreamEvents = ()
+    ) -> StreamEvent:
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
         return self._compute.enqueue(waits, self.kernels[operation.kernel], args, after=after, what=operation)
 
     def launch_on_host(
-        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: Sequence[Event],
-        after: Sequence[Event] = (),
-    ) -> Event:
+        self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: StreamEvents,
+        after: StreamEvents = (),
+    ) -> StreamEvent:
         return self.launch(operation, arrays, number, waits, after)  # the same cores
 
     def recorder(self) -> Recorder | None:
         return None
 
     def upload(
-        self, target: Any, source: np.ndarray, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
 
     def download(
-        self, target: np.ndarray, source: Any, waits: Sequence[Event], after: Sequence[Event] = (), what: object = None
-    ) -> Event:
+        self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
         return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
 
     def add_stream(self, name: str, threads: int) -> Stream:

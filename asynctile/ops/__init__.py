@@ -1,8 +1,8 @@
 """The verbs: functions that turn tiles into operations, each with the contract its kernels keep.
 
-A contract names the tiles that may be bf16 (asynctile/precision.py): T stands for float32 or bf16, one of them in all T of
-an operation, and so does U. Tiles without a letter are float32, tokens and targets int32. Kernels compute in float32 or more
-whatever T and U are, and those of the CPU have float32 only.
+A contract names the tiles that may be bf16 (asynctile/program/precision.py): T stands for float32 or bf16, one of them in all
+T of an operation, and so does U. Tiles without a letter are float32, tokens and targets int32. Kernels compute in float32 or
+more whatever T and U are, and those of the CPU have float32 only.
 
 Letters in shapes: R rows of a tile (tokens), C columns, K inner columns, g heads in a column tile, hs columns of one
 head, V rows of a vocabulary tile. A row tile holds `seqs` whole sequences of R / seqs tokens, or a piece of one.

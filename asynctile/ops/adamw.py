@@ -8,8 +8,8 @@ It is decoupled weight decay as in arXiv 1711.05101, arranged as PyTorch does.
 
 from __future__ import annotations
 
-from asynctile.handle import Handle
-from asynctile.operation import Operation, expect
+from asynctile.program.handle import Handle
+from asynctile.program.operation import Operation, expect
 
 #: Columns of the `hyper` tile: (factor, beta1, 1 - beta1, beta2, 1 - beta2, keep = 1 - lr decay,
 #: step = lr / (1 - beta1^t), root = sqrt(1 - beta2^t), eps), each computed in float64 and rounded once.

@@ -8,8 +8,8 @@ see each other. Scores are scaled by 1 / sqrt(hs). The recurrence is that of Fla
 
 from __future__ import annotations
 
-from asynctile.handle import Handle
-from asynctile.operation import Operation, expect
+from asynctile.program.handle import Handle
+from asynctile.program.operation import Operation, expect
 
 
 def attention(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asynctile.handle import Handle
-from asynctile.operation import NO_NUMBER, Operation, expect
+from asynctile.program.handle import Handle
+from asynctile.program.operation import NO_NUMBER, Operation, expect
 
 #: Targets of this value give no loss and no gradient, as in PyTorch.
 IGNORED = -100

@@ -5,8 +5,8 @@ A row tile holds `seqs` sequences of t = R / seqs tokens that stand at positions
 
 from __future__ import annotations
 
-from asynctile.handle import Handle
-from asynctile.operation import Operation, expect
+from asynctile.program.handle import Handle
+from asynctile.program.operation import Operation, expect
 
 
 def embed_positions(wpe: Handle, x: Handle, *, seqs: int, start: int, row: int, first: bool) -> Operation:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asynctile.handle import Handle
-from asynctile.operation import Operation, expect
+from asynctile.program.handle import Handle
+from asynctile.program.operation import Operation, expect
 
 
 def gemm(

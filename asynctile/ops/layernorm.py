@@ -7,8 +7,8 @@ rows, `layernorm_whole` and its backward do everything in one pass over it.
 
 from __future__ import annotations
 
-from asynctile.handle import Handle
-from asynctile.operation import Operation, expect
+from asynctile.program.handle import Handle
+from asynctile.program.operation import Operation, expect
 
 
 def layernorm_stats(x: Handle, stats: Handle, *, seen: int, last: bool, eps: float) -> Operation:

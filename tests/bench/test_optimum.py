@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from asynctile.demand import measure
 from asynctile.layers import GPT2Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
-from asynctile.simulate import simulate
+from asynctile.measure.simulate import simulate
+from asynctile.program.needs import demand_of
 
 
 @pytest.mark.parametrize("update", ["device", "host"])
@@ -23,5 +23,5 @@ def test_the_yardstick_for_bytes_is_below_what_the_engine_loads_and_near_it(benc
     program = record("step", parameters, rows, on_host=on_host)
     cap = config.states_nbytes // 3
     loaded = simulate(program, standing, device_memory=cap).uploaded_nbytes
-    least = bench("optimum").min_loads(program, measure([program], standing).divide(cap, "device_memory"))
+    least = bench("optimum").min_loads(program, demand_of([program], standing).divide(cap, "device_memory"))
     assert 0 < least <= loaded < 1.1 * least

@@ -27,9 +27,9 @@ from asynctile.cli.stress.round import Round, seed_after
 from asynctile.cli.stress.settings import SCENARIOS, Settings
 from asynctile.cli.stress.thrash import least_loads
 from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
-from asynctile.handle import Handle
-from asynctile.operation import UPDATE, WRITE
 from asynctile.ops import gelu
+from asynctile.program.handle import Handle
+from asynctile.program.operation import UPDATE, WRITE
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
 

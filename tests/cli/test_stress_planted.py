@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from asynctile.budget import Loan
 from asynctile.cli.stress import cancel, faults
 from asynctile.cli.stress import round as rounds
 from asynctile.cli.stress.conductor import Conductor
 from asynctile.cli.stress.inputs import scenario as inputs
 from asynctile.cli.stress.round import seed_after
 from asynctile.device.workers import WorkerDevice
-from asynctile.program import Program
+from asynctile.memory.caps import Loan
+from asynctile.program.program import Program
 from asynctile.storage import spill
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.container import ContainerFile
@@ -109,7 +109,7 @@ def test_without_the_event_before_a_slot_is_used_again(
 
 
 def test_without_the_wait_of_a_read_from_disk_for_the_write(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asynctile.spill_link.failed_or_unfinished", lambda *events: ())
+    monkeypatch.setattr("asynctile.memory.spill_link.failed_or_unfinished", lambda *events: ())
     assert run("random", 20)["failures"]
 
 

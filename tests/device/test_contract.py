@@ -8,9 +8,9 @@ import pytest
 
 from asynctile.device import CpuDevice, CudaDevice, EmulatedDevice, open_device
 from asynctile.errors import DeviceError
-from asynctile.handle import Handle
-from asynctile.operation import HOST
 from asynctile.ops import copy, sum_squares
+from asynctile.program.handle import Handle
+from asynctile.program.operation import HOST
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from tests.cuda.build import missing

@@ -11,9 +11,9 @@ from asynctile.device import CudaDevice, cuda_stream
 from asynctile.device.cuda import RESERVE_NBYTES
 from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.errors import BudgetError, DeviceError
-from asynctile.handle import Handle
 from asynctile.kernels.cuda import Array
 from asynctile.ops import copy, fill
+from asynctile.program.handle import Handle
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from asynctile.storage.slabs import SLAB_NBYTES

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.cuda import CudaDevice
-from asynctile.handle import Handle
 from asynctile.kernels.cuda import Array
-from asynctile.operation import NO_NUMBER, UPDATE, Operation
+from asynctile.program.handle import Handle
+from asynctile.program.operation import NO_NUMBER, UPDATE, Operation
 
 #: Bytes before and behind a tile that kernels must leave alone; as floats they are NaN, so that reading them shows too.
 MARGIN = 256

@@ -11,9 +11,9 @@ import pytest
 
 from asynctile import Engine
 from asynctile.device.cuda import CudaDevice
-from asynctile.handle import Handle
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.ops import copy, fill, sum_squares
+from asynctile.program.handle import Handle
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from tests.gpu.conftest import NAME

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from asynctile import BudgetError, Engine, TornModelError
-from asynctile.demand import measure
-from asynctile.grain import COARSE, FINE, Grain
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import Tiling
-from asynctile.precision import from_bf16, to_bf16
+from asynctile.program.grain import COARSE, FINE, Grain
+from asynctile.program.needs import demand_of
+from asynctile.program.precision import from_bf16, to_bf16
 from asynctile.storage.tensors import TensorReader
 from tests.interpreter import Model
 from tests.layers.training import (
@@ -227,7 +227,7 @@ def test_the_floor_is_what_the_hungriest_program_needs(precision: str) -> None:
     config = GPT2Config(n_layer=2, n_head=2, n_embd=24, block_size=64, vocab_size=300)
     parameters = Parameters(config, Tiling(config, 32, GRAIN), precision)
     program = record("step", parameters, parameters.tiling.rows(1, 64))
-    needed = measure([program], parameters.states()).floor_nbytes
+    needed = demand_of([program], parameters.states()).floor_nbytes
     assert needed == floor_demand(config, 32, GRAIN, precision).floor_nbytes
     other = "bf16" if precision == "fp32" else "fp32"
     assert needed != floor_demand(config, 32, GRAIN, other).floor_nbytes
@@ -246,5 +246,5 @@ def test_no_program_needs_more_than_the_floor(seed: int) -> None:
     rows = parameters.tiling.rows(micro_batches * draw.randint(1, 4), length, micro_batches)
     floor = floor_demand(config, tile, grain, precision).floor_nbytes
     for kind in KINDS:
-        needed = measure([record(kind, parameters, rows, recompute=draw.random() < 0.5)], parameters.states())
+        needed = demand_of([record(kind, parameters, rows, recompute=draw.random() < 0.5)], parameters.states())
         assert needed.floor_nbytes <= floor, (kind, config, tile, grain.tall, rows.batch, length, needed.what)

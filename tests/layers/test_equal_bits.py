@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from asynctile import BudgetError, Engine
-from asynctile.demand import measure
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import FLOOR_NBYTES, Tiling, default_tile
-from asynctile.loop import new_loop
+from asynctile.loop.thread import new_loop
+from asynctile.program.needs import demand_of
 from tests.layers.shapes import SHAPES, Shape
 from tests.layers.training import RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
 
@@ -178,7 +178,7 @@ def test_no_program_needs_more_than_the_floor(seed: int) -> None:
     rows = parameters.tiling.rows(micro_batches * draw.randint(1, 4), length, micro_batches)
     floor = floor_demand(config, tile).floor_nbytes
     for kind in KINDS:
-        needed = measure([record(kind, parameters, rows, recompute=draw.random() < 0.5)], parameters.states())
+        needed = demand_of([record(kind, parameters, rows, recompute=draw.random() < 0.5)], parameters.states())
         assert needed.floor_nbytes <= floor, (kind, config, tile, rows.batch, length, needed.what)
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynctile.demand import measure
-from asynctile.handle import Handle
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import Tiling
-from asynctile.operation import Operation
-from asynctile.precision import BF16, to_bf16
-from asynctile.program import Program
-from asynctile.simulate import simulate
+from asynctile.measure.simulate import simulate
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import Operation
+from asynctile.program.precision import BF16, to_bf16
+from asynctile.program.program import Program
 from tests.interpreter import Model
 from tests.layers.shapes import SHAPES, Shape
 from tests.layers.test_step import assert_same_bits, determined, distance
@@ -155,7 +155,7 @@ def test_demand_and_simulation_follow_the_dtypes(shape: Shape) -> None:
     found = {}
     for precision in ("fp32", "bf16"):
         parameters, program = recorded(shape, "step", precision)
-        demand = measure([program], parameters.states())
+        demand = demand_of([program], parameters.states())
         traffic = simulate(program, list(parameters.states()), device_memory=demand.floor_nbytes)
         assert traffic.device_peak_nbytes <= demand.floor_nbytes
         # Every master and moment comes up once at least, and goes down changed.

@@ -11,7 +11,7 @@ import pytest
 from asynctile import Engine
 from asynctile.layers import Trainer, programs
 from asynctile.layers.programs import FEW, Programs
-from asynctile.program import Program
+from asynctile.program.program import Program
 from tests.layers.training import OPTIMIZER, SMALL, assert_same_tensors, batches_of, lively
 
 

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from asynctile.handle import Handle
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import Tiling
-from asynctile.operation import NO_NUMBER, Operation
-from asynctile.program import Fetch, Mark, Program
+from asynctile.program.handle import Handle
+from asynctile.program.operation import NO_NUMBER, Operation
+from asynctile.program.program import Fetch, Mark, Program
 from asynctile.storage.tile import NEVER
 from tests.layers.shapes import SHAPES, Shape
 

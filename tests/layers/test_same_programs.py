@@ -10,8 +10,8 @@ import hashlib
 import pytest
 
 from asynctile.layers.step import KINDS, record
-from asynctile.operation import Operation
-from asynctile.program import Fetch
+from asynctile.program.operation import Operation
+from asynctile.program.program import Fetch
 from tests.layers.shapes import SHAPES, Shape
 
 #: (operations of all kinds of programs, with and without recompute; digest of what they do to which tiles in which order)

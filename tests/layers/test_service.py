@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asynctile import Engine, StalledError
-from asynctile.budget import Loan
+from asynctile.memory.caps import Loan
 from asynctile.storage.tensors import TensorWriter
 from tests.layers.saving import BATCHES, states_of, trainer_on
 from tests.layers.training import SMALL

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynctile.grain import COARSE, FINE, Grain, grain_of
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.head import STRIP_TOKENS
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import GRAIN, Split
 from asynctile.layers.tiling import FLOOR_NBYTES, FLOOR_SHARE, MOST_EDGE, Tiling, default_tile, floor_estimate
+from asynctile.program.grain import COARSE, FINE, Grain, grain_of
 
 small = st.integers(1, 400)
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile import BudgetError, Engine
-from asynctile.demand import measure
 from asynctile.layers import Trainer
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import record
@@ -29,8 +28,9 @@ from asynctile.layers.update_placement import (
     spread,
     updates_of,
 )
-from asynctile.operation import HOST, NO_NUMBER
-from asynctile.rates import Rates
+from asynctile.measure.rates import Rates
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import HOST, NO_NUMBER
 from tests.interpreter import Model
 from tests.layers.shapes import SHAPES, Shape
 from tests.layers.training import (
@@ -294,7 +294,7 @@ def test_what_is_spread_is_spread_evenly(total: int, data: st.DataObject) -> Non
 def test_the_costs_are_those_of_the_program() -> None:
     parameters = RAGGED.parameters()
     program = record("step", parameters, parameters.tiling.rows(RAGGED.batch, RAGGED.length, 2))
-    demand = measure([program], parameters.states())
+    demand = demand_of([program], parameters.states())
     matrices = [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
     size = sum(operation.operands[0].nbytes // 4 for operation in matrices) / len(matrices)
     found = costs_of(program, matrices, demand, demand.resident_nbytes, RATES)
@@ -312,7 +312,7 @@ def test_a_placement_depends_on_program_cap_and_rates_alone() -> None:
     for _ in range(2):
         parameters = RAGGED.parameters()
         program = record("step", parameters, parameters.tiling.rows(RAGGED.batch, RAGGED.length, 2))
-        demand = measure([program], parameters.states())
+        demand = demand_of([program], parameters.states())
         slow = replace(RATES, upload=1e6, download=1e6, update=1e6)
         names.append(sorted(tile.name for tile in place(program, demand, STATES // 4, slow)))
         assert 0 < len(names[-1]) < len(updates_of(program))

@@ -33,7 +33,7 @@ from asynctile.cli.stress.settings import Settings
 from asynctile.cli.stress.table import Display, summary
 from asynctile.cli.stress.tally import Tally
 from asynctile.kernels.cpu import warm
-from asynctile.loop import new_loop
+from asynctile.loop.thread import new_loop
 
 __all__ = ["run"]
 

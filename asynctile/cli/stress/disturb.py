@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from asynctile.loop import new_loop
+from asynctile.loop.thread import new_loop
 
 __all__ = ["Disturbance", "Counted", "disturbed", "draw_disturbance"]
 

@@ -29,7 +29,7 @@ from asynctile.cli.stress.work import Outcome, Work
 from asynctile.cli.stress.writer import write_program
 from asynctile.errors import AsynctileError, TierError
 from asynctile.layers import Trainer
-from asynctile.statistics import Statistics
+from asynctile.measure.statistics import Statistics
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.demand import align
 from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Faults

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from asynctile import Engine
 from asynctile.cli.stress.finding import expect_bytes
 from asynctile.cli.stress.place import Place, draw_place
-from asynctile.demand import measure
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.program.needs import demand_of
 from asynctile.storage.demand import Demand
 
 __all__ = [
@@ -85,19 +85,19 @@ def draw_recipe(chance: random.Random) -> Recipe:
 def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> Place:
     """Any budget from the floor to all of what a step wants, and either place of updates."""
     update = chance.choice(("device", "host"))
-    place = draw_place(chance, demand_of(recipe, update), least=floor_of(), share=1.0, spill=spill)
+    place = draw_place(chance, step_demand(recipe, update), least=floor_of(), share=1.0, spill=spill)
     return replace(place, update=update)
 
 
 @cache
-def demand_of(recipe: Recipe, update: str) -> Demand:
+def step_demand(recipe: Recipe, update: str) -> Demand:
     """What a step asks of the memories that it runs in."""
     parameters = Parameters(CONFIG, Tiling(CONFIG, TILE))
     kind = "step" if recipe.clip_norm is None else "step_clipped"
     rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches)
     on_host = (tile for parameter in parameters.values() for tile in parameter.weights.values() if update == "host")
     program = record(kind, parameters, rows, recompute=recipe.recompute, on_host=frozenset(on_host))
-    return measure([program], parameters.states())
+    return demand_of([program], parameters.states())
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from asynctile import Engine
 from asynctile.cli.stress.disturb import Counted
 from asynctile.device import CpuDevice, EmulatedDevice
-from asynctile.loop import Undo, new_loop
+from asynctile.loop.thread import Undo, new_loop
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 

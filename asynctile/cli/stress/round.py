@@ -18,7 +18,7 @@ from asynctile.cli.stress.leaks import Held, expect_empty
 from asynctile.cli.stress.models import Course
 from asynctile.cli.stress.place import Place, StressEngine
 from asynctile.cli.stress.tally import Tally
-from asynctile.stall import describe
+from asynctile.streams.stall import describe
 
 __all__ = ["WATCHDOG_S", "Round", "seed_after"]
 

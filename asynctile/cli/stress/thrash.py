@@ -15,10 +15,10 @@ from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.place import Place
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.work import Work
-from asynctile.handle import Handle
-from asynctile.operation import WRITE, Operation
 from asynctile.ops import gelu_backward, gemm
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.operation import WRITE, Operation
+from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import align
 from asynctile.storage.tile import NEVER

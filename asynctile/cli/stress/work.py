@@ -14,12 +14,12 @@ import numpy as np
 
 from asynctile import Engine
 from asynctile.cli.stress.finding import expect_bytes
-from asynctile.demand import measure
-from asynctile.handle import Handle
 from asynctile.kernels.cpu import KERNELS
-from asynctile.loop import under_shield
-from asynctile.operation import NO_NUMBER, READ, WRITE, Operation
-from asynctile.program import Fetch, Program
+from asynctile.loop.thread import under_shield
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import NO_NUMBER, READ, WRITE, Operation
+from asynctile.program.program import Fetch, Program
 
 __all__ = ["Outcome", "Work", "compute"]
 
@@ -48,7 +48,7 @@ class Work:
         self.program = program
         self.values = dict(values)
         self.inputs = dict(inputs)
-        self.demand = measure([program], self.values)
+        self.demand = demand_of([program], self.values)
 
     def interpret(self, tiles: Mapping[Handle, np.ndarray]) -> Outcome:
         """What one run makes of `tiles`, on an array a tile."""

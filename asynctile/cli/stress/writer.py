@@ -17,11 +17,11 @@ from dataclasses import replace
 import numpy as np
 
 from asynctile.cli.stress.work import Work, compute
-from asynctile.handle import Handle
 from asynctile.layers import AdamW
-from asynctile.operation import HOST, Operation
 from asynctile.ops import adamw, column_sums, copy, fill, gelu, gelu_backward, gemm, layernorm, layernorm_stats, sum_squares
-from asynctile.program import Program
+from asynctile.program.handle import Handle
+from asynctile.program.operation import HOST, Operation
+from asynctile.program.program import Program
 
 __all__ = ["LEAST_OPERATIONS", "write_program"]
 

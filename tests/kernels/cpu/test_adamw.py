@@ -9,7 +9,7 @@ from numba import njit
 
 from asynctile.kernels.cpu import KERNELS
 from asynctile.kernels.cpu.jit import SIGNATURES
-from asynctile.precision import to_bf16
+from asynctile.program.precision import to_bf16
 from tests.kernels import reference
 from tests.kernels.reference import random
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asynctile.kernels.cpu import KERNELS
-from asynctile.precision import to_bf16
+from asynctile.program.precision import to_bf16
 from tests.kernels.cuda.values import poison, random, wide
 
 HYPER = np.array(

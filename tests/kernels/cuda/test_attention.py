@@ -5,7 +5,7 @@ import pytest
 
 from asynctile.kernels.cuda import Array
 from asynctile.kernels.cuda.attention import way
-from asynctile.precision import BF16
+from asynctile.program.precision import BF16
 from tests.kernels import reference
 from tests.kernels.cuda.values import DTYPES, poison, random, wide
 

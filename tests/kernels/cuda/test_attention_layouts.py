@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asynctile.kernels.cuda import Array, parts
-from asynctile.precision import from_bf16, to_bf16
+from asynctile.program.precision import from_bf16, to_bf16
 from tests.cuda.build import build, library
 from tests.cuda.context import SoftContext
 from tests.kernels.cuda.test_attention import backward, forward

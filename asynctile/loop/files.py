@@ -1,0 +1,106 @@
+"""Files of saves and loads: blocking work in threads that the engine can leave behind, under the watchdog.
+
+The device's loop hands each piece (a tile written, a sync, a checksum) to a stream; so it counts as work that moves, is named
+where something hangs, and a disk that does not answer holds up neither the end of the engine nor that of the process, as the
+threads of an event loop would. Tiles that leave RAM are spill_link.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from asynctile.errors import StalledError
+from asynctile.memory.tier import unfinished
+from asynctile.storage.documents import finish
+from asynctile.streams.run_ahead import Looks, Window
+from asynctile.streams.stream import Stream, StreamEvent
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Pieces of different saves and loads that run at once; those of one follow each other.
+THREADS = 4
+
+
+class Files(Executor):
+    """The file work of one save or load, piece after piece, on `stream`. what: the save or load, for messages.
+
+    stalled: the error of the watchdog once it has spoken. Whatever is asked of it then (to clear up) is done when what hangs
+    has ended, and waited for no more.
+    """
+
+    def __init__(self, stream: Stream, window: Window, what: str) -> None:
+        self.what = what
+        self.stalled: StalledError | None = None
+        self._stream = stream
+        self._window = window
+        self._last: StreamEvent | None = None
+        self._lock = threading.Lock()
+        self._unfinished: set[Future[Any]] = set()
+        self._looks = Looks(window.patience_s, lambda: stream.finished)
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self, work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
+        """Run `work` in a thread, to its end even if cancelled; then CancelledError is raised, unless the work failed.
+
+        StalledError when no piece of any file work has ended for as long as the watchdog waits.
+        """
+        return await finish(asyncio.wrap_future(self.submit(work, *args, **more)))
+
+    def tick(self) -> None:
+        """Called by a piece that takes long: it goes on."""
+        self._stream.tick()
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **more: P.kwargs) -> Future[T]:
+        """Enqueue `work`, on the device's loop. Cancelling the future does nothing."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def file_work() -> None:
+            try:
+                result = work(*args, **more)
+            except BaseException as error:
+                self._settle(future, partial(future.set_exception, error))
+            else:
+                self._settle(future, partial(future.set_result, result))
+
+        after = () if self._last is None else unfinished(self._last)
+        self._last = self._stream.enqueue((), file_work, (), after=after, what=self.what)
+        if self.stalled is not None:
+            self._settle(future, partial(future.set_exception, self.stalled))
+        else:
+            self._unfinished.add(future)
+            self._watch()
+        return future
+
+    def _settle(self, future: Future[Any], how: Callable[[], None]) -> None:
+        """The first that speaks is heard: the work, or the watchdog."""
+        with self._lock:
+            if not future.done():
+                how()
+
+    def _watch(self) -> None:
+        """Look again in a while, if anybody waits."""
+        self._unfinished = {future for future in self._unfinished if not future.done()}
+        if self._timer is None and self._unfinished and self._looks.every_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._looks.every_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._unfinished and self._looks.has_stood_still():
+            self._give_up()
+        self._watch()
+
+    def _give_up(self) -> None:
+        self._window.hangs = True
+        self.stalled = StalledError(
+            f"nothing has moved for {self._window.patience_s:g} s: {self.what} waits for its disk, which does not answer; look "
+            "at that disk, and save to or load from another; training may go on"
+        )
+        for future in self._unfinished:
+            self._settle(future, partial(future.set_exception, self.stalled))

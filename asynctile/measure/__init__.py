@@ -1,0 +1,1 @@
+"""What is counted and timed: a run without bytes, rates, statistics, traces."""

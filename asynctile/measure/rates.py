@@ -1,0 +1,191 @@
+"""How fast an engine's device, its link and the CPU beside it are: a short probe of each, by what operations and copies use.
+
+Who places work asks (asynctile/layers/update_placement.py); nothing in the engine does. The probes run on the device's streams
+and on slots of its tiers, taken for as long as they last: they stay below the caps as a step does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asynctile.errors import BudgetError
+from asynctile.memory.tier import Tier
+from asynctile.ops import adamw, fill, gemm
+from asynctile.ops.adamw import HYPER
+from asynctile.program.handle import Handle
+from asynctile.run.assembly import Tiers
+from asynctile.storage.arena import Pool
+from asynctile.storage.documents import finish
+from asynctile.storage.sizes import parse_size
+from asynctile.streams.stream import StreamEvent, StreamEvents
+
+#: A probe is repeated, four times as often each time, until it takes this long.
+LONG_ENOUGH_S = 2e-3
+#: Pieces of a chain enqueued at once: this thread sleeps between bursts, and leaves the interpreter to those that work.
+BURST = 8
+#: Edge of products, at most, times as many where row tiles are tall: on a GPU they last far longer than asking for one takes.
+GEMM_EDGE = 1024
+#: Edge of what is copied, at most.
+COPY_EDGE = 2048
+#: AdamW goes round so many times what the caches hold, at most so many bytes, as far as they are there for tiles.
+BEYOND_CACHES, BEYOND_CACHES_NBYTES = 4, 1 << 30
+#: Tiles of one update: w, g, m, v.
+UPDATED = 4
+#: Bytes of RAM that AdamW moves for one parameter: w, m and v in and out, g in.
+UPDATE_NBYTES = 28
+
+#: Enqueues one piece of the work of a chain, behind the piece before it.
+Work = Callable[[int, StreamEvents], StreamEvent]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """compute: FLOP/s of the device's GEMMs. upload, download: bytes/s. update: bytes/s of RAM in AdamW on the CPU."""
+
+    compute: float
+    upload: float
+    download: float
+    update: float
+
+
+async def measure_rates(tiers: Tiers, dtype: np.dtype[Any]) -> Rates | None:
+    """On the device's loop, over arenas that were cut, with nothing in flight. None if no RAM is free to try it in.
+
+    dtype: that of the operands of its GEMMs.
+    """
+    top, ram = tiers.top.arena.pools[-1], max(tiers.host.arena.pools, key=_spare_nbytes)
+    cores = len(os.sched_getaffinity(0))
+    targets = cores if top.limit is None else max(1, min(cores, top.limit - 2))
+    wide = min(BEYOND_CACHES * (caches_nbytes() or BEYOND_CACHES_NBYTES), BEYOND_CACHES_NBYTES, _spare_nbytes(ram))
+    sets = max(1, wide // (UPDATED * ram.slot_nbytes))
+    try:
+        with _held(tiers.host, ram, UPDATED * sets) as below, _held(tiers.top, top, 2 + targets) as above:
+            await tiers.window.drain()  # what stood in these slots has left
+            try:
+                await finish(asyncio.gather(*(asyncio.to_thread(tile.array.fill, 1.0) for tile in below)))
+                probes = _Probes(tiers, above, below, min(cores, below[0].shape[0]), dtype)
+                return Rates(
+                    compute=await probes.rate(probes.multiply, targets, probes.flops),
+                    upload=await probes.rate(probes.upload, 1, probes.copied_nbytes),
+                    download=await probes.rate(probes.download, 1, probes.copied_nbytes),
+                    update=await probes.rate(probes.update, probes.cores, probes.updated_nbytes),
+                )
+            finally:  # broken off, probes that were enqueued still write to the slots: others get them behind the last one
+                await finish(tiers.window.settle())
+    except BudgetError:
+        return None
+
+
+def caches_nbytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Of all caches of the last level of this machine together; 0 where the system does not tell."""
+    found: dict[tuple[int, str], int] = {}
+    try:
+        for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+            level, shared, size = ((cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+            found[int(level), shared] = parse_size(size + "iB")
+    except (OSError, ValueError):
+        return 0
+    last = max((level for level, _ in found), default=0)
+    return sum(nbytes for (level, _), nbytes in found.items() if level == last)
+
+
+def _spare_nbytes(pool: Pool) -> int:
+    """Of the slots that a pool is to come to, those that are free."""
+    return max(0, pool.expected - pool.used) * pool.slot_nbytes
+
+
+@contextmanager
+def _held(tier: Tier, pool: Pool, count: int) -> Iterator[list[Handle]]:
+    """`count` tiles, each a whole slot of `pool`, on `tier` for a while; nobody writes them back."""
+    tiles = [Handle(f"probe[{index}]", (pool.slot_nbytes // 4,)) for index in range(count)]
+    try:
+        tier.admit(tiles, "w" * count)
+        yield tiles
+    finally:
+        for tile in tiles:
+            tier.release(tile)
+
+
+class _Probes:
+    """above: tiles on the device, the last ones for results. below: in RAM, four for each update. cores: of the CPU, to use."""
+
+    def __init__(self, tiers: Tiers, above: list[Handle], below: list[Handle], cores: int, dtype: np.dtype[Any]) -> None:
+        self.device, self.window = tiers.device, tiers.window
+        self.cores = cores
+        copied = _edge(COPY_EDGE, min(above[0].nbytes, below[0].nbytes), 4)
+        self.copied_nbytes = 4 * copied**2
+        self.ram = tiers.host.memory.array(below[0].slot, (copied, copied), np.float32)
+        self.whole = tiers.top.memory.array(above[0].slot, (copied, copied), np.float32)
+        inner = _edge(GEMM_EDGE * tiers.device.grain.tall, above[0].nbytes, dtype.itemsize)
+        self.flops = 2 * inner**3
+        self.factors = [Handle(tile.name, (inner, inner), dtype) for tile in above]
+        self.arrays = [tiers.top.memory.array(tile.slot, (inner, inner), dtype) for tile in above]
+        # What stood here before may be slow to compute with: no numbers, or numbers that are nearly zero.
+        for tile, array in zip(self.factors, self.arrays, strict=True):
+            self.window.add(self.device.launch(fill(tile, 1.0), (array,), None, ()))
+        self.hyper = np.array([1, 0.9, 0.1, 0.95, 0.05, 1, 1e-3, 1, 1e-8], np.float32)
+        part = below[0].shape[0] // cores
+        self.updated_nbytes = UPDATE_NBYTES * part
+        w, g, m, v = below[:UPDATED]
+        self.step = adamw(w, g, m, v, Handle("hyper", (HYPER,)), decay=True, number=0)
+        #: by core, what it updates one after another
+        self.parts = [
+            [tuple(tile.array[core * part : (core + 1) * part] for tile in below[first : first + UPDATED])
+             for first in range(0, len(below), UPDATED)] for core in range(cores)
+        ]  # fmt: skip
+        self.turns = [0] * cores
+        self.norms = np.zeros((cores, 1))
+
+    async def rate(self, work: Work, chains: int, amount: int) -> float:
+        """`amount` a second, of which each piece of work does one; `chains` of them run side by side."""
+        await self._seconds(work, chains, 1)  # the first touch of memory
+        rounds = 1
+        while (seconds := await self._seconds(work, chains, rounds)) < LONG_ENOUGH_S:
+            rounds *= 4
+        seconds = min(seconds, await self._seconds(work, chains, rounds))  # a machine that was away for once is not slow
+        return amount * chains * rounds / seconds
+
+    def multiply(self, chain: int, after: StreamEvents) -> StreamEvent:
+        a, b, c = (0, 1, 2 + chain)
+        operation = gemm(self.factors[a], self.factors[b], self.factors[c])
+        return self.device.launch(operation, (self.arrays[a], self.arrays[b], self.arrays[c]), None, after)
+
+    def upload(self, chain: int, after: StreamEvents) -> StreamEvent:
+        return self.device.upload(self.whole, self.ram, after)
+
+    def download(self, chain: int, after: StreamEvents) -> StreamEvent:
+        return self.device.download(self.ram, self.whole, after)
+
+    def update(self, chain: int, after: StreamEvents) -> StreamEvent:
+        sets, turn = self.parts[chain], self.turns[chain]
+        self.turns[chain] += 1  # back at the same tiles only after all others
+        return self.device.launch_on_host(self.step, (*sets[turn % len(sets)], self.hyper), self.norms[chain], after)
+
+    async def _seconds(self, work: Work, chains: int, rounds: int) -> float:
+        begin = time.perf_counter()
+        for burst in range(0, rounds, BURST):
+            last: list[StreamEvents] = [()] * chains
+            for _ in range(min(BURST, rounds - burst)):
+                for chain in range(chains):
+                    event = work(chain, last[chain])
+                    self.window.add(event)
+                    last[chain] = (event,)
+            for (event,) in last:
+                await self.window.landed(event)
+            self.window.forget_done()
+        return time.perf_counter() - begin
+
+
+def _edge(most: int, nbytes: int, itemsize: int) -> int:
+    """Of the largest square of such items within so many bytes, up to `most`."""
+    return min(most, math.isqrt(nbytes // itemsize))

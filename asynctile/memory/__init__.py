@@ -1,0 +1,1 @@
+"""Where tiles stand while programs run: tiers, the links between them, and how caps are cut."""

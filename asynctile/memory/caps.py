@@ -1,0 +1,157 @@
+"""How much of each tier a program gets: caps are cut for its demand, places on the disk reserved, spare RAM lent.
+
+Decisions about single tiles are tier.py's and pipeline.py's. Everything here happens between runs, on the device's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import cast
+
+from asynctile.errors import BudgetError
+from asynctile.memory.host_link import Copy, HostLink
+from asynctile.memory.tier import Tier
+from asynctile.program.handle import Handle
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import Demand, align
+from asynctile.storage.sizes import format_size
+from asynctile.storage.spill import SpillTier
+from asynctile.streams.run_ahead import Window
+from asynctile.streams.stall import who
+
+
+class Loan:
+    """RAM set aside for `who`, on the device's loop. nbytes: how much."""
+
+    def __init__(self, budget: Budget, nbytes: int, who: str) -> None:
+        self.nbytes = nbytes
+        self.who = who
+        self._budget = budget
+
+    def give_back(self) -> None:
+        """Return it; a second time does nothing."""
+        self._budget.take_back(self)
+
+
+class Budget:
+    """tiers: from the top down, RAM last. link: between the two if they are two. spill: below RAM, or None."""
+
+    def __init__(self, tiers: Sequence[Tier], link: HostLink | None, spill: SpillTier | None, window: Window) -> None:
+        self.tiers = tiers
+        self.top, self.host = tiers[0], tiers[-1]
+        self.link = link
+        self.spill = spill
+        self.window = window
+        #: all and only what is lent, oldest first
+        self.loans: dict[Loan, None] = {}
+        self._returned: asyncio.Future[None] | None = None
+        #: what the spill folder has places for
+        self._reserved: Demand | None = None
+
+    def check_floor(self, floor: Demand) -> None:
+        """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
+        for tier in self.tiers:
+            if tier.arena.cap is not None and tier.arena.evictable:
+                self._demand(tier, floor).check(tier.arena.cap, tier.arena.argument, tier.arena.remedy)
+
+    def check_room(self, nbytes: int) -> None:
+        """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
+        ram = self.host.arena.cap
+        assert ram is not None, "an engine has a cap, be it that of the machine"
+        disk = 0 if self.spill is None else self.spill.room_nbytes
+        if nbytes > ram + disk:
+            below = "and no spill folder" if self.spill is None else f"and {format_size(disk)} in the spill folder"
+            disks = "name a folder on a large disk with spill" if self.spill is None else "use a larger disk"
+            raise BudgetError(
+                f"tiles of {format_size(nbytes)} in all must be kept, there are {format_size(ram)} of RAM for them {below}; "
+                f"{self.host.arena.remedy}, {disks} or choose a smaller model",
+                floor=nbytes - disk,
+            )
+
+    async def cut(self, demand: Demand) -> None:
+        """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
+        await self.window.settle()
+        await self._called_back(demand)
+        wanted = {tier: self._demand(tier, demand) for tier in self.tiers}
+        foreign = {tier: self._foreign(tier, demand) for tier in self.tiers}
+        for tier in self.tiers:
+            tier.arena.check(wanted[tier], foreign[tier])
+        self._reserve_spill(demand, wanted[self.host], foreign[self.host])
+        for tier in self.tiers:
+            if tier.arena.fits(wanted[tier], foreign[tier]):
+                tier.back()
+                continue
+            if tier.arena.must_be_empty(wanted[tier], foreign[tier]):
+                tier.clear()
+                await self.window.drain()
+            tier.cut(wanted[tier], foreign[tier])
+
+    def borrow(self, nbytes: int, who: str) -> Loan | None:
+        """Set RAM aside for the caller's own use, if nothing here will need it. who: borrows, for messages."""
+        if not self.host.arena.lend(nbytes):
+            return None
+        self.host.ledger.peak_nbytes = max(self.host.ledger.peak_nbytes, self.host.arena.held_nbytes)
+        loan = Loan(self, nbytes, who)
+        self.loans[loan] = None
+        return loan
+
+    def take_back(self, loan: Loan) -> None:
+        """Nothing if it was taken back before."""
+        if loan in self.loans:
+            del self.loans[loan]
+            self.host.arena.lent_nbytes -= loan.nbytes
+            if self._returned is not None:
+                self._returned.set_result(None)
+                self._returned = None
+
+    def _demand(self, tier: Tier, demand: Demand) -> Demand:
+        rounded = demand.rounded(tier.arena.alignment)
+        if self.link is None:
+            return rounded.alone()
+        return rounded if tier is self.top else rounded.passing()
+
+    def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
+        """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""
+        alignment, found = tier.arena.alignment, self._owners(tier)
+        if tier is not self.top:
+            found |= self._owners(self.top)
+        return Counter(align(tile.nbytes, alignment) for tile in found if tile not in demand.standing)
+
+    def _owners(self, tier: Tier) -> set[Handle]:
+        """The tiles of programs that stand in `tier`."""
+        return {tile.owner if isinstance(tile, Copy) else cast(Handle, tile) for tile in tier.ledger.resident}
+
+    async def _called_back(self, demand: Demand) -> None:
+        """Wait for lent RAM if it is wanted now: whoever borrowed it finishes a save, or StalledError names it."""
+        arena = self.host.arena
+        while self.loans and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
+            if self._returned is None:
+                self._returned = asyncio.get_running_loop().create_future()
+            await self.window.told(self._returned, self._lent)
+
+    def _lent(self) -> str:
+        loans = " and ".join(f"{format_size(loan.nbytes)} lent to {loan.who}" for loan in self.loans)
+        return f"{who()} waits for RAM, of which there is {loans}; wait until that has ended, or raise host_memory"
+
+    def _reserve_spill(self, demand: Demand, wanted: Demand, foreign: Counter[int]) -> None:
+        """Make sure that whatever may have to leave RAM finds a place in the folder."""
+        if self.spill is None or demand is self._reserved:
+            return
+        self._reserved = None
+        if self.host.arena.keeps_all(wanted, foreign):
+            return
+        counts = Counter(wanted.exact)
+        for tile in cast(frozenset[Handle], demand.standing):
+            counts[align(tile.nbytes, PAGE)] -= self._has_block(tile)
+        for tile in self._owners(self.top) | self._owners(self.host):
+            if tile not in demand.standing:
+                counts[align(tile.nbytes, PAGE)] += not self._has_block(tile)
+        self.spill.reserve(counts)
+        self._reserved = demand
+
+    def _has_block(self, tile: Handle) -> bool:
+        """Whether the tile has a place in the spill file."""
+        place = tile if self.link is None else tile.backing
+        return place is not None and place.backing is not None

@@ -1,0 +1,83 @@
+"""What a program demands of an arena: slot sizes, the floor, and how much would hold everything.
+
+Pure; storage/arena.py divides a cap by it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from asynctile.program.handle import Handle
+from asynctile.program.operation import DEVICE, HOST, Operation
+from asynctile.program.program import Entry, Program
+from asynctile.storage.demand import Demand, align
+from asynctile.storage.tile import NEVER
+
+#: Tiles of at most 1/8 of the largest one live in small slots.
+SMALL_SHARE = 8
+
+
+def demand_of(programs: Iterable[Program], standing: Iterable[Handle]) -> Demand:
+    """Demand of `programs`, of which one runs at a time, over `standing` tiles that stay between runs."""
+    programs = list(programs)
+    persistent = set(standing)
+    for program in programs:
+        persistent.update(program.inputs.values())
+    tiles = persistent.union(*(program.temporaries for program in programs))
+    sizes = {align(tile.nbytes) for tile in tiles}
+    large = max(sizes)
+    small = max((size for size in sizes if size <= large // SMALL_SHARE), default=0)
+    entries = [entry for program in programs for entry in program.entries]
+    floor, what = _floor((entry for entry in entries if entry.place == DEVICE), small)
+    below, what_below = _floor((entry for entry in entries if entry.place == HOST), small)
+    exact = Counter(align(tile.nbytes) for tile in persistent)
+    exact += _union(_live_peak(program) for program in programs)
+    if not small:
+        return Demand((large,), floor[1:], exact, what or "the program", persistent, below=below[1:], what_below=what_below)
+    return Demand((small, large), floor, exact, what or "the program", persistent, below=below, what_below=what_below)
+
+
+def _floor(entries: Iterable[Entry], small: int) -> tuple[tuple[int, ...], str]:
+    """The most small and large tiles that one of the entries needs at once, and which one it is."""
+    floor, what = (0, 0), ""
+    for entry in entries:
+        counts = [0, 0]
+        for tile in set(entry.tiles):
+            counts[align(tile.nbytes) > small] += 1
+        if counts[1] > floor[1]:
+            what = _describe(entry)
+        floor = max(floor[0], counts[0]), max(floor[1], counts[1])
+    return floor, what
+
+
+def _describe(entry: Entry) -> str:
+    kernel = entry.kernel if isinstance(entry, Operation) else "fetch"
+    return f"{kernel} of {entry.tiles[0].name}"
+
+
+def _union(counters: Iterable[Counter[int]]) -> Counter[int]:
+    """The largest count of each size: programs run one at a time."""
+    union: Counter[int] = Counter()
+    for counter in counters:
+        union |= counter
+    return union
+
+
+def _live_peak(program: Program) -> Counter[int]:
+    """For each size, the most temporaries of it that are alive at once."""
+    alive: set[Handle] = set()
+    count: Counter[int] = Counter()
+    peak: Counter[int] = Counter()
+    for entry, uses in zip(program.entries, program.next_uses, strict=True):
+        for tile in entry.tiles:
+            if not tile.persistent and tile not in alive:
+                alive.add(tile)
+                size = align(tile.nbytes)
+                count[size] += 1
+                peak[size] = max(peak[size], count[size])
+        for tile, use in zip(entry.tiles, uses, strict=True):
+            if use == NEVER and tile in alive:
+                alive.remove(tile)
+                count[align(tile.nbytes)] -= 1
+    return peak

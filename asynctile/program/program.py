@@ -1,0 +1,156 @@
+"""A program: the operations of one step in order, with the next use of every tile known in advance.
+
+Layers record it once for a key (kind, config, B, T, ...); the engine runs it every step. It decides no placement
+(storage/residency.py) and touches no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from asynctile.program.handle import Handle
+from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
+from asynctile.storage.tile import NEVER, Tile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """Copy `tile` to the host: outputs[key][index] = tile, in program order."""
+
+    tile: Handle
+    key: str
+    index: tuple[slice, ...]
+    access: ClassVar[str] = READ
+    place: ClassVar[str] = DEVICE
+
+    @property
+    def tiles(self) -> tuple[Handle, ...]:
+        return (self.tile,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """A named place in the order, where the host may look and decide ("loss", "update")."""
+
+    name: str
+    tiles: ClassVar[tuple[Handle, ...]] = ()
+    access: ClassVar[str] = ""
+    place: ClassVar[str] = DEVICE
+
+
+Entry = Operation | Fetch | Mark
+
+#: What the device ranks tiles by: its own next use of their bytes. BELOW + position: it has none, they are used in RAM there.
+#: So such a tile is the first to leave, and RAM still knows when it is wanted.
+BELOW = NEVER >> 1
+
+
+def in_ram(rank: int) -> int:
+    """The position in a rank of the device, for a ledger of RAM."""
+    return rank - BELOW if BELOW <= rank < NEVER else rank
+
+
+class Program:
+    """Record with `add`, `fetch`, `mark`, `tile`, `input`, `number`; then `finish`.
+
+    entries: what happens, in order.
+    numbers: labels of the float64 numbers that operations report, by index.
+    inputs: small tiles that the host fills before a run, by name.
+    temporaries: tiles that live within one run.
+    next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
+    overwritten); persistent tiles continue into the next run of the same program (position + len).
+    device_uses: the same as a device over RAM ranks its tiles, see BELOW; `next_uses` itself if nothing runs on the host.
+    standing: every persistent tile it touches. first_uses: where each of them is first read or updated.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: list[Entry] = []
+        self.numbers: list[str] = []
+        self.inputs: dict[str, Handle] = {}
+        self.temporaries: list[Handle] = []
+        self.marks: dict[str, int] = {}
+        self.next_uses: list[tuple[int, ...]] = []
+        self.device_uses: list[tuple[int, ...]] = []
+        self.first_uses: dict[Tile, int] = {}
+        self.standing: list[Handle] = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def tile(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Handle:
+        """A temporary of this program."""
+        tile = Handle(name, shape, dtype)
+        self.temporaries.append(tile)
+        return tile
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Handle:
+        """A small tile that the host fills before each run."""
+        tile = Handle(name, shape, dtype, persistent=True)
+        self.inputs[name] = tile
+        return tile
+
+    def number(self, label: str) -> int:
+        """Reserve one float64 that an operation reports to the host."""
+        self.numbers.append(label)
+        return len(self.numbers) - 1
+
+    def add(self, operation: Operation) -> None:
+        self.entries.append(operation)
+
+    def fetch(self, tile: Handle, key: str, index: tuple[slice, ...]) -> None:
+        self.entries.append(Fetch(tile, key, index))
+
+    def mark(self, name: str) -> None:
+        self.marks[name] = len(self.entries)
+        self.entries.append(Mark(name))
+
+    def finish(self) -> Program:
+        """Compute `next_uses` and what comes with them."""
+        first, self.next_uses = self._walk_back(_use)
+        self.standing = list(first)
+        self.first_uses = {tile: use - len(self) for tile, use in first.items() if use < NEVER}
+        on_host = any(entry.place == HOST for entry in self.entries)
+        self.device_uses = self._walk_back(_device_use)[1] if on_host else self.next_uses
+        return self
+
+    def operations(self) -> Iterator[Operation]:
+        return (entry for entry in self.entries if isinstance(entry, Operation))
+
+    def _walk_back(self, use: Callable[[int, str, str, int], int]) -> tuple[dict[Handle, int], list[tuple[int, ...]]]:
+        """The first use of each persistent tile in the next run, and the next uses behind each entry of this one.
+
+        Two walks backwards, since the next use of a persistent tile may be in the next run.
+        """
+        length = len(self.entries)
+        upcoming: dict[Handle, int] = {}
+        for position in range(length - 1, -1, -1):
+            entry = self.entries[position]
+            for tile, how in zip(entry.tiles, entry.access, strict=True):
+                if tile.persistent:
+                    upcoming[tile] = use(position + length, how, entry.place, upcoming.get(tile, NEVER))
+        first = dict(upcoming)
+        backwards: list[tuple[int, ...]] = []
+        for position in range(length - 1, -1, -1):
+            entry = self.entries[position]
+            backwards.append(tuple(upcoming.get(tile, NEVER) for tile in entry.tiles))
+            for tile, how in zip(entry.tiles, entry.access, strict=True):
+                upcoming[tile] = use(position, how, entry.place, upcoming.get(tile, NEVER))
+        return first, backwards[::-1]
+
+
+def _use(position: int, how: str, place: str, later: int) -> int:
+    """What an operand's next use is, seen from before `position`; later: seen from behind it."""
+    return NEVER if how == WRITE else position
+
+
+def _device_use(position: int, how: str, place: str, later: int) -> int:
+    """The same as the device ranks it."""
+    if how == WRITE or place == DEVICE:
+        return _use(position, how, place, later)
+    # What the host only reads may stay on the device for its next use there.
+    return later if how == READ and later < BELOW else BELOW + position

@@ -1,0 +1,172 @@
+"""What has been enqueued and not yet been seen to end: how far the host may run ahead, and the watchdog over it.
+
+Runs on the device's loop only. Every wait for work that was enqueued, and for what somebody else holds (a lock, RAM that is
+lent, an input), passes through here, so that cannot hang without a word: when no stream has finished anything for
+`patience_s`, the wait ends with an error that says who waits for whom. File work is watched by files.py in the same way. What
+waits for a task, a thread or another loop need not be: all that these wait for is watched, so they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from asynctile.errors import StalledError
+from asynctile.streams.stall import describe
+from asynctile.streams.stream import Runner, StreamEvent
+
+#: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers.
+RUN_AHEAD_OPERATIONS = 96
+RUN_AHEAD_NBYTES = 512 << 20
+#: How often the watchdog looks before its patience ends.
+LOOKS = 4
+
+
+class Looks:
+    """Whether a counter of what has moved stands still, by looks at it every quarter of the patience.
+
+    Looks, not a clock: a loop that was held up for long by somebody else's Python has not waited for long.
+    """
+
+    def __init__(self, patience_s: float | None, moved: Callable[[], int]) -> None:
+        self.every_s = None if patience_s is None else patience_s / LOOKS
+        self._moved = moved
+        self._seen = moved()
+        self._same = 0
+
+    def has_stood_still(self, *, computing: bool = False) -> bool:
+        """Look once more: whether it has stood still for as long as patience lasts. computing: something moves unseen."""
+        seen, self._seen = self._seen, self._moved()
+        self._same = self._same + 1 if seen == self._seen and not computing else 0
+        return self._same >= LOOKS
+
+
+class Window:
+    """Events in the order in which they were enqueued.
+
+    streams: all that work may run on, for the watchdog. patience_s: None for no watchdog.
+    stalled: the error of the watchdog once it has spoken of enqueued work. Nothing is waited for any more then: what hangs
+    may hang on. hangs: something does, be it a file of a save, which is no reason to stop.
+    """
+
+    def __init__(self, streams: Callable[[], Sequence[Runner]], patience_s: float | None) -> None:
+        self.patience_s = patience_s
+        self.stalled: StalledError | None = None
+        self.hangs = False
+        #: pieces of Python that compute in threads: they move, and end, though no stream shows it
+        self.computing = 0
+        self._streams = streams
+        self._events: deque[tuple[StreamEvent, int]] = deque()
+        #: operations of the host: seldom does the device wait for one, so a slow one does not hold up what is issued to it
+        self._beside: deque[StreamEvent] = deque()
+        self._operations = 0
+        self._nbytes = 0
+
+    def add(self, event: StreamEvent, nbytes: int = 0, *, beside: bool = False) -> None:
+        """An operation, or a copy of `nbytes`, was enqueued. beside: an operation of the host, next to a device's."""
+        if beside:
+            self._beside.append(event)
+            return
+        self._events.append((event, nbytes))
+        if nbytes:
+            self._nbytes += nbytes
+        else:
+            self._operations += 1
+
+    def is_full(self) -> bool:
+        """Whether the host has enqueued as much as it may, in operations of either kind or in bytes to be copied."""
+        most = max(self._operations, len(self._beside))
+        return most >= RUN_AHEAD_OPERATIONS or self._nbytes > RUN_AHEAD_NBYTES
+
+    async def room(self) -> None:
+        """Wait until the host is within its limit again; raises the error of work that failed."""
+        self.forget_done()
+        while self.is_full():
+            if len(self._beside) >= RUN_AHEAD_OPERATIONS:
+                head, middle = self._beside[0], self._beside[len(self._beside) // 2]
+            else:
+                head, middle = self._events[0][0], self._events[len(self._events) // 2][0]
+            # Streams overtake each other: while the head is not done, waiting for a middle that is would spin.
+            await self.settled(head if middle.done else middle)
+            self.forget_done()
+
+    async def drain(self) -> None:
+        """Wait until everything that was enqueued has run; raises the first error among it."""
+        failed: BaseException | None = None
+        while self._events:
+            event, nbytes = self._events[0]
+            await self.settled(event)
+            failed = failed or event.error
+            if self._events and self._events[0][0] is event:  # nobody else dropped it meanwhile
+                self._drop(nbytes)
+        while self._beside:
+            event = self._beside[0]
+            await self.settled(event)
+            failed = failed or event.error
+            if self._beside and self._beside[0] is event:
+                self._beside.popleft()
+        if failed is not None:
+            raise failed
+
+    async def settle(self) -> None:
+        """Wait until everything that was enqueued has run, well or not: its events say how. After a stall, for nothing."""
+        while (self._events or self._beside) and self.stalled is None:
+            try:
+                await self.drain()
+            except Exception:  # drain has emptied the window before it raises
+                continue
+
+    async def landed(self, event: StreamEvent) -> None:
+        """Wait until `event` is done; raises the error of its work."""
+        await self.settled(event)
+        if event.error is not None:
+            raise event.error
+
+    async def settled(self, event: StreamEvent) -> None:
+        """Wait until `event` is done, well or not. StalledError when nothing has moved for too long."""
+        if self.stalled is not None:
+            raise self.stalled
+        if not event.done and not await self._patiently(event.settled, lambda: event.done):
+            self.hangs = True
+            self.stalled = StalledError(describe(self._streams(), self.patience_s or 0.0))
+            raise self.stalled
+
+    async def told(self, future: asyncio.Future[None], otherwise: Callable[[], str]) -> None:
+        """Wait for a future that somebody else resolves. StalledError, which says `otherwise`, when nothing moves meanwhile.
+
+        Only this wait is given up: what others hold, or leave out, is no fault of the engine.
+        """
+        if not await self._patiently(lambda: asyncio.shield(future), future.done):
+            raise StalledError(f"nothing has moved for {self.patience_s:g} s: {otherwise()}")
+
+    async def _patiently(self, wait: Callable[[], Awaitable[object]], is_done: Callable[[], bool]) -> bool:
+        """Wait until `is_done`; False if nothing at all has moved for as long as patience lasts."""
+        looks = Looks(self.patience_s, lambda: sum(stream.finished for stream in self._streams()))
+        while not is_done():
+            try:
+                async with asyncio.timeout(looks.every_s):
+                    await wait()
+            except TimeoutError:
+                if looks.has_stood_still(computing=self.computing > 0):
+                    return False
+        return True
+
+    def forget_done(self) -> None:
+        """Drop what has run from the front; raises the error of work that failed."""
+        while self._events and self._events[0][0].done:
+            event, nbytes = self._events[0]
+            self._drop(nbytes)
+            if event.error is not None:
+                raise event.error
+        while self._beside and self._beside[0].done:
+            event = self._beside.popleft()
+            if event.error is not None:
+                raise event.error
+
+    def _drop(self, nbytes: int) -> None:
+        self._events.popleft()
+        if nbytes:
+            self._nbytes -= nbytes
+        else:
+            self._operations -= 1

@@ -1,0 +1,335 @@
+"""Streams and events on the host: worker threads that run work behind the loop that enqueues it.
+
+A stream is a queue and one or more threads. Work names the events it must wait for; it runs when all of them are done,
+the work enqueued first before the rest. So nothing that is ready waits behind something that is not, and no thread
+ever blocks on an event: streams cannot deadlock, since an event exists before anything can wait for it.
+
+An event carries the error of its work, and work that waits for a failed event fails with the same error instead of
+running: one bad kernel fails everything downstream. Work that only comes after another, because it takes over the slot, does
+not care how that went: nothing else fails.
+
+The way not taken: a thread a stream that runs strictly in order, with the stream chosen when work is issued, as on a
+GPU. With two cores and guessed costs each waited for the other for a quarter of the forward pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+from asynctile.errors import DeviceError
+
+#: One piece of work in a trace: stream, work, start and end in seconds.
+Span = tuple[str, str, float, float]
+
+
+class StreamEvent:
+    """Done when its work has run. Created by `Stream.enqueue`.
+
+    error: what the work raised, or inherited; None if it went well. is_copy: moved bytes between tiers. what: the
+    operation or the tile that it is about, for messages.
+    """
+
+    __slots__ = ("done", "error", "is_copy", "what", "dependents", "followers", "_wakers")
+
+    def __init__(self, is_copy: bool = False, what: object = None) -> None:
+        self.done = False
+        self.error: BaseException | None = None
+        self.is_copy = is_copy
+        self.what = what
+        self.dependents: list[StreamTask] = []
+        self.followers: list[StreamTask] = []
+        self._wakers: list[Callable[[], Any]] = []
+
+    def wait(self) -> None:
+        """Block the calling thread until done."""
+        lock = threading.Lock()
+        lock.acquire()
+        self._wakers.append(lock.release)
+        if not self.done:
+            lock.acquire()
+
+    async def settled(self) -> None:
+        """Wait on the event loop until done, well or not."""
+        if not self.done:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+            self._wakers.append(lambda: loop.call_soon_threadsafe(resolve, future))
+            if not self.done:
+                await future
+
+    async def landed(self) -> None:
+        """Wait on the event loop until done; raises the error of the work."""
+        await self.settled()
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody on the host waits for it now."""
+        return bool(self._wakers or self.dependents or self.followers)
+
+    def finish(self, by: object = None) -> None:
+        """Under the lock of its streams: it is done; what waited for nothing else becomes ready. by: the stream that ran it."""
+        self.done = True
+        dependents, followers = self.dependents, self.followers
+        if not dependents and not followers:
+            return
+        self.dependents, self.followers = [], []
+        for task in dependents:
+            task.event.error = task.event.error or self.error
+        for task in (*dependents, *followers):
+            task.waiting -= 1
+            if self.is_copy:
+                task.copies -= 1
+                if not task.copies:
+                    task.stream.fed()
+            if not task.waiting:
+                task.stream.becomes_ready(task, by)
+
+    def wake(self) -> None:
+        """After `done` is set. Whoever adds a waker looks at `done` afterwards, so none is missed."""
+        wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            try:
+                wake()
+            except RuntimeError:
+                pass  # the loop that waited has been closed meanwhile; nobody is there to be told
+
+
+#: What work waits for, in no order.
+StreamEvents = Sequence[StreamEvent]
+
+
+class Runner(Protocol):
+    """What runs tasks: worker threads here, a device's own queue elsewhere (device/cuda_stream.py).
+
+    finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits.
+    trace: None, or a list that gets a Span for each piece of work.
+    """
+
+    name: str
+    trace: list[Span] | None
+    finished: int
+    waiting: set[StreamTask]
+
+    @property
+    def running(self) -> Mapping[str, tuple[StreamTask, float]]: ...
+
+    def start(self) -> None: ...
+
+    def close(self, patience_s: float | None = None) -> None: ...
+
+    def becomes_ready(self, task: StreamTask, by: object) -> None:
+        """Under the lock: what `task` waited for is done."""
+
+    def fed(self) -> None:
+        """Under the lock: the last copy that one of its tasks waited for is done."""
+
+
+class StreamTask:
+    """Work that waits: for `waiting` events, `copies` of them copies. waits, after: those events while it waits."""
+
+    __slots__ = ("order", "stream", "event", "work", "args", "waits", "after", "waiting", "copies", "ready_at")
+
+    def __init__(self, stream: Runner, event: StreamEvent, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.stream = stream
+        self.event = event
+        self.work = work
+        self.args = args
+        self.waits: StreamEvents = ()
+        self.after: StreamEvents = ()
+        self.order = self.waiting = self.copies = 0
+        self.ready_at = 0.0
+
+    def __lt__(self, other: StreamTask) -> bool:
+        return self.order < other.order
+
+    def hang_on(self, waits: StreamEvents, after: StreamEvents) -> None:
+        """Under the lock: count the events that are not done yet, and be told of them; take over the error of one that is."""
+        event = self.event
+        for before in waits:
+            if before.done:
+                event.error = event.error or before.error
+            else:
+                before.dependents.append(self)
+                self.waiting += 1
+                self.copies += before.is_copy
+        for before in after:
+            if not before.done:
+                before.followers.append(self)
+                self.waiting += 1
+                self.copies += before.is_copy
+
+
+class Stream:
+    """Threads that run work as it becomes ready. Streams whose work waits for one another share a lock.
+
+    waiting_s: seconds, summed over its threads, for which there was nothing to run but work that waits for a copy.
+    ready_at: when the work that a one-thread stream runs now could have begun, time.perf_counter.
+    The rest is that of a Runner.
+    """
+
+    def __init__(self, name: str, lock: threading.Lock, threads: int = 1) -> None:
+        self.name = name
+        self.waiting_s = 0.0
+        self.trace: list[Span] | None = None
+        self.ready_at = 0.0
+        self.finished = 0
+        self.running: dict[str, tuple[StreamTask, float]] = {}
+        self.waiting: set[StreamTask] = set()
+        self._lock = lock
+        self._changed = threading.Condition(lock)
+        self._ready: list[StreamTask] = []
+        self._idle = 0
+        self._enqueued = 0
+        self._unfinished = 0
+        #: tasks that wait for a copy; until when waiting_s is counted
+        self._starved = 0
+        self._counted = 0.0
+        self._closing = self._left = False
+        names = [name] if threads == 1 else [f"{name}-{index}" for index in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(name,), name=f"asynctile-{name}", daemon=True) for name in names
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def enqueue(
+        self,
+        waits: StreamEvents,
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        after: StreamEvents = (),
+        is_copy: bool = False,
+        what: object = None,
+    ) -> StreamEvent:
+        """Run work(*args) once all of `waits` are done well and all of `after` are done; returns its event.
+
+        DeviceError once the stream is closed.
+        """
+        event = StreamEvent(is_copy, what)
+        task = StreamTask(self, event, work, args)
+        with self._lock:
+            if self._closing:
+                raise DeviceError(f"stream {self.name} is closed: the engine was closed while it worked")
+            self._enqueued += 1
+            self._unfinished += 1
+            task.order = self._enqueued
+            task.hang_on(waits, after)
+            if task.copies:
+                self._count_waiting()
+                self._starved += 1
+            if task.waiting:
+                task.waits, task.after = waits, after
+                self.waiting.add(task)
+            else:
+                task.ready_at = time.perf_counter()
+                heappush(self._ready, task)
+                if self._idle:
+                    self._changed.notify()
+        return event
+
+    def close(self, patience_s: float | None = None) -> None:
+        """Run what is enqueued, then end the threads.
+
+        patience_s: wait at most that long. What still waits is then given up, and a thread that is stuck in its work
+        is left behind (it is a daemon).
+        """
+        with self._lock:
+            self._closing = True
+            self._changed.notify_all()
+        until = None if patience_s is None else time.monotonic() + patience_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(None if until is None else max(0.0, until - time.monotonic()))
+                if thread.is_alive():
+                    with self._lock:
+                        self._left = True
+                        self._changed.notify_all()
+
+    def tick(self) -> None:
+        """From work that takes long: it moves."""
+        with self._lock:
+            self.finished += 1
+
+    def _run(self, name: str) -> None:
+        task: StreamTask | None = None
+        while (task := self._next(task)) is not None:
+            event = task.event
+            if event.error is None:
+                start = time.perf_counter()
+                self.ready_at = task.ready_at
+                self.running[name] = task, start
+                try:
+                    task.work(*task.args)
+                except BaseException as error:  # the event carries it to whoever waits
+                    event.error = error
+                del self.running[name]
+                if self.trace is not None:
+                    self.trace.append((name, task.work.__name__, start, time.perf_counter()))
+            task.args = ()  # a thread that rests must not hold the memory of an arena that was cut anew
+
+    def _next(self, finished: StreamTask | None) -> StreamTask | None:
+        """Hand on a finished task and take a ready one, waiting if there is none; None when closed."""
+        with self._lock:
+            if finished is not None:
+                self.finished += 1
+                self._unfinished -= 1
+                finished.event.finish(self)
+            while self._left or not self._ready:
+                if self._left or (self._closing and not self._unfinished):
+                    self._changed.notify_all()
+                    break
+                if finished is not None:
+                    # Wakers may call into an event loop; not under the lock.
+                    self._lock.release()
+                    finished.event.wake()
+                    self._lock.acquire()
+                    finished = None
+                    continue
+                self._rest()
+            task = heappop(self._ready) if self._ready and not self._left else None
+        if finished is not None:
+            finished.event.wake()
+        return task
+
+    def _rest(self) -> None:
+        """Under the lock: wait for something to be ready."""
+        self._count_waiting()
+        self._idle += 1
+        self._changed.wait()
+        self._count_waiting()
+        self._idle -= 1
+
+    def _count_waiting(self) -> None:
+        """Under the lock, before `_idle` or `_starved` changes: idle threads were waiting for a copy if any task was."""
+        now = time.perf_counter()
+        if self._starved:
+            self.waiting_s += self._idle * (now - self._counted)
+        self._counted = now
+
+    def becomes_ready(self, task: StreamTask, by: object) -> None:
+        self.waiting.discard(task)
+        task.waits = task.after = ()
+        task.ready_at = time.perf_counter()
+        heappush(self._ready, task)
+        if self._idle and (self is not by or len(self._ready) > 1):
+            self._changed.notify()
+
+    def fed(self) -> None:
+        self._count_waiting()
+        self._starved -= 1
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    """Set a future from another thread, by call_soon_threadsafe; nothing if it was cancelled meanwhile."""
+    if not future.done():
+        future.set_result(None)

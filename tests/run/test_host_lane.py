@@ -1,0 +1,307 @@
+"""Operations of the host among those of a device: bits, what crosses the link, what tiers hold. Order is test_host_order.py."""
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asynctile import Engine
+from asynctile.cli.stress.place import StressEngine, draw_place
+from asynctile.cli.stress.writer import write_program
+from asynctile.measure.simulate import simulate
+from asynctile.ops import adamw, copy, fill, gelu, gelu_backward, gemm, sum_squares
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import HOST, NO_NUMBER
+from asynctile.program.program import BELOW, Program
+from asynctile.storage.tile import NEVER
+
+sys.path.insert(0, str(Path(__file__).parent))
+from by_hand import NBYTES, SHAPE, late, moved, on_host, prepared, program_of, run, standing, values
+from matmul import Matmul, product_in_ram
+
+#: Which of the products (i, j, k) of a Matmul run on the host.
+MIXTURES = {
+    "all": lambda i, j, k: True,
+    "every other": lambda i, j, k: (i + j + k) % 2 == 0,
+    "the last of a sum": lambda i, j, k: k == 3,
+    "the first of a sum": lambda i, j, k: k == 0,
+    "a few": lambda i, j, k: (i, j, k) in {(0, 0, 2), (1, 3, 0), (3, 3, 3)},
+}
+#: Slots of the device, slots of RAM over a folder (None: no cap and no folder), prefetch.
+PLACES = [(3, None, 0), (5, None, 2), (20, None, 8), (60, None, 2), (3, 3, 2), (6, 5, 0), (6, 20, 2), (20, 4, 8), (60, 3, 2)]
+
+
+def folder_of(place, tmp_path):
+    return {} if place[1] is None else {"host_memory": place[1] * 4096, "spill": tmp_path}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES.keys())
+async def test_a_program_gives_the_same_bits_wherever_its_operations_run(mixture, place, tmp_path):
+    expected, work = await product_in_ram(Matmul()), Matmul(on_host=mixture)
+    options = folder_of(place, tmp_path)
+    async with Engine("emulated", device_memory=place[0] * NBYTES, prefetch=place[2], **options) as engine:
+        await work.prepare(engine)
+        for _ in range(3):
+            await work.run(engine)
+        assert np.array_equal(await work.result(engine), expected)
+        statistics = engine.statistics()
+        await engine.release(work.standing())
+        after = engine.statistics()
+    assert statistics.device_peak_bytes <= place[0] * NBYTES
+    assert place[1] is None or statistics.host_peak_bytes <= place[1] * 4096
+    assert (after.device_used_bytes, after.host_used_bytes, after.spill_used_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("mixture", ["every other", "the last of a sum"])
+async def test_a_simulated_run_moves_what_a_real_one_moves(mixture, place, tmp_path):
+    work, twin = (Matmul(on_host=MIXTURES[mixture]) for _ in range(2))
+    options = folder_of(place, tmp_path)
+    async with Engine("emulated", device_memory=place[0] * NBYTES, prefetch=place[2], **options) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        first = engine.statistics()
+        await work.run(engine)
+        second = engine.statistics()
+    traffic = simulate(twin.program, twin.standing(), device_memory=place[0] * NBYTES, prefetch=place[2],
+                       host_memory=options.get("host_memory"), spill=bool(options))  # fmt: skip
+    for name in ("uploaded", "downloaded", "spill_read", "spill_written"):
+        assert getattr(traffic, f"{name}_nbytes") == getattr(second, f"{name}_bytes") - getattr(first, f"{name}_bytes"), name
+    assert traffic.device_peak_nbytes == second.device_peak_bytes
+    assert traffic.host_peak_nbytes == second.host_peak_bytes
+
+
+@pytest.mark.parametrize("spilled", [True, False])
+async def test_where_ram_is_the_device_a_place_says_nothing(spilled, tmp_path):
+    expected, work = await product_in_ram(Matmul()), Matmul(on_host=MIXTURES["every other"])
+    options = {"host_memory": 3 * 4096, "spill": tmp_path} if spilled else {}
+    async with Engine("cpu", **options) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        assert np.array_equal(await work.result(engine), expected)
+        assert engine.statistics().operations == work.n**3
+
+
+async def test_a_gradient_that_dies_on_the_host_crosses_the_link_once_and_moments_never(tmp_path):
+    """The step of a weight tile: its gradient is made on the device, AdamW runs in RAM, the device reads the new weight."""
+    w, m, v, x = standing("w", "m", "v", "x")
+    hyper = Handle("hyper", (9,), persistent=True)
+    program = Program("step")
+    for _ in range(3):
+        gradient = program.tile("g", SHAPE)
+        program.add(gemm(x, w, gradient))
+        program.add(on_host(adamw(w, gradient, m, v, hyper, decay=True, number=program.number("norm"))))
+    program.finish()
+    tiles = [w, m, v, x, hyper]
+    bytes_of = values(tiles[:4]) | {hyper: np.array([1, 0.9, 0.1, 0.95, 0.05, 1, 1e-3, 1, 1e-8], np.float32)}
+    bytes_of[v] = np.abs(bytes_of[v])
+    found = {}
+    for place in ("cpu", "emulated"):
+        async with Engine(place, prefetch=2) as engine:
+            await engine.reserve(demand_of([program], tiles))
+            await engine.store(bytes_of.items())
+            assert await run(engine, program, tiles) is None
+            if place == "emulated":
+                assert moved(engine) == (4 * NBYTES, 3 * NBYTES)  # x once and w three times; three gradients
+                assert (m.slot, v.slot, w.slot) == (None, None, None)
+                assert engine.statistics().host_used_bytes == 4 * NBYTES + 64
+            found[place] = [array.tobytes() for array in await engine.read_all(tiles)]
+            await engine.release(tiles)
+    assert found["cpu"] == found["emulated"]
+
+
+async def test_what_the_host_reads_may_stay_on_the_device_and_what_it_writes_may_not():
+    a, b, c, d = tiles = standing("a", "b", "c", "d")
+    program = program_of(copy(a, b), on_host(copy(a, c)), copy(a, d), on_host(gelu(d, a)), copy(a, b))
+    async with Engine("emulated", device_memory=6 * NBYTES) as engine:
+        bytes_of = await prepared(engine, program, tiles)
+        assert await run(engine, program, tiles) is None
+        assert moved(engine) == (2 * NBYTES, NBYTES)  # a as it was, and as the host wrote it; d down
+        assert a.slot is not None and d.slot is None and c.slot is None
+        found = await engine.read_all(tiles)
+    assert np.array_equal(found[3], bytes_of[a]) and np.array_equal(found[2], bytes_of[a])
+    assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], bytes_of[a])
+
+
+async def test_bytes_that_nobody_needs_do_not_come_down_before_the_host_overwrites_them():
+    a, b = tiles = standing("a", "b")
+    program = program_of(copy(a, b), on_host(fill(b, 3.0)))
+    async with Engine("emulated", device_memory=4 * NBYTES) as engine:
+        await prepared(engine, program, tiles)
+        assert await run(engine, program, tiles) is None
+        assert moved(engine) == (NBYTES, 0)
+        assert (await engine.read(b) == 3).all()
+
+
+async def test_operands_of_the_host_are_not_loaded_onto_the_device_ahead():
+    tiles = standing(*(f"t{index}" for index in range(12)))
+    operations = [on_host(gelu(tiles[index], tiles[index + 1])) for index in range(0, 12, 2)]
+    program = program_of(copy(tiles[0], tiles[11]), *operations)
+    async with Engine("emulated", device_memory=6 * NBYTES, prefetch=8) as engine:
+        await prepared(engine, program, tiles)
+        assert await run(engine, program, tiles) is None
+        assert moved(engine)[0] == NBYTES
+        assert engine.statistics().operations == 7
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_operands_of_the_host_come_from_the_disk_ahead_of_their_operation(prefetch, tmp_path):
+    tiles = standing(*(f"t{index}" for index in range(120)))
+    program = program_of(*(on_host(gelu(tiles[index], tiles[index + 1])) for index in range(0, 120, 2)))
+    async with Engine("emulated", host_memory=30 * 4096, spill=tmp_path, prefetch=prefetch) as engine:
+        await prepared(engine, program, tiles)
+        await run(engine, program, tiles)
+        names = late(engine.tiers.host)
+        assert await run(engine, program, tiles) is None
+        assert moved(engine) == (0, 0)
+    assert len(names) > 20 if prefetch == 0 else len(names) < 5
+
+
+async def test_what_stands_on_the_device_comes_from_the_disk_ahead_too_if_the_host_reads_it(tmp_path):
+    x, y, z, *others = tiles = standing("x", "y", "z", *(f"t{index}" for index in range(8)))
+    program = program_of(copy(x, y), *(copy(other, y) for other in others), on_host(copy(x, z)))
+    async with Engine("emulated", device_memory=20 * NBYTES, host_memory=4 * 4096, spill=tmp_path) as engine:
+        await prepared(engine, program, tiles)
+        names = late(engine.tiers.host)
+        assert await run(engine, program, tiles) is None
+        assert x.slot is not None
+        assert "x" not in names[1:]
+
+
+async def test_a_tile_that_only_the_host_uses_next_leaves_the_device_first_and_ram_knows_when_it_is_used(tmp_path):
+    a, b, c, g, h = tiles = standing("a", "b", "c", "g", "h")
+    program = program_of(copy(a, g), copy(b, c), on_host(gelu(g, h)), copy(a, c))
+    async with Engine("emulated", device_memory=3 * NBYTES, host_memory=3 * 4096, spill=tmp_path, prefetch=0) as engine:
+        await prepared(engine, program, tiles)
+        issue, ranks = engine.tiers.lane.issue, []
+
+        def watched(operation, next_uses, number):
+            if operation.place == HOST:
+                ranks.append(g.backing.next_use - engine.tiers.order.base)
+            return issue(operation, next_uses, number)
+
+        engine.tiers.lane.issue = watched
+        assert await run(engine, program, tiles) is None
+        assert moved(engine) == (2 * NBYTES, NBYTES)  # a stays for its second use; g has to come down anyway
+        assert ranks == [2]
+
+
+async def test_what_the_host_is_about_to_write_is_loaded_behind_that_and_still_ahead_of_its_use():
+    w, x, y = tiles = standing("w", "x", "y")
+    program = program_of(fill(x, 1.0), on_host(gelu_backward(x, w)), *(fill(y, 1.0) for _ in range(20)), copy(w, y))
+    async with Engine("emulated", device_memory=8 * NBYTES) as engine:
+        await prepared(engine, program, tiles)
+        names = late(engine.tiers.top)
+        assert await run(engine, program, tiles) is None
+        assert names == []
+        assert moved(engine)[0] == NBYTES
+
+
+async def test_what_the_host_has_read_ranks_by_its_next_use():
+    a, b = tiles = standing("a", "b")
+    async with Engine("emulated", device_memory=8 * NBYTES) as engine:
+        await prepared(engine, program_of(copy(a, b)), tiles)
+        await engine.launch(copy(a, b))
+        await engine.launch(on_host(copy(a, b)))
+        ranks = []
+
+        async def job():
+            engine.tiers.lane.issue(on_host(copy(a, b)), (BELOW + 70, 50), None)
+            ranks.extend((a.next_use, a.backing.next_use, b.next_use, b.backing.next_use))
+            await engine.tiers.window.drain()
+
+        await engine.call(job())
+        assert a.slot is not None and b.slot is None
+    assert ranks == [BELOW + 70, 70, 50, 50]
+
+
+async def test_what_the_host_reports_comes_back():
+    a = Handle("a", SHAPE, persistent=True)
+    number = np.zeros(1)
+    async with Engine("emulated") as engine:
+        await engine.reserve(demand_of([], [a]))
+        await engine.store([(a, np.full(SHAPE, 2, np.float32))])
+        await engine.launch(on_host(sum_squares(a, number=0)), number)
+        await engine.synchronize()
+    assert number[0] == 4 * 32 * 32
+
+
+def test_the_floor_counts_an_operation_where_it_runs():
+    a, b, c, d = tiles = standing("a", "b", "c", "d")
+    hyper = Handle("hyper", (9,), persistent=True)
+    program = program_of(copy(a, b), on_host(adamw(a, b, c, d, hyper, decay=True, number=NO_NUMBER)))
+    demand = demand_of([program], [*tiles, hyper])
+    assert demand.floor == (0, 2)
+    assert demand.passing().floor == (1, 4)
+    assert demand.alone().floor == (1, 4)
+    assert demand.alone().what == "adamw of a"
+    assert demand_of([program_of(copy(a, b))], tiles).passing().floor == (1,)
+
+
+def test_the_device_ranks_tiles_by_its_own_next_use():
+    a, b = standing("a", "b")
+    program = Program("ranks")
+    t = program.tile("t", SHAPE)
+    program.add(copy(a, t))  # 0
+    program.add(on_host(copy(a, b)))  # 1
+    program.add(copy(a, b))  # 2
+    program.add(on_host(gelu(t, a)))  # 3
+    program.add(copy(b, t))  # 4
+    program.finish()
+    assert program.next_uses == [(1, 3), (2, NEVER), (NEVER, 4), (NEVER, 5), (NEVER, NEVER)]
+    # What the host only reads stays for the device; what it writes, and what it alone reads, goes down.
+    assert program.device_uses == [(2, BELOW + 3), (2, NEVER), (NEVER, 4), (NEVER, 5), (NEVER, NEVER)]
+    without = program_of(copy(a, b))
+    assert without.device_uses is without.next_uses
+
+
+def check_tiers(engine, tiles):
+    """What holds between two operations, of every tile."""
+    top, host = engine.tiers.top, engine.tiers.host
+    for tier in (top, host):
+        slots = [tile.slot for tile in tier.ledger.resident]
+        assert None not in slots and len(set(slots)) == len(slots)
+        assert sum(pool.used for pool in tier.arena.pools) == len(slots)
+    for tile in tiles:
+        assert (tile in top.ledger.resident) == (tile.slot is not None)
+        below = tile.backing
+        if tile.slot is None:
+            assert not tile.dirty
+            if tile.valid_below:
+                assert below.slot is not None or below.valid_below, tile
+        if below is not None:
+            assert (below in host.ledger.resident) == (below.slot is not None)
+            assert not below.dirty or below.slot is not None
+
+
+@pytest.mark.parametrize("seed", range(24))
+async def test_random_programs_agree_with_arrays_and_tiers_stay_consistent(seed, tmp_path):
+    chance = random.Random(seed)
+    work = write_program(chance)
+    for index, entry in enumerate(work.program.entries):
+        if hasattr(entry, "kernel") and chance.random() < 0.4:
+            work.program.entries[index] = on_host(entry)
+    work.program.finish()
+    work.demand = demand_of([work.program], work.values)
+    place = draw_place(chance, work.demand)
+    if place.device == "cpu":
+        place = replace(place, device="emulated", device_memory=work.demand.floor_nbytes, host_memory=place.host_memory)
+    async with StressEngine(place, tmp_path) as engine:
+        expected = work.interpret(work.values)  # here: while an engine is open BLAS has one thread
+        await work.store(engine)
+        tiles = [*work.values, *work.program.temporaries, *work.program.inputs.values()]
+        issue = engine.tiers.lane.issue
+
+        def checked(operation, next_uses, number):
+            event = issue(operation, next_uses, number)
+            check_tiers(engine, tiles)
+            return event
+
+        engine.tiers.lane.issue = checked
+        outcome = await work.run(engine)
+        (await work.read(engine, outcome)).expect(expected)

@@ -1,0 +1,245 @@
+"""Operations of the host: who waits for whom, failures, stalls, and how far ahead they are issued. Bits: test_host_lane.py."""
+
+import asyncio
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asynctile import AsynctileError, BudgetError, Engine, StalledError
+from asynctile.ops import copy, fill, gelu, gemm
+from asynctile.program.needs import demand_of
+from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
+
+sys.path.insert(0, str(Path(__file__).parent))
+from by_hand import NBYTES, launched, on_host, prepared, program_of, run, standing, values
+from matmul import Matmul, engine_for
+
+
+async def test_an_upload_that_still_reads_is_waited_for_before_the_host_writes():
+    a, b = tiles = standing("a", "b")
+    program = program_of(copy(a, b), on_host(fill(a, 7.0)))
+    async with Engine("emulated", device_memory=4 * NBYTES) as engine:
+        link = engine._device._up
+        slow_copy = link.copy
+
+        def slow(target, source):
+            time.sleep(0.1)
+            slow_copy(target, source)
+
+        link.copy = slow
+        bytes_of = await prepared(engine, program, tiles)
+        assert await run(engine, program, tiles) is None
+        assert np.array_equal(await engine.read(b), bytes_of[a])
+        assert (await engine.read(a) == 7).all()
+
+
+async def test_a_download_that_still_writes_is_waited_for_before_the_host_reads():
+    a, b, c = tiles = standing("a", "b", "c")
+    program = program_of(gelu(a, b), on_host(copy(b, c)))
+    async with Engine("emulated", device_memory=4 * NBYTES) as engine:
+        link = engine._device._down
+        slow_copy = link.copy
+
+        def slow(target, source):
+            time.sleep(0.1)
+            slow_copy(target, source)
+
+        link.copy = slow
+        await prepared(engine, program, tiles)
+        assert await run(engine, program, tiles) is None
+        found = await engine.read_all(tiles)
+    assert np.array_equal(found[1], found[2])
+
+
+class Raises:
+    """A kernel that fails at its n-th call."""
+
+    def __init__(self, engine, kernel, n):
+        self.true, self.left = engine._device.kernels[kernel], n
+        engine._device.kernels[kernel] = self
+        self.__name__ = kernel
+
+    def __call__(self, *args):
+        self.left -= 1
+        if self.left == 0:
+            raise FloatingPointError("the kernel broke")
+        self.true(*args)
+
+
+async def test_an_error_on_the_host_reaches_what_depends_on_it_and_nothing_else(tmp_path):
+    a, b, c, d = tiles = standing("a", "b", "c", "d")
+    program = program_of(copy(a, d), on_host(gelu(a, b)), copy(b, c))
+    async with engine_for(Matmul(), tmp_path, "emulated", 4, 6) as engine:
+        bytes_of = await prepared(engine, program, tiles)
+        Raises(engine, "gelu", 1)
+        error, lost = await run(engine, program, tiles)
+        assert isinstance(error, FloatingPointError)
+        assert lost == {"b", "c"}
+        assert np.array_equal(await engine.read(a), bytes_of[a])
+        assert np.array_equal(await engine.read(d), bytes_of[a])
+        with pytest.raises(AsynctileError, match="b was never written"):
+            await engine.read(b)
+        with pytest.raises(AsynctileError, match="b was never written"):
+            await engine.call(launched(engine, on_host(copy(b, d)), None))
+        assert await run(engine, program, tiles) is None
+        assert np.array_equal(await engine.read(c), await engine.read(b))
+
+
+async def test_an_error_on_the_device_reaches_the_host_over_the_copy_down():
+    a, b, c = tiles = standing("a", "b", "c")
+    program = program_of(gelu(a, b), on_host(copy(b, c)))
+    async with Engine("emulated", device_memory=4 * NBYTES) as engine:
+        await prepared(engine, program, tiles)
+        Raises(engine, "gelu", 1)
+        error, lost = await run(engine, program, tiles)
+        assert isinstance(error, FloatingPointError)
+        assert lost == {"b", "c"}
+
+
+async def test_an_error_of_the_host_that_nothing_depends_on_fails_the_run_all_the_same():
+    a, b, c = tiles = standing("a", "b", "c")
+    program = program_of(on_host(gelu(a, b)), copy(a, c))
+    async with Engine("emulated", device_memory=4 * NBYTES) as engine:
+        await prepared(engine, program, tiles)
+        Raises(engine, "gelu", 1)
+        error, lost = await run(engine, program, tiles)
+    assert isinstance(error, FloatingPointError)
+    assert lost == {"b"}
+
+
+async def test_old_bytes_in_ram_are_no_copy_of_what_the_device_failed_to_make():
+    a, b, c = tiles = standing("a", "b", "c")
+    program = program_of(copy(b, c), gelu(a, b))
+    async with Engine("emulated", device_memory=4 * NBYTES) as engine:
+        await prepared(engine, program, tiles)
+        Raises(engine, "gelu", 1)
+        _, lost = await run(engine, program, tiles)
+        assert lost == {"b"}
+        for tile in (a, c):
+            with pytest.raises(AsynctileError, match="b was never written"):
+                await engine.call(launched(engine, on_host(copy(b, tile)), None))
+
+
+async def test_without_prefetch_operations_of_the_host_and_loads_take_turns():
+    tiles = standing(*(f"t{index}" for index in range(13)))
+    program = program_of(*(
+        operation
+        for x, y, z in zip(tiles[::3], tiles[1::3], tiles[2::3], strict=False)
+        for operation in (copy(x, tiles[12]), on_host(gelu(y, z)))
+    ))
+    async with Engine("emulated", device_memory=4 * NBYTES, link_rate="1MB", prefetch=0) as engine:
+        true = engine._device.kernels["gelu"]
+
+        def gelu_slow(*args):
+            time.sleep(0.003)
+            true(*args)
+
+        engine._device.kernels["gelu"] = gelu_slow
+        await prepared(engine, program, tiles)
+        engine.start_trace()
+        assert await run(engine, program, tiles) is None
+        spans = [span for spans in engine._trace._spans for span in spans]
+    loads = [span for span in spans if span[0] == "upload"]
+    on_the_host = [span for span in spans if span[1] == "gelu_slow"]
+    assert len(loads) == len(on_the_host) == 4
+    for _, _, start, end in loads:
+        assert not any(begin < end and start < finish for _, _, begin, finish in on_the_host)
+
+
+async def test_a_kernel_that_hangs_on_the_host_is_named():
+    a, b = tiles = standing("a", "b")
+    program, gate = program_of(on_host(gelu(a, b))), threading.Event()
+    async with Engine("emulated", watchdog=0.2) as engine:
+        engine._device.kernels["gelu"] = lambda *args: gate.wait()
+        await prepared(engine, program, tiles)
+        async with asyncio.timeout(20):
+            error, _ = await run(engine, program, tiles)
+        gate.set()
+    assert isinstance(error, StalledError)
+    assert "gelu(a, b) has run on compute" in str(error)
+
+
+async def test_a_slow_operation_of_the_host_does_not_hold_up_the_device():
+    a, b, c, d = tiles = standing("a", "b", "c", "d")
+    many = [fill(c, 1.0) for _ in range(3 * RUN_AHEAD_OPERATIONS)]
+    program, gate = program_of(on_host(gelu(a, b)), *many, copy(c, d)), threading.Event()
+    done = threading.Event()
+    async with Engine("emulated") as engine:
+        engine._device.kernels["gelu"] = lambda *args: gate.wait(20)
+        true = engine._device.kernels["copy"]
+        engine._device.kernels["copy"] = lambda *args: (true(*args), done.set())
+        await prepared(engine, program, tiles)
+        running = asyncio.create_task(run(engine, program, tiles))
+        assert await asyncio.to_thread(done.wait, 20)
+        gate.set()
+        assert await running is None
+
+
+async def test_the_host_is_not_run_ahead_of_without_bound():
+    a, b = tiles = standing("a", "b")
+    program, gate = program_of(*(on_host(gelu(a, b)) for _ in range(3 * RUN_AHEAD_OPERATIONS))), threading.Event()
+    async with Engine("emulated") as engine:
+        engine._device.kernels["gelu"] = lambda *args: gate.wait(20)
+        await prepared(engine, program, tiles)
+        running = asyncio.create_task(run(engine, program, tiles))
+        async with asyncio.timeout(20):
+            while engine.statistics().operations < RUN_AHEAD_OPERATIONS:  # noqa: ASYNC110  # counted on the other loop
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        assert engine.statistics().operations == RUN_AHEAD_OPERATIONS
+        gate.set()
+        assert await running is None
+
+
+async def test_single_operations_of_the_host_wait_for_inputs_that_nobody_has_enqueued_yet():
+    a, b, c = tiles = standing("a", "b", "c")
+    bytes_of = values(tiles)
+    async with Engine("emulated", device_memory=4 * NBYTES, watchdog=5) as engine:
+        await engine.reserve(demand_of([], tiles))
+        consumer = asyncio.create_task(engine.launch(on_host(copy(b, c))))
+        await asyncio.sleep(0.02)
+        assert not consumer.done()
+        await engine.store([(a, bytes_of[a])])
+        await engine.launch(on_host(copy(a, b)))
+        await consumer
+        await engine.synchronize()
+        assert np.array_equal(await engine.read(c), bytes_of[a])
+
+
+async def test_ram_that_cannot_hold_an_operation_is_refused_before_anything_moves(tmp_path):
+    work = Matmul(on_host=lambda i, j, k: (i, j, k) == (0, 0, 2))
+    async with engine_for(work, tmp_path, "emulated", 6, 2) as engine:
+        with pytest.raises(BudgetError, match=r"host_memory .* gemm of a\[0,2\] needs 3 slots") as caught:
+            await work.prepare(engine)
+        assert caught.value.floor == 3 * 4096
+        assert engine.statistics().host_peak_bytes == 0
+    without = Matmul()
+    async with engine_for(without, tmp_path, "emulated", 6, 1) as engine:
+        await without.prepare(engine)
+
+
+async def test_ram_as_the_device_counts_operations_of_the_host_in_its_floor(tmp_path):
+    work = Matmul(on_host=lambda i, j, k: True)
+    async with engine_for(work, tmp_path, "cpu", None, 2) as engine:
+        with pytest.raises(BudgetError, match=r"host_memory .* gemm of a\[0,0\] needs 3 slots") as caught:
+            await work.prepare(engine)
+        assert caught.value.floor == 3 * 4096
+
+
+async def test_an_operation_that_ram_cannot_take_leaves_the_device_as_it_was(tmp_path):
+    work = Matmul()
+    async with engine_for(work, tmp_path, "emulated", 8, 2) as engine:
+        await work.prepare(engine)
+        a, b, *_ = work.tiles["a"].values()
+        c = work.tiles["c"][0, 0]
+        await engine.launch(copy(a, c))
+        with pytest.raises(BudgetError, match="needs 3"):
+            await engine.call(launched(engine, on_host(gemm(a, b, c, accumulate=True)), None))
+        assert c.slot is not None and c.dirty
+        assert np.array_equal(await engine.read(c), work.part(work.a, 0, 0))
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
