@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynctile import Engine, rates
+from asynctile import Engine
+from asynctile.measure import rates
 from asynctile.memory.tier import Tier
 from asynctile.ops import fill
 from asynctile.program.handle import Handle

@@ -10,7 +10,7 @@ from asynctile.measure.simulate import simulate
 from asynctile.schedule.prefetch import LINK_WINDOW, SHARE
 
 sys.path.insert(0, str(Path(__file__).parent))
-from matmul import Matmul
+from tests.matmul import Matmul
 
 
 @pytest.mark.parametrize("slots", [3, 8, 20, 48])

@@ -14,7 +14,7 @@ from asynctile import BudgetError, Engine
 from asynctile.ops import gemm
 
 sys.path.insert(0, str(Path(__file__).parent))
-from matmul import Matmul, engine_for, product_in_ram
+from tests.matmul import Matmul, engine_for, product_in_ram
 
 #: device, slots of the device, slots of RAM, prefetch
 PLACES = [

@@ -20,8 +20,8 @@ from asynctile.program.program import BELOW, Program
 from asynctile.storage.tile import NEVER
 
 sys.path.insert(0, str(Path(__file__).parent))
-from by_hand import NBYTES, SHAPE, late, moved, on_host, prepared, program_of, run, standing, values
-from matmul import Matmul, product_in_ram
+from tests.by_hand import NBYTES, SHAPE, late, moved, on_host, prepared, program_of, run, standing, values
+from tests.matmul import Matmul, product_in_ram
 
 #: Which of the products (i, j, k) of a Matmul run on the host.
 MIXTURES = {

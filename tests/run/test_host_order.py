@@ -15,8 +15,8 @@ from asynctile.program.needs import demand_of
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from by_hand import NBYTES, launched, on_host, prepared, program_of, run, standing, values
-from matmul import Matmul, engine_for
+from tests.by_hand import NBYTES, launched, on_host, prepared, program_of, run, standing, values
+from tests.matmul import Matmul, engine_for
 
 
 async def test_an_upload_that_still_reads_is_waited_for_before_the_host_writes():
