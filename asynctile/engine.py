@@ -1,14 +1,14 @@
 """The engine: one device, its tiers and its loop, opened and closed as one.
 
 Everything public here may be awaited from any event loop. The work happens on the device's own loop (asynctile/loop/thread.py)
-and streams; the caller's loop stays free.
+and streams; the caller's loop stays free. Long because it is the whole public face of an engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -134,6 +134,11 @@ class Engine:
     def grain(self) -> Grain:
         """How large the tiles of its device should be."""
         return self._device.grain
+
+    @property
+    def kernels(self) -> MutableMapping[str, Callable[..., None]]:
+        """What its device launches, by `Operation.kernel`: put another callable in its place before work that uses it."""
+        return self._device.kernels
 
     @property
     def device_cap(self) -> int:

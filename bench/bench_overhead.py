@@ -61,7 +61,7 @@ class Case:
         self.demand = demand_of([self.program], standing)
         room = len(self.fixed) + OUTPUTS + 8
         self.engine = Engine(device="emulated", device_memory=room * align(self.fixed[0].nbytes))
-        self.engine._device.kernels["nothing"] = nothing  # type: ignore[attr-defined]
+        self.engine.kernels["nothing"] = nothing
         self.loaded = self.downloaded = 0.0
 
     async def open(self) -> None:

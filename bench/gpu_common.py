@@ -30,6 +30,7 @@ from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.program.needs import demand_of
 from asynctile.program.precision import to_bf16
+from tests.inside_engine import device_of
 
 #: Of the driver on the CPU.
 SOFT_NBYTES = 4 << 30
@@ -57,7 +58,7 @@ def options_of(text: str | None, part: Options) -> argparse.Namespace:
 async def engine_of(section: Section, options: argparse.Namespace, **caps: Any) -> AsyncIterator[Engine]:
     """An engine on the device and in the precision of the options; the section says by which libraries it went."""
     async with Engine(engine_name(options), precision=options.precision, **caps) as engine:
-        driver = getattr(engine._device, "driver", None)
+        driver = getattr(device_of(engine), "driver", None)
         try:
             section.went_by(driver, options.precision)
             yield engine

@@ -90,7 +90,7 @@ async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
     async with engine_for(work, "cpu") as engine:
         await work.prepare(engine)
         gate = threading.Event()
-        engine._device.kernels["fill"] = lambda target, value: gate.wait()
+        engine.kernels["fill"] = lambda target, value: gate.wait()
         issued = 0
 
         async def job():
@@ -113,7 +113,7 @@ async def test_a_failing_kernel_fails_what_depends_on_it_and_the_engine_goes_on(
     work = Matmul()
     async with engine_for(work, "emulated", slots=6) as engine:
         await work.prepare(engine)
-        real, calls = engine._device.kernels["gemm"], []
+        real, calls = engine.kernels["gemm"], []
 
         def fails_once(*args):
             calls.append(None)
@@ -121,7 +121,7 @@ async def test_a_failing_kernel_fails_what_depends_on_it_and_the_engine_goes_on(
                 raise FloatingPointError("kernel 20")
             real(*args)
 
-        engine._device.kernels["gemm"] = fails_once
+        engine.kernels["gemm"] = fails_once
 
         async def job():
             async with engine.exclusive():

@@ -42,12 +42,14 @@ class Device(Protocol):
     """The contract that every device passes (tests/device/test_contract.py).
 
     name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. grain: how large
-    its tiles should be. host: the RAM that its copies go to and come from.
+    its tiles should be. kernels: what `launch` finds by an operation's `kernel`; empty where nothing is computed. host: the RAM
+    that its copies go to and come from.
     """
 
     name: str
     has_link: bool
     grain: Grain
+    kernels: dict[str, Callable[..., None]]
 
     @property
     def host(self) -> HostMemory: ...

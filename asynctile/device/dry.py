@@ -6,7 +6,7 @@ Everything it enqueues is done at once, so the tiers above it decide as in a run
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -50,6 +50,7 @@ class DryDevice(DryMemory):
         self.name = name
         self.has_link = has_link
         self.grain = grain
+        self.kernels: dict[str, Callable[..., None]] = {}
         self.host: HostMemory = DryMemory()
 
     def budget(self, wanted: int | None) -> int | None:

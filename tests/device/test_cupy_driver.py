@@ -10,6 +10,7 @@ from asynctile.device import cupy_driver, open_device
 from asynctile.device.cublas_lt import CublasLt, Plan
 from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.errors import BudgetError, DeviceError
+from tests.inside_engine import device_of
 
 
 class RuntimeFailure(Exception):
@@ -69,7 +70,7 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_a_gpu_where_there_is_one(monk
     bindings(monkeypatch, 1)
     engine = Engine("auto", device_memory="1MiB")
     assert engine.device == "cuda:0"
-    engine._device.close()
+    device_of(engine).close()
 
 
 # What a driver says, and what becomes of it. The names and numbers are those of CUDA's cudaError.

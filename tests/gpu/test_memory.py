@@ -11,6 +11,7 @@ from asynctile import Engine, device
 from asynctile.device.cuda import RESERVE_NBYTES
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from tests.gpu.conftest import NAME
+from tests.inside_engine import device_of
 from tests.layers.training import SMALL, lively
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +41,7 @@ class Watched:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.driver: Any = engine._device.driver  # type: ignore[attr-defined]
+        self.driver: Any = device_of(engine).driver
         self.least = self.driver.memory()[0]
         self.most = 0
         self._taken: dict[int, int] = {}

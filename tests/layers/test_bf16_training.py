@@ -25,6 +25,7 @@ from asynctile.program.grain import COARSE, FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.program.precision import from_bf16, to_bf16
 from asynctile.storage.tensors import TensorReader
+from tests.inside_engine import device_of
 from tests.interpreter import Model
 from tests.layers.training import (
     OPTIMIZER,
@@ -49,8 +50,8 @@ Options = dict[str, Any]
 def in_bf16(engine: Engine) -> Engine:
     """What an engine on a GPU would be: its precision, its grain, and kernels that know bf16."""
     engine.precision = "bf16"
-    device: Any = engine._device
-    device.kernels, device.grain = VERBS, GRAIN
+    engine.kernels.update(VERBS)
+    device_of(engine).grain = GRAIN
     return engine
 
 
@@ -200,9 +201,8 @@ async def test_a_gradient_that_is_not_finite_tears_the_model_or_with_clipping_sk
     tokens, targets = SHAPE.batch_of_tokens(1)
     async with bf16_engine() as engine:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, clip_norm=clip_norm)
-        device: Any = engine._device
         true = VERBS["gelu_and_backward"]
-        device.kernels = VERBS | {"gelu_and_backward": lambda x, y, grad, *more: (true(x, y, grad, *more), grad.fill(0x7F80))}
+        engine.kernels["gelu_and_backward"] = lambda x, y, grad, *more: (true(x, y, grad, *more), grad.fill(0x7F80))
         if clip_norm is None:
             with pytest.raises(TornModelError, match="was not finite"):
                 await trainer.step(tokens, targets)

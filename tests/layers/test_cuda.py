@@ -15,6 +15,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
+from tests.inside_engine import device_of
 from tests.layers.shapes import shape as make_shape
 from tests.layers.training import (
     OPTIMIZER,
@@ -163,7 +164,7 @@ async def test_inputs_of_a_graph_are_loaded_behind_the_graph_before_it(soft_gpu:
         batches = batches_of(SMALL, 3)
         await trainer.step(*batches[0])
         await trainer.step(*batches[1])
-        device, events, behind = engine._device, [], []
+        device, events, behind = device_of(engine), [], []
         upload, replay = device.upload, device.replay
 
         def watched_upload(target: Any, source: Any, waits: Any, after: Any = (), what: object = None) -> Any:

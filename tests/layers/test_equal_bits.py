@@ -21,6 +21,7 @@ from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import FLOOR_NBYTES, Tiling, default_tile
 from asynctile.loop.thread import new_loop
 from asynctile.program.needs import demand_of
+from tests.inside_engine import device_of
 from tests.layers.shapes import SHAPES, Shape
 from tests.layers.training import RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
 
@@ -104,7 +105,7 @@ async def test_a_link_that_is_late_in_one_direction_changes_no_bit(late: str) ->
     """Write-backs that lag behind loads, and loads behind write-backs."""
 
     def slow(engine: Engine) -> None:
-        getattr(engine._device, late).rate = 20_000_000
+        getattr(device_of(engine), late).rate = 20_000_000
 
     for cap in (2 * await floor_of(), RAGGED.config.states_nbytes // 8):
         options = {"device_memory": cap, "prefetch": 8}

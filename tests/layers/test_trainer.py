@@ -84,7 +84,7 @@ class Once:
     """A kernel of `engine` in disguise: before its n-th call from now, `action` runs in the stream's thread."""
 
     def __init__(self, engine: Engine, kernel: str, n: int, action: Callable[[], Any]) -> None:
-        self._kernels: Any = engine._device.kernels  # type: ignore[attr-defined]
+        self._kernels = engine.kernels
         self._name, self._true, self._left, self._action = kernel, self._kernels[kernel], n, action
         self._lock = threading.Lock()
         self._kernels[kernel] = self
@@ -348,15 +348,15 @@ async def test_a_loss_that_is_not_finite_skips_the_step(options: dict[str, Any],
         trainer = await trainer_on(engine, clip_norm=clip_norm)
         await trainer.step(*BATCHES[0])
         before = await states_of(trainer)
-        true = engine._device.kernels["cross_entropy"]  # type: ignore[attr-defined]
+        true = engine.kernels["cross_entropy"]
 
         def poisoned(*args: Any) -> None:
             true(*args)
             args[-1][...] = poison
 
-        engine._device.kernels["cross_entropy"] = poisoned  # type: ignore[attr-defined]
+        engine.kernels["cross_entropy"] = poisoned
         report = await trainer.step(*BATCHES[1])
-        engine._device.kernels["cross_entropy"] = true  # type: ignore[attr-defined]
+        engine.kernels["cross_entropy"] = true
         assert report.skipped
         assert math.isnan(report.loss)
         assert json.loads(json.dumps(report.as_dict()))["loss"] == "nan"
@@ -379,7 +379,7 @@ async def test_a_gradient_that_is_not_finite_tears_a_fused_step_and_skips_a_clip
         return kernel
 
     async with Engine("cpu") as engine:
-        kernels: Any = engine._device.kernels  # type: ignore[attr-defined]
+        kernels = engine.kernels
         true = kernels["column_sums"]
         for clip_norm in (1.0, None):
             trainer = await trainer_on(engine, clip_norm=clip_norm)

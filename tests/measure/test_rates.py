@@ -24,6 +24,7 @@ from asynctile.program.program import Program
 from asynctile.storage.demand import Demand
 from asynctile.streams.stream import StreamEvent
 from tests.cuda.idle import IdleDriver
+from tests.inside_engine import device_of
 
 NBYTES = 64 * 64 * 4
 
@@ -53,13 +54,13 @@ async def test_updates_go_round_the_tiles_that_are_free_up_to_what_no_cache_hold
     monkeypatch.setattr(rates, "caches_nbytes", lambda: 1 << 30)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     async with Engine("emulated", device_memory="256KiB") as engine:
-        launch, all_tiles = engine._device.launch_on_host, tiles_of(tiles, 64, 64)
+        launch, all_tiles = device_of(engine).launch_on_host, tiles_of(tiles, 64, 64)
 
         def noted(operation: Any, arrays: Any, *more: Any) -> Any:
             seen.append(arrays[0].ctypes.data)
             return launch(operation, arrays, *more)
 
-        monkeypatch.setattr(engine._device, "launch_on_host", noted)
+        monkeypatch.setattr(device_of(engine), "launch_on_host", noted)
         await engine.reserve(fills_demand(all_tiles))
         numbers = [np.full((64, 64), index, np.float32) for index in range(stored)]
         await engine.store(zip(all_tiles, numbers, strict=False))
@@ -81,14 +82,14 @@ async def test_products_on_a_gpu_are_as_large_as_their_slots_take_up_to_4096(
     monkeypatch.setattr(rates, "BEYOND_CACHES_NBYTES", 1)
     seen: set[int] = set()
     async with Engine("cuda:0", device_memory="2GiB", precision=precision) as engine:
-        launch = engine._device.launch
+        launch = device_of(engine).launch
 
         def noted(operation: Any, arrays: Any, *more: Any) -> Any:
             if operation.kernel == "gemm":
                 seen.update(operation.operands[0].shape)
             return launch(operation, arrays, *more)
 
-        monkeypatch.setattr(engine._device, "launch", noted)
+        monkeypatch.setattr(device_of(engine), "launch", noted)
         found = await engine.rates(fills_demand(tiles_of(8, *shape)))
     assert found is not None
     assert seen == {edge}
@@ -129,7 +130,7 @@ async def test_a_probe_that_is_cancelled_gives_its_slots_back_when_nothing_write
         if what == "fill":
             monkeypatch.setattr(asyncio, "to_thread", in_thread)
         else:
-            real = getattr(engine._device, what)
+            real = getattr(device_of(engine), what)
             gate = engine._files.enqueue((), go_on.wait, (20,))
 
             def late(*args: Any) -> StreamEvent:
@@ -137,7 +138,7 @@ async def test_a_probe_that_is_cancelled_gives_its_slots_back_when_nothing_write
                 began.set()
                 return events[-1]
 
-            monkeypatch.setattr(engine._device, what, late)
+            monkeypatch.setattr(device_of(engine), what, late)
         measuring = asyncio.create_task(engine.rates(fills_demand(tiles_of(8, 64, 64))))
         while not began.is_set():
             await engine.call(turn())

@@ -16,6 +16,7 @@ from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tests.by_hand import NBYTES, launched, on_host, prepared, program_of, run, standing, values
+from tests.inside_engine import device_of
 from tests.matmul import Matmul, engine_for
 
 
@@ -23,7 +24,7 @@ async def test_an_upload_that_still_reads_is_waited_for_before_the_host_writes()
     a, b = tiles = standing("a", "b")
     program = program_of(copy(a, b), on_host(fill(a, 7.0)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
-        link = engine._device._up
+        link = device_of(engine)._up
         slow_copy = link.copy
 
         def slow(target, source):
@@ -41,7 +42,7 @@ async def test_a_download_that_still_writes_is_waited_for_before_the_host_reads(
     a, b, c = tiles = standing("a", "b", "c")
     program = program_of(gelu(a, b), on_host(copy(b, c)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
-        link = engine._device._down
+        link = device_of(engine)._down
         slow_copy = link.copy
 
         def slow(target, source):
@@ -59,8 +60,8 @@ class Raises:
     """A kernel that fails at its n-th call."""
 
     def __init__(self, engine, kernel, n):
-        self.true, self.left = engine._device.kernels[kernel], n
-        engine._device.kernels[kernel] = self
+        self.true, self.left = engine.kernels[kernel], n
+        engine.kernels[kernel] = self
         self.__name__ = kernel
 
     def __call__(self, *args):
@@ -132,13 +133,13 @@ async def test_without_prefetch_operations_of_the_host_and_loads_take_turns():
         for operation in (copy(x, tiles[12]), on_host(gelu(y, z)))
     ))
     async with Engine("emulated", device_memory=4 * NBYTES, link_rate="1MB", prefetch=0) as engine:
-        true = engine._device.kernels["gelu"]
+        true = engine.kernels["gelu"]
 
         def gelu_slow(*args):
             time.sleep(0.003)
             true(*args)
 
-        engine._device.kernels["gelu"] = gelu_slow
+        engine.kernels["gelu"] = gelu_slow
         await prepared(engine, program, tiles)
         engine.start_trace()
         assert await run(engine, program, tiles) is None
@@ -154,7 +155,7 @@ async def test_a_kernel_that_hangs_on_the_host_is_named():
     a, b = tiles = standing("a", "b")
     program, gate = program_of(on_host(gelu(a, b))), threading.Event()
     async with Engine("emulated", watchdog=0.2) as engine:
-        engine._device.kernels["gelu"] = lambda *args: gate.wait()
+        engine.kernels["gelu"] = lambda *args: gate.wait()
         await prepared(engine, program, tiles)
         async with asyncio.timeout(20):
             error, _ = await run(engine, program, tiles)
@@ -169,9 +170,9 @@ async def test_a_slow_operation_of_the_host_does_not_hold_up_the_device():
     program, gate = program_of(on_host(gelu(a, b)), *many, copy(c, d)), threading.Event()
     done = threading.Event()
     async with Engine("emulated") as engine:
-        engine._device.kernels["gelu"] = lambda *args: gate.wait(20)
-        true = engine._device.kernels["copy"]
-        engine._device.kernels["copy"] = lambda *args: (true(*args), done.set())
+        engine.kernels["gelu"] = lambda *args: gate.wait(20)
+        true = engine.kernels["copy"]
+        engine.kernels["copy"] = lambda *args: (true(*args), done.set())
         await prepared(engine, program, tiles)
         running = asyncio.create_task(run(engine, program, tiles))
         assert await asyncio.to_thread(done.wait, 20)
@@ -183,7 +184,7 @@ async def test_the_host_is_not_run_ahead_of_without_bound():
     a, b = tiles = standing("a", "b")
     program, gate = program_of(*(on_host(gelu(a, b)) for _ in range(3 * RUN_AHEAD_OPERATIONS))), threading.Event()
     async with Engine("emulated") as engine:
-        engine._device.kernels["gelu"] = lambda *args: gate.wait(20)
+        engine.kernels["gelu"] = lambda *args: gate.wait(20)
         await prepared(engine, program, tiles)
         running = asyncio.create_task(run(engine, program, tiles))
         async with asyncio.timeout(20):
