@@ -15,10 +15,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 from threadpoolctl import threadpool_info
 
@@ -32,13 +33,14 @@ from asynctile.layers.exchange import (
     check_place,
     replaced,
     tensor_name,
+    write_model,
     write_tensors,
-    write_weights,
 )
 from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.layout import tensor_count
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
+from asynctile.layers.settings import Settings, Training
 from asynctile.layers.snapshot import Snapshot
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
@@ -50,17 +52,11 @@ from asynctile.storage.folder import encode_json
 from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
 from asynctile.storage.tensors import TensorReader
 
-if TYPE_CHECKING:
-    from asynctile.layers.trainer import Trainer
-
-    T = TypeVar("T", bound=Trainer)
-
 FORMAT = 1
 TRAINER, OPTIMIZER = "trainer.json", "optimizer.safetensors"
+SETTINGS, COUNTS = tuple(item.name for item in fields(Settings)), ("step_count", "skipped_count")
 #: What trainer.json must hold besides the format.
-STATE = {
-    "step_count", "skipped_count", "optimizer", "clip_norm", "micro_batches", "recompute", "tile", "data_state", "surroundings",
-}  # fmt: skip
+STATE = {*SETTINGS, *COUNTS, "optimizer", "tile", "data_state", "surroundings"}
 LIBRARIES = ("numpy", "scipy", "numba")
 
 
@@ -77,16 +73,15 @@ def surroundings() -> dict[str, str]:
     return found
 
 
-async def save(trainer: Trainer, final: Path, data_state: dict[str, Any], *, wait: bool) -> asyncio.Task[None] | None:
+async def save(model: GPT2, training: Training, final: Path, *, wait: bool) -> asyncio.Task[None] | None:
     """On the device's loop: write the checkpoint folder `final`; an older one there is replaced only when the new one is whole.
 
     Without `wait`, if the engine lends RAM for a copy of all tiles, returns the task that writes it.
     """
-    model = trainer.model
     what = f"the save of {final}"
     files = model.engine.files(what)
     await files.run(check_place, final)
-    state = _encoded({**await model.engine.compute(_state, trainer), "data_state": data_state})
+    state = _encoded(await model.engine.compute(_state, model, training))
     snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
     if snapshot is None:
         await _write(model, final, state, model.engine.read, files)
@@ -98,27 +93,26 @@ async def save(trainer: Trainer, final: Path, data_state: dict[str, Any], *, wai
 
 
 async def _write(model: GPT2, final: Path, state: bytes, read: ReadTile, files: Files) -> None:
-    async with replaced(model, final, model.config.states_nbytes, files) as folder:
-        await write_weights(model, folder, read, files)
-        await write_tensors(model, folder / OPTIMIZER, MOMENTS, read, files)
+    async with replaced(final, model.config.states_nbytes, files, partial(model.saved_to, final)) as folder:
+        await write_model(folder, model.parameters, model.companions, read, files)
+        await write_tensors(folder / OPTIMIZER, model.parameters, MOMENTS, read, files)
         await store_file(folder / TRAINER, state, executor=files)
         paths = await files.run(lambda: sorted(folder.iterdir()))
         sums = {path.name: await files.run(checksum, path, files.tick) for path in paths}
         await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
 
 
-def _state(trainer: Trainer) -> dict[str, Any]:
+def _state(model: GPT2, training: Training) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "step_count": trainer.step_count,
-        "skipped_count": trainer.skipped_count,
-        "optimizer": asdict(trainer.optimizer),
-        "clip_norm": trainer.clip_norm,
-        "micro_batches": trainer.micro_batches,
-        "recompute": trainer.recompute,
-        "tile": trainer.model.tiling.tile,
-        **_arithmetic(trainer.model),
+        "step_count": training.step_count,
+        "skipped_count": training.skipped_count,
+        "optimizer": asdict(training.optimizer),
+        **asdict(training.settings),
+        "tile": model.tiling.tile,
+        **_arithmetic(model),
         "surroundings": surroundings(),
+        "data_state": training.data_state,
     }
 
 
@@ -146,8 +140,8 @@ def _tiles(model: GPT2) -> Iterator[Handle]:
             yield from getattr(parameter, family).values()
 
 
-async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
-    """On the device's loop: a trainer of class `cls` from a checkpoint folder."""
+async def load(engine: Engine, path: str | os.PathLike[str]) -> tuple[GPT2, Training]:
+    """On the device's loop: a model with its moments, and the training of it, from a checkpoint folder."""
     files = engine.files(f"the load of {os.fspath(path)}")
     folder = await files.run(whole_folder, path)
     if not await files.run(folder.is_dir):
@@ -166,12 +160,11 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
         moments = await files.run(lambda: opened.enter_context(_moments(folder, source.config, files.tick)))
         try:
             model = GPT2(engine, source.config, state["tile"])
-            trainer = cls(
-                model,
-                AdamW(**state["optimizer"]),
-                clip_norm=state["clip_norm"],
-                micro_batches=state["micro_batches"],
-                recompute=state["recompute"],
+            training = Training(
+                settings=Settings(**{name: state[name] for name in SETTINGS}),
+                optimizer=AdamW(**state["optimizer"]),
+                **{name: state[name] for name in COUNTS},
+                data_state=state["data_state"],
             )
             model.companions = source.companions
         except (TypeError, ValueError) as error:
@@ -184,15 +177,13 @@ async def load(cls: type[T], engine: Engine, path: str | os.PathLike[str]) -> T:
             return moments.read(tensor_name(parameter.name, family), parameter.index(*key))
 
         try:
-            await trainer.prepare_moments(moment, files)
+            await model.prepare_moments(moment, files)
         except BaseException:
             await under_shield(model.release())
             raise
-    model.step_count = state["step_count"]
-    trainer.skipped_count = state["skipped_count"]
-    trainer.data_state = state["data_state"]
+    model.step_count = training.step_count
     model.last_checkpoint = os.fspath(path)
-    return trainer
+    return model, training
 
 
 def _check_format(state: Any, folder: Path) -> None:
@@ -211,7 +202,7 @@ def _check_state(state: dict[str, Any], folder: Path) -> None:
     missing = STATE - state.keys()
     if missing:
         raise CheckpointError(f"{file} lacks {', '.join(sorted(missing))}; it was damaged or edited")
-    for name in ("step_count", "skipped_count"):
+    for name in COUNTS:
         if not _is_count(state[name]):
             raise CheckpointError(f"{file} has {name} {shown(state[name])}, expected a whole number; it was damaged or edited")
     for name in ("data_state", "surroundings"):

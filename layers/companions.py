@@ -2,7 +2,7 @@
 
 Covers which there are, reading them from a model's folder and writing them into one. They are kept as bytes, and nothing
 here looks into them; only a model that came without generation_config.json gets one. What is in the tokenizer's files is
-tokenizer.py, the rest of a folder exchange.py.
+tokenizer.py, which ones a tokenizer gets that has none special_tokens.py, the rest of a folder exchange.py.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asynctile.layers.config import TOKENS, GPT2Config
 from asynctile.storage.checksums import check_files
 from asynctile.storage.folder import encode_json, unreadable
 from asynctile.storage.input import DOCUMENT_NBYTES, read_file, shown
-
-if TYPE_CHECKING:
-    from asynctile.layers.tokenizer import Tokenizer
 
 GENERATION = "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -35,10 +32,6 @@ LIMITS = {
 }
 #: What transformers adds to a prompt where nobody says how much; more than a short window has room for.
 NEW_TOKENS = 256
-
-#: What a token is for is said by its name alone: a tokenizer.json only tells which are no text.
-NAMES = {"bos": ("<|endoftext|>", "<|begin_of_text|>", "<s>"), "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
-         "unk": ("<unk>", "[UNK]")}  # fmt: skip
 
 Companions = Mapping[str, bytes]
 
@@ -76,29 +69,6 @@ def read_companions(folder: Path, tick: Callable[[], object] = bool) -> dict[str
 def companions_to_write(config: GPT2Config, files: Companions) -> dict[str, bytes]:
     """`files`, and a generation_config.json if there is none."""
     return {GENERATION: encode_json(_generation(config)), **files}
-
-
-def of_tokenizer(tokenizer: Tokenizer, longest: int) -> dict[str, bytes]:
-    """The files of a tokenizer that has none of its own, for a model that takes sequences of `longest` tokens."""
-    config = {
-        # By its name, and not GPT2Tokenizer, which adds <|endoftext|> and cuts text before bytes are looked up.
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": longest,
-        "clean_up_tokenization_spaces": False,
-        **{f"{purpose}_token": name for purpose, name in _named(tokenizer).items()},
-    }
-    return {TOKENIZER: tokenizer.to_json(), TOKENIZER_CONFIG: encode_json(config)}
-
-
-def token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Of a new model's config: which tokens of the tokenizer begin and end a text, None where it has none."""
-    named = _named(tokenizer)
-    return {f"{purpose}_token_id": tokenizer.special.get(named.get(purpose, "")) for purpose in ("bos", "eos")}
-
-
-def _named(tokenizer: Tokenizer) -> dict[str, str]:
-    found = {purpose: [name for name in names if name in tokenizer.special] for purpose, names in NAMES.items()}
-    return {purpose: names[0] for purpose, names in found.items() if names}
 
 
 def _generation(config: GPT2Config) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..storage.input import shown
-from .entropy import bigram_entropy
-from .rows import MOST_TOKENS
-from .text import TextSource
-from .tokens import TokenFile, Tokens, TokenView, open_tokens, split, tokenise
+from asynctile.layers.entropy import bigram_entropy
+from asynctile.layers.rows import MOST_TOKENS
+from asynctile.layers.text import TextSource
+from asynctile.layers.tokens import TokenFile, Tokens, TokenView, open_tokens, split, tokenise
+from asynctile.storage.input import shown
 
 __all__ = [
     "IGNORED",

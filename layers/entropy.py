@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .tokens import Tokens
+from asynctile.layers.tokens import Tokens
 
 __all__ = ["bigram_entropy"]
 

@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import CheckpointError
-from asynctile.layers.companions import companions_to_write, read_companions
+from asynctile.layers.companions import Companions, companions_to_write, read_companions
 from asynctile.layers.config import GPT2Config
 from asynctile.layers.layout import shapes, tensor_count
-from asynctile.layers.parameters import Parameter
+from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.loop.files import Files
 from asynctile.program.handle import Handle
 from asynctile.storage.beside import whole_folder
@@ -32,9 +32,6 @@ from asynctile.storage.folder import read_json, replace_folder
 from asynctile.storage.input import DOCUMENT_NBYTES, shown
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorReader, TensorWriter
-
-if TYPE_CHECKING:
-    from asynctile.layers.gpt2 import GPT2
 
 #: How a tile's bytes are read: from the engine, or from a copy of an earlier moment.
 ReadTile = Callable[[Handle], Awaitable[NDArray[Any]]]
@@ -125,15 +122,6 @@ class Pretrained:
         self._reader.close()
 
 
-async def save_pretrained(model: GPT2, path: str | os.PathLike[str]) -> None:
-    """On the device's loop: write `model` to the folder `path`, put in place whole."""
-    final = Path(path)
-    files = model.engine.files(f"the save of {final}")
-    await files.run(check_place, final)
-    async with replaced(model, final, 4 * model.config.parameter_count, files) as folder:
-        await write_weights(model, folder, model.engine.read, files)
-
-
 def check_place(final: Path) -> None:
     """ValueError if saving to `final` would replace what nobody saved there."""
     if final.exists() and not final.is_dir():
@@ -147,8 +135,8 @@ def check_place(final: Path) -> None:
 
 
 @asynccontextmanager
-async def replaced(model: GPT2, final: Path, nbytes: int, files: Files) -> AsyncIterator[Path]:
-    """A folder to put about `nbytes` in, which then becomes `final` and the last checkpoint of `model`.
+async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], None]) -> AsyncIterator[Path]:
+    """A folder to put about `nbytes` in, which then becomes `final`; done: called once it is, whoever is cancelled meanwhile.
 
     `replace_folder` with its file work in threads: syncing a checkpoint takes seconds. CheckpointError, saying how
     much room there was, for whatever the disk refuses.
@@ -157,7 +145,7 @@ async def replaced(model: GPT2, final: Path, nbytes: int, files: Files) -> Async
 
     async def put_in_place() -> None:
         await files.run(context.__exit__, None, None, None)
-        model.last_checkpoint = str(final)
+        done()
 
     try:
         try:
@@ -182,19 +170,21 @@ def _room(path: Path) -> int:
     return free_nbytes(str(next(folder for folder in path.absolute().parents if folder.exists())))
 
 
-async def write_weights(model: GPT2, folder: Path, read: ReadTile, files: Files) -> None:
+async def write_model(folder: Path, parameters: Parameters, companions: Companions, read: ReadTile, files: Files) -> None:
     """config.json, what stands beside the weights, and model.safetensors in `folder`."""
-    await store_json(folder / CONFIG, model.config.to_hf(), executor=files)
-    for name, content in companions_to_write(model.config, model.companions).items():
+    await store_json(folder / CONFIG, parameters.config.to_hf(), executor=files)
+    for name, content in companions_to_write(parameters.config, companions).items():
         await store_file(folder / name, content, executor=files)
-    await write_tensors(model, folder / WEIGHTS, ("weights",), read, files)
+    await write_tensors(folder / WEIGHTS, parameters, ("weights",), read, files)
 
 
-async def write_tensors(model: GPT2, path: Path, families: tuple[str, ...], read: ReadTile, files: Files) -> None:
+async def write_tensors(
+    path: Path, parameters: Parameters, families: tuple[str, ...], read: ReadTile, files: Files
+) -> None:
     """Tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), tile by tile as `read` gives them."""
     tensors: dict[str, Any] = {
         tensor_name(parameter.name, family): (np.float32, parameter.shape)
-        for parameter in model.parameters.values()
+        for parameter in parameters.values()
         for family in families
     }
     unfinished = ExitStack()
@@ -206,7 +196,7 @@ async def write_tensors(model: GPT2, path: Path, families: tuple[str, ...], read
 
     try:
         writer = await files.run(begin)
-        for parameter in model.parameters.values():
+        for parameter in parameters.values():
             for family in families:
                 name = tensor_name(parameter.name, family)
                 for key, tile in getattr(parameter, family).items():

@@ -12,16 +12,17 @@ import inspect
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from asynctile.layers.report import StepReport
-    from asynctile.layers.trainer import Trainer
+from asynctile.engine import Engine
+from asynctile.layers.report import StepReport
 
+#: A step on (tokens, targets), which calls the first argument once it has counted.
+Step = Callable[[Callable[[], None], Any, Any], Awaitable[StepReport]]
 _END = object()
 #: The end of a caller's iterator (its `finally`) may take so long before its thread is left behind.
 PATIENCE_S = 1.0
@@ -97,10 +98,11 @@ class Feed:
 class Steps:
     """What Trainer.run returns: `async for` over reports. Cancelled, it can be gone on with: no batch is lost or used twice."""
 
-    def __init__(self, trainer: Trainer, batches: Any, steps: int | None) -> None:
-        self._trainer = trainer
+    def __init__(self, engine: Engine, step: Step, batches: Any, steps: int | None) -> None:
+        self._engine = engine
+        self._step = step
         self._feed = Feed(batches)
-        trainer.engine.dependents.add(self._feed)
+        engine.dependents.add(self._feed)
         self._left = steps
         #: taken, and no step with it has counted
         self._batch: Any = None
@@ -109,14 +111,14 @@ class Steps:
         return self
 
     async def __anext__(self) -> StepReport:
-        self._trainer.engine.check_process()  # a forked child has no thread that would give it a batch
+        self._engine.check_process()  # a forked child has no thread that would give it a batch
         if self._left is not None and self._left <= 0:
             self._feed.end()
             raise StopAsyncIteration
         if self._batch is None:
             self._batch = await self._feed.take()
         try:
-            report = await self._trainer.step_for(self._used, *self._batch)
+            report = await self._step(self._used, *self._batch)
         except asyncio.CancelledError:
             raise  # the batch is the next one, unless its step has counted
         except BaseException:

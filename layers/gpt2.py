@@ -9,6 +9,8 @@ import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -20,8 +22,9 @@ from asynctile.errors import StalledError, TornModelError
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import GPT2Config
+from asynctile.layers.exchange import Pretrained, check_place, replaced, write_model
 from asynctile.layers.floor import floor_demand
-from asynctile.layers.parameters import Parameter, Parameters, initial_piece
+from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
 from asynctile.layers.sampling import Sampler
 from asynctile.layers.step import record
@@ -93,8 +96,6 @@ class GPT2:
         CheckpointError if files are missing, damaged or of another shape; ValueError for variants that compute
         something else (an untied head, another activation).
         """
-        from asynctile.layers.exchange import Pretrained
-
         async def job() -> Self:
             files = engine.files(f"the load of {os.fspath(path)}")
             with ExitStack() as opened:  # entered in the thread: it is closed though the load was cancelled meanwhile
@@ -111,14 +112,22 @@ class GPT2:
         """Write config.json, model.safetensors and `companions` in the Hugging Face layout, beside `path`, then renamed
         into it.
         """
-        from asynctile.layers.exchange import save_pretrained
+        final = Path(path)
 
         async def job() -> None:
             async with self.changing.held():
                 self.check_whole("save")
-                await save_pretrained(self, path)
+                files = self.engine.files(f"the save of {final}")
+                await files.run(check_place, final)
+                nbytes = WEIGHT_NBYTES * self.config.parameter_count
+                async with replaced(final, nbytes, files, partial(self.saved_to, final)) as folder:
+                    await write_model(folder, self.parameters, self.companions, self.engine.read, files)
 
         await self.engine.call(job())
+
+    def saved_to(self, path: Path) -> None:
+        """From now on `path` is where to go back to."""
+        self.last_checkpoint = str(path)
 
     async def fill(self, value: Any, files: Files | None = None) -> None:
         """On the device's loop: give every weight tile value(parameter, (i, j)), and so its copy, tile by tile.
@@ -142,6 +151,24 @@ class GPT2:
         except BaseException:
             await under_shield(self.release())
             raise
+
+    async def prepare_moments(self, value: Any = None, files: Files | None = None) -> None:
+        """On the device's loop: create the moments: zeros, or value(parameter, family, key), which `files` reads."""
+        if self.has_moments:
+            return
+        await self.engine.reserve(demand_of([], self.parameters.states()))
+
+        async def tiles() -> AsyncGenerator[tuple[Handle, NDArray[Any]]]:
+            for parameter in self.parameters.values():
+                for family in MOMENTS:
+                    for key, tile in getattr(parameter, family).items():
+                        array = np.zeros(tile.shape, np.float32)
+                        if files is not None:
+                            array = await files.run(value, parameter, family, key)
+                        yield tile, array
+
+        await self.engine.store(tiles())
+        self.has_moments = True
 
     @property
     def companions(self) -> Companions:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..storage.folder import write_file
-from .report import number_in, read_metrics
+from asynctile.layers.report import number_in, read_metrics
+from asynctile.storage.folder import write_file
 
 __all__ = ["loss_curve"]
 

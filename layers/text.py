@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..storage.input import open_file, shown
+from asynctile.storage.input import open_file, shown
 
 __all__ = ["PIECE_NBYTES", "TextSource"]
 

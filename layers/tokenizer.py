@@ -19,11 +19,11 @@ import numpy as np
 import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
-from ..storage.errors import CheckpointError
-from ..storage.folder import unreadable, write_file
-from ..storage.input import parse_json, read_file
-from .companions import LIMITS, TOKENIZER
-from .tokenizer_trial import refusal
+from asynctile.layers.companions import LIMITS, TOKENIZER
+from asynctile.layers.tokenizer_trial import refusal
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.folder import unreadable, write_file
+from asynctile.storage.input import parse_json, read_file
 
 __all__ = [
     "ByteTokenizer",

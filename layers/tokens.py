@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..storage.errors import CheckpointError
-from ..storage.folder import encode_json, read_json
-from ..storage.input import open_file, shown
-from ..storage.inside import Folder, write_whole
-from .text import TextSource
-from .tokenizer import Tokenizer
+from asynctile.layers.text import TextSource
+from asynctile.layers.tokenizer import Tokenizer
+from asynctile.storage.errors import CheckpointError
+from asynctile.storage.folder import encode_json, read_json
+from asynctile.storage.input import open_file, shown
+from asynctile.storage.inside import Folder, write_whole
 
 __all__ = ["TokenFile", "TokenView", "Tokens", "open_tokens", "split", "tokenise"]
 

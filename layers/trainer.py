@@ -12,7 +12,8 @@ import copy
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -24,16 +25,16 @@ from numpy.typing import NDArray
 from asynctile.engine import Engine, Statistics
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError, DeviceError, StalledError, TornModelError
 from asynctile.layers.batch import check_tokens, loss_inputs
+from asynctile.layers.checkpoint import load, save
 from asynctile.layers.feed import Steps
 from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
+from asynctile.layers.settings import Settings, Training
 from asynctile.layers.update_placement import NOWHERE, check_update, place
-from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.program.handle import Handle
-from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.run.job import Run
 
@@ -68,20 +69,12 @@ class Trainer:
         recompute: bool | str = "auto",
         update: str = "auto",
     ) -> None:
-        if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm <= math.inf):
-            raise ValueError(f"clip_norm is {clip_norm!r}, expected a number above 0, or None for no clipping")
-        if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
-            raise ValueError(f"micro_batches is {micro_batches!r}, expected a whole number of at least 1")
-        if not isinstance(recompute, bool) and recompute != "auto":
-            raise ValueError(f"recompute is {recompute!r}, expected True, False or 'auto'")
+        self.settings = Settings(clip_norm=clip_norm, micro_batches=micro_batches, recompute=recompute)
+        self.update = check_update(update)
         model.train()
         self.model = model
         self.engine: Engine = model.engine
         self.optimizer = optimizer if optimizer is not None else AdamW()
-        self.clip_norm = clip_norm
-        self.micro_batches = micro_batches
-        self.recompute = bool(recompute)  # "auto": what holds least
-        self.update = check_update(update)
         self.skipped_count = 0
         self.last_report: StepReport | None = None
         self.data_state: dict[str, Any] = {}
@@ -93,6 +86,18 @@ class Trainer:
     @property
     def step_count(self) -> int:
         return self.model.step_count
+
+    @property
+    def clip_norm(self) -> float | None:
+        return self.settings.clip_norm
+
+    @property
+    def micro_batches(self) -> int:
+        return self.settings.micro_batches
+
+    @property
+    def recompute(self) -> bool:
+        return bool(self.settings.recompute)
 
     async def step(self, tokens: Any, targets: Any) -> StepReport:
         """One update from int arrays (B, T); targets of -100 are ignored.
@@ -125,7 +130,7 @@ class Trainer:
         A plain iterable is advanced in a thread of its own, when a step wants a batch and never ahead. Cancelled in mid-run, go
         on with what this returned: a batch that was taken, and whose step has not counted, is the next one.
         """
-        return Steps(self, batches, steps)
+        return Steps(self.engine, self.step_for, batches, steps)
 
     async def gradients(self, tokens: Any, targets: Any) -> dict[str, NDArray[np.float32]]:
         """Every gradient by parameter name, float32; nothing is updated."""
@@ -148,16 +153,16 @@ class Trainer:
         error, if nobody asked for it, is raised here. ValueError if `path` is a file or holds other things,
         CheckpointError if the disk fails or is full: what was saved there before is then untouched.
         """
-        from asynctile.layers.checkpoint import save
-
         final, data_state = Path(path), copy.deepcopy(self.data_state)  # now: the caller may go on to change it
 
         async def job() -> None:
             async with self.model.changing.held():
                 self.model.check_whole("save")
                 await self.saved()
-                await self.prepare_moments()
-                self._saving = await save(self, final, data_state, wait=wait)
+                await self.model.prepare_moments()
+                training = Training(settings=self.settings, optimizer=self.optimizer, step_count=self.step_count,
+                                    skipped_count=self.skipped_count, data_state=data_state)  # fmt: skip
+                self._saving = await save(self.model, training, final, wait=wait)
 
         await self.engine.call(job())
 
@@ -194,34 +199,12 @@ class Trainer:
         update: as in Trainer; it is no part of a checkpoint. CheckpointError if it is damaged or no checkpoint. Warns if it
         was written by other libraries.
         """
-        from asynctile.layers.checkpoint import load
-
         check_update(update)
-        trainer = await engine.call(load(cls, engine, path), undo=cls._release)
-        trainer.update = update
+        model, training = await engine.call(load(engine, path), undo=lambda loaded: loaded[0].release())
+        trainer = cls(model, training.optimizer, update=update, **asdict(training.settings))
+        trainer.skipped_count = training.skipped_count
+        trainer.data_state = training.data_state
         return trainer
-
-    async def _release(self) -> None:
-        await self.model.release()
-
-    async def prepare_moments(self, value: Any = None, files: Files | None = None) -> None:
-        """Create the moments: zeros, or value(parameter, family, key), which `files` reads."""
-        if self.model.has_moments:
-            return
-        parameters = self.model.parameters
-        await self.engine.reserve(demand_of([], parameters.states()))
-
-        async def tiles() -> AsyncGenerator[tuple[Handle, NDArray[Any]]]:
-            for parameter in parameters.values():
-                for family in ("exp_avg", "exp_avg_sq"):
-                    for key, tile in getattr(parameter, family).items():
-                        array = np.zeros(tile.shape, np.float32)
-                        if files is not None:
-                            array = await files.run(value, parameter, family, key)
-                        yield tile, array
-
-        await self.engine.store(tiles())
-        self.model.has_moments = True
 
     def _inputs(self, tokens: Any, targets: Any) -> tuple[Rows, dict[str, Any], int]:
         """How a batch is cut, its inputs, and how many targets count."""
@@ -265,7 +248,7 @@ class Trainer:
         """Before the first step: refuse budgets that are too small, then make the moments."""
         if not self.model.has_moments:
             await self.engine.reserve(self.model.demand(program))
-            await self.prepare_moments()
+            await self.model.prepare_moments()
 
     async def _run(
         self, program: Program, inputs: dict[str, Any], count: int, report: Reporter, counted: Callable[[], None]

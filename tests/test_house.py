@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,15 @@ def test_imports_run_one_way(module: str) -> None:
     rank = ORDER.index(package_of(module))
     wrong = [name for name in imports_of(module, SOURCES[module]) if ORDER.index(package_of(name)) > rank]
     assert not wrong, f"{module} ({ORDER[rank]}) imports from above: {wrong}; the order is {' <- '.join(ORDER)}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports that are deferred into a function or stand under TYPE_CHECKING count: they only hide a circle."""
+    below = {module: {*imports_of(module, path)} & {*SOURCES} - {module} for module, path in SOURCES.items()}
+    try:
+        tuple(TopologicalSorter(below).static_order())
+    except CycleError as error:
+        pytest.fail(f"{' <- '.join(error.args[1])}: move what both need into a module that both import, or hand it over")
 
 
 @pytest.mark.parametrize("module", sorted(SOURCES))

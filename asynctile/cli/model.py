@@ -14,9 +14,10 @@ from typing import Any
 from asynctile import Engine
 from asynctile.cli.options import Options
 from asynctile.layers import GPT2, GPT2Config
-from asynctile.layers.companions import GENERATION, TOKENIZER, of_tokenizer
+from asynctile.layers.companions import GENERATION, TOKENIZER
 from asynctile.layers.config import STANDARD, STATES_NBYTES
 from asynctile.layers.gpt2 import check_room
+from asynctile.layers.special_tokens import of_tokenizer
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tokenizer import Tokenizer, parse_tokenizer
 from asynctile.storage.input import parse_json, read_file

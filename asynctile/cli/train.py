@@ -28,8 +28,8 @@ from asynctile.cli.session import Session, go_on
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.layers import AdamW, GPT2Config, Trainer
-from asynctile.layers.companions import token_ids
 from asynctile.layers.data import Batches, TextSource
+from asynctile.layers.special_tokens import token_ids
 from asynctile.storage import documents
 from asynctile.storage.sizes import format_size
 

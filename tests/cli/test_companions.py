@@ -15,8 +15,9 @@ import tokenizers
 
 from asynctile.cli.model import choose_shape
 from asynctile.cli.options import Options
-from asynctile.layers.companions import LIMITS, token_ids
+from asynctile.layers.companions import LIMITS
 from asynctile.layers.config import TOKENS
+from asynctile.layers.special_tokens import token_ids
 from asynctile.layers.tokenizer import ByteTokenizer, load_tokenizer, train_bpe
 from asynctile.storage.checksums import checksum, checksum_record
 from tests.cli.conftest import Program

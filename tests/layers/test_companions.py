@@ -16,7 +16,8 @@ import tokenizers
 
 from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
-from asynctile.layers.companions import LIMITS, of_tokenizer, token_ids
+from asynctile.layers.companions import LIMITS
+from asynctile.layers.special_tokens import of_tokenizer, token_ids
 from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, parse_tokenizer, train_bpe
 from tests.layers.training import SMALL
 

@@ -210,7 +210,7 @@ async def main(folder):
         await Trainer(tiny).step(np.zeros((1, 8), np.int32), np.zeros((1, 8), np.int32))
         before = peak()
         trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1), AdamW())
-        await trainer.prepare_moments()
+        await trainer.model.prepare_moments()
         await trainer.save(folder + "/checkpoint")
         await trainer.model.release()
         trainer = await Trainer.load(engine, folder + "/checkpoint")

@@ -572,7 +572,7 @@ async def test_another_trainer_of_a_model_goes_on_with_its_moments_and_its_step_
         await first.step(*BATCHES[0])
         second = Trainer(first.model, OPTIMIZER, micro_batches=SMALL.micro_batches, **DEFAULTS)
         assert (second.step_count, second.last_report) == (1, None)
-        await second.prepare_moments()
+        await second.model.prepare_moments()
         for trainer, batch in zip((second, first), BATCHES[1:3], strict=True):
             await trainer.step(*batch)
         assert (first.step_count, second.step_count) == (3, 3)

@@ -65,7 +65,7 @@ async def new_trainer(engine: Engine, recipe: Recipe, update: str = "device") ->
 async def state_of(trainer: Trainer) -> State:
     """Weights and moments, as they are now."""
     model = trainer.model
-    await trainer.prepare_moments()
+    await model.prepare_moments()
     found: State = {}
     for name, parameter in model.parameters.items():
         for family in ("weights", "exp_avg", "exp_avg_sq"):

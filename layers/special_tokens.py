@@ -1,0 +1,37 @@
+"""What a tokenizer's tokens are for: which begin and end a text, and the files that say so to other programs.
+
+The files of a model are companions.py, what a token is tokenizer.py.
+"""
+
+from __future__ import annotations
+
+from asynctile.layers.companions import TOKENIZER, TOKENIZER_CONFIG
+from asynctile.layers.tokenizer import Tokenizer
+from asynctile.storage.folder import encode_json
+
+#: What a token is for is said by its name alone: a tokenizer.json only tells which are no text.
+NAMES = {"bos": ("<|endoftext|>", "<|begin_of_text|>", "<s>"), "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
+         "unk": ("<unk>", "[UNK]")}  # fmt: skip
+
+
+def of_tokenizer(tokenizer: Tokenizer, longest: int) -> dict[str, bytes]:
+    """The files of a tokenizer that has none of its own, for a model that takes sequences of `longest` tokens."""
+    config = {
+        # By its name, and not GPT2Tokenizer, which adds <|endoftext|> and cuts text before bytes are looked up.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "clean_up_tokenization_spaces": False,
+        **{f"{purpose}_token": name for purpose, name in _named(tokenizer).items()},
+    }
+    return {TOKENIZER: tokenizer.to_json(), TOKENIZER_CONFIG: encode_json(config)}
+
+
+def token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Of a new model's config: which tokens of the tokenizer begin and end a text, None where it has none."""
+    named = _named(tokenizer)
+    return {f"{purpose}_token_id": tokenizer.special.get(named.get(purpose, "")) for purpose in ("bos", "eos")}
+
+
+def _named(tokenizer: Tokenizer) -> dict[str, str]:
+    found = {purpose: [name for name in names if name in tokenizer.special] for purpose, names in NAMES.items()}
+    return {purpose: names[0] for purpose, names in found.items() if names}
