@@ -15,6 +15,7 @@ from asynctile.ops import gemm
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tests.matmul import Matmul, engine_for, product_in_ram
+from tests.settle import settle
 
 #: device, slots of the device, slots of RAM, prefetch
 PLACES = [
@@ -130,7 +131,7 @@ async def test_ram_that_is_lent_is_waited_for_by_a_program_that_wants_it(tmp_pat
         loan = await borrowed(engine, 30 * work.nbytes)
         assert loan is not None
         preparing = asyncio.create_task(work.prepare(engine))
-        await asyncio.sleep(0.05)
+        await settle(engine)
         assert not preparing.done()
         await engine.call(given_back(loan))
         await preparing
@@ -150,7 +151,8 @@ async def test_an_operation_that_waits_for_its_input_is_woken_by_whoever_brings_
         await engine.reserve(work.demand)
         a, b, c = (work.tiles[name][0, 0] for name in "abc")
         waiting = asyncio.create_task(engine.launch(gemm(a, b, c)))
-        await asyncio.sleep(0.05)
+        await settle(engine)
+        assert not waiting.done()
         await work.prepare(engine)
         await waiting
         assert np.allclose(await engine.read(c), work.part(work.a, 0, 0) @ work.part(work.b, 0, 0), atol=1e-3)

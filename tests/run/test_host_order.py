@@ -18,40 +18,49 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tests.by_hand import NBYTES, launched, on_host, prepared, program_of, run, standing, values
 from tests.inside_engine import device_of
 from tests.matmul import Matmul, engine_for
+from tests.settle import let_through, settle, until
 
 
-async def test_an_upload_that_still_reads_is_waited_for_before_the_host_writes():
+@pytest.fixture
+def one_worker(monkeypatch):
+    """What the compute stream could have run is run once something behind it has been."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+
+
+def held_until_all_is_issued(engine, link, program):
+    """Each copy over `link` takes until all of `program` is issued, and what the compute stream can run of it has been."""
+    device, true = device_of(engine), link.copy
+
+    def held(target, source):
+        while engine.statistics().operations < len(program):
+            time.sleep(0.001)
+        let_through(device._compute)
+        true(target, source)
+
+    link.copy = held
+
+
+async def test_an_upload_that_still_reads_is_waited_for_before_the_host_writes(one_worker):
     a, b = tiles = standing("a", "b")
     program = program_of(copy(a, b), on_host(fill(a, 7.0)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
-        link = device_of(engine)._up
-        slow_copy = link.copy
-
-        def slow(target, source):
-            time.sleep(0.1)
-            slow_copy(target, source)
-
-        link.copy = slow
         bytes_of = await prepared(engine, program, tiles)
+        held_until_all_is_issued(engine, device_of(engine)._up, program)
         assert await run(engine, program, tiles) is None
         assert np.array_equal(await engine.read(b), bytes_of[a])
         assert (await engine.read(a) == 7).all()
 
 
-async def test_a_download_that_still_writes_is_waited_for_before_the_host_reads():
+async def test_a_download_that_still_writes_is_waited_for_before_the_host_reads(one_worker):
     a, b, c = tiles = standing("a", "b", "c")
     program = program_of(gelu(a, b), on_host(copy(b, c)))
     async with Engine("emulated", device_memory=4 * NBYTES) as engine:
-        link = device_of(engine)._down
-        slow_copy = link.copy
-
-        def slow(target, source):
-            time.sleep(0.1)
-            slow_copy(target, source)
-
-        link.copy = slow
         await prepared(engine, program, tiles)
+        link = device_of(engine)._down
+        true = link.copy
+        held_until_all_is_issued(engine, link, program)
         assert await run(engine, program, tiles) is None
+        link.copy = true
         found = await engine.read_all(tiles)
     assert np.array_equal(found[1], found[2])
 
@@ -125,30 +134,39 @@ async def test_old_bytes_in_ram_are_no_copy_of_what_the_device_failed_to_make():
                 await engine.call(launched(engine, on_host(copy(b, tile)), None))
 
 
-async def test_without_prefetch_operations_of_the_host_and_loads_take_turns():
+async def test_without_prefetch_operations_of_the_host_and_loads_take_turns(one_worker):
     tiles = standing(*(f"t{index}" for index in range(13)))
     program = program_of(*(
         operation
         for x, y, z in zip(tiles[::3], tiles[1::3], tiles[2::3], strict=False)
         for operation in (copy(x, tiles[12]), on_host(gelu(y, z)))
     ))
-    async with Engine("emulated", device_memory=4 * NBYTES, link_rate="1MB", prefetch=0) as engine:
-        true = engine.kernels["gelu"]
-
-        def gelu_slow(*args):
-            time.sleep(0.003)
-            true(*args)
-
-        engine.kernels["gelu"] = gelu_slow
+    loads, on_the_host = [], []
+    async with Engine("emulated", device_memory=4 * NBYTES, prefetch=0) as engine:
         await prepared(engine, program, tiles)
-        engine.start_trace()
+        device = device_of(engine)
+        link, gelu_alone, copy_alone = device._up, engine.kernels["gelu"], device._up.copy
+
+        def beside(kind, others, stream):
+            """Begin one of `kind`, and give the stream of `others` time for all that it could run now."""
+            kind.append(None)
+            before = len(others)
+            while engine.statistics().operations < len(program):
+                time.sleep(0.001)
+            let_through(stream)
+            assert len(others) == before
+
+        def gelu_watched(*args):
+            beside(on_the_host, loads, link.stream)
+            gelu_alone(*args)
+
+        def copy_watched(*args):
+            beside(loads, on_the_host, device._compute)
+            copy_alone(*args)
+
+        engine.kernels["gelu"], link.copy = gelu_watched, copy_watched
         assert await run(engine, program, tiles) is None
-        spans = [span for spans in engine._trace._spans for span in spans]
-    loads = [span for span in spans if span[0] == "upload"]
-    on_the_host = [span for span in spans if span[1] == "gelu_slow"]
     assert len(loads) == len(on_the_host) == 4
-    for _, _, start, end in loads:
-        assert not any(begin < end and start < finish for _, _, begin, finish in on_the_host)
 
 
 async def test_a_kernel_that_hangs_on_the_host_is_named():
@@ -187,13 +205,12 @@ async def test_the_host_is_not_run_ahead_of_without_bound():
         engine.kernels["gelu"] = lambda *args: gate.wait(20)
         await prepared(engine, program, tiles)
         running = asyncio.create_task(run(engine, program, tiles))
-        async with asyncio.timeout(20):
-            while engine.statistics().operations < RUN_AHEAD_OPERATIONS:  # noqa: ASYNC110  # counted on the other loop
-                await asyncio.sleep(0)
-        await asyncio.sleep(0.05)
-        assert engine.statistics().operations == RUN_AHEAD_OPERATIONS
+        await until(lambda: engine.statistics().operations >= RUN_AHEAD_OPERATIONS)
+        await settle(engine)
+        ahead = engine.statistics().operations
         gate.set()
         assert await running is None
+    assert ahead == RUN_AHEAD_OPERATIONS
 
 
 async def test_single_operations_of_the_host_wait_for_inputs_that_nobody_has_enqueued_yet():
@@ -202,7 +219,7 @@ async def test_single_operations_of_the_host_wait_for_inputs_that_nobody_has_enq
     async with Engine("emulated", device_memory=4 * NBYTES, watchdog=5) as engine:
         await engine.reserve(demand_of([], tiles))
         consumer = asyncio.create_task(engine.launch(on_host(copy(b, c))))
-        await asyncio.sleep(0.02)
+        await settle(engine)
         assert not consumer.done()
         await engine.store([(a, bytes_of[a])])
         await engine.launch(on_host(copy(a, b)))
