@@ -5,19 +5,28 @@
 Microseconds per operation whose kernel does nothing, with three inputs and one output, by the path of every other one: an
 Operation in a Program, reservation, events and streams, in the capped arena of the emulated device with an unlimited link.
 With all tiles resident (target: at most 10), and when every operation loads one tile and evicts one (at most 40), clean or
-dirty. Beside it the tile coroutine by itself, `await lane.launch(...)` from a coroutine on the device's loop.
+dirty.
+
+    python bench/bench_overhead.py --against TREE [--starts 12] [--rounds 18]
+
+The same of another commit's package and of this one in turn (bench/against.py). Targets: all resident at most 1 us more, with
+moves at most 5% more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from argparse import Namespace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Self
 
 import numpy as np
-from common import Table, alternate, arguments, publish, target
+from against import compare
+from common import Side, Table, alternate, arguments, publish, target
 from numba import njit, types
+from paired import Bound
 
 from asynctile import Engine
 from asynctile.program.handle import Handle
@@ -29,6 +38,13 @@ from asynctile.storage.demand import align
 SHAPE = (16, 16)
 OUTPUTS = 16
 TILE = types.float32[:, ::1]
+RESIDENT = "all resident"
+#: Whether every operation loads a tile and evicts one, and what it does to its tiles.
+CASES = {
+    RESIDENT: (False, "rrru"),
+    "one load and one clean eviction each": (True, "rrru"),
+    "one load and one write-back each": (True, "rruu"),
+}
 
 
 @njit([types.void(TILE, TILE, TILE, TILE)], nogil=True)
@@ -50,7 +66,10 @@ def record(fixed: Sequence[Handle], third: Sequence[Handle], outputs: Sequence[H
 
 
 class Case:
-    """An engine with a cap for `slots` tiles, and a program over tiles on it."""
+    """An engine with a cap for 32 tiles, and a program over tiles on it; open with `async with`.
+
+    streamed: whether each operation has a tile of its own, else all tiles are resident. access: of an operation's tiles.
+    """
 
     def __init__(self, operations: int, streamed: bool, access: str) -> None:
         self.fixed, self.outputs = tiles("fixed", 8), tiles("out", OUTPUTS)
@@ -64,11 +83,15 @@ class Case:
         self.engine.kernels["nothing"] = nothing
         self.loaded = self.downloaded = 0.0
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> Self:
         zeros = np.zeros(SHAPE, np.float32)
         await self.engine.__aenter__()
         await self.engine.reserve(self.demand)
         await self.engine.store((tile, zeros) for tile in (*self.fixed, *self.outputs, *self.moving))
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.engine.__aexit__(*error)
 
     async def side(self) -> float:
         """Microseconds an operation."""
@@ -86,61 +109,47 @@ class Case:
             await (await self.engine.start(self.program, self.demand, {})).finish()
             return time.perf_counter() - start
 
-    def coroutines(self) -> Callable[[], Awaitable[float]]:
-        """The same operations, each awaited as a coroutine."""
-
-        async def launch() -> float:
-            async with self.engine.exclusive():
-                lane, entries = self.engine.tiers.lane, list(self.program.operations())
-                start = time.perf_counter()
-                for operation in entries:
-                    await lane.launch(operation)
-                await self.engine.tiers.window.drain()
-                return time.perf_counter() - start
-
-        async def side() -> float:
-            return await self.engine.call(launch()) / len(self.program) * 1e6
-
-        return side
-
 
 async def resident_overhead_us(operations: int = 4000, rounds: int = 5) -> float:
     """Microseconds an operation with all tiles resident."""
-    case = Case(operations, False, "rrru")
-    await case.open()
-    try:
+    async with Case(operations, *CASES[RESIDENT]) as case:
         await case.side()
-        return (await alternate({"resident": case.side}, rounds))["resident"]
-    finally:
-        await case.engine.__aexit__(None, None, None)
+        return (await alternate({RESIDENT: case.side}, rounds))[RESIDENT]
+
+
+@asynccontextmanager
+async def running(operations: int) -> AsyncIterator[dict[str, Case]]:
+    """All cases, open."""
+    async with AsyncExitStack() as stack:
+        yield {name: await stack.enter_async_context(Case(operations, *how)) for name, how in CASES.items()}
+
+
+@asynccontextmanager
+async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
+    """The sides that a process of --against measures."""
+    async with running(options.operations) as cases:
+        yield {name: case.side for name, case in cases.items()}
 
 
 async def main() -> None:
-    options = arguments(__doc__, rounds=7, operations=4000)
-    cases = {
-        "all resident": Case(options.operations, False, "rrru"),
-        "one load and one clean eviction each": Case(options.operations, True, "rrru"),
-        "one load and one write-back each": Case(options.operations, True, "rruu"),
-    }
-    for case in cases.values():
-        await case.open()
-    sides: dict[str, Callable[[], Awaitable[float]]] = {name: case.side for name, case in cases.items()}
-    coroutines = "all resident, await lane.launch()"
-    sides[coroutines] = cases["all resident"].coroutines()
-    await alternate(sides, 1)
-    found = await alternate(sides, options.rounds)
-    table = Table("one empty operation", ("case", "us", "loads", "write-backs", "target"))
-    for name, value in found.items():
-        case = cases.get(name, cases["all resident"])
-        bound = 10 if case is cases["all resident"] else 40
-        table.rows.append((name, value, case.loaded, case.downloaded, target(value, bound, above=False)))
-    for case in reversed(cases.values()):
-        await case.engine.__aexit__(None, None, None)
+    options = arguments(__doc__, {"starts": 12, "rounds": 18}, rounds=7, operations=4000)
     configuration = {
         "operations a run": options.operations,
         "tiles": f"{SHAPE[0]} x {SHAPE[1]} float32, {8 + OUTPUTS + 8} slots, prefetch 2",
-        "repeats": f"median of {options.rounds} runs, cases in turn",
     }
+    if options.against:
+        bounds = {name: Bound(5, percent=True) for name in CASES} | {RESIDENT: Bound(1.0)}
+        await compare("bench_overhead", __doc__, options, "us", bounds, configuration)
+        return
+    async with running(options.operations) as cases:
+        sides = {name: case.side for name, case in cases.items()}
+        await alternate(sides, 1)
+        found = await alternate(sides, options.rounds)
+    table = Table("one empty operation", ("case", "us", "loads", "write-backs", "target"))
+    for name, value in found.items():
+        bound = 10 if name == RESIDENT else 40
+        table.rows.append((name, value, cases[name].loaded, cases[name].downloaded, target(value, bound, above=False)))
+    configuration["repeats"] = f"median of {options.rounds} runs, cases in turn"
     publish("bench_overhead", __doc__, configuration, [table], write=options.write)
 
 

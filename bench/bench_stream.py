@@ -5,15 +5,24 @@
 Caps of 25% and 10% of the states. The link's rate is set so that the slower direction alone takes 0.6 of the resident step:
 a perfect overlap then hides it all, none at all gives 1 / 1.6 = 0.62. Targets: with prefetch 2 at least 0.90 of the resident
 speed; bytes loaded at most 1.05 of MIN (Belady) on the same program with the same slots.
+
+    python bench/bench_stream.py --against TREE [--starts 9] [--caps 0.25 0.10]
+
+Seconds a step of another commit's package and of this one in turn, over the link that the other one's resident step sets
+(bench/against.py). Target: no loss that the interval shows.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
-from common import Table, alternate, arguments, batch, publish, steps, target, trainer_on
+from against import compare, worker
+from common import Side, Table, alternate, arguments, batch, publish, steps, target, trainer_on
 from optimum import min_loads
 
 from asynctile import Engine
@@ -21,7 +30,13 @@ from asynctile.layers import GPT2Config, Trainer
 
 BATCH, LENGTH = 4, 512
 CONFIG = GPT2Config(n_layer=12, n_head=8, n_embd=512, block_size=LENGTH, vocab_size=2048)
+MODEL = (
+    f"GPT-2, n_layer {CONFIG.n_layer}, n_embd {CONFIG.n_embd}, n_head {CONFIG.n_head}, vocab {CONFIG.vocab_size}, T {LENGTH}, "
+    f"B {BATCH}, float32, recompute"
+)
+STATES = f"{CONFIG.states_nbytes / 1e6:.0f} MB"
 LINK_SHARE = 0.6
+RESIDENT = "resident"
 
 
 async def engine_of(stack: AsyncExitStack, tile: int | None, **options: Any) -> Trainer:
@@ -29,8 +44,60 @@ async def engine_of(stack: AsyncExitStack, tile: int | None, **options: Any) -> 
     return await trainer_on(engine, CONFIG, tile=tile)
 
 
+@asynccontextmanager
+async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
+    """The sides that a process of --against measures. options.rates: of the link, bytes a second for each cap; without them
+    what sets them, the seconds of a resident step and the bytes that the busier direction moves."""
+    inputs, tile, sides = batch(CONFIG, BATCH, LENGTH), options.tile or None, {}
+    async with AsyncExitStack() as stack:
+        if not options.rates:
+            sides[RESIDENT] = steps(await engine_of(stack, tile), *inputs, options.steps)
+        for index, share in enumerate(options.caps):
+            cap = int(share * CONFIG.states_nbytes)
+            free = await engine_of(stack, tile, device_memory=cap)
+            if not options.rates:
+                sides[bytes_at(share)] = partial(busier, free, inputs)
+                continue
+            sides[f"{share:.0%}, no link limit"] = steps(free, *inputs, options.steps)
+            streamed = await engine_of(stack, tile, device_memory=cap, link_rate=options.rates[index])
+            sides[f"{share:.0%}, prefetch 2"] = steps(streamed, *inputs, options.steps)
+        yield sides
+
+
+async def busier(trainer: Trainer, inputs: tuple[Any, Any]) -> float:
+    """Bytes that a step moves in the direction that moves more."""
+    report = await trainer.step(*inputs)
+    return max(report.uploaded_bytes, report.downloaded_bytes)
+
+
+def bytes_at(share: float) -> str:
+    return f"{share:.0%}, bytes of the busier direction"
+
+
+async def against(options: Namespace) -> None:
+    """Both trees over the link that the old one sets."""
+    passed = {"tile": options.tile, "caps": options.caps, "steps": options.steps, "rates": []}
+    async with worker(options.against.resolve(), "bench_stream", passed) as old:
+        await old.ready()
+        sides = {name: partial(old.measure, name) for name in old.sides}
+        await alternate(sides, 1)
+        found = await alternate(sides, 3)
+    rates = [int(found[bytes_at(share)] / (LINK_SHARE * found[RESIDENT])) for share in options.caps]
+    link = ", ".join(f"{rate / 1e6:.0f} MB/s at {share:.0%}" for rate, share in zip(rates, options.caps, strict=True))
+    await compare("bench_stream", __doc__, options, "s", {}, {"model": MODEL, "states": STATES, "link": link}, rates=rates)
+
+
 async def main() -> None:
-    options = arguments(__doc__, rounds=5, steps=2, tile=0, caps=(0.25, 0.10), no_min=False)
+    options = arguments(
+        __doc__, {"starts": 9, "rounds": 1, "steps": 1}, rounds=5, steps=2, tile=0, caps=(0.25, 0.10), no_min=False
+    )
+    if options.against:
+        await against(options)
+    else:
+        await beside_resident(options)
+
+
+async def beside_resident(options: Namespace) -> None:
     tokens, targets = batch(CONFIG, BATCH, LENGTH)
     tile = options.tile or None
     speed = Table("speed", ("cap", "link MB/s", "side", "s a step", "of resident", "stalled", "target"))
@@ -43,32 +110,31 @@ async def main() -> None:
             resident = await engine_of(stack, tile)
             used = resident.model.tiling.tile
             free = await engine_of(stack, tile, device_memory=cap)
-            first = {"resident": steps(resident, tokens, targets, options.steps)}
+            first = {RESIDENT: steps(resident, tokens, targets, options.steps)}
             await alternate(first, 1)
-            resident_s = (await alternate(first, max(1, options.rounds // 2)))["resident"]
+            resident_s = (await alternate(first, max(1, options.rounds // 2)))[RESIDENT]
             await free.step(tokens, targets)
             report = await free.step(tokens, targets)
             up, down = report.uploaded_bytes, report.downloaded_bytes
             rate = int(max(up, down) / (LINK_SHARE * resident_s))
             streamed = await engine_of(stack, tile, device_memory=cap, link_rate=rate)
             waiting = await engine_of(stack, tile, device_memory=cap, link_rate=rate, prefetch=0)
-            trainers = {"resident": resident, "no link limit": free, "prefetch 2": streamed, "prefetch 0": waiting}
+            trainers = {RESIDENT: resident, "no link limit": free, "prefetch 2": streamed, "prefetch 0": waiting}
             sides = {name: steps(trainer, tokens, targets, options.steps) for name, trainer in trainers.items()}
             for name in ("prefetch 2", "prefetch 0"):
                 await sides[name]()
             found = await alternate(sides, options.rounds)
             for name, seconds in found.items():
-                ratio = found["resident"] / seconds
+                ratio = found[RESIDENT] / seconds
                 stalled = (await trainers[name].step(tokens, targets)).stall_s / seconds
                 goal = target(ratio, 0.90) if name == "prefetch 2" else None
                 speed.rows.append((label, rate / 1e6, name, seconds, ratio, stalled, goal))
             link_s = max(up, down) / rate
-            speed.rows.append((label, rate / 1e6, "the slower link alone", link_s, link_s / found["resident"], None, None))
+            speed.rows.append((label, rate / 1e6, "the slower link alone", link_s, link_s / found[RESIDENT], None, None))
             moved.rows += bytes_moved(label, streamed, up, down, counted=not options.no_min)
     configuration = {
-        "model": f"GPT-2, n_layer {CONFIG.n_layer}, n_embd {CONFIG.n_embd}, n_head {CONFIG.n_head}, "
-        f"vocab {CONFIG.vocab_size}, T {LENGTH}, B {BATCH}, float32, recompute",
-        "states": f"{CONFIG.states_nbytes / 1e6:.0f} MB",
+        "model": MODEL,
+        "states": STATES,
         "tile": used,
         "repeats": f"median of {options.rounds} rounds of {options.steps} steps, sides in turn",
     }

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -35,9 +36,13 @@ from asynctile import __version__  # noqa: E402
 from asynctile.kernels.cpu.jit import KERNELS  # noqa: E402
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer  # noqa: E402
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
 LIBRARIES = ("asynctile", "numpy", "scipy", "numba", "uvloop", "threadpoolctl", "torch")
 CORES = len(os.sched_getaffinity(0))
+
+#: Measures once.
+Side = Callable[[], Awaitable[float]]
 
 
 @dataclass
@@ -81,8 +86,11 @@ def target(value: float, bound: float, *, above: bool = True) -> str:
     return f"at {'least' if above else 'most'} {bound:g}: {'met' if met else 'MISSED'}"
 
 
-def arguments(text: str | None, **options: Any) -> argparse.Namespace:
-    """Options of a benchmark: one for each keyword, of the type of its default, and --write."""
+def arguments(text: str | None, against: Mapping[str, Any] | None = None, **options: Any) -> argparse.Namespace:
+    """Options of a benchmark: one for each keyword, of the type of its default, and --write.
+
+    against: for a benchmark that has --against (bench/against.py), the defaults of --starts and of what else differs there.
+    """
     parser = argparse.ArgumentParser(description=(text or "").strip(), formatter_class=argparse.RawTextHelpFormatter)
     for name, default in options.items():
         flag = "--" + name.replace("_", "-")
@@ -93,6 +101,11 @@ def arguments(text: str | None, **options: Any) -> argparse.Namespace:
         else:
             parser.add_argument(flag, type=type(default), default=default, help=f"default {default}")
     parser.add_argument("--write", action="store_true", help="write bench/results/<name>.json and .md")
+    if against is not None:
+        parser.add_argument("--against", type=Path, metavar="TREE", help="a checkout of another commit to compare with")
+        parser.add_argument("--starts", type=int, help=f"with --against: pairs of processes; default {against['starts']}")
+        if parser.parse_known_args()[0].against:
+            parser.set_defaults(**against)
     return parser.parse_args()
 
 
@@ -117,6 +130,19 @@ def machine() -> dict[str, Any]:
     return {"cpu": cpu, "cores": CORES, "load": os.getloadavg()[0], "blas": blas, "versions": versions}
 
 
+def commit(tree: Path = ROOT) -> str:
+    """The commit that is measured: from git, or from the variable COMMIT where the sources came without it."""
+    try:
+        found, changed = (
+            subprocess.run(["git", *command], cwd=tree, capture_output=True, text=True, timeout=20, check=True).stdout
+            for command in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("COMMIT", "unknown") if tree == ROOT else "unknown"
+    own = [line for line in changed.splitlines() if "bench/results/" not in line]
+    return f"{found.strip()} with uncommitted changes" if own else found.strip()
+
+
 def publish(
     name: str, text: str | None, configuration: Mapping[str, Any], tables: Iterable[Table], *, write: bool
 ) -> None:
@@ -139,18 +165,23 @@ def publish(
     (RESULTS / f"{name}.md").write_text("\n\n".join(body) + "\n", encoding="utf-8")
 
 
-async def alternate(sides: Mapping[str, Callable[[], Awaitable[float]]], rounds: int) -> dict[str, float]:
-    """Medians of what each side returns, all sides in turn in every round, so that they meet the same machine.
+async def alternate(sides: Mapping[str, Side], rounds: int) -> dict[str, float]:
+    """Medians of what each side returns in `in_turn`."""
+    return {name: statistics.median(items) for name, items in (await in_turn(sides, rounds)).items()}
 
-    Every second round goes backwards.
+
+async def in_turn(sides: Mapping[str, Side], rounds: int, *, backwards: bool = False) -> dict[str, list[float]]:
+    """What each side returns, all sides in turn in every round, so that they meet the same machine.
+
+    Every second round goes backwards, with `backwards` the first one.
     """
     values: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds):
-        for name in list(sides) if turn % 2 == 0 else reversed(list(sides)):
+        for name in reversed(list(sides)) if (turn % 2 == 0) == backwards else list(sides):
             values[name].append(await sides[name]())
         print(f"round {turn + 1} of {rounds}: " + ", ".join(f"{n} {show(v[-1])}" for n, v in values.items()),
               file=sys.stderr, flush=True)  # fmt: skip
-    return {name: statistics.median(items) for name, items in values.items()}
+    return values
 
 
 def batch(config: GPT2Config, size: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -164,7 +195,7 @@ async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None
     return Trainer(model, AdamW(lr=1e-4), recompute=recompute)
 
 
-def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Callable[[], Awaitable[float]]:
+def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Side:
     """A side for `alternate`: seconds a step, over `count` steps."""
 
     async def side() -> float:

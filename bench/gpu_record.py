@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,9 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, Table, machine, show, target
+from common import RESULTS, ROOT, Table, commit, machine, show, target
 
-ROOT = Path(__file__).resolve().parents[1]
 #: Of rehearsals, which are no results.
 REHEARSED = ROOT / "runs" / "rehearsal"
 #: Parts of bench/gpu.sh in its order.
@@ -163,19 +161,6 @@ def driver_version() -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
-
-
-def commit() -> str:
-    """The commit that is measured: from git, or from the variable COMMIT where the sources came without it."""
-    try:
-        found, changed = (
-            subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
-            for command in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("COMMIT", "unknown")
-    own = [line for line in changed.splitlines() if "bench/results/" not in line]
-    return f"{found.strip()} with changes" if own else found.strip()
 
 
 def slug(name: str) -> str:
