@@ -26,6 +26,9 @@ def add_missing_names() -> None:
         needs = ModuleType("asynctile.program.needs")
         needs.demand_of = importlib.import_module("asynctile.demand").measure  # type: ignore[attr-defined]
         sys.modules[needs.__name__] = needs
+    engine = importlib.import_module("asynctile.engine").Engine
+    if not hasattr(engine, "kernels"):
+        engine.kernels = property(lambda self: self._device.kernels)
 
 
 def _missing(name: str) -> bool:

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 #: A side writes its tree into a log, so that the order over both processes can be told, and prints what nobody may take for
-#: an answer. `demand_of` has another name in the old tree.
+#: an answer. `demand_of` and `Engine.kernels` have other names in the old tree.
 BENCH = """
 from contextlib import asynccontextmanager
+from asynctile.engine import Engine
 from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation
@@ -29,13 +30,18 @@ async def opened(options):
         print("from the side")
         with open(options.log, "a") as log:
             log.write(demand_of() + "\\n")
-        return {"old": 10.0, "new": 11.0}[demand_of()]
+        return Engine().kernels[demand_of()]
     async def broken():
         raise ZeroDivisionError("a side that ends its process")
     yield {"first": side, "second": side} if not options.broken else {"broken": broken}
     with open(options.log, "a") as log:
         log.write("closed\\n")
 """
+KERNELS = "{'old': 10.0, 'new': 11.0}"
+ENGINES = {
+    "old": f"class Engine: _device = type('Device', (), {{'kernels': {KERNELS}}})",
+    "new": f"class Engine: kernels = {KERNELS}",
+}
 NAMES = {"handle": "Handle = None", "operation": "Operation = None", "program": "Program = None"}
 
 
@@ -45,6 +51,7 @@ def tree_of(folder: Path, which: str) -> Path:
     inner, needs = (package, "demand.py") if which == "old" else (package / "program", "needs.py")
     inner.mkdir(parents=True)
     (package / "__init__.py").touch()
+    (package / "engine.py").write_text(ENGINES[which])
     for name, text in NAMES.items():
         (inner / f"{name}.py").write_text(text)
     name = "measure" if which == "old" else "demand_of"
