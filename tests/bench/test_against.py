@@ -33,7 +33,7 @@ async def opened(options):
         return Engine().kernels[demand_of()]
     async def broken():
         raise ZeroDivisionError("a side that ends its process")
-    yield {"first": side, "second": side} if not options.broken else {"broken": broken}
+    yield {"first": side, "second": side, "third": side} if not options.broken else {"broken": broken}
     with open(options.log, "a") as log:
         log.write("closed\\n")
 """
@@ -72,8 +72,9 @@ def against(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 async def test_old_and_new_alternate_for_every_case_and_each_start_begins_with_the_other(against: Any, tmp_path: Path) -> None:
     log = tmp_path / "log"
     options = Namespace(against=tmp_path / "old", starts=6, rounds=2, broken=False, write=True, log=str(log))
-    await against.compare("fake", "Which?", options, "us", {"first": against.Bound(1)}, {"model": "none"})
-    there, back = ["old", "new"] * 2, ["new", "old"] * 2
+    bounds = {"first": against.Bound(1), "second": against.Bound(5, percent=True)}
+    await against.compare("fake", "Which?", options, "us", bounds, {"model": "none"})
+    there, back = ["old", "new"] * 3, ["new", "old"] * 3
     once, other = [*there, *there, *back, "closed", "closed"], [*there, *back, *there, "closed", "closed"]
     assert log.read_text().split() == (once + other) * 3
     found = json.loads((tmp_path / "results" / "fake_against.json").read_text())
@@ -81,7 +82,8 @@ async def test_old_and_new_alternate_for_every_case_and_each_start_begins_with_t
     numbers = [10.0, 11.0, *[1.0] * 3, *[10.0] * 3]
     assert found["tables"][0]["rows"] == [
         ["first", "us", *numbers, "at most 1 us more: met"],
-        ["second", "us", *numbers, "no loss: MISSED"],
+        ["second", "us", *numbers, "at most 5 % more: MISSED"],
+        ["third", "us", *numbers, "no loss: MISSED"],
     ]
 
 
