@@ -1,4 +1,8 @@
-"""asynctile: a GPT-2 larger than its device, trained at the speed of one that fits, inside one asyncio program."""
+"""asynctile: trains a GPT-2 larger than its device's memory, inside an asyncio program.
+
+Every tile operation of a training step is a coroutine that awaits its inputs and room; one task a job awaits them in program
+order, and prefetch runs beside it as coroutine stages.
+"""
 
 from asynctile.engine import Engine, Statistics
 from asynctile.errors import (

@@ -1,4 +1,4 @@
-"""The README's example of embedding runs as it stands, and a training step leaves the caller's loop alone."""
+"""The README's example of embedding runs as it stands, a step leaves the caller's loop alone, documents name what is there."""
 
 import asyncio
 import re
@@ -8,11 +8,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCUMENTS = (README, ROOT / "CONTRIBUTING.md", ROOT / "bench" / "results" / "README.md")
+FOLDERS = ("asynctile", "layers", "storage", "tests", "bench")
 MARK = "<!-- tests/test_readme.py runs the next block -->"
 
 
@@ -48,3 +52,29 @@ async def test_the_callers_loop_keeps_ticking_while_steps_run():
     print(f"\n5 ms ticker beside training: p99 lag {p99 * 1e3:.1f} ms over {len(lags)} ticks")
     # A smoke test: a loop that is blocked by a step would lag by whole steps, here some 100 ms each.
     assert p99 < 0.1
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    text = document.read_text()
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    headings = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        assert (document.parent / path).exists(), target
+        assert not anchor or anchor in headings, target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_in_the_text_are_there(document):
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", document.read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_map_names_files_that_are_there():
+    (block,) = re.findall(r"^## Map of the code\n(.*?)^## ", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
+    there = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")}
+    named = set(re.findall(r"\w+\.(?:py|sh)\b", block))
+    assert len(named) > 80
+    assert sorted(named - there) == []

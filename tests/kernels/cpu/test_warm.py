@@ -13,6 +13,7 @@ import asynctile.ops as ops
 from asynctile.kernels import cpu
 from asynctile.kernels.cpu.exp import exp
 from asynctile.kernels.cpu.jit import FUSE, SIGNATURES
+from tests.verbs import VERBS
 
 #: Makes two kernels ready, in a process that has compiled nothing, and prints what was reported and who compiled.
 PROCESS = """
@@ -29,6 +30,10 @@ print(names, sum(sum(function.stats.cache_misses.values()) for function in cpu.K
 
 def test_every_verb_has_a_kernel():
     assert set(cpu.KERNELS) == {*ops.__all__, "gemm_bias", "gemm_onto", "gemm_bias_onto"}
+
+
+def test_every_kernel_is_written_once_more_in_numpy():
+    assert set(VERBS) == set(cpu.KERNELS)
 
 
 def test_a_child_compiles_what_is_missing_and_later_processes_load_it(tmp_path):
