@@ -10,6 +10,12 @@ import threading
 TURNS = 20
 
 
+async def turns():
+    """Turns for this loop alone."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
 async def settle(engine):
     """Turns for this loop and for the engine's: what waits for no thread has come to where it waits."""
     for _ in range(TURNS):

@@ -16,6 +16,8 @@ from asynctile.storage.faults import SURVIVED, Faults
 sys.path.insert(0, str(Path(__file__).parent))
 from matmul import Matmul, engine_for
 
+from tests.settle import settle, turns, until
+
 
 @pytest.mark.parametrize("kind", sorted(SURVIVED))
 async def test_faults_that_pass_change_no_bit(kind, tmp_path):
@@ -83,20 +85,22 @@ async def test_memory_that_the_system_refuses_is_an_error_and_the_engine_goes_on
 
 
 class Deaf:
-    """A disk that stops answering: reads hang until `answer` is set."""
+    """A disk that stops answering: once `hangs` is set, reads, or what `transfer` names, wait for `answer`; `asked` by one."""
 
-    def __init__(self):
-        self.hangs, self.answer = threading.Event(), threading.Event()
+    def __init__(self, transfer="preadv"):
+        self.hangs, self.asked, self.answer = threading.Event(), threading.Event(), threading.Event()
+        self.transfer = transfer
 
     def wrap(self, file):
-        preadv = file.preadv
+        transfer = getattr(file, self.transfer)
 
         def hang(views, offset):
             if self.hangs.is_set():
+                self.asked.set()
                 self.answer.wait()
-            return preadv(views, offset)
+            return transfer(views, offset)
 
-        file.preadv = hang
+        setattr(file, self.transfer, hang)
         return file
 
 
@@ -151,19 +155,20 @@ async def test_an_input_that_nobody_writes_is_named(tmp_path):
 
 async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_their_slot(tmp_path):
     """A step fills its hyper-parameters a second time when the prefetcher may already be loading them."""
-    work, faults = Matmul(), Faults(delay_s=0.2)
-    async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=faults.wrap) as engine:
+    work, deaf = Matmul(), Deaf()
+    async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=deaf.wrap) as engine:
         await work.prepare(engine)
         await work.run(engine)
         tile = next(tile for tile in work.tiles["a"].values() if tile.slot is None)
 
         async def job():
             async with engine.exclusive():
-                faults.arm("slow", lasting=True)
+                deaf.hangs.set()
                 engine.tiers.top.admit((tile,), "r")
-                assert not tile.written.done
-                await engine.fill(tile, np.full(tile.shape, 7, np.float32))
-                faults.disarm()
+                filling = asyncio.create_task(engine.fill(tile, np.full(tile.shape, 7, np.float32)))
+                await turns()
+                deaf.answer.set()
+                await filling
                 await engine.tiers.window.drain()
 
         await engine.call(job())
@@ -217,20 +222,21 @@ async def test_a_cut_that_fails_in_the_middle_loses_nothing(tmp_path, monkeypatc
 
 
 async def test_a_store_that_is_cancelled_or_wrong_leaves_old_bytes_or_none(tmp_path):
-    work, faults = Matmul(), Faults(delay_s=0.3)
-    async with engine_for(work, tmp_path, "cpu", None, 4, wrap_spill=faults.wrap) as engine:
+    work, deaf = Matmul(), Deaf("pwritev")
+    async with engine_for(work, tmp_path, "cpu", None, 4, wrap_spill=deaf.wrap) as engine:
         await work.prepare(engine)
         tiles = list(work.tiles["a"].items())
         with pytest.raises(TypeError, match=r"a\[0,0\] takes an array of float32, not complex128"):
             await engine.store([(tiles[0][1], np.zeros((32, 32), np.complex128))])
-        faults.arm("slow", lasting=True)
+        deaf.hangs.set()
         sevens = [(tile, np.full((32, 32), 7, np.float32)) for _, tile in tiles]
         storing = asyncio.create_task(engine.store(sevens))
-        await asyncio.sleep(0.5)
+        await until(deaf.asked.is_set)
         storing.cancel()
+        await settle(engine)
+        deaf.answer.set()
         with pytest.raises(asyncio.CancelledError):
             await storing
-        faults.disarm()
         for key, tile in tiles:
             found = await engine.read(tile)
             assert (found == 7).all() or np.array_equal(found, work.part(work.a, *key)), tile.name

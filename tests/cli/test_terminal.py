@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -9,9 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import Output, complain, one_line, printable, say
 from tests.cli.conftest import Program
+from tests.settle import turns
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e\ud800"
@@ -117,18 +118,17 @@ def test_asked_to_stop_what_is_being_written_is_awaited_before_the_folder_is_rem
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discard, asked, written = RunFolder.discard_unless_begun, Interrupt._asked, []
-    cancelled = threading.Event()
+    cancelled: Future[asyncio.AbstractEventLoop] = Future()
 
     def slowly(options: Any, folder: RunFolder) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert cancelled.wait(20)
-        time.sleep(0.02)  # as long as the folder would have taken to go
+        asyncio.run_coroutine_threadsafe(turns(), cancelled.result(20)).result(20)  # in which the folder would have gone
         written.append(folder)
         return prepare_tokenizer(options, folder)
 
     def ask(self: Interrupt) -> None:
         asked(self)
-        cancelled.set()
+        cancelled.set_result(asyncio.get_running_loop())
 
     def discarding(self: RunFolder) -> None:
         assert written, "a thread is still to write"

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -194,18 +195,18 @@ def test_slots_of_a_pool_do_not_overlap(device, slots):
     assert [fetched(device, view)[0] for view in views] == [0, 1, 9, 3]
 
 
-def test_a_link_takes_at_least_the_time_its_rate_says():
-    import time
-
-    device = EmulatedDevice(link_rate=1_000_000)
+@pytest.mark.parametrize("late", [0.0, 0.015, 0.1])
+def test_a_link_takes_the_time_that_its_rate_says_the_copying_included(late, monkeypatch):
+    device, naps = EmulatedDevice(link_rate=1_000_000), []
+    clock = SimpleNamespace(perf_counter=lambda: device.streams()[-2].ready_at + late, sleep=naps.append)
+    monkeypatch.setattr("asynctile.device.emulated.time", clock)
     device.start()
     arena = Arena(None, evictable=False)
     for pool in arena.cut(Demand((40_000,), (1,), {40_000: 1}, "copy")):
         device.map_pool(pool)
     view = device.array(arena.pools[0].take(for_load=True), (10_000,), np.float32)
-    start = time.perf_counter()
     device.upload(view, np.ones(10_000, np.float32), ()).wait()
-    assert time.perf_counter() - start >= 0.035
+    assert naps == ([pytest.approx(0.04 - late)] if late < 0.04 else [])
     device.close()
 
 

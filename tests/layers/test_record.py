@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from asynctile.layers.config import GPT2Config
@@ -14,6 +12,7 @@ from asynctile.program.handle import Handle
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Fetch, Mark, Program
 from asynctile.storage.tile import NEVER
+from tests.counting import calls_of
 from tests.layers.shapes import SHAPES, Shape
 
 #: attention_backward_whole: q, k, v, out, dout, dq, dk, dv; besides them statistics.
@@ -157,11 +156,13 @@ def test_unknown_kind_is_refused() -> None:
         recorded(SHAPES["tiles of one"], "sgd")
 
 
-def test_recording_is_fast() -> None:
-    config = GPT2Config(n_layer=8, n_head=8, n_embd=256, block_size=256, vocab_size=512)
-    parameters = Parameters(config, Tiling(config, 128))
-    begin = time.perf_counter()
-    program = record("step", parameters, parameters.tiling.rows(4, 256))
-    seconds = time.perf_counter() - begin
+def test_recording_takes_few_calls_an_operation_and_no_more_in_a_larger_model() -> None:
+    found = []
+    for layers in (1, 4):
+        config = GPT2Config(n_layer=layers, n_head=8, n_embd=256, block_size=256, vocab_size=512)
+        parameters = Parameters(config, Tiling(config, 128))
+        program, calls = calls_of(record, "step", parameters, parameters.tiling.rows(4, 256))
+        found.append(calls / len(program))
     assert len(program) > 5000
-    assert seconds / len(program) < 200e-6
+    assert found[1] < 64  # 43, which is 25 us
+    assert found[1] < 1.1 * found[0]

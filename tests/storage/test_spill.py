@@ -270,13 +270,18 @@ def test_a_second_tier_on_the_folder_is_refused(tier):
 
 
 def test_closing_waits_for_the_transfer_that_is_running(tmp_path):
-    started, go_on = threading.Event(), threading.Event()
+    started, go_on, seen = threading.Event(), threading.Event(), []
 
     class Hanging(Scripted):
         def pwritev(self, views, offset):
             started.set()
-            assert go_on.wait(10)
+            assert go_on.wait(10), "nobody waits for it"
+            seen.append("written")
             return self.file.pwritev(views, offset)
+
+        def close(self):
+            seen.append("closed")
+            self.file.close()
 
     tier = SpillTier(tmp_path, 1 << 20, lambda file: Hanging(file, []))
     tier.open()
@@ -284,13 +289,11 @@ def test_closing_waits_for_the_transfer_that_is_running(tmp_path):
     writer = threading.Thread(target=tier.write, args=(block, filled(1), "t"))
     writer.start()
     assert started.wait(10)
-    closer = threading.Thread(target=tier.close)
-    closer.start()
-    closer.join(0.05)
-    assert closer.is_alive()
-    go_on.set()
+    wait_for = tier._lock.wait_for
+    tier._lock.wait_for = lambda *args: (go_on.set(), wait_for(*args))[1]
+    tier.close()
     writer.join()
-    closer.join()
+    assert seen == ["written", "closed"]
     assert tier.written_nbytes == NBYTES
 
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from asynctile.streams.stream import Stream
+from tests.settle import let_through, until
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ async def test_a_stream_waits_for_an_event_of_another(streams):
     gate, seen = threading.Event(), []
     first = streams[0].enqueue((), gate.wait, ())
     second = streams[1].enqueue((first,), seen.append, ("second",))
+    let_through(streams[1])
     assert not second.done
     assert seen == []
     gate.set()
@@ -79,9 +81,9 @@ async def test_only_waits_for_copies_count_as_stall(streams):
     await after_kernel.landed()
     assert streams[1].waiting_s == 0.0
     gate.clear()
+    await until(lambda: streams[1]._idle)
     copy = streams[0].enqueue((), gate.wait, (), is_copy=True)
     after_copy = streams[1].enqueue((copy,), int, ())
-    await asyncio.sleep(0.01)
     gate.set()
     await after_copy.landed()
     assert streams[1].waiting_s > 0.0
@@ -128,8 +130,8 @@ async def test_time_in_which_nobody_asked_for_anything_is_no_stall(streams):
     after = streams[1].enqueue((copy,), int, ())
     gate.set()
     await after.landed()
+    await until(lambda: streams[1]._idle)
     before = streams[1].waiting_s
-    await asyncio.sleep(0.05)
     await streams[1].enqueue((), int, ()).landed()
     assert streams[1].waiting_s == before
 
