@@ -5,9 +5,10 @@
 
 `record` trains a small ragged model on `cpu`, `emulated` and the CUDA path (over the driver of threads of tests/cuda, where g++
 is) under many caps, prefetch depths, modes and places of the update, with and without a disk, and plans larger ones. It
-keeps for each a checksum of losses, norms, weights and moments, and what each step moved. --tree: the checkout to
-measure, such as an older commit in a worktree; this one if not given. `compare` lists what differs between two records, and
-ends with status 1 if anything does. Results hold for one machine with the same libraries.
+keeps for each a checksum of losses, norms, weights and moments, and what each step moved. Under some of them it also generates
+text, saves, loads the checkpoint into another engine and goes on there. --tree: the checkout to measure, such as an older
+commit in a worktree; this one if not given. `compare` lists what differs between two records, and ends with status 1 if
+anything does. Results hold for one machine with the same libraries.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from safetensors.numpy import load_file
 STEPS = 3
 #: Ragged in every direction, sequences cut, groups of heads uneven.
 MODEL = {"n_layer": 2, "n_head": 5, "n_embd": 40, "block_size": 50, "vocab_size": 101}
-TILE, BATCH, LENGTH, MICRO_BATCHES = 22, 2, 41, 2
+TILE, BATCH, LENGTH, MICRO_BATCHES, NEW_TOKENS = 22, 2, 41, 2, 12
 MOVED = ("uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes")
 PLANNED = (
     "tile", "floor_bytes", "floor_operation", "resident_bytes", "device_peak_bytes", "spill_bytes", "operations", "updates",
@@ -83,34 +85,114 @@ def cases(gpu: bool) -> Iterator[Case]:
             yield Case("cuda:0", 0.6, 1.5, True, precision=precision)
 
 
-async def trained(case: Case) -> dict[str, Any]:
-    """Train by `case`: the checksum of what came out, and what each step moved."""
-    from asynctile import Engine
-    from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+def going_on(gpu: bool) -> Iterator[Case]:
+    """Where text is generated and a checkpoint loaded: tests/layers/test_gpt2.py, test_checkpoint.py and test_cuda.py."""
+    yield from (Case("cpu"), Case("cpu", None, 0.0, True), Case("cpu", None, 0.6, True, 0))
+    yield from (Case("emulated"), Case("emulated", 0.0), Case("emulated", 0.25, prefetch=0))
+    yield from (Case("emulated", 0.2, 0.3, True, depth) for depth in (0, 2))
+    yield Case("emulated", 0.25, trainer={"update": "host"})
+    if gpu:
+        for precision in ("fp32", "bf16"):
+            yield Case("cuda:0", precision=precision)
+            yield from (Case("cuda:0", 0.5, prefetch=depth, precision=precision) for depth in (0, 2))
+            yield Case("cuda:0", 0.6, 1.5, True, precision=precision)
 
-    config, random = GPT2Config(**MODEL), np.random.default_rng(1)
-    with tempfile.TemporaryDirectory() as place:
-        spill, checkpoint = Path(place, "spill"), Path(place, "checkpoint")
-        spill.mkdir()
+
+@asynccontextmanager
+async def opened(case: Case, config: Any) -> AsyncIterator[Any]:
+    """The engine of `case` for a model of `config`."""
+    from asynctile import Engine
+
+    with tempfile.TemporaryDirectory() as spill:
         options: dict[str, Any] = {"device": case.device, "prefetch": case.prefetch, "precision": case.precision}
         options |= {"spill": spill} if case.spill else {}
         for name, share in (("device_memory", case.device_share), ("host_memory", case.host_share)):
             if share is not None:
                 options[name] = int(share * config.states_nbytes) or await floor(config, options | {name: 1})
         async with Engine(**options) as engine:
-            model = await GPT2.create(engine, config, seed=1, tile=TILE)
-            optimizer = AdamW(lr=1e-2, warmup=1, decay_steps=9, min_lr=1e-3)
-            trainer = Trainer(model, optimizer, micro_batches=MICRO_BATCHES, **{"update": "device", **case.trainer})
-            batches = random.integers(0, config.vocab_size, (STEPS, 2, BATCH, LENGTH))
-            reports = [await trainer.step(tokens, targets) for tokens, targets in batches]
+            yield engine
+
+
+async def trainer_on(engine: Any, case: Case, config: Any) -> Any:
+    from asynctile.layers import GPT2, AdamW, Trainer
+
+    model = await GPT2.create(engine, config, seed=1, tile=TILE)
+    optimizer = AdamW(lr=1e-2, warmup=1, decay_steps=9, min_lr=1e-3)
+    return Trainer(model, optimizer, micro_batches=MICRO_BATCHES, **{"update": "device", **case.trainer})
+
+
+def batches_of(config: Any) -> np.ndarray:
+    """Tokens and targets of each step: (steps, 2, B, T)."""
+    return np.random.default_rng(1).integers(0, config.vocab_size, (STEPS, 2, BATCH, LENGTH))
+
+
+def digested(reports: list[Any], checkpoint: Path) -> Any:
+    """A checksum of losses and norms, and of the weights and moments of a checkpoint."""
+    digest = hashlib.sha256(repr([(report.loss, report.grad_norm) for report in reports]).encode())
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        for name, tensor in sorted(load_file(checkpoint / file).items()):
+            digest.update(name.encode() + tensor.tobytes())
+    return digest
+
+
+async def trained(case: Case) -> dict[str, Any]:
+    """Train by `case`: the checksum of what came out, and what each step moved."""
+    from asynctile.layers import GPT2Config
+
+    config = GPT2Config(**MODEL)
+    with tempfile.TemporaryDirectory() as place:
+        async with opened(case, config) as engine:
+            trainer = await trainer_on(engine, case, config)
+            reports = [await trainer.step(tokens, targets) for tokens, targets in batches_of(config)]
             operations = engine.statistics().operations
-            await trainer.save(checkpoint)
-        digest = hashlib.sha256(repr([(report.loss, report.grad_norm) for report in reports]).encode())
-        for file in ("model.safetensors", "optimizer.safetensors"):
-            for name, tensor in sorted(load_file(checkpoint / file).items()):
-                digest.update(name.encode() + tensor.tobytes())
+            await trainer.save(Path(place, "checkpoint"))
+        digest = digested(reports, Path(place, "checkpoint"))
     moved = [[getattr(report, name) for name in MOVED] for report in reports]
     return {"bits": digest.hexdigest()[:16], "moved": moved, "operations": operations}
+
+
+async def gone_on(case: Case) -> dict[str, Any]:
+    """A step, text, a checkpoint loaded by another engine, text and a step there: the checksum, and what each moved."""
+    from asynctile.layers import GPT2Config, Trainer
+
+    config = GPT2Config(**MODEL)
+    batches = batches_of(config)
+    moved: dict[str, list[int]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        first, second = Path(place, "first"), Path(place, "second")
+        async with opened(case, config) as engine:
+            trainer = await trainer_on(engine, case, config)
+            reports = [await trainer.step(*batches[0])]
+            with counted(engine, moved, "text"):
+                words = await text(trainer.model, batches[1][0])
+            with counted(engine, moved, "save"):
+                await trainer.save(first)
+        async with opened(case, config) as engine:
+            with counted(engine, moved, "load"):
+                trainer = await Trainer.load(engine, first, update=case.trainer.get("update", "device"))
+            with counted(engine, moved, "text after load"):
+                words += await text(trainer.model, batches[1][0])
+            with counted(engine, moved, "step after load"):
+                reports.append(await trainer.step(*batches[1]))
+            await trainer.save(second)
+        digest = digested(reports, second)
+    digest.update(words)
+    return {"bits": digest.hexdigest()[:16], "moved": moved}
+
+
+async def text(model: Any, tokens: np.ndarray) -> bytes:
+    """The logits and the loss of tokens (B, T), and what follows their first line past the end of the window."""
+    drawn = [token async for token in model.generate(tokens[0], max_new_tokens=NEW_TOKENS, seed=3)]
+    return (await model.logits(tokens)).tobytes() + repr((await model.loss(tokens, tokens), drawn)).encode()
+
+
+@contextmanager
+def counted(engine: Any, moved: dict[str, list[int]], what: str) -> Iterator[None]:
+    """Put the bytes that move meanwhile into moved[what]."""
+    before = engine.statistics()
+    yield
+    after = engine.statistics()
+    moved[what] = [getattr(after, name) - getattr(before, name) for name in MOVED]
 
 
 async def floor(config: Any, options: dict[str, Any]) -> int:
@@ -156,10 +238,12 @@ def soft_gpu() -> bool:
 
 async def record(file: Path) -> None:
     """Write what all cases give to `file`, as JSON."""
-    found = {}
-    for case in cases(soft_gpu()):
-        found[case.name()] = await trained(case)
-        print(f"{case.name()}: {found[case.name()]['bits']}", file=sys.stderr, flush=True)
+    found, gpu = {}, soft_gpu()
+    told = [(case.name(), trained, case) for case in cases(gpu)]
+    told += [(f"{case.name()}, text and a checkpoint", gone_on, case) for case in going_on(gpu)]
+    for name, work, case in told:
+        found[name] = await work(case)
+        print(f"{name}: {found[name]['bits']}", file=sys.stderr, flush=True)
     found |= planned()
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
