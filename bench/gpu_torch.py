@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from bench_step import Block, Reference
 from common import batch
 from gpu_peaks import Place, free
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -30,6 +29,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from torch_step import Block, Reference
 
 from asynctile.layers import GPT2Config
 
@@ -38,7 +38,7 @@ PIECE = 1024
 
 
 class Model(Reference):
-    """The GPT-2 of bench_step.py with a padded vocabulary. pieces: compute the loss piece by piece, each recomputed."""
+    """The GPT-2 of torch_step.py with a padded vocabulary. pieces: compute the loss piece by piece, each recomputed."""
 
     def __init__(self, config: GPT2Config, *, pieces: bool = False) -> None:
         super().__init__(dataclasses.replace(config, vocab_size=-(-config.vocab_size // 64) * 64))

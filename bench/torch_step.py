@@ -1,4 +1,6 @@
-"""The same GPT-2 in PyTorch float32, which bench_step.py measures asynctile against; and PyTorch's GEMM rate."""
+"""The same GPT-2 in PyTorch float32, which bench_step.py measures asynctile against; gpu_torch.py takes
+its blocks; and PyTorch's GEMM rate.
+"""
 
 from __future__ import annotations
 
