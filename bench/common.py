@@ -1,7 +1,7 @@
 """What the benchmarks share: a clean environment, repeats that alternate, tables, and the record of a run.
 
-Importing this file starts the program again without OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE when they are set: they change
-the speed of every matrix product. Nothing is written without --write; what is written names no path of the machine.
+Importing this file may start the program again (clean_environment.py). Nothing is written without --write; what is written
+names no path of the machine.
 """
 
 from __future__ import annotations
@@ -21,20 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HARMFUL = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+import clean_environment  # noqa: F401
+import numpy as np
+import scipy.linalg.blas
+import threadpoolctl
 
-if any(name in os.environ for name in HARMFUL):
-    _clean = {name: value for name, value in os.environ.items() if name not in HARMFUL}
-    print(f"starting again without {', '.join(name for name in HARMFUL if name in os.environ)}", file=sys.stderr, flush=True)
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _clean)
-
-import numpy as np  # noqa: E402
-import scipy.linalg.blas  # noqa: E402
-import threadpoolctl  # noqa: E402
-
-from asynctile import __version__  # noqa: E402
-from asynctile.kernels.cpu.jit import KERNELS  # noqa: E402
-from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer  # noqa: E402
+from asynctile import __version__
+from asynctile.kernels.cpu.jit import KERNELS
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import clean_environment  # noqa: F401
 import numpy as np
 from safetensors.numpy import load_file
 

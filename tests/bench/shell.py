@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HARMFUL = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # bench/common.py starts its program anew where they are set
+HARMFUL = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # bench/ starts its programs anew where they are set
 
 
 def clean(**more: str) -> dict[str, str]:
