@@ -4,7 +4,7 @@ Every tile operation of a training step is a coroutine that awaits its inputs an
 order, and prefetch runs beside it as coroutine stages.
 """
 
-from asynctile.engine import Engine, Statistics
+from asynctile.engine import Engine
 from asynctile.errors import (
     AsynctileError,
     BudgetError,
@@ -14,6 +14,7 @@ from asynctile.errors import (
     TierError,
     TornModelError,
 )
+from asynctile.measure.statistics import Statistics
 
 __version__ = "0.1.0"
 

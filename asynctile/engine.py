@@ -1,54 +1,36 @@
 """The engine: one device, its tiers and its loop, opened and closed as one.
 
-Everything public here may be awaited from any event loop. The work happens on the device's own loop (asynctile/loop/thread.py)
-and streams; the caller's loop stays free. Long because it is the whole public face of an engine.
+What is done on an engine, and on what it lends of itself, is share.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
-from weakref import WeakSet
-
-import numpy as np
+from typing import Self
 
 from asynctile.device import open_device
 from asynctile.device.base import Report
 from asynctile.errors import BudgetError, DeviceError
-from asynctile.lifetime import Dependent, Lifetime
-from asynctile.loop.exclusive import Exclusive
-from asynctile.loop.files import THREADS, Files
-from asynctile.loop.thread import CLOSED, LoopThread, Undo, in_thread, new_loop
-from asynctile.measure.rates import Rates, measure_rates
-from asynctile.measure.statistics import Statistics, snapshot
+from asynctile.lifetime import Lifetime
+from asynctile.loop.files import THREADS
+from asynctile.loop.thread import in_thread, new_loop, under_shield
 from asynctile.measure.trace import Trace
-from asynctile.memory.caps import Loan
-from asynctile.program.grain import Grain
-from asynctile.program.handle import Handle
-from asynctile.program.operation import Operation
-from asynctile.program.precision import compute_dtype
-from asynctile.program.program import Program
-from asynctile.run.assembly import Tiers
-from asynctile.run.job import Run
+from asynctile.memory.spill_link import THREADS as TRANSFERS
+from asynctile.memory.tiers import Limits, Tiers
+from asynctile.share import LentShare, Share
 from asynctile.storage.container import RawFile
-from asynctile.storage.demand import Demand
-from asynctile.storage.documents import finish
 from asynctile.storage.host import HostMemory
 from asynctile.storage.limits import spare_address_space, tightest
 from asynctile.storage.sizes import parse_size
-from asynctile.storage.spill import SpillTier
-from asynctile.streams.stream import StreamEvent
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
+from asynctile.storage.spill import SpillRegion, SpillTier
 
 
-class Engine:
+class Engine(Share):
     """Open with `async with`. Arguments as in the README; sizes are ints in bytes or strings such as "512MiB".
 
     device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated", "cuda:N". device_memory: cap on device bytes; on
@@ -91,85 +73,55 @@ class Engine:
             raise ValueError(f"prefetch is {prefetch!r}: expected a whole number of at least 0, such as 2")
         if watchdog is not None and not (isinstance(watchdog, int | float) and watchdog > 0):
             raise ValueError(f"watchdog is {watchdog!r}: expected seconds above 0, or None to wait for ever")
-        self._watchdog = watchdog
         limit = None if spill_limit is None else _positive("spill_limit", spill_limit)
-        self._spill = None if spill is None else SpillTier(os.fspath(spill), limit, wrap=wrap_spill)
-        self._link_rate = None if link_rate is None else _positive("link_rate", link_rate)
-        self._device_memory = None if device_memory is None else _positive("device_memory", device_memory)
-        self._host_memory = None if host_memory is None else _positive("host_memory", host_memory)
-        self._device = open_device(device, link_rate=self._link_rate, precision=precision)
-        if not self._device.has_link and device_memory is not None:
-            self._device.close()
+        folder = None if spill is None else SpillTier(os.fspath(spill), limit, wrap=wrap_spill)
+        rate = None if link_rate is None else _positive("link_rate", link_rate)
+        on_device = None if device_memory is None else _positive("device_memory", device_memory)
+        in_ram = None if host_memory is None else _positive("host_memory", host_memory)
+        opened = open_device(device, link_rate=rate, precision=precision)
+        if not opened.has_link and device_memory is not None:
+            opened.close()
             raise ValueError("device_memory does not go with device 'cpu': RAM is the device there; give host_memory")
         try:
-            self._device_memory = self._device.budget(self._device_memory)
+            on_device = opened.budget(on_device)
         except BudgetError:
-            self._device.close()
+            opened.close()
             raise
-        self._host_remedy = ""
-        if self._host_memory is None:
+        remedy = ""
+        if in_ram is None:
             room = tightest()
-            self._host_memory, self._host_remedy = room.share, room.remedy
-            if self._device_memory is not None and isinstance(self._device, HostMemory):  # which is RAM as well
-                self._host_memory -= min(self._device_memory, room.share // 2)
-        self.precision = precision
-        self.prefetch = prefetch
-        self._report = report
-        self._make_loop = make_loop
-        self._used = self._is_open = False
-        #: the process that opened it: a forked child has its objects, and none of its threads
-        self._process: int | None = None
-        self._life: Lifetime | None = None
-        self._tiers: Tiers | None = None
+            in_ram, remedy = room.share, room.remedy
+            if on_device is not None and isinstance(opened, HostMemory):  # which is RAM as well
+                in_ram -= min(on_device, room.share // 2)
+        super().__init__(Lifetime(opened, folder, make_loop, report), "the engine", precision, prefetch)
+        self._limits = Limits(
+            device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy
+        )
+        self._used = False
         self._trace: Trace | None = None
-        self._rates: Rates | None = None
-        #: what has threads of its own and is closed with the engine, unless it has ended before
-        self.dependents: WeakSet[Dependent] = WeakSet()
-
-    @property
-    def device(self) -> str:
-        return self._device.name
-
-    @property
-    def grain(self) -> Grain:
-        """How large the tiles of its device should be."""
-        return self._device.grain
-
-    @property
-    def kernels(self) -> MutableMapping[str, Callable[..., None]]:
-        """What its device launches, by `Operation.kernel`: put another callable in its place before work that uses it."""
-        return self._device.kernels
 
     @property
     def device_cap(self) -> int:
         """Cap in bytes on the arena that operations run in."""
-        cap = self._device_memory if self._device.has_link else self._host_memory
+        if self._assembly is not None:
+            return super().device_cap
+        cap = self._limits.device_memory if self._device.has_link else self._limits.host_memory
         assert cap is not None
         return cap
-
-    @property
-    def tiers(self) -> Tiers:
-        """Where its tiles are; DeviceError before the engine was opened, and in a forked child."""
-        self.check_process()
-        if self._tiers is None:
-            raise DeviceError("the engine is not open: use it inside 'async with Engine(...)'")
-        return self._tiers
 
     async def __aenter__(self) -> Self:
         """Cancelled, however often, it leaves nothing open and raises CancelledError."""
         if self._used:
             raise DeviceError("an engine opens once: make a new Engine to go on")
-        self._used, self._process = True, os.getpid()
+        life = self._life
+        self._used, life.process = True, os.getpid()
         spare_address_space()
-        caps = self._device_memory, self._host_memory
-        self._tiers = Tiers(self._device, *caps, self._spill, self.prefetch, self._watchdog, self._host_remedy)
-        self._files = self._device.add_stream("files", THREADS)
-        self.busy = self.lock("the engine")
-        life = Lifetime(self._tiers, self._make_loop, self._report, self.dependents)
+        self._spills = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
+        self._put_together(Tiers(life.device, life.spill, self._spills, self._limits), life.device.add_stream("files", THREADS))
         if await in_thread("opening", life.open, on_cancel=life.stop_opening, on_gone=life.abandon):
             await in_thread("closing", life.break_off)
             raise asyncio.CancelledError
-        self._life, self._is_open = life, True
+        life.is_open = True
         return self
 
     async def __aexit__(
@@ -180,12 +132,11 @@ class Engine:
         Tasks of `spawn` are awaited after a clean end of the block, and cancelled after an error or when this is cancelled.
         In a forked child nothing is closed: DeviceError after a clean end of the block, while an error or an exit goes its way.
         """
-        if kind is not None and self._process != os.getpid():
-            return
-        self.check_process()
-        self._is_open = False
         life = self._life
-        assert life is not None
+        if kind is not None and life.process != os.getpid():
+            return
+        life.check_process()
+        life.is_open = False
         if kind is GeneratorExit:  # thrown away, with its loop: it may not wait
             life.abandon()
             return
@@ -194,156 +145,36 @@ class Engine:
         if life.failed is not None and kind is None:
             raise life.failed
 
-    @property
-    def has_link(self) -> bool:
-        """Whether operations run in a memory of their own, with RAM below; on cpu they run in RAM."""
-        return self._device.has_link
-
-    async def rates(self, demand: Demand) -> Rates | None:
-        """How fast device, link and CPU are, measured once, with the arena cut for `demand`; None if no RAM is free for that.
-
-        BudgetError if the caps are below the floor of `demand`.
-        """
-        if self._rates is None:
-            self._rates = await self.call(self._measure(demand))
-        return self._rates
-
-    def check_floor(self, floor: Demand) -> None:
-        """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
-        self.tiers.budget.check_floor(floor)
-
-    def check_process(self) -> None:
-        """DeviceError in a forked child of the process that opened the engine: it would wait there for threads that are not."""
-        if self._process is not None and self._process != os.getpid():
-            raise DeviceError(
-                f"the engine was opened in process {self._process} and this is its forked child {os.getpid()}, which has "
-                "none of its threads; open an Engine of its own here"
-            )
-
-    def check_room(self, nbytes: int) -> None:
-        """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
-        self.tiers.budget.check_room(nbytes)
-
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """On the device's loop: a task there that the engine waits for before it closes."""
-        assert self._life is not None
-        return self._life.background.spawn(work)
-
-    def borrow(self, nbytes: int, who: str) -> Loan | None:
-        """On the device's loop, inside `exclusive`: count `nbytes` of the caller's RAM against host_memory, until given back.
-
-        None if a program that was prepared needs them. who: borrows them, for messages.
-        """
-        return self.tiers.budget.borrow(nbytes, who)
-
-    def lock(self, what: str) -> Exclusive:
-        """A lock for coroutines on the device's loop, in order of asking. what: it guards, for messages."""
-        return Exclusive(what, self.tiers.window)
-
-    def files(self, what: str) -> Files:
-        """On the device's loop: the file work of one save or load. what: that is, for messages."""
-        return Files(self._files, self.tiers.window, what)
-
-    async def compute(self, work: Callable[P, R], *args: P.args, **more: P.kwargs) -> R:
-        """On the device's loop: Python that computes, in a thread, to its end even if cancelled.
-
-        Not for what may wait, since the watchdog takes it for progress.
-        """
-        window = self.tiers.window
-        window.computing += 1
-        try:
-            return await finish(asyncio.to_thread(work, *args, **more))
-        finally:
-            window.computing -= 1
-
-    async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
-        """Run a coroutine on the device's loop and await it from any loop. DeviceError once closed, and in a forked child.
-
-        A caller that is cancelled passes that on to the job and waits for its end. undo: called on the device's loop with what
-        the job made if the caller has gone, cancelled or with its loop, before it got that.
-        """
-        try:
-            loop = self._open_loop()
-        except DeviceError:
-            job.close()
-            raise
-        return await loop.call(job, undo)
-
-    def _open_loop(self) -> LoopThread:
-        self.check_process()
-        life = self._life
-        if life is None or life.loop is None or not (self._is_open or life.loop.is_here()):
-            raise DeviceError(CLOSED)
-        return life.loop
-
-    async def launch(self, operation: Operation, number: Any = None) -> StreamEvent:
-        """Issue one operation outside a program; returns when it is enqueued, with its event. See Lane.launch."""
-        return await self.call(self._launch(operation, number))
-
-    async def synchronize(self) -> None:
-        """Wait until everything that was launched has run; raises its first error."""
-        await self.call(self._synchronize())
-
-    async def reserve(self, demand: Demand) -> None:
-        """Cut the arena for tiles of these sizes; BudgetError below the floor, before anything moves."""
-        await self.call(self._reserve(demand))
-
-    async def store(self, tiles: Iterable[tuple[Handle, np.ndarray]] | AsyncGenerator[tuple[Handle, np.ndarray]]) -> None:
-        """Fill persistent tiles from host arrays, copied. BudgetError when a tier is full.
-
-        An async iterator runs on the device's loop, and is closed.
-        """
-        await self.call(self._store(tiles))
-
-    async def read(self, tile: Handle) -> np.ndarray:
-        """A copy of a tile's newest bytes."""
-        return (await self.read_all([tile]))[0]
-
-    async def read_all(self, tiles: Iterable[Handle]) -> list[np.ndarray]:
-        """Copies of the newest bytes of several tiles."""
-        return await self.call(self._read(list(tiles)))
-
-    async def release(self, tiles: Iterable[Handle]) -> None:
-        """Free tiles that will not be used again."""
-        await self.call(self._release(list(tiles)))
-
-    def exclusive(self) -> AbstractAsyncContextManager[None]:
-        """On the device's loop: one program at a time, in order of asking."""
-        return self.busy.held()
-
-    async def start(
+    @asynccontextmanager
+    async def share(
         self,
-        program: Program,
-        demand: Demand,
-        inputs: Mapping[str, np.ndarray],
-        outputs: dict[str, np.ndarray] | None = None,
-    ) -> Run:
-        """On the device's loop, inside `exclusive`: begin a run of `program`.
+        *,
+        host_memory: int | str,
+        device_memory: int | str | None = None,
+        spill_limit: int | str | None = None,
+    ) -> AsyncIterator[Share]:
+        """Lend a part of the caps to jobs that run beside those of this engine: models and trainers are made on the share.
 
-        demand: what it asks of the arena, which another program may have cut for itself since. BudgetError, before
-        any work, if the caps are below its floor.
+        Sizes as in Engine: device_memory goes with a device that has memory of its own, spill_limit with a spill folder
+        (without it the share has none). Results are as on an engine with these caps. At the end of the block its tiles are
+        freed and the engine has its caps back. Both wait for programs of this engine that run. BudgetError if what stands here
+        leaves too little, ValueError for a size that does not go with the device.
         """
-        await self.tiers.cut(demand)
+        if self.has_link != (device_memory is not None):
+            raise ValueError(
+                f"a share of {self.device} needs device_memory, its part of the device's own" if self.has_link else
+                "device_memory does not go with device 'cpu': RAM is the device there; give host_memory"
+            )
+        if spill_limit is not None and self._spills is None:
+            raise ValueError("spill_limit without spill: the engine has no spill folder; leave spill_limit out")
+        given = (("device_memory", device_memory), ("host_memory", host_memory), ("spill_limit", spill_limit))
+        sizes = [0 if value is None else _positive(name, value) for name, value in given]
+        part = await self.call(self._lend(*sizes), undo=self._take_back)
         try:
-            for name, value in inputs.items():
-                await self.tiers.fill(program.inputs[name], value)
-        except BaseException:
-            self.tiers.release(program.inputs.values())
-            raise
-        return Run(self.tiers, program, demand, outputs)
-
-    async def fill(self, tile: Handle, value: np.ndarray) -> None:
-        """On the device's loop: put host bytes in a tile that no work in flight uses."""
-        await self.tiers.fill(tile, value)
-
-    async def copies(self, tiles: Iterable[Handle]) -> list[np.ndarray]:
-        """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""
-        await self.tiers.window.drain()
-        return [await self.tiers.read(tile) for tile in tiles]
-
-    def statistics(self) -> Statistics:
-        """What the engine holds and has moved, at this moment."""
-        return snapshot(self.tiers)
+            yield part
+        finally:
+            if self._life.is_open:
+                await self.call(self._take_back(part))
 
     def start_trace(self) -> None:
         """Record what every stream runs from now on, for `write_trace`."""
@@ -355,46 +186,32 @@ class Engine:
             raise ValueError("no trace was started: call start_trace() before the work to be traced")
         self._trace.write(path)
 
-    async def _launch(self, operation: Operation, number: Any) -> StreamEvent:
-        lane = self.tiers.lane
-        while True:
-            await lane.inputs_enqueued(operation)  # not while others are kept out, who may be the ones to write them
+    async def _lend(self, on_device: int, in_ram: int, on_disk: int) -> LentShare:
+        """On the device's loop."""
+        async with self.exclusive():
+            spill = self.tiers.spill
+            region = SpillRegion(spill, on_disk) if spill is not None and on_disk else None
+            try:
+                await self.tiers.caps.lend(on_device, in_ram)
+            except BaseException:
+                if region is not None:
+                    region.give_back()
+                raise
+            limits = replace(self._limits, device_memory=on_device, host_memory=in_ram, host_remedy="")
+            part = LentShare(self._life, "its share of the engine", self.precision, self.prefetch, region, limits)
+            part._put_together(Tiers(self._device, region, self._spills, limits), self._files)
+            return part
+
+    async def _take_back(self, part: LentShare) -> None:
+        """On the device's loop, whole: its jobs end, its tiles are freed."""
+        async def end() -> None:
+            limits = part.limits
+            await part.end()
             async with self.exclusive():
-                if lane.missing_input(operation) is None:
-                    return await lane.launch(operation, number)
+                await self.tiers.caps.grow(limits.device_memory or 0, limits.host_memory or 0)
 
-    async def _measure(self, demand: Demand) -> Rates | None:
-        async with self.exclusive():
-            await self.tiers.cut(demand)
-            return await measure_rates(self.tiers, compute_dtype(self.precision))
-
-    async def _synchronize(self) -> None:
-        async with self.exclusive():
-            await self.tiers.window.drain()
-
-    async def _reserve(self, demand: Demand) -> None:
-        async with self.exclusive():
-            await self.tiers.cut(demand)
-
-    async def _store(self, tiles: Iterable[tuple[Handle, np.ndarray]] | AsyncGenerator[tuple[Handle, np.ndarray]]) -> None:
-        async with self.exclusive():
-            await self.tiers.window.drain()
-            if isinstance(tiles, AsyncGenerator):
-                async with aclosing(tiles):
-                    async for tile, value in tiles:
-                        await self.tiers.fill(tile, value)
-            else:
-                for tile, value in tiles:
-                    await self.tiers.fill(tile, value)
-
-    async def _read(self, tiles: list[Handle]) -> list[np.ndarray]:
-        async with self.exclusive():
-            return await self.copies(tiles)
-
-    async def _release(self, tiles: list[Handle]) -> None:
-        async with self.exclusive():
-            await self.tiers.window.settle()
-            self.tiers.release(tiles)
+        if await under_shield(end()):
+            raise asyncio.CancelledError
 
 
 def _positive(name: str, value: int | str) -> int:

@@ -1,12 +1,13 @@
 """From the opening of an engine to its end: threads, loop, tiers, BLAS limits, each undone in the reverse order.
 
-Both blocking, for a thread (loop.py, in_thread), so that no cancellation can stop either half way. What an engine does
-while it is open is engine.py's.
+Both blocking, for a thread (asynctile/loop/thread.py, in_thread), so that no cancellation can stop either half way. Covers what
+all shares of an engine stand on; what they do while it is open is share.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,10 +15,15 @@ from typing import Protocol
 from weakref import WeakSet
 
 from asynctile.blas_threads import hold_one_thread, let_go
-from asynctile.device.base import Report
+from asynctile.device.base import Device, Report
+from asynctile.errors import DeviceError
 from asynctile.loop.background import Background
-from asynctile.loop.thread import LoopThread
-from asynctile.run.assembly import Tiers
+from asynctile.loop.thread import CLOSED, LoopThread
+from asynctile.memory.tiers import Tiers
+from asynctile.storage.spill import SpillTier
+
+#: After a stall, closing waits this long for each thing that hangs, and leaves it behind.
+LAST_PATIENCE_S = 1.0
 
 
 class Dependent(Protocol):
@@ -27,29 +33,50 @@ class Dependent(Protocol):
 
 
 class Lifetime:
-    """loop: the device's own, from `open` on. background: the tasks on it that closing waits for. dependents: closed with it.
+    """device, spill: what opens and closes. loop: the device's own, from `open` on. process: that opened it, None before.
 
-    failed: the first error among them, after closing.
+    background: the tasks on the loop that closing waits for. dependents: closed with the engine, unless they have ended before.
+    tiers: of every share that stands. failed: the first error among the tasks, after closing.
     """
 
     def __init__(
         self,
-        tiers: Tiers,
+        device: Device,
+        spill: SpillTier | None,
         make_loop: Callable[[], asyncio.AbstractEventLoop],
         report: Report | None,
-        dependents: WeakSet[Dependent],
     ) -> None:
+        self.device = device
+        self.spill = spill
         self.loop: LoopThread | None = None
+        #: a forked child has its objects, and none of its threads
+        self.process: int | None = None
+        self.is_open = False
         self.background = Background()
-        self._tiers = tiers
+        self.dependents: WeakSet[Dependent] = WeakSet()
+        self.tiers: list[Tiers] = []
+        self.failed: Exception | None = None
         self._make_loop = make_loop
         self._report = report
-        self._dependents = dependents
         self._undo = ExitStack()
-        self.failed: Exception | None = None
         self._stop = threading.Event()
         self._lock = threading.RLock()
-        self._is_open = self._is_abandoned = False
+        self._is_ready = self._is_abandoned = False
+
+    def check_process(self) -> None:
+        """DeviceError in a forked child of the process that opened the engine: it would wait there for threads that are not."""
+        if self.process is not None and self.process != os.getpid():
+            raise DeviceError(
+                f"the engine was opened in process {self.process} and this is its forked child {os.getpid()}, which has "
+                "none of its threads; open an Engine of its own here"
+            )
+
+    def open_loop(self) -> LoopThread:
+        """The loop; DeviceError while the engine is not open, for all but those who run on it."""
+        self.check_process()
+        if self.loop is None or not (self.is_open or self.loop.is_here()):
+            raise DeviceError(CLOSED)
+        return self.loop
 
     def open(self) -> None:
         """Limit BLAS, lock the spill folder, start streams and loop, compile kernels. Blocks; undone whole if it fails.
@@ -62,13 +89,15 @@ class Lifetime:
             loop = LoopThread(self._make_loop)
             loop.start()
             undo.callback(loop.close)
-            undo.callback(self._tiers.close)
-            self._tiers.open()
-            if not self._tiers.device.warm(self._report, self._stop):
+            undo.callback(self._close_device)
+            if self.spill is not None:
+                self.spill.open()
+            self.device.start()
+            if not self.device.warm(self._report, self._stop):
                 raise asyncio.CancelledError
             self.loop, self._undo = loop, undo.pop_all()
         with self._lock:
-            self._is_open = True
+            self._is_ready = True
             abandoned = self._is_abandoned
         if abandoned:
             self.break_off()
@@ -82,7 +111,7 @@ class Lifetime:
         assert self.loop is not None
         try:
             asyncio.run_coroutine_threadsafe(self._wind_down(self.loop), self.loop.loop).result()
-            for dependent in list(self._dependents):
+            for dependent in list(self.dependents):
                 dependent.close()
         finally:
             self._undo.close()
@@ -102,7 +131,7 @@ class Lifetime:
         self.stop_opening()
         with self._lock:
             first, self._is_abandoned = not self._is_abandoned, True
-            if first and self._is_open:
+            if first and self._is_ready:
                 threading.Thread(target=self.break_off, name="asynctile-closing", daemon=True).start()
 
     async def _wind_down(self, loop: LoopThread) -> None:
@@ -111,4 +140,16 @@ class Lifetime:
         self.background.cancel()  # what a job may spawn in its last turn
         await loop.end_jobs()
         await self.background.end()
-        await self._tiers.window.settle()
+        for tiers in self.tiers:
+            await tiers.run_ahead.settle()
+
+    def _close_device(self) -> None:
+        """End the streams, let the memory and the spill folder go. Blocks."""
+        patience_s = LAST_PATIENCE_S if any(tiers.run_ahead.hangs for tiers in self.tiers) else None
+        try:
+            self.device.close(patience_s)
+        finally:
+            for tiers in self.tiers:
+                tiers.close()
+            if self.spill is not None:
+                self.spill.close(patience_s)

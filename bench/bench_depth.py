@@ -26,8 +26,8 @@ from asynctile.layers import GPT2Config, Trainer
 from asynctile.program.operation import Operation
 from asynctile.program.program import Fetch, Mark, Program
 from asynctile.storage.arena import Pool
-from asynctile.storage.residency import Ledger
-from asynctile.storage.tile import Tile
+from asynctile.storage.ledger import Ledger
+from asynctile.storage.residency import Residency
 
 WIDTH, HEADS, LENGTH, BATCH = 384, 6, 256, 4
 #: The slower direction takes this share of the deepest model's step, in the product's order, on a link without a limit.
@@ -44,17 +44,17 @@ class RecencyLedger(Ledger):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._recent: dict[Pool, OrderedDict[Tile, None]] = defaultdict(OrderedDict)
+        self._recent: dict[Pool, OrderedDict[Residency, None]] = defaultdict(OrderedDict)
 
-    def _push(self, pool: Pool, tile: Tile) -> None:
-        self._recent[pool][tile] = None
-        self._recent[pool].move_to_end(tile)
+    def _push(self, pool: Pool, residency: Residency) -> None:
+        self._recent[pool][residency] = None
+        self._recent[pool].move_to_end(residency)
 
-    def _victim(self, pool: Pool, held: Any, beyond: int) -> Tile | None:
+    def _victim(self, pool: Pool, held: Any, beyond: int) -> Residency | None:
         recent = self._recent[pool]
-        for tile in [tile for tile in recent if tile.slot is None or tile.slot.pool is not pool]:
-            del recent[tile]
-        return next((tile for tile in recent if tile not in held), None)
+        for one in [one for one in recent if one.slot is None or one.slot.pool is not pool]:
+            del recent[one]
+        return next((one for one in recent if one not in held), None)
 
 
 def greedy(program: Program, pools: Sequence[tuple[int, int]]) -> Program:
@@ -162,7 +162,7 @@ async def open_side(
     engine = await stack.enter_async_context(Engine(device="emulated", **options))
     if policy != OURS:
         top = engine.tiers.top
-        top.ledger = top.pipeline.ledger = RecencyLedger(top.arena, top.below)
+        top.ledger = RecencyLedger(top.arena, top.link)
     trainers = {depth: await trainer_on(engine, config_of(depth), tile=tile) for depth in layers}
     if policy == GREEDY:
         for trainer in trainers.values():

@@ -117,7 +117,7 @@ def least_loads(trainer: Trainer, program: Program) -> int:
 def share_on_host(program: Program) -> float:
     """Of the weight tiles, those that are updated in RAM."""
     updates = updates_of(program)
-    return sum(operation.place == HOST for operation in updates) / len(updates)
+    return sum(operation.device == HOST for operation in updates) / len(updates)
 
 
 def describe(config: GPT2Config) -> str:

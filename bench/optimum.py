@@ -23,7 +23,7 @@ def min_loads(program: Program, pools: list[tuple[int, int]]) -> int:
     for entry in program.entries:
         if isinstance(entry, Operation):
             touched = list(zip(entry.operands, entry.access, strict=True))
-            trace.append([(tile, GONE) for tile, how in touched if how != READ] if entry.place == HOST else touched)
+            trace.append([(tile, GONE) for tile, how in touched if how != READ] if entry.device == HOST else touched)
         else:
             trace.append([(entry.tile, "r")] if isinstance(entry, Fetch) else [])
     length, inputs = len(trace), set(program.inputs.values())

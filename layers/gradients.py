@@ -87,4 +87,4 @@ class Gradients:
             update = ops.adamw(w, tile, m, v, self._hyper, decay=decay, number=number)
         else:
             update = ops.adamw_bf16(w, tile, m, v, self._hyper, copy, decay=decay, number=number)
-        self.program.add(replace(update, place=HOST) if on_host else update)
+        self.program.add(replace(update, device=HOST) if on_host else update)

@@ -22,21 +22,22 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.engine import Engine, Statistics
+from asynctile.engine import Engine
 from asynctile.errors import AsynctileError, BudgetError, CheckpointError, DeviceError, StalledError, TornModelError
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.feed import Steps
-from asynctile.layers.model import Model
+from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
 from asynctile.layers.settings import Settings, Training
-from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
+from asynctile.layers.update_placement import NOWHERE, check_update, place
 from asynctile.loop.thread import under_shield
+from asynctile.measure.statistics import Statistics
 from asynctile.program.handle import Handle
 from asynctile.program.program import Program
-from asynctile.run.job import Run
+from asynctile.run.job import Job
 
 #: Trainer._report of a step that has begun.
 Reporter = Callable[..., StepReport]
@@ -61,7 +62,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: Model,
+        model: GPT2,
         optimizer: AdamW | None = None,
         *,
         clip_norm: float | None = None,
@@ -235,7 +236,7 @@ class Trainer:
         if demand.resident_nbytes <= cap:
             return NOWHERE
         rates = await self.engine.rates(demand)
-        chosen = NOWHERE if rates is None else tiles_to_update_on_host(program, demand, cap, rates)
+        chosen = NOWHERE if rates is None else place(program, demand, cap, rates)
         if chosen:
             placed = await self.engine.compute(self._record, kind, rows, chosen)
             try:
@@ -276,7 +277,7 @@ class Trainer:
             return await self._update(program, run, report, counted, loss)
 
     async def _update(
-        self, program: Program, run: Run, report: Reporter, counted: Callable[[], None], loss: float
+        self, program: Program, run: Job, report: Reporter, counted: Callable[[], None], loss: float
     ) -> StepReport:
         """The part that changes weights; a cancellation is raised after it has ended."""
         try:
@@ -299,14 +300,14 @@ class Trainer:
             raise asyncio.CancelledError
         return self.last_report
 
-    async def _skip(self, run: Run, report: Reporter, loss: float, norm: float) -> StepReport:
+    async def _skip(self, run: Job, report: Reporter, loss: float, norm: float) -> StepReport:
         await self.model.abandon(run)
         if self.model.torn is not None:
             raise TornModelError(self._torn_message())
         self.skipped_count += 1
         return report(loss, norm, skipped=True)
 
-    async def _break_off(self, run: Run, error: BaseException) -> None:
+    async def _break_off(self, run: Job, error: BaseException) -> None:
         """Before the first update: let what was enqueued run out; the model is as it was unless a tier lost bytes."""
         await under_shield(self.model.abandon(run, error))
         if isinstance(error, StalledError):
@@ -346,7 +347,7 @@ class Trainer:
         )
 
 
-def _total(program: Program, run: Run, label: str) -> float:
+def _total(program: Program, run: Job, label: str) -> float:
     """Sum, in float64 and in the program's order, of the numbers whose label begins with `label`."""
     pairs = zip(program.numbers, run.numbers.tolist(), strict=False)
     return sum(value for name, value in pairs if name.startswith(label))

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from asynctile.layers.config import STATES_NBYTES
 from asynctile.measure.rates import UPDATE_NBYTES, Rates
 from asynctile.program.handle import Handle
 from asynctile.program.operation import UPDATE, WRITE, Operation
@@ -26,6 +25,8 @@ from asynctile.storage.demand import Demand
 UPDATES = ("auto", "device", "host")
 #: No tile is updated on the host.
 NOWHERE: frozenset[Handle] = frozenset()
+#: Bytes of the states of one parameter: its weight and two moments.
+STATES_NBYTES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ def updates_of(program: Program) -> list[Operation]:
     return [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
 
 
-def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Handle]:
+def place(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Handle]:
     """The weight tiles to update on the host, spread evenly over the step.
 
     program: with every update on the device. demand: its own. device_memory: the cap, None for none. Only matrices are placed:

@@ -1,7 +1,7 @@
 """The arena of a tier: how its cap is cut into slots, and which slots are free.
 
 Pure bookkeeping. The memory itself belongs to the device (asynctile/device), who stands in a slot is decided by
-storage/residency.py. Slots have one of a few fixed sizes ("pools"), so that there is no fragmentation: any free slot
+storage/ledger.py. Slots have one of a few fixed sizes ("pools"), so that there is no fragmentation: any free slot
 of a pool takes any tile of that pool. The way not taken, a general allocator, either moves tiles about to make
 room or cannot promise that a budget at the floor works.
 """
@@ -83,15 +83,19 @@ class Pool:
         self.arena.used_nbytes -= self.slot_nbytes
         (self._evicted if evicted else self._dead).append(slot)
 
-    def take_back(self, slot: Slot) -> None:
-        """Undo `give`."""
+    def claim(self, slot: Slot) -> None:
+        """Take this slot, which is free: it was given too early, or work that was written down looks for a tile there."""
         (self._evicted if slot in self._evicted else self._dead).remove(slot)
         self.used += 1
         self.arena.used_nbytes += self.slot_nbytes
 
+    def free_slots(self) -> list[Slot]:
+        """The slots that exist and are nobody's."""
+        return [*self._dead, *self._evicted]
+
     def drop_free(self) -> list[Slot]:
         """Forget the free slots, so that the cap has room for other sizes; nothing may be in flight on them."""
-        slots = [*self._dead, *self._evicted]
+        slots = self.free_slots()
         self._dead.clear()
         self._evicted.clear()
         self._dropped += slots
@@ -169,6 +173,10 @@ class Arena:
             floor=nbytes,
         )
 
+    def free_slots(self) -> list[Slot]:
+        """Those of all pools that exist and are nobody's."""
+        return [slot for pool in self.pools for slot in pool.free_slots()]
+
     def fits(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
         """Whether the present cut already serves `demand`. foreign: as in `check`."""
         have = [pool.slot_nbytes for pool in self.pools]
@@ -230,8 +238,7 @@ class Arena:
         """Make pools for `demand`; returns the new ones. Raises BudgetError when the cap is below the floor."""
         self.check(demand, foreign)
         if self.must_be_empty(demand, foreign):
-            assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
-            self.pools, self.divided, self.made_nbytes = [], False, 0
+            self.forget_pools()
         if _everything(demand, foreign) <= self._room():
             have = {pool.slot_nbytes for pool in self.pools}
             new = [Pool(self, size, None) for size in demand.exact.keys() - have]
@@ -243,6 +250,15 @@ class Arena:
         self.pools = [Pool(self, size, count) for size, count in demand.divide(self.cap, self.argument)]
         return self.pools
 
+    def forget_pools(self) -> None:
+        """As before the first cut."""
+        assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
+        self.pools, self.divided, self.made_nbytes = [], False, 0
+
+    def drop_free(self) -> list[Slot]:
+        """Forget the free slots of all pools; their memory is the caller's to return."""
+        return [slot for pool in self.pools for slot in pool.drop_free()]
+
     def withdraw(self, pools: list[Pool]) -> None:
         """Undo a `cut` whose pools got no memory."""
         gone = set(pools)
@@ -253,7 +269,7 @@ class Arena:
         """Free slots to let go of, so that pools can grow as `demand` wants; their memory is the caller's to return."""
         if self.must_be_empty(demand, foreign) or self._grown_nbytes(demand, foreign) <= self._room():
             return []
-        return [slot for pool in self.pools for slot in pool.drop_free()]
+        return self.drop_free()
 
     def _room(self) -> float:
         return math.inf if self.available is None else self.available

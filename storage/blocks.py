@@ -2,7 +2,7 @@
 
 Covers the bookkeeping only, pure and on one thread: blocks cut exactly to size, a free list for each size, holes that are
 joined and cut anew when another program wants other sizes. The file is storage/container.py, the transfers are
-storage/spill.py, which tiles come here is storage/residency.py. The way not taken, slots of fixed sizes as in
+storage/spill.py, which tiles come here is storage/ledger.py. The way not taken, slots of fixed sizes as in
 storage/arena.py, would waste a rest in each slot; a file below RAM holds too many tiles for that.
 """
 

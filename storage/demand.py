@@ -21,7 +21,7 @@ class Demand:
 
     sizes: bytes of a small and of a large slot, ascending (one size where all tiles are alike).
     floor: the most slots of each size that one operation needs at once. what: the operation that sets the floor.
-    below, what_below: the same for operations that run in the tier below; "" if there are none.
+    at_host, what_at_host: the same for operations that run in the tier below; "" if there are none.
     exact: for every size that occurs, how many tiles of it there are at once when nothing is ever evicted.
     standing: the tiles that stay between runs; they are counted in `exact`.
     """
@@ -34,16 +34,16 @@ class Demand:
         what: str,
         standing: Iterable[Tile] = (),
         *,
-        below: tuple[int, ...] | None = None,
-        what_below: str = "",
+        at_host: tuple[int, ...] | None = None,
+        what_at_host: str = "",
     ) -> None:
         self.standing = frozenset(standing)
         self.sizes = sizes
         self.floor = floor
         self.exact = exact
         self.what = what
-        self.below = below if below is not None else (0,) * len(sizes)
-        self.what_below = what_below
+        self.at_host = at_host if at_host is not None else (0,) * len(sizes)
+        self.what_at_host = what_at_host
         self.full = tuple(
             sum(count for size, count in exact.items() if low < size <= high)
             for low, high in zip((0, *sizes), sizes, strict=False)
@@ -71,9 +71,9 @@ class Demand:
         exact: Counter[int] = Counter()
         for size, count in self.exact.items():
             exact[align(size, alignment)] += count
-        floor, below = (self._rounded(counts, alignment) for counts in (self.floor, self.below))
+        floor, at_host = (self._rounded(counts, alignment) for counts in (self.floor, self.at_host))
         return Demand(tuple(floor), tuple(floor.values()), exact, self.what, self.standing,
-                      below=tuple(below.values()), what_below=self.what_below)  # fmt: skip
+                      at_host=tuple(at_host.values()), what_at_host=self.what_at_host)  # fmt: skip
 
     def _rounded(self, counts: tuple[int, ...], alignment: int) -> dict[int, int]:
         """Slots of each size that `counts` come to."""
@@ -87,14 +87,14 @@ class Demand:
 
     def passing(self) -> Demand:
         """The demand on the tier below: tiles pass through, one slot of each size is enough; and operations may run there."""
-        floor = tuple(max(1, count) for count in self.below)
-        what = self.what_below or "a tile on its way to the device"
+        floor = tuple(max(1, count) for count in self.at_host)
+        what = self.what_at_host or "a tile on its way to the device"
         return Demand(self.sizes, floor, self.exact, what, self.standing)
 
     def alone(self) -> Demand:
         """The demand where every operation runs in one tier."""
-        floor = tuple(map(max, self.floor, self.below))
-        what = self.what_below if self.below[-1] > self.floor[-1] else self.what
+        floor = tuple(map(max, self.floor, self.at_host))
+        what = self.what_at_host if self.at_host[-1] > self.floor[-1] else self.what
         return Demand(self.sizes, floor, self.exact, what, self.standing)
 
     def divide(self, cap: int, argument: str = "device_memory") -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """RAM for slots: mappings of address space that take memory when they are touched and can let it go again.
 
-Covers the memory only; which tile stands where is decided by storage/arena.py and residency.py, and how much there may be of
+Covers the memory only; which tile stands where is decided by storage/arena.py and ledger.py, and how much there may be of
 it is found by limits.py. Address space is taken for the slots that programs want, not for all that might ever be wanted.
 """
 

@@ -2,7 +2,7 @@
 
 Covers the blocking side: reading and writing whole tiles from worker threads, with retries for what passes, a checksum for
 what a disk does not report, and counters. Which thread calls when is the engine's, which tile comes here is
-storage/residency.py, where in the file it stands is storage/blocks.py, and the system calls are storage/container.py.
+storage/ledger.py, where in the file it stands is storage/blocks.py, and the system calls are storage/container.py.
 
 Nothing is copied on the way: the disk writes into the caller's aligned memory. Nothing outlives the process either, so there
 is no fsync: what must last is a checkpoint. What this tier lost, a checkpoint brings back; hence the way out in each message.
@@ -14,7 +14,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import _GeneratorContextManager, contextmanager
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -24,7 +24,7 @@ from asynctile.storage.container import ALIGNMENT, ContainerFile, RawFile, free_
 from asynctile.storage.errors import TierError
 from asynctile.storage.sizes import format_size
 
-__all__ = ["SpillTier"]
+__all__ = ["SpillRegion", "SpillTier"]
 
 #: Errors that may pass when the same transfer is tried again.
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
@@ -62,6 +62,8 @@ class SpillTier:
         self._wrap = wrap
         self._blocks = Blocks(limit, ALIGNMENT)
         self._allocated_nbytes = 0
+        #: where its blocks begin in the file
+        self._start = 0
         self._file: RawFile | None = None
         #: Guards the counters, `_file` and `_in_flight`.
         self._lock = threading.Condition()
@@ -207,7 +209,7 @@ class SpillTier:
         done = retries = 0
         while done < view.nbytes:
             try:
-                moved = transfer([view[done:]], block.offset + done)
+                moved = transfer([view[done:]], self._start + block.offset + done)
                 if not moved and verb == "read":
                     raise OSError(errno.ENODATA, f"the file ends after {done} bytes of the tile: somebody truncated it")
                 if file.direct:
@@ -250,6 +252,29 @@ class SpillTier:
     def _not_open(self, what: str) -> TierError:
         state = "closed" if self._closing.is_set() else "not open yet"
         return TierError(f"{what} needs the spill tier in {self.folder}, which is {state}; open another engine")
+
+
+class SpillRegion(SpillTier):
+    """A part of the file of `whole`, of `nbytes`, for tiles of others; with places and counters of its own.
+
+    BudgetError when `whole` has no room for it. `give_back` when no transfer of it is under way.
+    """
+
+    def __init__(self, whole: SpillTier, nbytes: int) -> None:
+        super().__init__(whole.folder, nbytes)
+        self._whole = whole
+        self._block = whole.take(nbytes, "a share of the engine")
+        self._start = whole._start + self._block.offset
+        self.direct = whole.direct
+
+    def give_back(self) -> None:
+        self._whole.give(self._block)
+
+    def _grow(self, nbytes: int) -> None:
+        pass  # the file has all of it
+
+    def _using_file(self, name: str) -> _GeneratorContextManager[RawFile]:
+        return self._whole._using_file(name)
 
 
 def _check(block: Block, view: np.ndarray, name: str) -> None:

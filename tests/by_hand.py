@@ -14,7 +14,7 @@ NBYTES = 32 * 32 * 4
 
 
 def on_host(operation):
-    return replace(operation, place=HOST)
+    return replace(operation, device=HOST)
 
 
 def standing(*names):
@@ -63,13 +63,31 @@ def late(tier):
     """Names of tiles that `tier` gets only when their operation is issued, from now on."""
     names, admit = [], tier.admit
 
-    def watched(tiles, access):
-        names.extend(tile.name for tile, how in zip(tiles, access, strict=True) if tile.slot is None and how != "w")
-        admit(tiles, access)
+    def watched(residencies, access):
+        names.extend(one.name for one, how in zip(residencies, access, strict=True) if one.slot is None and how != "w")
+        admit(residencies, access)
 
     tier.admit = watched
     return names
 
 
-async def launched(engine, operation, number):
-    return engine.tiers.lane.issue(operation, [1] * len(operation.operands), number)
+async def launched(engine, operation, next_uses=None):
+    """On the device's loop: through the tile coroutine, with ranks of one's own."""
+    return await engine.assembly.lanes[operation.device].perform(operation, next_uses or [1] * len(operation.operands))
+
+
+def watch_operations(engine, watch):
+    """`watch(operation)` before every operation that any lane of `engine` performs; what it returns is called behind it."""
+    for lane in set(engine.assembly.lanes.values()):
+        lane.perform = _watched(lane.perform, watch)
+
+
+def _watched(perform, watch):
+    async def performed(entry, *args):
+        after = watch(entry)
+        event = await perform(entry, *args)
+        if after is not None:
+            after()
+        return event
+
+    return performed

@@ -36,7 +36,7 @@ class Matmul:
 
     def operation(self, i, j, k):
         product = gemm(self.tiles["a"][i, k], self.tiles["b"][k, j], self.tiles["c"][i, j], accumulate=k > 0)
-        return replace(product, place=HOST) if self.on_host(i, j, k) else product
+        return replace(product, device=HOST) if self.on_host(i, j, k) else product
 
     def standing(self):
         return [tile for tiles in self.tiles.values() for tile in tiles.values()]

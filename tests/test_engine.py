@@ -13,6 +13,7 @@ from asynctile.ops import copy, fill, gemm
 from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
+from asynctile.schedule.cursor import Cursor
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -75,10 +76,10 @@ async def test_single_operations_wait_for_inputs_that_nobody_has_enqueued_yet():
         first, second = (Handle(name, (32, 32)) for name in ("first", "second"))
 
         async def job():
-            consumer = asyncio.create_task(engine.tiers.lane.launch(copy(first, second)))
+            consumer = asyncio.create_task(engine.assembly.launch(copy(first, second), None))
             await asyncio.sleep(0)
             assert not consumer.done()
-            await engine.tiers.lane.launch(gemm(work.tiles["a"][0, 0], work.tiles["b"][0, 0], first))
+            await engine.assembly.launch(gemm(work.tiles["a"][0, 0], work.tiles["b"][0, 0], first), None)
             await (await consumer).landed()
 
         await engine.call(job())
@@ -96,7 +97,7 @@ async def test_the_host_sleeps_when_it_is_too_far_ahead_of_the_device():
         async def job():
             nonlocal issued
             for _ in range(2 * RUN_AHEAD_OPERATIONS):
-                await engine.tiers.lane.launch(fill(work.tiles["c"][0, 0], 1.0))
+                await engine.assembly.launch(fill(work.tiles["c"][0, 0], 1.0), None)
                 issued += 1
 
         running = asyncio.create_task(engine.call(job()))
@@ -171,19 +172,19 @@ async def test_a_trace_names_streams_and_kernels(tmp_path):
     assert sum(event["name"] == "gemm" for event in events) == work.n**3
 
 
-async def test_moves_that_were_decided_before_an_error_are_carried_out():
+async def test_moves_that_were_decided_before_an_error_are_carried_out(monkeypatch):
     work = Matmul()
     async with engine_for(work, "emulated", slots=6) as engine:
         await work.prepare(engine)
-        look_ahead, calls = engine.tiers.top.pipeline.look_ahead, []
+        look_ahead, calls = Cursor.look_ahead, []
 
-        def fails_once(index, moves):
-            look_ahead(index, moves)
+        def fails_once(cursor, index, moves):
+            look_ahead(cursor, index, moves)
             if moves and not calls:
                 calls.append(len(moves))
                 raise BudgetError("full", floor=0)
 
-        engine.tiers.top.pipeline.look_ahead = fails_once
+        monkeypatch.setattr(Cursor, "look_ahead", fails_once)
 
         async def job():
             async with engine.exclusive():

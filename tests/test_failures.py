@@ -159,17 +159,17 @@ async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_
     async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=deaf.wrap) as engine:
         await work.prepare(engine)
         await work.run(engine)
-        tile = next(tile for tile in work.tiles["a"].values() if tile.slot is None)
+        tile = next(tile for tile in work.tiles["a"].values() if engine.tiers.top.of(tile).slot is None)
 
         async def job():
             async with engine.exclusive():
                 deaf.hangs.set()
-                engine.tiers.top.admit((tile,), "r")
+                engine.tiers.top.admit((engine.tiers.top.of(tile),), "r")
                 filling = asyncio.create_task(engine.fill(tile, np.full(tile.shape, 7, np.float32)))
                 await turns()
                 deaf.answer.set()
                 await filling
-                await engine.tiers.window.drain()
+                await engine.tiers.run_ahead.drain()
 
         await engine.call(job())
         assert (await engine.read(tile) == 7).all()
@@ -248,7 +248,7 @@ async def test_an_engine_closes_although_nobody_waits_for_what_hangs(tmp_path):
         async with engine_for(work, tmp_path, "cpu", None, 4, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
             await work.prepare(engine)
             deaf.hangs.set()
-            absent = next(tile for tile in work.tiles["a"].values() if tile.slot is None)
+            absent = next(tile for tile in work.tiles["a"].values() if engine.tiers.top.of(tile).slot is None)
             await engine.launch(gemm(absent, work.tiles["b"][0, 0], work.tiles["c"][0, 0]))
     deaf.answer.set()
 

@@ -177,7 +177,7 @@ async def test_whoever_holds_the_engine_for_ever_is_named():
     async with Engine("cpu", watchdog=0.2) as engine:
         call = asyncio.create_task(engine.call(holds()))
         await held.wait()
-        with pytest.raises(StalledError, match=r"Engine\.synchronize waits for the engine, which is held by .*holds"):
+        with pytest.raises(StalledError, match=r"Share\.synchronize waits for the engine, which is held by .*holds"):
             await engine.synchronize()
         call.cancel()
         await asyncio.wait([call])
@@ -216,7 +216,7 @@ async def test_lent_ram_that_is_never_given_back_is_named(tmp_path):
     async with Engine("cpu", host_memory="32MiB", watchdog=0.2) as engine:
         loan = await engine.call(borrow(engine))
         demand = demand_of([], [Handle(f"t{index}", (512, 1024), persistent=True) for index in range(4)])
-        with pytest.raises(StalledError, match=r"Engine\.reserve waits for RAM, of which there is 30.00 MiB lent to somebody"):
+        with pytest.raises(StalledError, match=r"Share\.reserve waits for RAM, of which there is 30.00 MiB lent to somebody"):
             await engine.reserve(demand)
         await engine.call(give_back(loan))
         await engine.reserve(demand)

@@ -11,17 +11,17 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from asynctile.streams.run_ahead import Window
+from asynctile.streams.run_ahead import RunAhead
 from asynctile.streams.stall import who
 
 
 class Exclusive:
     """what: is held, for messages. holder: who holds it, None if nobody does."""
 
-    def __init__(self, what: str, window: Window) -> None:
+    def __init__(self, what: str, run_ahead: RunAhead) -> None:
         self.what = what
         self.holder: str | None = None
-        self._window = window
+        self._run_ahead = run_ahead
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
@@ -40,7 +40,7 @@ class Exclusive:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((name, granted))
         try:
-            await self._window.told(granted, lambda: f"{name} waits for {self.what}, which is held by {self.holder}")
+            await self._run_ahead.told(granted, lambda: f"{name} waits for {self.what}, which is held by {self.holder}")
         except BaseException:
             if granted.done():  # in the same turn: it is ours, and we are gone
                 self._hand_on()

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from asynctile.errors import StalledError
 from asynctile.memory.tier import unfinished
 from asynctile.storage.documents import finish
-from asynctile.streams.run_ahead import Looks, Window
+from asynctile.streams.run_ahead import Looks, RunAhead
 from asynctile.streams.stream import Stream, StreamEvent
 
 P = ParamSpec("P")
@@ -34,15 +34,15 @@ class Files(Executor):
     has ended, and waited for no more.
     """
 
-    def __init__(self, stream: Stream, window: Window, what: str) -> None:
+    def __init__(self, stream: Stream, run_ahead: RunAhead, what: str) -> None:
         self.what = what
         self.stalled: StalledError | None = None
         self._stream = stream
-        self._window = window
+        self._run_ahead = run_ahead
         self._last: StreamEvent | None = None
         self._lock = threading.Lock()
         self._unfinished: set[Future[Any]] = set()
-        self._looks = Looks(window.patience_s, lambda: stream.finished)
+        self._looks = Looks(run_ahead.patience_s, lambda: stream.finished)
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
@@ -97,10 +97,10 @@ class Files(Executor):
         self._watch()
 
     def _give_up(self) -> None:
-        self._window.hangs = True
+        self._run_ahead.hangs = True
         self.stalled = StalledError(
-            f"nothing has moved for {self._window.patience_s:g} s: {self.what} waits for its disk, which does not answer; look "
-            "at that disk, and save to or load from another; training may go on"
+            f"nothing has moved for {self._run_ahead.patience_s:g} s: {self.what} waits for its disk, which does not answer; "
+            "look at that disk, and save to or load from another; training may go on"
         )
         for future in self._unfinished:
             self._settle(future, partial(future.set_exception, self.stalled))

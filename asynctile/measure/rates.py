@@ -20,12 +20,13 @@ import numpy as np
 
 from asynctile.errors import BudgetError
 from asynctile.memory.tier import Tier
+from asynctile.memory.tiers import Tiers
 from asynctile.ops import adamw, fill, gemm
 from asynctile.ops.adamw import HYPER
 from asynctile.program.handle import Handle
-from asynctile.run.assembly import Tiers
 from asynctile.storage.arena import Pool
 from asynctile.storage.documents import finish
+from asynctile.storage.residency import Residency
 from asynctile.storage.sizes import parse_size
 from asynctile.streams.stream import StreamEvent, StreamEvents
 
@@ -70,10 +71,10 @@ async def measure_rates(tiers: Tiers, dtype: np.dtype[Any]) -> Rates | None:
     sets = max(1, wide // (UPDATED * ram.slot_nbytes))
     try:
         with _held(tiers.host, ram, UPDATED * sets) as below, _held(tiers.top, top, 2 + targets) as above:
-            await tiers.window.drain()  # what stood in these slots has left
+            await tiers.run_ahead.drain()  # what stood in these slots has left
             try:
                 await finish(asyncio.gather(*(asyncio.to_thread(tile.array.fill, 1.0) for tile in below)))
-                probes = _Probes(tiers, above, below, min(cores, below[0].shape[0]), dtype)
+                probes = _Probes(tiers, above, below, min(cores, below[0].tile.shape[0]), dtype)
                 return Rates(
                     compute=await probes.rate(probes.multiply, targets, probes.flops),
                     upload=await probes.rate(probes.upload, 1, probes.copied_nbytes),
@@ -81,7 +82,7 @@ async def measure_rates(tiers: Tiers, dtype: np.dtype[Any]) -> Rates | None:
                     update=await probes.rate(probes.update, probes.cores, probes.updated_nbytes),
                 )
             finally:  # broken off, probes that were enqueued still write to the slots: others get them behind the last one
-                await finish(tiers.window.settle())
+                await finish(tiers.run_ahead.settle())
     except BudgetError:
         return None
 
@@ -105,9 +106,9 @@ def _spare_nbytes(pool: Pool) -> int:
 
 
 @contextmanager
-def _held(tier: Tier, pool: Pool, count: int) -> Iterator[list[Handle]]:
+def _held(tier: Tier, pool: Pool, count: int) -> Iterator[list[Residency]]:
     """`count` tiles, each a whole slot of `pool`, on `tier` for a while; nobody writes them back."""
-    tiles = [Handle(f"probe[{index}]", (pool.slot_nbytes // 4,)) for index in range(count)]
+    tiles = [tier.of(Handle(f"probe[{index}]", (pool.slot_nbytes // 4,))) for index in range(count)]
     try:
         tier.admit(tiles, "w" * count)
         yield tiles
@@ -119,24 +120,24 @@ def _held(tier: Tier, pool: Pool, count: int) -> Iterator[list[Handle]]:
 class _Probes:
     """above: tiles on the device, the last ones for results. below: in RAM, four for each update. cores: of the CPU, to use."""
 
-    def __init__(self, tiers: Tiers, above: list[Handle], below: list[Handle], cores: int, dtype: np.dtype[Any]) -> None:
-        self.device, self.window = tiers.device, tiers.window
+    def __init__(self, tiers: Tiers, above: list[Residency], below: list[Residency], cores: int, dtype: np.dtype[Any]) -> None:
+        self.device, self.run_ahead = tiers.device, tiers.run_ahead
         self.cores = cores
-        copied = _edge(COPY_EDGE, min(above[0].nbytes, below[0].nbytes), 4)
+        copied = _edge(COPY_EDGE, min(above[0].tile.nbytes, below[0].tile.nbytes), 4)
         self.copied_nbytes = 4 * copied**2
-        self.ram = tiers.host.memory.array(below[0].slot, (copied, copied), np.float32)
-        self.whole = tiers.top.memory.array(above[0].slot, (copied, copied), np.float32)
-        inner = _edge(GEMM_EDGE * tiers.device.grain.tall, above[0].nbytes, dtype.itemsize)
+        self.ram = _array(tiers.host, below[0], (copied, copied))
+        self.whole = _array(tiers.top, above[0], (copied, copied))
+        inner = _edge(GEMM_EDGE * tiers.device.grain.tall, above[0].tile.nbytes, dtype.itemsize)
         self.flops = 2 * inner**3
         self.factors = [Handle(tile.name, (inner, inner), dtype) for tile in above]
-        self.arrays = [tiers.top.memory.array(tile.slot, (inner, inner), dtype) for tile in above]
+        self.arrays = [_array(tiers.top, tile, (inner, inner), dtype) for tile in above]
         # What stood here before may be slow to compute with: no numbers, or numbers that are nearly zero.
         for tile, array in zip(self.factors, self.arrays, strict=True):
-            self.window.add(self.device.launch(fill(tile, 1.0), (array,), None, ()))
+            self.run_ahead.add(self.device.launch(fill(tile, 1.0), (array,), None, ()))
         self.hyper = np.array([1, 0.9, 0.1, 0.95, 0.05, 1, 1e-3, 1, 1e-8], np.float32)
-        part = below[0].shape[0] // cores
+        part = below[0].tile.shape[0] // cores
         self.updated_nbytes = UPDATE_NBYTES * part
-        w, g, m, v = below[:UPDATED]
+        w, g, m, v = (residency.tile for residency in below[:UPDATED])
         self.step = adamw(w, g, m, v, Handle("hyper", (HYPER,)), decay=True, number=0)
         #: by core, what it updates one after another
         self.parts = [
@@ -178,12 +179,18 @@ class _Probes:
             for _ in range(min(BURST, rounds - burst)):
                 for chain in range(chains):
                     event = work(chain, last[chain])
-                    self.window.add(event)
+                    self.run_ahead.add(event)
                     last[chain] = (event,)
             for (event,) in last:
-                await self.window.landed(event)
-            self.window.forget_done()
+                await self.run_ahead.landed(event)
+            self.run_ahead.forget_done()
         return time.perf_counter() - begin
+
+
+def _array(tier: Tier, residency: Residency, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+    """Over the slot of one of the probes' tiles, in another shape."""
+    assert residency.slot is not None
+    return tier.memory.array(residency.slot, shape, dtype)
 
 
 def _edge(most: int, nbytes: int, itemsize: int) -> int:

@@ -1,23 +1,22 @@
 """A run without bytes: what a program would move under given caps, by the very code that decides in a run.
 
-It drives asynctile/run/assembly.py over a dry device and counts; `layers/plan.py` reports it.
+It sends the very coroutines of a job (asynctile/run/job.py) through a dry device and counts; `layers/plan.py` reports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from asynctile.device.dry import DryDevice, DrySpill
+from asynctile.memory.tiers import Limits, Tiers
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
-from asynctile.program.operation import Operation
 from asynctile.program.program import Fetch, Program
-from asynctile.run.assembly import Tiers
-from asynctile.storage.demand import Demand
-from asynctile.storage.tile import NEVER
+from asynctile.run.assembly import Assembly
+from asynctile.run.graphs import at_once
+from asynctile.run.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +55,19 @@ def simulate(
     """
     device = DryDevice("emulated" if has_link else "cpu", has_link, grain)
     places = DrySpill(spill_limit) if spill else None
-    tiers = Tiers(device, device_memory, host_memory, places, prefetch)
-    demand = demand_of([program], standing)
-    at_once(tiers.cut(demand))
+    limits = Limits(device_memory=device_memory, host_memory=host_memory, prefetch=prefetch)
+    tiers = Tiers(device, places, device.add_stream("spill", 1), limits)
+    assembly, demand = Assembly(tiers), demand_of([program], standing)
+    at_once(assembly.cut(demand))
     for tile in standing:
         if tile in program.first_uses:  # what is overwritten first need not be there
-            tiers.claim(tile)
+            assembly.claim(tile)
     before = [0, 0, 0, 0]
     for _ in range(2):
         before = _moved(tiers)
-        _walk(program, demand, tiers)
+        for tile in program.inputs.values():
+            assembly.claim(tile)
+        at_once(Job(assembly, program, demand).finish())
     moved = [after - first for after, first in zip(_moved(tiers), before, strict=True)]
     return Traffic(
         uploaded_nbytes=moved[0],
@@ -79,37 +81,8 @@ def simulate(
     )
 
 
-def at_once(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that has nothing to wait for."""
-    try:
-        work.send(None)
-    except StopIteration:
-        return
-    raise AssertionError("a run without bytes waited for something")
-
-
 def _moved(tiers: Tiers) -> list[int]:
     """Bytes so far: up, down, from the file, to the file."""
     link = (tiers.top.loaded_nbytes, tiers.top.written_nbytes) if tiers.link is not None else (0, 0)
     disk = (tiers.host.loaded_nbytes, tiers.host.written_nbytes) if tiers.spill is not None else (0, 0)
     return [*link, *disk]
-
-
-def _walk(program: Program, demand: Demand, tiers: Tiers) -> None:
-    """One run, as asynctile/run/job.py does it."""
-    for tile in program.inputs.values():
-        tiers.claim(tile)
-    tiers.begin(program, demand)
-    base, look_ahead, next_uses = tiers.order.base, tiers.look_ahead(), tiers.next_uses(program)
-    for index, entry in enumerate(program.entries):
-        uses = tuple([use if use == NEVER else base + use for use in next_uses[index]])
-        if isinstance(entry, Operation):
-            tiers.lane.issue(entry, uses, None)
-        elif isinstance(entry, Fetch):
-            tiers.lane.fetch(entry.tile, None, uses[0])  # type: ignore[arg-type]  # copied by nobody
-        look_ahead(index)
-        tiers.window.forget_done()
-    for tile in program.inputs.values():
-        if tile.slot is not None or tile.backing is not None:
-            tiers.top.release(tile)
-    tiers.end(program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asynctile.run.assembly import Tiers
+from asynctile.run.assembly import Assembly
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,9 @@ class Statistics:
     stall_s: float
 
 
-def snapshot(tiers: Tiers) -> Statistics:
+def snapshot(assembly: Assembly) -> Statistics:
     """The statistics at this moment; safe from any thread."""
+    tiers = assembly.tiers
     device, top, host, spill = tiers.device, tiers.top, tiers.host, tiers.spill
     linked = top is not host
     return Statistics(
@@ -50,10 +51,10 @@ def snapshot(tiers: Tiers) -> Statistics:
         spill_used_bytes=0 if spill is None else spill.used_nbytes,
         spill_peak_bytes=0 if spill is None else spill.peak_nbytes,
         uploaded_bytes=top.loaded_nbytes if linked else 0,
-        downloaded_bytes=(top.written_nbytes if linked else 0) + tiers.lane.fetched_nbytes,
+        downloaded_bytes=(top.written_nbytes if linked else 0) + assembly.fetched_nbytes,
         spill_read_bytes=0 if spill is None else spill.read_nbytes,
         spill_written_bytes=0 if spill is None else spill.written_nbytes,
         spill_retries=0 if spill is None else spill.retries,
-        operations=tiers.lane.operations,
+        operations=assembly.operations,
         stall_s=device.stall_s(),
     )

@@ -1,6 +1,7 @@
 """How much of each tier a program gets: caps are cut for its demand, places on the disk reserved, spare RAM lent.
 
-Decisions about single tiles are tier.py's and pipeline.py's. Everything here happens between runs, on the device's loop.
+Decisions about single tiles are storage/ledger.py's and the cursor's. Everything here happens between runs, on
+the device's loop.
 """
 
 from __future__ import annotations
@@ -8,45 +9,46 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from typing import cast
 
 from asynctile.errors import BudgetError
-from asynctile.memory.host_link import Copy, HostLink
+from asynctile.memory.host_link import HostLink
 from asynctile.memory.tier import Tier
-from asynctile.program.handle import Handle
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
 from asynctile.storage.sizes import format_size
 from asynctile.storage.spill import SpillTier
-from asynctile.streams.run_ahead import Window
+from asynctile.storage.tile import Tile
+from asynctile.streams.run_ahead import RunAhead
 from asynctile.streams.stall import who
 
 
 class Loan:
     """RAM set aside for `who`, on the device's loop. nbytes: how much."""
 
-    def __init__(self, budget: Budget, nbytes: int, who: str) -> None:
+    def __init__(self, caps: Caps, nbytes: int, who: str) -> None:
         self.nbytes = nbytes
         self.who = who
-        self._budget = budget
+        self._caps = caps
 
     def give_back(self) -> None:
         """Return it; a second time does nothing."""
-        self._budget.take_back(self)
+        self._caps.take_back(self)
 
 
-class Budget:
+class Caps:
     """tiers: from the top down, RAM last. link: between the two if they are two. spill: below RAM, or None."""
 
-    def __init__(self, tiers: Sequence[Tier], link: HostLink | None, spill: SpillTier | None, window: Window) -> None:
+    def __init__(self, tiers: Sequence[Tier], link: HostLink | None, spill: SpillTier | None, run_ahead: RunAhead) -> None:
         self.tiers = tiers
         self.top, self.host = tiers[0], tiers[-1]
         self.link = link
         self.spill = spill
-        self.window = window
+        self.run_ahead = run_ahead
         #: all and only what is lent, oldest first
         self.loans: dict[Loan, None] = {}
         self._returned: asyncio.Future[None] | None = None
+        #: what the tiers serve
+        self._cut_for: Demand | None = None
         #: what the spill folder has places for
         self._reserved: Demand | None = None
 
@@ -72,7 +74,7 @@ class Budget:
 
     async def cut(self, demand: Demand) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
-        await self.window.settle()
+        await self.run_ahead.settle()
         await self._called_back(demand)
         wanted = {tier: self._demand(tier, demand) for tier in self.tiers}
         foreign = {tier: self._foreign(tier, demand) for tier in self.tiers}
@@ -85,8 +87,9 @@ class Budget:
                 continue
             if tier.arena.must_be_empty(wanted[tier], foreign[tier]):
                 tier.clear()
-                await self.window.drain()
+                await self.run_ahead.drain()
             tier.cut(wanted[tier], foreign[tier])
+        self._cut_for = demand
 
     def borrow(self, nbytes: int, who: str) -> Loan | None:
         """Set RAM aside for the caller's own use, if nothing here will need it. who: borrows, for messages."""
@@ -106,6 +109,63 @@ class Budget:
                 self._returned.set_result(None)
                 self._returned = None
 
+    async def lend(self, on_device: int, in_ram: int) -> None:
+        """Give up so many bytes of the caps, for a share of the engine. BudgetError, and as before, if too little is left."""
+        await self.run_ahead.settle()
+        parts = {self.host: in_ram} if self.link is None else {self.top: on_device, self.host: in_ram}
+        for tier, nbytes in parts.items():
+            self._check_spare(tier, nbytes)
+        for tier, nbytes in parts.items():  # the device first: what leaves it comes to RAM
+            await self._shrink(tier, nbytes)
+        try:
+            await self._cut_again()
+        except BudgetError:
+            await self.grow(on_device, in_ram)
+            raise
+
+    async def grow(self, on_device: int, in_ram: int) -> None:
+        """Have them back."""
+        await self.run_ahead.settle()
+        for tier, nbytes in ((self.top, on_device), (self.host, in_ram)):
+            await self._shrink(tier, -nbytes)
+        await self._cut_again()
+
+    async def _cut_again(self) -> None:
+        """For what the tiers were cut for before their caps changed."""
+        if self._cut_for is not None:
+            await self.cut(self._cut_for)
+
+    def _check_spare(self, tier: Tier, nbytes: int) -> None:
+        arena = tier.arena
+        assert arena.cap is not None, "an engine has a cap on each tier"
+        kept = 0
+        if not arena.evictable:
+            tiles = self._tiles(self.top) | self._tiles(self.host)
+            kept = sum(align(tile.nbytes, arena.alignment) for tile in tiles) + arena.lent_nbytes
+        if nbytes >= arena.cap - kept:
+            held = f" and holds tiles of {format_size(kept)}" if kept else ""
+            raise BudgetError(
+                f"{arena.argument} of {format_size(arena.cap)} cannot lend a share of {format_size(nbytes)}: the engine keeps "
+                f"what is left{held}; ask for less, or {arena.remedy}",
+                floor=nbytes + kept + 1,
+            )
+
+    async def _shrink(self, tier: Tier, nbytes: int) -> None:
+        """Take bytes from a tier's cap, or give it more with `nbytes` below 0."""
+        arena = tier.arena
+        assert arena.cap is not None
+        if not nbytes:
+            return
+        if arena.divided or arena.made_nbytes + arena.lent_nbytes > arena.cap - nbytes:
+            if arena.evictable:
+                tier.clear()
+                await self.run_ahead.drain()
+                tier.forget_pools()
+            else:
+                tier.let_go(arena.drop_free())
+        arena.cap -= nbytes
+        self._reserved = None
+
     def _demand(self, tier: Tier, demand: Demand) -> Demand:
         rounded = demand.rounded(tier.arena.alignment)
         if self.link is None:
@@ -114,14 +174,14 @@ class Budget:
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
         """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""
-        alignment, found = tier.arena.alignment, self._owners(tier)
+        alignment, found = tier.arena.alignment, self._tiles(tier)
         if tier is not self.top:
-            found |= self._owners(self.top)
+            found |= self._tiles(self.top)
         return Counter(align(tile.nbytes, alignment) for tile in found if tile not in demand.standing)
 
-    def _owners(self, tier: Tier) -> set[Handle]:
-        """The tiles of programs that stand in `tier`."""
-        return {tile.owner if isinstance(tile, Copy) else cast(Handle, tile) for tile in tier.ledger.resident}
+    def _tiles(self, tier: Tier) -> set[Tile]:
+        """What stands in `tier`."""
+        return {residency.tile for residency in tier.ledger.resident}
 
     async def _called_back(self, demand: Demand) -> None:
         """Wait for lent RAM if it is wanted now: whoever borrowed it finishes a save, or StalledError names it."""
@@ -129,7 +189,7 @@ class Budget:
         while self.loans and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
             if self._returned is None:
                 self._returned = asyncio.get_running_loop().create_future()
-            await self.window.told(self._returned, self._lent)
+            await self.run_ahead.told(self._returned, self._lent)
 
     def _lent(self) -> str:
         loans = " and ".join(f"{format_size(loan.nbytes)} lent to {loan.who}" for loan in self.loans)
@@ -143,15 +203,14 @@ class Budget:
         if self.host.arena.keeps_all(wanted, foreign):
             return
         counts = Counter(wanted.exact)
-        for tile in cast(frozenset[Handle], demand.standing):
+        for tile in demand.standing:
             counts[align(tile.nbytes, PAGE)] -= self._has_block(tile)
-        for tile in self._owners(self.top) | self._owners(self.host):
+        for tile in self._tiles(self.top) | self._tiles(self.host):
             if tile not in demand.standing:
                 counts[align(tile.nbytes, PAGE)] += not self._has_block(tile)
         self.spill.reserve(counts)
         self._reserved = demand
 
-    def _has_block(self, tile: Handle) -> bool:
+    def _has_block(self, tile: Tile) -> bool:
         """Whether the tile has a place in the spill file."""
-        place = tile if self.link is None else tile.backing
-        return place is not None and place.backing is not None
+        return self.host.of(tile).backing is not None

@@ -1,49 +1,37 @@
 """The link between a device and RAM: what the device's tier has below it.
 
-Every tile below the device has a `Copy`, a handle of its own in the tier of RAM. So RAM keeps its own ledger, with another
-tier below it where there is one, and a tile may be on the device, in RAM and in a file at once.
+What stands in RAM for a tile is the tile's residency in the tier of RAM. So RAM keeps its own ledger, with another tier below
+it where there is one, and a tile may be on the device, in RAM and in a file at once.
 """
 
 from __future__ import annotations
 
-from typing import cast
-
 from asynctile.device.base import Device
 from asynctile.memory.tier import Tier, unfinished
-from asynctile.program.handle import Handle
 from asynctile.program.operation import READ, WRITE
 from asynctile.program.program import in_ram
 from asynctile.storage.arena import Slot
-from asynctile.storage.tile import NEVER, Tile
+from asynctile.storage.residency import OUTDATE, Residency
+from asynctile.storage.tile import NEVER
 from asynctile.streams.stream import StreamEvent, StreamEvents
 
 
-class Copy(Handle):
-    """What stands in RAM for `owner`, in its shape. Its next use is the next load of the owner, or its use in RAM itself."""
-
-    __slots__ = ("owner",)
-
-    def __init__(self, owner: Handle) -> None:
-        super().__init__(owner.name, owner.shape, owner.dtype, persistent=True)
-        self.owner = owner
-
-
 class HostLink:
-    """Copies between `device` and the tier `host`."""
+    """Copies between `device` and the tier `host`. A residency without more words is one on the device."""
 
     def __init__(self, device: Device, host: Tier) -> None:
         self.device = device
         self.host = host
 
-    def take(self, tile: Tile) -> Copy:
+    def take(self, residency: Residency) -> Residency:
         """A place for a tile; its bytes in RAM are claimed when they are written."""
-        return Copy(cast(Handle, tile))
+        return self.host.of(residency.tile)
 
-    def give(self, tile: Tile) -> None:
-        self.host.release(tile.backing)
+    def give(self, residency: Residency) -> None:
+        self.host.release(residency.backing)
 
-    def read(self, tile: Handle, slot: Slot | None, after: StreamEvents) -> StreamEvent:
-        copy: Copy = tile.backing
+    def read(self, residency: Residency, slot: Slot, after: StreamEvents) -> StreamEvent:
+        copy: Residency = residency.backing
         if copy.slot is None:
             self.host.admit((copy,), READ)
         waits: tuple[StreamEvent, ...] = ()
@@ -53,34 +41,33 @@ class HostLink:
                 copy.written = None
             else:
                 waits = (written,)
-        event = self.device.upload(tile.array, copy.array, waits, after, tile)
-        self.host.reads(copy, event, in_ram(tile.next_use))
+        event = self.device.upload(residency.array, copy.array, waits, after, residency.tile)
+        self.host.read_by(copy, event, in_ram(residency.next_use))
         return event
 
-    def write(self, tile: Handle, slot: Slot, waits: StreamEvents) -> StreamEvent:
-        copy: Copy = tile.backing
+    def write(self, residency: Residency, slot: Slot, waits: StreamEvents) -> StreamEvent:
+        copy: Residency = residency.backing
         if copy.slot is None:
             self.host.admit((copy,), WRITE)
-        event = self.device.download(copy.array, tile.array, waits, unfinished(copy.written, *copy.reads), tile)
-        self.host.writes(copy, event, in_ram(tile.next_use))
+        after = unfinished(copy.written, *copy.reads)
+        event = self.device.download(copy.array, residency.array, waits, after, residency.tile)
+        self.host.written_by(copy, event, in_ram(residency.next_use))
         return event
 
-    def moved_nbytes(self, tile: Handle) -> int:
-        return tile.nbytes
+    def moved_nbytes(self, residency: Residency) -> int:
+        return residency.tile.nbytes
 
-    def is_lost(self, tile: Handle) -> bool:
-        copy: Copy | None = tile.backing
-        return copy is not None and not self.host.rescue(copy)
+    def is_lost(self, residency: Residency) -> bool:
+        return residency.backing is not None and not self.host.rescue(residency.backing)
 
-    def used(self, tile: Handle, next_use: int, wrote: bool) -> None:
+    def used(self, residency: Residency, next_use: int, wrote: bool) -> None:
         """The device used the tile: what RAM has of it is old now, or wanted again at `next_use`."""
-        copy: Copy | None = tile.backing
+        copy: Residency | None = residency.backing
         if copy is None:
             return
         if wrote:
-            tile.valid_below = copy.valid_below = False
+            self.host.ledger.change(copy, OUTDATE)
             if copy.slot is not None:
                 self.host.ledger.used(copy, NEVER, False)
-                copy.dirty = False
         elif copy.slot is not None:
             self.host.ledger.used(copy, in_ram(next_use), False)

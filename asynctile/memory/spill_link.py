@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from asynctile.memory.tier import Memory, failed_or_unfinished, unfinished
-from asynctile.program.handle import Handle
 from asynctile.storage.arena import Slot
 from asynctile.storage.blocks import Block
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.demand import align
+from asynctile.storage.residency import Residency
 from asynctile.storage.spill import SpillTier
-from asynctile.storage.tile import Tile
 from asynctile.streams.stream import Stream, StreamEvent, StreamEvents
 
 #: Transfers in flight at once.
@@ -29,33 +28,34 @@ class SpillLink:
         self.memory = memory
         self.stream = stream
 
-    def take(self, tile: Tile) -> Block:
-        return self.spill.take(tile.nbytes, f"tile {tile.name}")
+    def take(self, residency: Residency) -> Block:
+        return self.spill.take(residency.tile.nbytes, f"tile {residency.name}")
 
-    def give(self, tile: Tile) -> None:
-        self.spill.give(tile.backing)
+    def give(self, residency: Residency) -> None:
+        self.spill.give(residency.backing)
 
-    def read(self, tile: Handle, slot: Slot, after: StreamEvents) -> StreamEvent:
-        block: Block = tile.backing
-        event = self._enqueue(self.spill.read, tile, slot, failed_or_unfinished(tile.below), after)
+    def read(self, residency: Residency, slot: Slot, after: StreamEvents) -> StreamEvent:
+        block: Block = residency.backing
+        event = self._enqueue(self.spill.read, residency, slot, failed_or_unfinished(residency.saved), after)
         block.guard = (*unfinished(*block.guard), event)
         return event
 
-    def write(self, tile: Handle, slot: Slot, waits: StreamEvents) -> StreamEvent:
-        block: Block = tile.backing
+    def write(self, residency: Residency, slot: Slot, waits: StreamEvents) -> StreamEvent:
+        block: Block = residency.backing
         # Also behind reads whose bytes nobody wants any more: their checksum would not match.
-        event = self._enqueue(self.spill.write, tile, slot, waits, unfinished(*block.guard))
+        event = self._enqueue(self.spill.write, residency, slot, waits, unfinished(*block.guard))
         block.guard = (event,)
         return event
 
-    def moved_nbytes(self, tile: Handle) -> int:
-        return align(tile.nbytes, ALIGNMENT)
+    def moved_nbytes(self, residency: Residency) -> int:
+        return align(residency.tile.nbytes, ALIGNMENT)
 
-    def is_lost(self, tile: Handle) -> bool:
-        return tile.below is not None and tile.below.error is not None
+    def is_lost(self, residency: Residency) -> bool:
+        return residency.saved is not None and residency.saved.error is not None
 
     def _enqueue(
-        self, work: Callable[..., Any], tile: Handle, slot: Slot, waits: StreamEvents, after: StreamEvents
+        self, work: Callable[..., Any], residency: Residency, slot: Slot, waits: StreamEvents, after: StreamEvents
     ) -> StreamEvent:
-        pages = self.memory.array(slot, (self.moved_nbytes(tile),), np.uint8)
-        return self.stream.enqueue(waits, work, (tile.backing, pages, tile.name), after=after, is_copy=True, what=tile)
+        pages = self.memory.array(slot, (self.moved_nbytes(residency),), np.uint8)
+        args = residency.backing, pages, residency.name
+        return self.stream.enqueue(waits, work, args, after=after, is_copy=True, what=residency.tile)

@@ -1,22 +1,23 @@
 """A tier: fast memory cut into slots, the ledger of who stands there, and the moves to and from what is below.
 
-Carries out what asynctile/schedule/prefetch.py decides. A move is enqueued with the events that it must wait for, and nothing
+Carries out what the ledger and a job's cursor decide. A move is enqueued with the events that it must wait for, and nothing
 waits here: a slot may change hands while work on it is under way, its next owner is ordered behind that by events. The same
-class is the device over RAM, RAM over a disk, and RAM alone; what differs is `below`.
+class is the device over RAM, RAM over a disk, and RAM alone; what differs is the link to what is below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from asynctile.program.handle import Handle
-from asynctile.schedule.prefetch import Pipeline
+from asynctile.schedule.cursor import Cursor
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.demand import Demand
-from asynctile.storage.residency import Backing, Evict, Load, Move
-from asynctile.streams.lockstep import Turns
-from asynctile.streams.run_ahead import Window
+from asynctile.storage.ledger import Backing, Evict, Ledger, Load, Move
+from asynctile.storage.residency import CLEAN, DIRTY, KEEP, LEAVE, LOSE, STORED, Residency, Transition
+from asynctile.storage.tile import Tile
+from asynctile.streams.lockstep import Lockstep
+from asynctile.streams.run_ahead import RunAhead
 from asynctile.streams.stream import StreamEvent, StreamEvents
 
 
@@ -30,105 +31,105 @@ class Memory(Protocol):
     def discard(self, slot: Slot) -> None: ...
 
 
-class Below(Backing, Protocol):
-    """What is below a tier: places for tiles, and copies to and from them."""
+class Link(Backing, Protocol):
+    """What connects a tier with the one below: places for tiles there, and copies to and from them."""
 
-    def read(self, tile: Handle, slot: Slot, after: StreamEvents) -> StreamEvent:
+    def read(self, residency: Residency, slot: Slot, after: StreamEvents) -> StreamEvent:
         """Enqueue the copy of the tile's place below into `slot`, when `after` is over and the place has been filled."""
 
-    def write(self, tile: Handle, slot: Slot, waits: StreamEvents) -> StreamEvent:
+    def write(self, residency: Residency, slot: Slot, waits: StreamEvents) -> StreamEvent:
         """Enqueue the copy of `slot`, which `waits` fill, into the tile's place below."""
 
-    def moved_nbytes(self, tile: Handle) -> int:
+    def moved_nbytes(self, residency: Residency) -> int:
         """What a copy of the tile moves, in bytes."""
 
-    def is_lost(self, tile: Handle) -> bool:
+    def is_lost(self, residency: Residency) -> bool:
         """Whether the copy below failed to arrive. Nothing may be in flight."""
 
 
 class Tier:
-    """pipeline: decides, and has the ledger. below: None where nothing can leave. turns: None if loads overlap work.
+    """link: to what is below, None where nothing can leave. lockstep: None if loads overlap work.
 
+    cursor: of the job that runs here, which must know what leaves; None between jobs.
     loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, never reset.
     """
 
     def __init__(
-        self, memory: Memory, pipeline: Pipeline, below: Below | None, window: Window, turns: Turns | None
+        self, memory: Memory, ledger: Ledger, link: Link | None, run_ahead: RunAhead, lockstep: Lockstep | None
     ) -> None:
         self.memory = memory
-        self.pipeline = pipeline
-        self.ledger = pipeline.ledger
-        self.arena = pipeline.ledger.arena
-        self.below = below
-        self.window = window
-        self.turns = turns
+        self.ledger = ledger
+        self.arena = ledger.arena
+        self.link = link
+        self.run_ahead = run_ahead
+        self.lockstep = lockstep
+        self.cursor: Cursor | None = None
         self.loaded_nbytes = 0
         self.written_nbytes = 0
-        self._moves: list[Move] = []
 
-    def admit(self, tiles: Sequence[Handle], access: str) -> None:
+    def of(self, tile: Tile) -> Residency:
+        """Where `tile` stands here."""
+        return self.ledger.of(tile)
+
+    def admit(self, residencies: Sequence[Residency], access: str) -> None:
         """Give each tile a slot, all or none, and enqueue what that moves. BudgetError if they cannot fit together."""
+        moves: list[Move] = []
         try:
-            self.pipeline.admit(tiles, access, self._moves)
+            self.ledger.admit(residencies, access, moves)
         finally:
-            self._carry_out()
+            if moves:
+                if self.cursor is not None:
+                    self.cursor.turn_back(moves)
+                self.carry_out(moves)
 
-    def look_ahead(self, index: int) -> None:
-        """Start the transfers of what comes after entry `index`, as deep as the prefetch goes."""
-        try:
-            self.pipeline.look_ahead(index, self._moves)
-        finally:
-            if self._moves:
-                self._carry_out()
+    def load_into(self, residency: Residency, slot: Slot) -> None:
+        """Load a tile into a slot that is free."""
+        moves: list[Move] = []
+        self.ledger.load_into(residency, slot, moves)
+        self.carry_out(moves)
 
-    def reads(self, tile: Handle, event: StreamEvent, next_use: int) -> None:
+    def read_by(self, residency: Residency, event: StreamEvent, next_use: int) -> None:
         """`event` reads the tile, which is used next at `next_use`."""
-        reads = tile.reads
+        reads = residency.reads
         reads.append(event)
         if len(reads) > 32:
-            tile.reads = [read for read in reads if not read.done]
-        self.ledger.used(tile, next_use, False)
+            residency.reads = [read for read in reads if not read.done]
+        self.ledger.used(residency, next_use, False)
 
-    def writes(self, tile: Handle, event: StreamEvent | None, next_use: int) -> None:
+    def written_by(self, residency: Residency, event: StreamEvent | None, next_use: int) -> None:
         """`event` writes the tile (None: written already)."""
-        tile.written = event
-        tile.reads = []
-        self.ledger.used(tile, next_use, True)
+        residency.written = event
+        residency.reads = []
+        self.ledger.used(residency, next_use, True)
 
-    def release(self, tile: Handle) -> None:
+    def release(self, residency: Residency) -> None:
         """The tile is dead: its slot and its place below go to whoever comes next, behind the work still on them."""
-        slot = self.ledger.release(tile)
+        slot = self.ledger.release(residency)
         if slot is not None:
-            slot.guard = unfinished(tile.written, *tile.reads)
-        tile.array = tile.written = tile.below = None
-        tile.reads = []
+            slot.guard = unfinished(residency.written, *residency.reads)
+        residency.array = residency.written = residency.saved = None
+        residency.reads = []
 
-    def drop(self, tile: Handle) -> None:
-        """Forget the copy here: there are newer bytes, or these are not whole."""
-        tile.dirty = False
-        slot = tile.slot
-        self.ledger.evict(tile)
-        self._evict(tile, slot, False)
+    def drop(self, residency: Residency, transition: Transition) -> None:
+        """Forget the bytes here: there are newer ones, or these are not whole."""
+        slot = self.ledger.vacate(residency, transition)
+        if slot is not None:
+            self._leave(residency, slot, unfinished(residency.written, *residency.reads))
 
-    def give_up(self, tile: Handle) -> None:
+    def give_up(self, residency: Residency) -> None:
         """Move the tile out: its newest bytes are wanted below."""
-        self._moves.append(self.ledger.evict(tile))
-        self._carry_out()
+        self.carry_out([self.ledger.evict(residency)])
 
     def clear(self) -> None:
         """Move every tile out."""
-        for tile in list(self.ledger.resident):
-            self.give_up(cast(Handle, tile))
+        for residency in list(self.ledger.resident):
+            self.give_up(residency)
 
     def cut(self, demand: Demand, foreign: dict[int, int]) -> None:
         """Make the pools serve `demand`. They must be empty if arena.must_be_empty says so; nothing may be in flight."""
         if self.arena.must_be_empty(demand, foreign):
-            for pool in self.arena.pools:
-                pool.memory = None
-            self.ledger.forget_pools()
-        for slot in self.arena.make_room(demand, foreign):
-            slot.guard = ()
-            self.memory.discard(slot)
+            self.forget_pools()
+        self.let_go(self.arena.make_room(demand, foreign))
         for pool in self.arena.pools:
             if not pool.made:  # its address space is as much in the way as its memory
                 pool.memory = None
@@ -139,6 +140,19 @@ class Tier:
             self.arena.withdraw(new)
             raise
 
+    def forget_pools(self) -> None:
+        """Let all memory go. The tier must be empty."""
+        for pool in self.arena.pools:
+            pool.memory = None
+        self.arena.forget_pools()
+        self.ledger.forget_pools()
+
+    def let_go(self, slots: Sequence[Slot]) -> None:
+        """The memory of slots that are gone."""
+        for slot in slots:
+            slot.guard = ()
+            self.memory.discard(slot)
+
     def back(self) -> None:
         """Give the pools memory for the slots that are expected of them now."""
         for pool in self.arena.pools:
@@ -146,75 +160,78 @@ class Tier:
 
     def close(self) -> None:
         """The memory is about to go: keep no view of it."""
-        for tile in self.ledger.resident:
-            cast(Handle, tile).array = None
+        for residency in self.ledger.resident:
+            residency.array = None
         for pool in self.arena.pools:
             pool.memory = None
 
-    def rescue(self, tile: Handle) -> bool:
+    def rescue(self, residency: Residency) -> bool:
         """After a failure, with nothing in flight: forget copies that are not whole. False if no whole one is left."""
-        if tile.slot is not None and tile.written is not None and tile.written.error is not None:
-            newest = tile.dirty
-            self.drop(tile)
+        if residency.slot is not None and residency.written is not None and residency.written.error is not None:
+            newest = residency.state is DIRTY
+            self.drop(residency, LOSE if newest else LEAVE)
             if newest:  # older bytes below are no copy
-                tile.valid_below = False
                 return False
-        if tile.below is None and tile.backing is None:
+        if residency.saved is None and residency.backing is None:
             return True
-        if self.below is not None and tile.valid_below and self.below.is_lost(tile):
-            tile.below, tile.valid_below = None, False
-            if tile.slot is None:
+        if self.link is not None and residency.state in (STORED, CLEAN) and self.link.is_lost(residency):
+            residency.saved = None
+            if residency.state is STORED:
+                self.ledger.change(residency, LOSE)
                 return False
-            tile.dirty = True  # the copy here is the only one
+            if residency.slot is not None:
+                self.ledger.change(residency, KEEP)
         return True
 
-    def _carry_out(self) -> None:
-        moves, self._moves = self._moves, []
+    def carry_out(self, moves: Sequence[Move]) -> None:
+        """Enqueue moves in their order. If one cannot be, it and those behind it did not happen: every tile is where it was."""
         for index, move in enumerate(moves):
-            tile = cast(Handle, move.tile)
             try:
                 if isinstance(move, Evict):
-                    self._evict(tile, move.slot, move.write_back)
+                    self._evict(move.residency, move.slot, move.write_back)
                 elif isinstance(move, Load):
-                    self._load(tile, move.slot)
+                    self._load(move.residency, move.slot)
                 else:
-                    self._place(tile, move.slot)
+                    self._place(move.residency, move.slot)
             except BaseException:
-                # What cannot be enqueued did not happen: every tile is where it was.
                 for undone in reversed(moves[index:]):
                     self.ledger.undo(undone)
                 raise
 
-    def _evict(self, tile: Handle, slot: Slot, write_back: bool) -> None:
-        guard = unfinished(tile.written, *tile.reads)
+    def _evict(self, residency: Residency, slot: Slot, write_back: bool) -> None:
+        guard = unfinished(residency.written, *residency.reads)
         if write_back:
-            assert self.below is not None
-            event = tile.below = self.below.write(tile, slot, failed_or_unfinished(tile.written))
-            self.written_nbytes += self.below.moved_nbytes(tile)
-            self.window.add(event, tile.nbytes)
+            assert self.link is not None
+            event = residency.saved = self.link.write(residency, slot, failed_or_unfinished(residency.written))
+            self.written_nbytes += self.link.moved_nbytes(residency)
+            self.run_ahead.add(event, residency.tile.nbytes)
             guard = (*guard, event)
-        slot.guard = guard
-        tile.array = tile.written = None
-        tile.reads = []
+        self._leave(residency, slot, guard)
 
-    def _load(self, tile: Handle, slot: Slot) -> None:
-        assert self.below is not None
+    def _leave(self, residency: Residency, slot: Slot, guard: StreamEvents) -> None:
+        slot.guard = tuple(guard)
+        residency.array = residency.written = None
+        residency.reads = []
+
+    def _load(self, residency: Residency, slot: Slot) -> None:
+        assert self.link is not None
         after = unfinished(*slot.guard)
-        if self.turns is not None:
-            after += self.turns.work()
-        tile.array = self.memory.array(slot, tile.shape, tile.dtype)
-        event = tile.written = self.below.read(tile, slot, after)
+        if self.lockstep is not None:
+            after += self.lockstep.work()
+        tile = residency.tile
+        residency.array = self.memory.array(slot, tile.shape, tile.dtype)
+        event = residency.written = self.link.read(residency, slot, after)
         slot.guard = ()
-        tile.reads = []
-        if self.turns is not None:
-            self.turns.loaded(event)
-        self.loaded_nbytes += self.below.moved_nbytes(tile)
-        self.window.add(event, tile.nbytes)
+        residency.reads = []
+        if self.lockstep is not None:
+            self.lockstep.loaded(event)
+        self.loaded_nbytes += self.link.moved_nbytes(residency)
+        self.run_ahead.add(event, tile.nbytes)
 
-    def _place(self, tile: Handle, slot: Slot) -> None:
-        tile.array = self.memory.array(slot, tile.shape, tile.dtype)
-        tile.written = None
-        tile.reads = list(unfinished(*slot.guard))
+    def _place(self, residency: Residency, slot: Slot) -> None:
+        residency.array = self.memory.array(slot, residency.tile.shape, residency.tile.dtype)
+        residency.written = None
+        residency.reads = list(unfinished(*slot.guard))
         slot.guard = ()
 
 

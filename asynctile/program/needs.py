@@ -29,13 +29,15 @@ def demand_of(programs: Iterable[Program], standing: Iterable[Handle]) -> Demand
     large = max(sizes)
     small = max((size for size in sizes if size <= large // SMALL_SHARE), default=0)
     entries = [entry for program in programs for entry in program.entries]
-    floor, what = _floor((entry for entry in entries if entry.place == DEVICE), small)
-    below, what_below = _floor((entry for entry in entries if entry.place == HOST), small)
+    floor, what = _floor((entry for entry in entries if entry.device == DEVICE), small)
+    at_host, what_at_host = _floor((entry for entry in entries if entry.device == HOST), small)
     exact = Counter(align(tile.nbytes) for tile in persistent)
     exact += _union(_live_peak(program) for program in programs)
-    if not small:
-        return Demand((large,), floor[1:], exact, what or "the program", persistent, below=below[1:], what_below=what_below)
-    return Demand((small, large), floor, exact, what or "the program", persistent, below=below, what_below=what_below)
+    first = 0 if small else 1  # without small tiles there is one size
+    return Demand(
+        (small, large)[first:], floor[first:], exact, what or "the program", persistent,
+        at_host=at_host[first:], what_at_host=what_at_host,
+    )  # fmt: skip
 
 
 def _floor(entries: Iterable[Entry], small: int) -> tuple[tuple[int, ...], str]:

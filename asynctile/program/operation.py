@@ -1,19 +1,20 @@
 """An operation: one verb on some tiles, known before anything runs.
 
-The functions in asynctile/ops make operations, asynctile/program/program.py puts them in order, asynctile/run/lane.py
-issues each one as a coroutine, asynctile/kernels computes it.
+The functions in asynctile/ops make operations, asynctile/program/program.py puts them in order, each runs as one
+coroutine (asynctile/run/lane.py), asynctile/kernels computes it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from asynctile.program.handle import Handle
 
 READ, WRITE, UPDATE = "r", "w", "u"
 
-#: Where an operation runs: on the device, or in RAM beside it. Where RAM is the device the place says nothing.
-DEVICE, HOST = "device", "host"
+#: What an operation runs on: the device of an engine, or its host, in RAM beside it. Where RAM is the device both are one.
+DEVICE, HOST = "device:0", "host"
 
 #: `number` of an operation whose kernel takes one but has nothing to report this time.
 NO_NUMBER = -1
@@ -30,7 +31,7 @@ class Operation:
     flops: floating-point operations of its GEMMs, for the plan's estimate.
     number: index among the program's float64 numbers that the host reads afterwards; NO_NUMBER: a place to
     ignore; None: its kernel takes none.
-    place: DEVICE or HOST.
+    device: what it runs on, DEVICE or HOST.
     """
 
     kernel: str
@@ -39,7 +40,7 @@ class Operation:
     params: tuple[int | float | bool, ...] = ()
     flops: int = 0
     number: int | None = None
-    place: str = DEVICE
+    device: str = DEVICE
 
     def __post_init__(self) -> None:
         if len(self.access) != len(self.operands):
@@ -52,6 +53,18 @@ class Operation:
     def __repr__(self) -> str:
         tiles = ", ".join(f"{tile.name}:{how}" for tile, how in zip(self.operands, self.access, strict=True))
         return f"{self.kernel}({tiles}, {self.params})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphOperation(Operation):
+    """A stretch of a program that a device has written down: it runs as one, and its tiles are those of it that stay.
+
+    graph, recorder: what was written down, and what runs it again. count: how many operations it stands for.
+    """
+
+    graph: Any = None
+    recorder: Any = None
+    count: int = 0
 
 
 def expect(kernel: str, tile: Handle, shape: tuple[int, ...]) -> None:

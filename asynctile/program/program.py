@@ -1,7 +1,7 @@
 """A program: the operations of one step in order, with the next use of every tile known in advance.
 
 Layers record it once for a key (kind, config, B, T, ...); the engine runs it every step. It decides no placement
-(storage/residency.py) and touches no bytes.
+(storage/ledger.py) and touches no bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Fetch:
     key: str
     index: tuple[slice, ...]
     access: ClassVar[str] = READ
-    place: ClassVar[str] = DEVICE
+    device: ClassVar[str] = DEVICE
 
     @property
     def tiles(self) -> tuple[Handle, ...]:
@@ -39,19 +39,19 @@ class Mark:
     name: str
     tiles: ClassVar[tuple[Handle, ...]] = ()
     access: ClassVar[str] = ""
-    place: ClassVar[str] = DEVICE
+    device: ClassVar[str] = DEVICE
 
 
 Entry = Operation | Fetch | Mark
 
-#: What the device ranks tiles by: its own next use of their bytes. BELOW + position: it has none, they are used in RAM there.
+#: What the device ranks tiles by is its own next use of their bytes. AT_HOST + position: it has none, the host uses them then.
 #: So such a tile is the first to leave, and RAM still knows when it is wanted.
-BELOW = NEVER >> 1
+AT_HOST = NEVER >> 1
 
 
 def in_ram(rank: int) -> int:
     """The position in a rank of the device, for a ledger of RAM."""
-    return rank - BELOW if BELOW <= rank < NEVER else rank
+    return rank - AT_HOST if AT_HOST <= rank < NEVER else rank
 
 
 class Program:
@@ -63,7 +63,7 @@ class Program:
     temporaries: tiles that live within one run.
     next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
     overwritten); persistent tiles continue into the next run of the same program (position + len).
-    device_uses: the same as a device over RAM ranks its tiles, see BELOW; `next_uses` itself if nothing runs on the host.
+    device_uses: the same as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
     standing: every persistent tile it touches. first_uses: where each of them is first read or updated.
     """
 
@@ -114,7 +114,7 @@ class Program:
         first, self.next_uses = self._walk_back(_use)
         self.standing = list(first)
         self.first_uses = {tile: use - len(self) for tile, use in first.items() if use < NEVER}
-        on_host = any(entry.place == HOST for entry in self.entries)
+        on_host = any(entry.device == HOST for entry in self.entries)
         self.device_uses = self._walk_back(_device_use)[1] if on_host else self.next_uses
         return self
 
@@ -132,25 +132,25 @@ class Program:
             entry = self.entries[position]
             for tile, how in zip(entry.tiles, entry.access, strict=True):
                 if tile.persistent:
-                    upcoming[tile] = use(position + length, how, entry.place, upcoming.get(tile, NEVER))
+                    upcoming[tile] = use(position + length, how, entry.device, upcoming.get(tile, NEVER))
         first = dict(upcoming)
         backwards: list[tuple[int, ...]] = []
         for position in range(length - 1, -1, -1):
             entry = self.entries[position]
             backwards.append(tuple(upcoming.get(tile, NEVER) for tile in entry.tiles))
             for tile, how in zip(entry.tiles, entry.access, strict=True):
-                upcoming[tile] = use(position, how, entry.place, upcoming.get(tile, NEVER))
+                upcoming[tile] = use(position, how, entry.device, upcoming.get(tile, NEVER))
         return first, backwards[::-1]
 
 
-def _use(position: int, how: str, place: str, later: int) -> int:
+def _use(position: int, how: str, device: str, later: int) -> int:
     """What an operand's next use is, seen from before `position`; later: seen from behind it."""
     return NEVER if how == WRITE else position
 
 
-def _device_use(position: int, how: str, place: str, later: int) -> int:
+def _device_use(position: int, how: str, device: str, later: int) -> int:
     """The same as the device ranks it."""
-    if how == WRITE or place == DEVICE:
-        return _use(position, how, place, later)
+    if how == WRITE or device == DEVICE:
+        return _use(position, how, device, later)
     # What the host only reads may stay on the device for its next use there.
-    return later if how == READ and later < BELOW else BELOW + position
+    return later if how == READ and later < AT_HOST else AT_HOST + position

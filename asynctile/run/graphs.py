@@ -1,9 +1,10 @@
-"""Replays: a program's operations, written down once as graphs of the device and run again without Python.
+"""Graphs: a program's operations, written down once by the device and run again without Python.
 
 Where every tile of a program stays on the device, each run enqueues the same kernels on the same addresses. The first run
 brings everything there. The second walks the program once more, and the device writes down what it is asked for instead of
-running it: a graph for each stretch between two marks. From then on a run is a few launches, as long as every tile stands
-where it stood; else the next run writes it down anew.
+running it: a graph for each stretch between two marks. From then on a run is a few operations, each a graph whose operands are
+the tiles of its stretch that stay; they come through the tile coroutine like any other (lane.py). That holds as long as every
+tile stands where it stood; else the next run writes it down anew.
 
 Where tiles come and go this does not apply: their addresses change from run to run.
 """
@@ -11,150 +12,167 @@ Where tiles come and go this does not apply: their addresses change from run to 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from asynctile.device.base import Device, Recorder
-from asynctile.memory.host_link import HostLink
-from asynctile.memory.tier import Tier, unfinished
+from asynctile.memory.tier import Tier
 from asynctile.program.handle import Handle
-from asynctile.program.operation import HOST, READ, Operation
+from asynctile.program.operation import HOST, READ, UPDATE, GraphOperation, Operation
 from asynctile.program.program import Fetch, Program
 from asynctile.run.lane import Lane
+from asynctile.storage.arena import Slot
+from asynctile.storage.residency import Residency
 from asynctile.streams.stream import StreamEvent
 
+T = TypeVar("T")
 #: A program that must be written down more often than this is better issued as it is.
 ATTEMPTS = 8
 
 
+class Performer(Protocol):
+    """What a job does with one entry of its program."""
+
+    def __call__(self, index: int) -> Coroutine[Any, Any, object]: ...
+
+
 @dataclass(slots=True)
-class Segment:
-    """Entries up to `stop`, as a graph. inputs: with the arrays that the graph reads. writes: tiles that stay."""
+class Stretch:
+    """Entries up to `stop`, as a graph. inputs: with the slots in which the graph reads them."""
 
     stop: int
-    graph: Any
-    inputs: list[tuple[Handle, Any]]
-    writes: list[Handle]
-    operations: int
+    operation: GraphOperation
+    inputs: list[tuple[Residency, Slot]]
 
 
-class Replay:
-    """One program on one device.
+class Written:
+    """One program on one device, written down.
 
-    It does not hold the program, which would never end then (Replays). numbers: what its kernels report, float64 by the
-    program's indices. complete: every segment has been written down.
+    It does not hold the program, which would never end then (Graphs). numbers: what its kernels report, float64 by the
+    program's indices. complete: every stretch has been written down.
     """
 
-    def __init__(self, program: Program, recorder: Recorder, tier: Tier, link: HostLink, lane: Lane) -> None:
-        self.numbers = lane.device.numbers(len(program.numbers) + 1)
+    def __init__(self, program: Program, recorder: Recorder, tier: Tier, lane: Lane) -> None:
+        self.numbers: np.ndarray = lane.device.numbers(len(program.numbers) + 1)
         self.complete = False
         self._recorder = recorder
         self._tier = tier
-        self._link = link
         self._lane = lane
-        self._segments: dict[int, Segment] = {}
+        self._stretches: dict[int, Stretch] = {}
         self._stops = sorted({*program.marks.values(), len(program)})
-        self._last: StreamEvent | None = None
         #: where every tile stood when it began; all other slots were free
-        self._places = {tile: tile.slot for tile in tier.ledger.resident}
+        self._places = {residency: residency.slot for residency in tier.ledger.resident}
         self._graphs: list[Any] = []
         weakref.finalize(self, _forget, recorder, self._graphs).atexit = False
 
     def stands(self) -> bool:
         """Whether it is complete and the device is as it was when the program was written down."""
         places, resident = self._places, self._tier.ledger.resident
-        return self.complete and len(resident) == len(places) and all(places.get(tile) is tile.slot for tile in resident)
+        return self.complete and len(resident) == len(places) and all(places.get(one) is one.slot for one in resident)
 
     def has(self, start: int) -> bool:
-        """Whether the segment that begins at entry `start` was written down."""
-        return start in self._segments
+        """Whether the stretch that begins at entry `start` was written down."""
+        return start in self._stretches
 
-    def capture(self, program: Program, start: int, issue: Callable[[int], Any]) -> tuple[int, StreamEvent]:
-        """Write down and run the segment that begins at `start`: where it stops, and its event. Nothing may be in flight.
+    def write_down(self, program: Program, start: int, perform: Performer) -> tuple[int, StreamEvent]:
+        """Write down and run the stretch that begins at `start`: where it stops, and its event. Nothing may be in flight.
 
-        issue: issues one entry. Raises what it raises; the replay is no good then.
+        Raises what `perform` raises; what was written is no good then. Without an await: whatever another job enqueued
+        meanwhile would be written down as well.
         """
         stop = next(stop for stop in self._stops if stop > start)
-        entries = program.entries[start:stop]
-        wrote: dict[Handle, bool] = {}
-        for entry in entries:
-            for tile, how in zip(entry.tiles, entry.access, strict=True):
-                if tile.persistent:
-                    wrote[tile] = how != READ or wrote.get(tile, False)
-        inputs = [tile for tile in program.inputs.values() if wrote.pop(tile, None) is not None]
-        for tile in inputs:
-            self._tier.admit((tile,), READ)
-        held = [(tile, tile.array) for tile in inputs]
+        access = _access(program, start, stop)
+        inputs = [tile for tile in program.inputs.values() if access.pop(tile, None) is not None]
+        residencies = [self._tier.of(tile) for tile in inputs]
+        self._tier.admit(residencies, READ * len(inputs))
+        slots = [(residency, residency.slot) for residency in residencies if residency.slot is not None]
         event = self._recorder.begin_capture()
         try:
             for index in range(start, stop):
-                issue(index)
+                at_once(perform(index))
         finally:
             graph = self._recorder.end_capture()
             self._graphs.append(graph)
-        operations = sum(isinstance(entry, Operation) for entry in entries)
-        writes = [tile for tile, changed in wrote.items() if changed]
-        self._segments[start] = Segment(stop, graph, held, writes, operations)
+        count = sum(isinstance(entry, Operation) for entry in program.entries[start:stop])
+        operation = GraphOperation(
+            f"graph of {program.name}", (*access, *inputs), "".join(access.values()) + READ * len(inputs),
+            graph=graph, recorder=self._recorder, count=count,
+        )  # fmt: skip
+        self._stretches[start] = Stretch(stop, operation, slots)
         self.complete = stop == len(program)
         return stop, event
 
-    def play(self, start: int) -> tuple[int, StreamEvent]:
-        """Run the segment that begins at `start` once more: where it stops, and its event."""
-        segment = self._segments[start]
-        # Every run ends with nothing in flight: only this run's own loads are to be waited for.
-        event = self._last = self._recorder.replay(segment.graph, [self._load(*held) for held in segment.inputs])
-        for tile in segment.writes:
-            tile.written, tile.reads = event, []
-            self._tier.ledger.used(tile, tile.next_use, True)
-            if self._lane.on_use is not None:
-                self._lane.on_use(tile, tile.next_use, True)
-        self._lane.operations += segment.operations
-        self._lane.window.add(event)
-        return segment.stop, event
-
-    def _load(self, tile: Handle, array: Any) -> StreamEvent:
-        """Bring an input to where the graph reads it, in a slot that is nobody's, once the segment before has no use for it."""
-        tile.array = array
-        event = self._link.read(tile, None, unfinished(self._last))
-        tile.array = None
-        self._tier.loaded_nbytes += tile.nbytes
-        return event
+    async def play(self, start: int) -> tuple[int, StreamEvent]:
+        """Run the stretch that begins at `start` once more: where it stops, and its event."""
+        stretch = self._stretches[start]
+        for residency, slot in stretch.inputs:
+            if residency.slot is None:
+                self._tier.load_into(residency, slot)
+        operation = stretch.operation
+        next_uses = [self._tier.of(tile).next_use for tile in operation.operands]
+        event = await self._lane.perform(operation, next_uses)
+        for slot in self._tier.arena.free_slots():  # those of its temporaries are among them
+            slot.guard = (event,)
+        return stretch.stop, event
 
 
-class Replays:
-    """The replays of an engine's programs."""
+class Graphs:
+    """The graphs of a share's programs, which run in `tier` by way of `lane`."""
 
-    def __init__(self, device: Device, tier: Tier, link: HostLink, lane: Lane) -> None:
+    def __init__(self, device: Device, tier: Tier, lane: Lane) -> None:
         self._device = device
         self._tier = tier
-        self._parts = tier, link, lane
+        self._lane = lane
         self._seen: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
-        self._kept: weakref.WeakKeyDictionary[Program, Replay] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Program, Written] = weakref.WeakKeyDictionary()
 
-    def begin(self, program: Program) -> Replay | None:
-        """A run begins: the replay to play or to write down, None for a run that issues its entries."""
+    def begin(self, program: Program) -> Written | None:
+        """A job begins: what to play or to write down, None for a job that performs its entries one by one."""
         recorder, tier = self._device.recorder(), self._tier
-        if recorder is None or tier.turns is not None or tier.arena.divided:
+        if recorder is None or tier.lockstep is not None or tier.arena.divided:
             return None
-        replay = self._kept.get(program)
-        if replay is not None and replay.stands():
-            return replay
+        written = self._kept.get(program)
+        if written is not None and written.stands():
+            return written
         self._kept.pop(program, None)
         seen = self._seen[program] = self._seen.get(program, 0) + 1
         if not 1 < seen <= 1 + ATTEMPTS or not self._stays(program):
             return None
-        replay = self._kept[program] = Replay(program, recorder, *self._parts)
-        return replay
+        written = self._kept[program] = Written(program, recorder, tier, self._lane)
+        return written
 
     def _stays(self, program: Program) -> bool:
         """Whether its tiles are all there, and nothing of it is done by the host."""
         inputs = set(program.inputs.values())
-        if any(tile.slot is None for tile in program.standing if tile not in inputs):
+        if any(self._tier.of(tile).slot is None for tile in program.standing if tile not in inputs):
             return False
         return not any(
-            isinstance(entry, Fetch) or (isinstance(entry, Operation) and entry.place == HOST) for entry in program.entries
+            isinstance(entry, Fetch) or (isinstance(entry, Operation) and entry.device == HOST) for entry in program.entries
         )
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that has nothing to wait for; RuntimeError if it has."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise RuntimeError("work that must not wait waited for something")
+
+
+def _access(program: Program, start: int, stop: int) -> dict[Handle, str]:
+    """The persistent tiles that the entries from `start` to before `stop` use, and whether one changes them."""
+    access: dict[Handle, str] = {}
+    for entry in program.entries[start:stop]:
+        for tile, how in zip(entry.tiles, entry.access, strict=True):
+            if tile.persistent:
+                access[tile] = READ if how == READ and access.get(tile, READ) == READ else UPDATE
+    return access
 
 
 def _forget(recorder: Recorder, graphs: list[Any]) -> None:

@@ -1,6 +1,8 @@
-"""One run of a program on a lane: issue its entries, stop at marks, collect what it reports.
+"""A job: one run of a program, from its first operation to its last.
 
-The caller decides at marks (layers/trainer.py); ordering and residency are the lane's.
+Owns what belongs to the run: where in the program it is, its positions and cursors, what its operations report. One task
+awaits the tile coroutine of each operation, in program order, and steps the stages of prefetch behind each. The caller decides
+at marks (layers/trainer.py).
 """
 
 from __future__ import annotations
@@ -12,102 +14,113 @@ import numpy as np
 from asynctile.program.handle import Handle
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Fetch, Program
-from asynctile.run.assembly import Tiers
-from asynctile.run.graphs import Replay
+from asynctile.run.assembly import Assembly
+from asynctile.run.graphs import Written
+from asynctile.run.stage import Stage
 from asynctile.storage.demand import Demand
+from asynctile.storage.ledger import never_written
+from asynctile.storage.residency import ABSENT
 from asynctile.storage.tile import NEVER
 from asynctile.streams.stream import StreamEvent
 
 
-class Run:
+class Job:
     """Walk `program` once: `await until(mark)` as often as wanted, then `await finish()`; `abandon` when it fails.
 
-    numbers: float64, by the program's indices, valid once `reported` or `finish` has returned.
-    outputs: host arrays that the program's fetches fill.
-    issued: entries issued so far.
+    demand: what the tiers were cut for. outputs: host arrays that the program's fetches fill; None in a run without bytes.
+    numbers: float64, by the program's indices, valid once `reported` or `finish` has returned. issued: entries issued so far.
+    AsynctileError for a program that reads a tile which nobody has written.
     """
 
     def __init__(
-        self, tiers: Tiers, program: Program, demand: Demand, outputs: dict[str, np.ndarray] | None = None
+        self, assembly: Assembly, program: Program, demand: Demand, outputs: dict[str, np.ndarray] | None = None
     ) -> None:
-        self.tiers = tiers
+        tiers = assembly.tiers
+        for tile in program.first_uses:
+            if tiers.top.of(tile).state is ABSENT:
+                raise never_written(tile)
         self.program = program
-        self.outputs = outputs or {}
-        tiers.begin(program, demand)
-        self._replay = tiers.replays.begin(program) if tiers.replays is not None else None
-        count = len(program.numbers) + 1
-        self.numbers = tiers.device.numbers(count) if self._replay is None else self._replay.numbers
+        self.outputs = outputs
         self.issued = 0
+        self._assembly = assembly
+        self._base, cursors = tiers.begin(program, demand)
+        self._stage = Stage(tiers.top, cursors[0], None)
+        if tiers.link is not None and tiers.host.arena.divided:
+            self._stage.below = Stage(tiers.host, cursors[1], None)
+        self._written = assembly.graphs.begin(program) if assembly.graphs is not None else None
+        count = len(program.numbers) + 1
+        self.numbers = tiers.device.numbers(count) if self._written is None else self._written.numbers
         self._next_uses = tiers.next_uses(program)
         self._views = [self.numbers[index : index + 1] for index in range(count)]
         self._reports: list[StreamEvent] = []
 
     async def until(self, mark: str) -> None:
-        """Issue everything before `mark`. KeyError if the program has no such mark."""
-        await self._issue(self.program.marks[mark])
+        """Perform everything before `mark`. KeyError if the program has no such mark."""
+        await self._advance(self.program.marks[mark])
 
     async def finish(self) -> None:
-        """Issue the rest and wait until all of it has run; raises the first error."""
-        await self._issue(len(self.program))
-        await self.tiers.window.drain()
+        """Perform the rest and wait until all of it has run; raises the first error."""
+        await self._advance(len(self.program))
+        await self._assembly.run_ahead.drain()
         self.numbers = self.numbers.copy()  # the next run writes there
         self._release(self.program.inputs.values())
-        self.tiers.end(self.program)
+        self._assembly.tiers.end(self._base, self.program)
 
     async def reported(self) -> None:
         """Wait for the numbers of everything issued so far."""
         reports, self._reports = self._reports, []
         for event in reports:
-            await self.tiers.window.landed(event)
+            await self._assembly.run_ahead.landed(event)
 
     async def abandon(self) -> list[Handle]:
         """Let what was enqueued run out, then free the temporaries; returns persistent tiles whose bytes are lost.
 
         Errors of that work are swallowed: the caller raises the one that it has.
         """
-        tiers = self.tiers
-        await tiers.window.settle()
-        if tiers.window.stalled is not None:
+        assembly, tiers = self._assembly, self._assembly.tiers
+        await assembly.run_ahead.settle()
+        if assembly.run_ahead.stalled is not None:
             return []  # what is whole cannot be known while something still hangs
         self._release(self.program.temporaries)
         self._release(self.program.inputs.values())
-        tiers.end(self.program, broken_off=True)
-        return [tile for tile in self.program.standing if not tiers.top.rescue(tile)]
+        tiers.end(self._base, self.program, broken_off=True)
+        return [tile for tile in self.program.standing if not tiers.top.rescue(tiers.top.of(tile))]
 
     def _release(self, tiles: Iterable[Handle]) -> None:
+        top = self._assembly.tiers.top
         for tile in tiles:
-            if tile.slot is not None or tile.backing is not None:
-                self.tiers.top.release(tile)
+            residency = top.of(tile)
+            if residency.slot is not None or residency.backing is not None:
+                top.release(residency)
 
-    async def _issue(self, stop: int) -> None:
-        window, look_ahead = self.tiers.window, self.tiers.look_ahead()
-        if self._replay is not None:
-            await self._issue_whole(self._replay, stop)
+    async def _advance(self, stop: int) -> None:
+        if self._written is not None:
+            await self._advance_by_graphs(self._written, stop)
+        step = self._stage.step
         while self.issued < stop:
             index = self.issued
-            if window.is_full():
-                await window.room()
-            self._issue_entry(index)
-            look_ahead(index)
+            await self._perform(index)
+            await step(index)
             self.issued = index + 1
 
-    def _issue_entry(self, index: int) -> None:
-        entry, lane, base = self.program.entries[index], self.tiers.lane, self.tiers.order.base
+    async def _perform(self, index: int) -> None:
+        entry, base = self.program.entries[index], self._base
         uses = tuple([use if use == NEVER else base + use for use in self._next_uses[index]])
+        lane = self._assembly.lanes[entry.device]
         if isinstance(entry, Operation):
             number = None if entry.number is None else self._views[entry.number]
-            event = lane.issue(entry, uses, number)
+            event = await lane.perform(entry, uses, number)
             if number is not None and entry.number != NO_NUMBER:
                 self._reports.append(event)
         elif isinstance(entry, Fetch):
-            lane.fetch(entry.tile, self.outputs[entry.key][entry.index], uses[0])
+            await lane.perform(entry, uses, None if self.outputs is None else self.outputs[entry.key][entry.index])
 
-    async def _issue_whole(self, replay: Replay, stop: int) -> None:
-        """Segment by segment, as graphs."""
+    async def _advance_by_graphs(self, written: Written, stop: int) -> None:
+        """Stretch by stretch."""
         while self.issued < stop:
-            if replay.has(self.issued):
-                self.issued, event = replay.play(self.issued)
+            if written.has(self.issued):
+                self.issued, event = await written.play(self.issued)
             else:
-                await self.tiers.window.drain()
-                self.issued, event = replay.capture(self.program, self.issued, self._issue_entry)
+                await self._assembly.run_ahead.drain()
+                self.issued, event = written.write_down(self.program, self.issued, self._perform)
             self._reports.append(event)

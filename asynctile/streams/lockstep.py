@@ -5,7 +5,7 @@ from __future__ import annotations
 from asynctile.streams.stream import StreamEvent
 
 
-class Turns:
+class Lockstep:
     """Each load waits for the work before it, each piece of work for the loads before it; write-backs overlap as ever."""
 
     def __init__(self) -> None:

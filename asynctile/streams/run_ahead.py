@@ -42,7 +42,7 @@ class Looks:
         return self._same >= LOOKS
 
 
-class Window:
+class RunAhead:
     """Events in the order in which they were enqueued.
 
     streams: all that work may run on, for the watchdog. patience_s: None for no watchdog.
@@ -68,6 +68,8 @@ class Window:
         if beside:
             self._beside.append(event)
             return
+        if self._events and self._events[-1][0] is event:
+            return  # one more operation of the graph that is being written down
         self._events.append((event, nbytes))
         if nbytes:
             self._nbytes += nbytes
@@ -78,6 +80,10 @@ class Window:
         """Whether the host has enqueued as much as it may, in operations of either kind or in bytes to be copied."""
         most = max(self._operations, len(self._beside))
         return most >= RUN_AHEAD_OPERATIONS or self._nbytes > RUN_AHEAD_NBYTES
+
+    def is_full_of_bytes(self) -> bool:
+        """Whether as many bytes are on their way as may be."""
+        return self._nbytes > RUN_AHEAD_NBYTES
 
     async def room(self) -> None:
         """Wait until the host is within its limit again; raises the error of work that failed."""
@@ -114,7 +120,7 @@ class Window:
         while (self._events or self._beside) and self.stalled is None:
             try:
                 await self.drain()
-            except Exception:  # drain has emptied the window before it raises
+            except Exception:  # drain has emptied all before it raises
                 continue
 
     async def landed(self, event: StreamEvent) -> None:

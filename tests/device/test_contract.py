@@ -169,7 +169,7 @@ def test_an_operation_of_the_host_computes_on_host_arrays_in_order_with_copies(d
     view, below, result = array(device, slots[0], 5), np.zeros(16, np.float32), np.zeros(16, np.float32)
     tiles = Handle("a", (16,)), Handle("b", (16,))
     arrived = device.download(below, view, ())
-    computed = device.launch_on_host(replace(copy(*tiles), place=HOST), (below, result), None, (arrived,))
+    computed = device.launch_on_host(replace(copy(*tiles), device=HOST), (below, result), None, (arrived,))
     device.upload(view, result, (computed,), (arrived,)).wait()
     assert (result == 5).all()
     assert fetched(device, view)[0] == 5

@@ -78,8 +78,9 @@ async def test_host_copies_are_copies() -> None:
         await trainer.step(*batches[0])
         changed = 0
         for tile in model.parameters.states():
-            if tile.slot is not None and tile.backing is not None:
-                tile.backing.array[...] = np.nan
+            above, below = engine.tiers.top.of(tile), engine.tiers.host.of(tile)
+            if above.slot is not None and below.slot is not None:
+                below.array[...] = np.nan
                 changed += 1
         assert changed > 100
         report = await trainer.step(*batches[1])

@@ -38,19 +38,19 @@ class Lent:
     """What `engine` has lent and not got back, and the most that it had."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._budget, self.most = engine.tiers.budget, 0
-        borrow = engine.tiers.budget.borrow
+        self._caps, self.most = engine.tiers.caps, 0
+        borrow = engine.tiers.caps.borrow
 
         def borrowing(nbytes: int, who: str) -> Any:
             loan = borrow(nbytes, who)
             self.most = max(self.most, self.nbytes)
             return loan
 
-        monkeypatch.setattr(engine.tiers.budget, "borrow", borrowing)
+        monkeypatch.setattr(engine.tiers.caps, "borrow", borrowing)
 
     @property
     def nbytes(self) -> int:
-        return self._budget.host.arena.lent_nbytes
+        return self._caps.host.arena.lent_nbytes
 
 
 class SlowDisk:

@@ -89,7 +89,7 @@ async def test_no_ram_is_lent_to_a_save_while_another_holds_the_engine(tmp_path:
             async with asyncio.timeout(20):
                 while not engine.busy._waiting:  # noqa: ASYNC110
                     await asyncio.sleep(0)
-            assert not engine.tiers.budget.loans
+            assert not engine.tiers.caps.loans
         await saving
 
     async with Engine("cpu") as engine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from asynctile import BudgetError, Engine
 from asynctile.layers import Trainer
-from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import record
 from asynctile.layers.update_placement import (
@@ -25,9 +23,9 @@ from asynctile.layers.update_placement import (
     cheapest,
     costs_of,
     link_seconds,
+    place,
     seconds,
     spread,
-    tiles_to_update_on_host,
     updates_of,
 )
 from asynctile.measure.rates import Rates
@@ -134,7 +132,8 @@ async def test_updates_on_the_host_move_a_gradient_down_and_a_weight_up_and_no_m
         for batch in batches_of(RAGGED, 3):
             report = await trainer.step(*batch)
         for item in trainer.model.parameters.values():
-            assert all(tile.slot is None for tile in (*item.exp_avg.values(), *item.exp_avg_sq.values()))
+            moments = (*item.exp_avg.values(), *item.exp_avg_sq.values())
+            assert not any(engine.tiers.top.of(tile).slot for tile in moments)
     assert report.downloaded_bytes == 4 * parameters
     inputs = report.uploaded_bytes - 4 * parameters
     assert 0 < inputs < 2000, "tokens, targets, settings"
@@ -221,10 +220,10 @@ def test_the_norm_comes_from_the_device_wherever_updates_run(shape: Shape, kind:
     assert mixed.numbers == device.numbers
     for operation in mixed.operations():
         if operation.kernel == "adamw":
-            assert (operation.place == HOST) == (operation.operands[0] in chosen)
-            assert (operation.number == NO_NUMBER) == (operation.place == HOST)
+            assert (operation.device == HOST) == (operation.operands[0] in chosen)
+            assert (operation.number == NO_NUMBER) == (operation.device == HOST)
         else:
-            assert operation.place != HOST
+            assert operation.device != HOST
     reported = {operation.number for operation in mixed.operations() if operation.number not in (None, NO_NUMBER)}
     assert reported == set(range(len(mixed.numbers)))
     first = next(index for index, entry in enumerate(mixed.entries) if getattr(entry, "kernel", "") == "adamw")
@@ -316,25 +315,25 @@ def test_a_placement_depends_on_program_cap_and_rates_alone() -> None:
         program = record("step", parameters, parameters.tiling.rows(RAGGED.batch, RAGGED.length, 2))
         demand = demand_of([program], parameters.states())
         slow = replace(RATES, upload=1e6, download=1e6, update=1e6)
-        place = partial(tiles_to_update_on_host, program, demand)
-        names.append(sorted(tile.name for tile in place(STATES // 4, slow)))
+        names.append(sorted(tile.name for tile in place(program, demand, STATES // 4, slow)))
         assert 0 < len(names[-1]) < len(updates_of(program))
-        assert place(STATES // 4, replace(slow, update=1e-3)) == NOWHERE
-        assert place(None, slow) == place(demand.resident_nbytes, slow) == NOWHERE
+        assert place(program, demand, STATES // 4, replace(slow, update=1e-3)) == NOWHERE
+        assert place(program, demand, None, slow) == place(program, demand, demand.resident_nbytes, slow) == NOWHERE
         weights = {operation.operands[0] for operation in updates_of(program)}
         matrices = {tile for tile in weights if len(tile.shape) == 2}
-        assert place(STATES // 4, replace(slow, update=1e15)) == matrices
+        assert place(program, demand, STATES // 4, replace(slow, update=1e15)) == matrices
     assert names[0] == names[1]
 
 
 def test_a_plan_says_where_tiles_are_updated() -> None:
-    machine = Machine(device="emulated", device_memory=STATES // 4)
-    plans = {update: plan_step(RAGGED.config, RAGGED.work(update=update), machine) for update in ("device", "host", "auto")}
+    shape = {"batch_size": RAGGED.batch, "seq_len": RAGGED.length, "micro_batches": 2, "tile": RAGGED.tile}
+    plans = {update: plan_step(RAGGED.config, **shape, device="emulated", device_memory=STATES // 4, update=update)  # type: ignore[arg-type]
+             for update in ("device", "host", "auto")}  # fmt: skip
     assert plans["device"].updates_on_host == 0
     assert plans["host"].updates_on_host == plans["host"].updates == plans["device"].updates > 0
     assert plans["host"].uploaded_bytes < plans["device"].uploaded_bytes
     count = plans["host"].updates
     assert ("weight tiles", f"{count}, {count} of them updated on the host") in plans["host"].lines()
-    slow = plan_step(RAGGED.config, RAGGED.work(), replace(machine, link_rate="1MB"))
+    slow = plan_step(RAGGED.config, **shape, device="emulated", device_memory=STATES // 4, link_rate="1MB")  # type: ignore[arg-type]
     assert 0 < slow.updates_on_host <= slow.updates
-    assert plan_step(RAGGED.config, RAGGED.work(update="host"), Machine(device="cpu")).updates_on_host == 0
+    assert plan_step(RAGGED.config, **shape, device="cpu", update="host").updates_on_host == 0  # type: ignore[arg-type]

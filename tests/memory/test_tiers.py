@@ -14,6 +14,7 @@ from asynctile import BudgetError, Engine
 from asynctile.ops import gemm
 
 sys.path.insert(0, str(Path(__file__).parent))
+from asynctile.storage.residency import ABSENT
 from tests.matmul import Matmul, engine_for, product_in_ram
 from tests.settle import settle
 
@@ -87,7 +88,7 @@ async def test_places_on_the_disk_that_were_reserved_are_there_whatever_else_sta
     limit = 96 * one.nbytes
     async with engine_for(one, tmp_path, "emulated", slots, ram, spill_limit=limit) as engine:
         for work in (one, two, one, two):
-            if work is two or not one.tiles["a"][0, 0].valid_below:
+            if work is two or engine.tiers.top.of(one.tiles["a"][0, 0]).state is ABSENT:
                 await work.prepare(engine)
             await work.run(engine)
         for work in (one, two):
@@ -108,7 +109,7 @@ async def test_memory_of_an_arena_that_was_cut_anew_is_let_go(device, tmp_path):
     async with Engine(device, host_memory=40 * first.nbytes, spill=tmp_path, **options) as engine:
         await first.prepare(engine)
         await first.run(engine)
-        old = [weakref.ref(pool.memory) for tier in engine.tiers._all() for pool in tier.arena.pools]
+        old = [weakref.ref(pool.memory) for tier in engine.tiers.from_the_top() for pool in tier.arena.pools]
         await other.prepare(engine)
         assert [memory() for memory in old] == [None] * len(old)
 

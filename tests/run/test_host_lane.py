@@ -16,13 +16,29 @@ from asynctile.ops import adamw, copy, fill, gelu, gelu_backward, gemm, sum_squa
 from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST, NO_NUMBER
-from asynctile.program.program import BELOW, Program
+from asynctile.program.program import AT_HOST, Program
+from asynctile.storage.residency import CLEAN, DIRTY, STALE, STORED
 from asynctile.storage.tile import NEVER
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tests.by_hand import NBYTES, SHAPE, late, moved, on_host, prepared, program_of, run, standing, values
+from tests.by_hand import (
+    NBYTES,
+    SHAPE,
+    late,
+    launched,
+    moved,
+    on_host,
+    prepared,
+    program_of,
+    run,
+    standing,
+    values,
+    watch_operations,
+)
 from tests.matmul import Matmul, product_in_ram
 
+#: States in which a tile has a slot.
+IN_A_SLOT = (CLEAN, DIRTY, STALE)
 #: Which of the products (i, j, k) of a Matmul run on the host.
 MIXTURES = {
     "all": lambda i, j, k: True,
@@ -108,7 +124,7 @@ async def test_a_gradient_that_dies_on_the_host_crosses_the_link_once_and_moment
             assert await run(engine, program, tiles) is None
             if place == "emulated":
                 assert moved(engine) == (4 * NBYTES, 3 * NBYTES)  # x once and w three times; three gradients
-                assert (m.slot, v.slot, w.slot) == (None, None, None)
+                assert not any(engine.tiers.top.of(tile).slot for tile in (m, v, w))
                 assert engine.statistics().host_used_bytes == 4 * NBYTES + 64
             found[place] = [array.tobytes() for array in await engine.read_all(tiles)]
             await engine.release(tiles)
@@ -122,7 +138,7 @@ async def test_what_the_host_reads_may_stay_on_the_device_and_what_it_writes_may
         bytes_of = await prepared(engine, program, tiles)
         assert await run(engine, program, tiles) is None
         assert moved(engine) == (2 * NBYTES, NBYTES)  # a as it was, and as the host wrote it; d down
-        assert a.slot is not None and d.slot is None and c.slot is None
+        assert [tile.name for tile in (a, c, d) if engine.tiers.top.of(tile).slot] == ["a"]
         found = await engine.read_all(tiles)
     assert np.array_equal(found[3], bytes_of[a]) and np.array_equal(found[2], bytes_of[a])
     assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], bytes_of[a])
@@ -169,7 +185,7 @@ async def test_what_stands_on_the_device_comes_from_the_disk_ahead_too_if_the_ho
         await prepared(engine, program, tiles)
         names = late(engine.tiers.host)
         assert await run(engine, program, tiles) is None
-        assert x.slot is not None
+        assert engine.tiers.top.of(x).slot
         assert "x" not in names[1:]
 
 
@@ -178,14 +194,13 @@ async def test_a_tile_that_only_the_host_uses_next_leaves_the_device_first_and_r
     program = program_of(copy(a, g), copy(b, c), on_host(gelu(g, h)), copy(a, c))
     async with Engine("emulated", device_memory=3 * NBYTES, host_memory=3 * 4096, spill=tmp_path, prefetch=0) as engine:
         await prepared(engine, program, tiles)
-        issue, ranks = engine.tiers.lane.issue, []
+        ranks = []
 
-        def watched(operation, next_uses, number):
-            if operation.place == HOST:
-                ranks.append(g.backing.next_use - engine.tiers.order.base)
-            return issue(operation, next_uses, number)
+        def watched(operation):
+            if operation.device == HOST:
+                ranks.append(engine.tiers.host.of(g).next_use - engine.tiers.positions.last)
 
-        engine.tiers.lane.issue = watched
+        watch_operations(engine, watched)
         assert await run(engine, program, tiles) is None
         assert moved(engine) == (2 * NBYTES, NBYTES)  # a stays for its second use; g has to come down anyway
         assert ranks == [2]
@@ -211,13 +226,13 @@ async def test_what_the_host_has_read_ranks_by_its_next_use():
         ranks = []
 
         async def job():
-            engine.tiers.lane.issue(on_host(copy(a, b)), (BELOW + 70, 50), None)
-            ranks.extend((a.next_use, a.backing.next_use, b.next_use, b.backing.next_use))
-            await engine.tiers.window.drain()
+            await launched(engine, on_host(copy(a, b)), (AT_HOST + 70, 50))
+            ranks.extend(tier.of(tile).next_use for tile in (a, b) for tier in (engine.tiers.top, engine.tiers.host))
+            await engine.tiers.run_ahead.drain()
 
         await engine.call(job())
-        assert a.slot is not None and b.slot is None
-    assert ranks == [BELOW + 70, 70, 50, 50]
+        assert engine.tiers.top.of(a).slot and not engine.tiers.top.of(b).slot
+    assert ranks == [AT_HOST + 70, 70, 50, 50]
 
 
 async def test_what_the_host_reports_comes_back():
@@ -255,7 +270,7 @@ def test_the_device_ranks_tiles_by_its_own_next_use():
     program.finish()
     assert program.next_uses == [(1, 3), (2, NEVER), (NEVER, 4), (NEVER, 5), (NEVER, NEVER)]
     # What the host only reads stays for the device; what it writes, and what it alone reads, goes down.
-    assert program.device_uses == [(2, BELOW + 3), (2, NEVER), (NEVER, 4), (NEVER, 5), (NEVER, NEVER)]
+    assert program.device_uses == [(2, AT_HOST + 3), (2, NEVER), (NEVER, 4), (NEVER, 5), (NEVER, NEVER)]
     without = program_of(copy(a, b))
     assert without.device_uses is without.next_uses
 
@@ -264,19 +279,16 @@ def check_tiers(engine, tiles):
     """What holds between two operations, of every tile."""
     top, host = engine.tiers.top, engine.tiers.host
     for tier in (top, host):
-        slots = [tile.slot for tile in tier.ledger.resident]
+        slots = [residency.slot for residency in tier.ledger.resident]
         assert None not in slots and len(set(slots)) == len(slots)
         assert sum(pool.used for pool in tier.arena.pools) == len(slots)
     for tile in tiles:
-        assert (tile in top.ledger.resident) == (tile.slot is not None)
-        below = tile.backing
-        if tile.slot is None:
-            assert not tile.dirty
-            if tile.valid_below:
-                assert below.slot is not None or below.valid_below, tile
-        if below is not None:
-            assert (below in host.ledger.resident) == (below.slot is not None)
-            assert not below.dirty or below.slot is not None
+        above, below = top.of(tile), host.of(tile)
+        for tier, residency in ((top, above), (host, below)):
+            has_slot = residency.slot is not None
+            assert has_slot == (residency in tier.ledger.resident) == (residency.state in IN_A_SLOT), residency
+        if above.state in (STORED, CLEAN):
+            assert below.state in (STORED, CLEAN, DIRTY), tile
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -295,13 +307,6 @@ async def test_random_programs_agree_with_arrays_and_tiers_stay_consistent(seed,
         expected = work.interpret(work.values)  # here: while an engine is open BLAS has one thread
         await work.store(engine)
         tiles = [*work.values, *work.program.temporaries, *work.program.inputs.values()]
-        issue = engine.tiers.lane.issue
-
-        def checked(operation, next_uses, number):
-            event = issue(operation, next_uses, number)
-            check_tiers(engine, tiles)
-            return event
-
-        engine.tiers.lane.issue = checked
+        watch_operations(engine, lambda operation: lambda: check_tiers(engine, tiles))
         outcome = await work.run(engine)
         (await work.read(engine, outcome)).expect(expected)

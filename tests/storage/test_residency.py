@@ -1,230 +1,98 @@
-"""The ledger's decisions: lists of moves, without any I/O."""
+"""The states of a tile in a tier: the table of transitions, that nothing else happens, and what is remembered of it."""
 
-import numpy as np
+from __future__ import annotations
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from asynctile.errors import AsynctileError, BudgetError
-from asynctile.storage.arena import Arena
-from asynctile.storage.demand import Demand
-from asynctile.storage.residency import Evict, Ledger, Load, Place
-from asynctile.storage.tile import NEVER, Tile
+from asynctile.errors import AsynctileError
+from asynctile.storage.residency import (
+    ABSENT,
+    CLEAN,
+    DIRTY,
+    KEEP,
+    LEAVE,
+    LOAD,
+    LOSE,
+    OUTDATE,
+    PLACE,
+    REMEMBERED,
+    REPLACE,
+    STALE,
+    STORED,
+    TRANSITIONS,
+    WRITE,
+    WRITE_BACK,
+    History,
+    Residency,
+    State,
+)
+from asynctile.storage.tile import Tile
 
-NBYTES = 64
-
-
-class Below:
-    """A tier below that hands out numbers."""
-
-    def __init__(self, limit=10**9):
-        self.taken, self.next, self.limit = set(), 0, limit
-
-    def take(self, tile):
-        if len(self.taken) >= self.limit:
-            raise BudgetError(f"{tile.name}: full", floor=0)
-        self.next += 1
-        self.taken.add(self.next)
-        return self.next
-
-    def give(self, tile):
-        self.taken.remove(tile.backing)
-
-
-def ledger(slots, below=None):
-    arena = Arena(slots * NBYTES, evictable=True)
-    arena.cut(Demand((NBYTES,), (1,), {NBYTES: 10**6}, "gemm"))
-    return Ledger(arena, Below() if below is None else below)
-
-
-def stored(book, name):
-    """A persistent tile whose bytes are below."""
-    tile = Tile(name, (16,), np.float32, persistent=True)
-    tile.backing, tile.valid_below = book.backing.take(tile), True
-    return tile
+#: The whole table once more, by state: what may happen to a tile, and what it is then.
+TABLE = {
+    ABSENT: {PLACE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
+    STORED: {LOAD: CLEAN, PLACE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
+    CLEAN: {WRITE: DIRTY, LEAVE: STORED, OUTDATE: STALE, REPLACE: STORED, KEEP: DIRTY, LOSE: ABSENT},
+    DIRTY: {WRITE: DIRTY, WRITE_BACK: STORED, LEAVE: ABSENT, OUTDATE: STALE, REPLACE: STORED, KEEP: DIRTY, LOSE: ABSENT},
+    STALE: {WRITE: DIRTY, LEAVE: ABSENT, OUTDATE: STALE, REPLACE: STORED, LOSE: ABSENT},
+}
 
 
-def use(book, tiles, access, next_uses):
-    moves = []
-    book.admit(tiles, access, moves)
-    for tile, how, next_use in zip(tiles, access, next_uses, strict=True):
-        book.used(tile, next_use, how != "r")
-    return [(type(move), move.tile.name) for move in moves]
+def tile_in(state: State) -> Residency:
+    residency = Residency(Tile("w[0,1]", (4,), persistent=True))
+    residency.state = state
+    return residency
 
 
-def test_resident_tiles_need_no_moves():
-    book = ledger(2)
-    a = stored(book, "a")
-    assert use(book, [a], "r", [5]) == [(Load, "a")]
-    assert use(book, [a], "r", [6]) == []
+@pytest.mark.parametrize("transition", TRANSITIONS, ids=lambda one: one.name)
+@pytest.mark.parametrize("state", State)
+def test_what_the_table_has_happens_and_everything_else_is_refused(state, transition):
+    residency, history = tile_in(state), History()
+    expected = TABLE[state].get(transition)
+    if expected is not None:
+        history.change(residency, transition)
+        assert residency.state is expected
+        assert history.tell() == [f"w[0,1]: {transition.name}, {state} -> {expected}"]
+        return
+    with pytest.raises(AsynctileError, match=rf"tile w\[0,1\] is {state} and cannot {transition.name}: expected it to be"):
+        history.change(residency, transition)
+    assert residency.state is state
+    assert history.tell() == []
 
 
-def test_the_tile_used_furthest_away_makes_room():
-    book = ledger(2)
-    a, b, c = (stored(book, name) for name in "abc")
-    use(book, [a], "r", [10])
-    use(book, [b], "r", [7])
-    assert use(book, [c], "r", [9]) == [(Evict, "a"), (Load, "c")]
+def test_a_refusal_tells_what_went_before():
+    residency, history = tile_in(STORED), History()
+    for transition in (LOAD, WRITE, WRITE_BACK):
+        history.change(residency, transition)
+    with pytest.raises(AsynctileError, match=r"load, stored -> clean; .*write, clean -> dirty; .*write back, dirty -> stored$"):
+        history.change(residency, WRITE)
 
 
-def test_a_clean_tile_leaves_without_being_written_back_and_a_dirty_one_is_written():
-    book = ledger(1)
-    a, b = stored(book, "a"), stored(book, "b")
-    use(book, [a], "r", [9])
-    moves = []
-    book.admit([b], "u", moves)
-    book.used(b, 8, True)
-    assert not moves[0].write_back
-    moves.clear()
-    book.admit([a], "r", moves)
-    assert moves[0].tile is b
-    assert moves[0].write_back
-
-
-def test_a_tile_that_is_overwritten_is_placed_not_loaded():
-    book = ledger(1)
-    assert use(book, [Tile("t", (16,))], "w", [3]) == [(Place, "t")]
-
-
-def test_tiles_of_the_same_operation_never_push_each_other_out():
-    book = ledger(3)
-    tiles = [stored(book, name) for name in "abc"]
-    other = stored(book, "d")
-    use(book, [other], "r", [2])
-    moves = use(book, tiles, "rru", [NEVER - 1] * 3)
-    assert [name for kind, name in moves if kind is Evict] == ["d"]
-    assert all(tile.slot is not None for tile in tiles)
-
-
-def test_an_operation_larger_than_the_arena_is_refused_before_anything_moves():
-    book = ledger(2)
-    resident = stored(book, "r")
-    use(book, [resident], "r", [4])
-    moves = []
-    with pytest.raises(BudgetError, match="needs 3") as caught:
-        book.admit([stored(book, name) for name in "abc"], "rrr", moves)
-    assert caught.value.floor == 3 * NBYTES
-    assert moves == []
-    assert resident.slot is not None
-
-
-def test_prefetch_yields_to_tiles_that_are_needed_sooner():
-    book = ledger(2)
-    a, b, c = (stored(book, name) for name in "abc")
-    use(book, [a], "r", [5])
-    use(book, [b], "r", [6])
-    moves = []
-    assert not book.prefetch(c, 7, moves)
-    assert moves == []
-    assert book.prefetch(c, 5, moves)
-    assert [(type(move), move.tile.name) for move in moves] == [(Evict, "b"), (Load, "c")]
-
-
-def test_a_released_temporary_frees_its_slot_and_its_place_below():
-    book = ledger(1)
-    t, a = Tile("t", (16,)), stored(book, "a")
-    use(book, [t], "w", [9])
-    use(book, [a], "r", [3])
-    assert t.backing in book.backing.taken
-    book.release(t)
-    assert len(book.backing.taken) == 1
-    assert not t.valid_below
-
-
-def test_a_full_tier_below_is_an_error_and_the_moves_decided_before_it_stand():
-    book = ledger(1, Below(limit=0))
-    use(book, [Tile("t", (16,))], "w", [9])
-    with pytest.raises(BudgetError, match="full"):
-        use(book, [Tile("u", (16,))], "w", [9])
-    assert [tile.name for tile in book.resident] == ["t"]
-
-
-def test_a_device_with_nothing_below_says_that_nothing_can_leave():
-    arena = Arena(NBYTES, evictable=False)
-    arena.cut(Demand((NBYTES,), (1,), {NBYTES: 1}, "gemm"))
-    book = Ledger(arena, None)
-    use(book, [Tile("t", (16,))], "w", [9])
-    with pytest.raises(BudgetError, match="nothing can leave"):
-        use(book, [Tile("u", (16,))], "w", [9])
-
-
-def minimal_loads(trace, capacity):
-    """Belady's MIN, the slow way: loads of a sequence of single reads."""
-    held, loads = set(), 0
-    for position, tile in enumerate(trace):
-        if tile in held:
+@given(st.lists(st.sampled_from(TRANSITIONS), max_size=40))
+def test_bytes_are_never_read_from_where_there_are_none(transitions):
+    """A load takes what a write-back, a departure of a copy or the tier below left there."""
+    residency, history, below_is_good = tile_in(ABSENT), History(), False
+    for transition in transitions:
+        before = residency.state
+        try:
+            history.change(residency, transition)
+        except AsynctileError:
             continue
-        loads += 1
-        if len(held) == capacity:
-            rest = trace[position + 1 :]
-            held.remove(max(held, key=lambda name: rest.index(name) if name in rest else 10**9))
-        held.add(tile)
-    return loads
+        if transition is LOAD:
+            assert below_is_good
+        if transition in (WRITE_BACK, REPLACE):
+            below_is_good = True
+        elif transition in (WRITE, OUTDATE, LOSE, PLACE, KEEP) or (transition is LEAVE and before is not CLEAN):
+            below_is_good = False
 
 
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 7), min_size=1, max_size=60), st.integers(1, 6))
-def test_loads_equal_those_of_the_optimum(trace, capacity):
-    book = ledger(capacity)
-    tiles = [stored(book, str(index)) for index in range(8)]
-    loads = 0
-    for position, index in enumerate(trace):
-        rest = trace[position + 1 :]
-        next_use = position + 1 + rest.index(index) if index in rest else NEVER
-        moves = use(book, [tiles[index]], "r", [next_use])
-        loads += sum(kind is Load for kind, _ in moves)
-        assert len(book.resident) <= capacity
-    assert loads == minimal_loads(trace, capacity)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_the_books_balance_after_any_sequence_of_operations(data):
-    capacity = data.draw(st.integers(3, 6))
-    book = ledger(capacity)
-    persistent = [stored(book, f"p{index}") for index in range(5)]
-    temporaries = [Tile(f"t{index}", (16,)) for index in range(4)]
-    alive = set()
-    for _ in range(data.draw(st.integers(1, 40))):
-        chosen = data.draw(st.lists(st.sampled_from(persistent + temporaries), min_size=1, max_size=3, unique=True))
-        access = [
-            "w" if tile in temporaries and tile not in alive else data.draw(st.sampled_from("ru")) for tile in chosen
-        ]
-        use(book, chosen, access, [data.draw(st.integers(0, 99)) for _ in chosen])
-        alive.update(tile for tile in chosen if tile in temporaries)
-        if alive and data.draw(st.booleans()):
-            dead = data.draw(st.sampled_from(sorted(alive, key=lambda tile: tile.name)))
-            book.release(dead)
-            alive.remove(dead)
-        slots = [tile.slot for tile in persistent + temporaries if tile.slot is not None]
-        assert len(slots) == len({(slot.pool, slot.index) for slot in slots}) <= capacity
-        assert book.arena.used_nbytes == len(slots) * NBYTES
-        assert book.resident == {tile for tile in persistent + temporaries if tile.slot is not None}
-
-
-def test_moves_that_were_not_made_can_be_taken_back():
-    book = ledger(2)
-    a, b, c = (stored(book, name) for name in "abc")
-    use(book, [a], "u", [10])
-    use(book, [b], "r", [7])
-    before = (a.slot, a.dirty, b.slot, b.dirty, book.arena.used_nbytes)
-    moves = []
-    book.admit([c], "r", moves)
-    assert [type(move) for move in moves] == [Evict, Load]
-    for move in reversed(moves):
-        book.undo(move)
-    assert (a.slot, a.dirty, b.slot, b.dirty, book.arena.used_nbytes) == before
-    assert c.slot is None
-    assert book.resident == {a, b}
-    assert use(book, [c], "r", [9]) == [(Evict, "a"), (Load, "c")]
-
-
-def test_reading_a_tile_that_was_never_written_is_refused_before_anything_moves():
-    book = ledger(1)
-    a = stored(book, "a")
-    use(book, [a], "r", [3])
-    moves = []
-    with pytest.raises(AsynctileError, match="tile t was never written"):
-        book.admit([Tile("t", (16,))], "r", moves)
-    assert moves == []
-    assert a.slot is not None
+def test_the_log_is_bounded_and_keeps_the_last():
+    residency, history = tile_in(CLEAN), History()
+    for _ in range(REMEMBERED):
+        history.change(residency, WRITE)
+        history.change(residency, WRITE_BACK)
+        history.change(residency, LOAD)
+    assert len(history.tell()) == REMEMBERED
+    assert history.tell(1) == ["w[0,1]: load, stored -> clean"]

@@ -84,7 +84,7 @@ class Calls:
             raise Finding("failed", f"{what} counted {trainer.step_count - before} steps, the model is "
                                     f"{trainer.model.torn or 'whole'}")
         holders = [f"{lock.what} held by {lock.holder}" for lock in (engine.busy, trainer.model.changing) if lock.holder]
-        loans = [f"a loan of {loan.nbytes} bytes to {loan.who}" for loan in engine.tiers.budget.loans]
+        loans = [f"a loan of {loan.nbytes} bytes to {loan.who}" for loan in engine.tiers.caps.loans]
         if holders or loans:
             raise Finding("leaked", f"{what} left {', '.join([*holders, *loans])}")
 

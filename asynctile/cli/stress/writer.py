@@ -105,7 +105,7 @@ class _Writer:
     def _do(self, operation: Operation) -> None:
         """Record an operation and compute it."""
         if self.chance.random() < self.on_host:
-            operation = replace(operation, place=HOST)
+            operation = replace(operation, device=HOST)
         compute(operation, self.arrays, self.numbers)
         self.program.add(operation)
         self.operations += 1

@@ -1,0 +1,114 @@
+"""The tiers of a share of an engine: the device over RAM, RAM over a file, or RAM alone, each under its part of the caps.
+
+Puts them together; nothing moves here. What runs over them is asynctile/run/assembly.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from asynctile.device.base import Device
+from asynctile.memory.caps import Caps
+from asynctile.memory.host_link import HostLink
+from asynctile.memory.spill_link import SpillLink
+from asynctile.memory.tier import Tier
+from asynctile.program.program import Program
+from asynctile.schedule.cursor import FROM_DISK, OVER_LINK, Cursor, DeviceCursor, RamCursor
+from asynctile.schedule.positions import Positions
+from asynctile.storage.arena import Arena
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import ALIGNMENT, Demand
+from asynctile.storage.ledger import Ledger
+from asynctile.storage.spill import SpillTier
+from asynctile.streams.lockstep import Lockstep
+from asynctile.streams.run_ahead import RunAhead
+from asynctile.streams.stream import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What tiers may take: caps in bytes on the device and on RAM, None for none. prefetch: depth, 0 for no overlap.
+
+    watchdog: seconds of patience, None for no end. host_remedy: how host_memory is raised if nobody gave it, for messages.
+    """
+
+    device_memory: int | None = None
+    host_memory: int | None = None
+    prefetch: int = 2
+    watchdog: float | None = None
+    host_remedy: str = ""
+
+
+class Tiers:
+    """top: where operations run. host: the tier in RAM, the same one where RAM is the device. spill: below RAM, or None.
+
+    transfers: the stream of spill's.
+    link: between the two, None where they are one. caps: how they are cut. positions: of what runs over them, in its order.
+    """
+
+    def __init__(self, device: Device, spill: SpillTier | None, transfers: Stream | None, limits: Limits) -> None:
+        self.device = device
+        self.spill = spill
+        self.prefetch = limits.prefetch
+        self.positions = Positions()
+        self.run_ahead = RunAhead(device.streams, limits.watchdog)
+        self.lockstep = Lockstep() if limits.prefetch == 0 else None
+        #: the program whose next run the ranks of what stands in the tiers point into
+        self._ranked_for: Program | None = None
+        page = ALIGNMENT if spill is None else PAGE
+        arena = Arena(
+            limits.host_memory, evictable=spill is not None, alignment=page, argument="host_memory", remedy=limits.host_remedy
+        )
+        memory: Any = device.host if device.has_link else device
+        below = None if spill is None or transfers is None else SpillLink(spill, memory, transfers)
+        self.host = self.top = Tier(memory, Ledger(arena, below), below, self.run_ahead, self.lockstep)
+        self.link: HostLink | None = None
+        if device.has_link:
+            self.link = HostLink(device, self.host)
+            grain = device.grain
+            arena = Arena(limits.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
+            self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep)
+        self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)
+
+    def from_the_top(self) -> tuple[Tier, ...]:
+        """Every tier once, the one below behind the one above."""
+        return (self.top,) if self.link is None else (self.top, self.host)
+
+    def begin(self, program: Program, demand: Demand) -> tuple[int, list[Cursor]]:
+        """A job begins: its first position and its cursors, one a tier from the top down, which those know of until `end`."""
+        base = self.positions.begin()
+        cursors = [self._cursor(tier, program, base, demand) for tier in self.from_the_top()]
+        for tier, cursor in zip(self.from_the_top(), cursors, strict=True):
+            tier.cursor = cursor
+            if program is not self._ranked_for:
+                cursor.rank_all()
+        self._ranked_for = program
+        return base, cursors
+
+    def end(self, base: int, program: Program, *, broken_off: bool = False) -> None:
+        """The job is over. broken_off: what its tiles were to be used for next is no longer true."""
+        self.positions.end(base, len(program))
+        for tier in self.from_the_top():
+            tier.cursor = None
+        if broken_off:
+            self._ranked_for = None
+
+    def next_uses(self, program: Program) -> list[tuple[int, ...]]:
+        """The next uses of operands behind each entry, as the tier ranks them that operations run in."""
+        return program.next_uses if self.link is None else program.device_uses
+
+    def close(self) -> None:
+        """The memory is about to go."""
+        for tier in self.from_the_top():
+            tier.close()
+
+    def _cursor(self, tier: Tier, program: Program, base: int, demand: Demand) -> Cursor:
+        ledger, depth = tier.ledger, self.prefetch
+        demand = demand.rounded(tier.arena.alignment)
+        in_ram = OVER_LINK if self.spill is None else FROM_DISK
+        if self.link is None:
+            return Cursor(ledger, program, base, demand, depth, in_ram)
+        if tier is self.top:
+            return DeviceCursor(ledger, program, base, demand, depth, OVER_LINK)
+        return RamCursor(ledger, program, base, demand, depth, in_ram, self.top.ledger)

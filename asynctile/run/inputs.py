@@ -1,0 +1,58 @@
+"""Tiles that nobody has written yet, and the coroutines that wait for them.
+
+A tile's future resolves once the work that writes it has been enqueued, by whichever lane or job, or once the host has put
+bytes in it. From then on events order whatever uses it. Within a job that is so for every input before it is asked for,
+since a job awaits its operations in program order; single launches come in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from asynctile.memory.tier import Tier
+from asynctile.program.handle import Handle
+from asynctile.program.operation import WRITE, Operation
+from asynctile.program.program import Entry
+from asynctile.storage.residency import ABSENT
+from asynctile.streams.run_ahead import RunAhead
+
+
+class Inputs:
+    """The inputs of what runs in one share. top: the tier that knows of every tile whether it has bytes anywhere."""
+
+    def __init__(self, top: Tier, run_ahead: RunAhead) -> None:
+        self._top = top
+        self._run_ahead = run_ahead
+        #: of all tiles that somebody waits for
+        self.awaited: dict[Handle, asyncio.Future[None]] = {}
+
+    def missing(self, entry: Entry) -> Handle | None:
+        """An input that nobody has written; None if there is none."""
+        for tile, how in zip(entry.tiles, entry.access, strict=True):
+            if how != WRITE and self._top.of(tile).state is ABSENT:
+                return tile
+        return None
+
+    async def enqueued(self, entry: Entry) -> None:
+        """Wait until somebody has enqueued the work that writes each input. StalledError, which names one, if nothing moves."""
+        while (tile := self.missing(entry)) is not None:
+            future = self.awaited.get(tile)
+            if future is None:
+                future = self.awaited[tile] = asyncio.get_running_loop().create_future()
+            await self._run_ahead.told(future, lambda missing=tile: _waits(entry, missing))  # type: ignore[misc]
+
+    def announce(self, tiles: Iterable[Handle]) -> None:
+        """Somebody has written these tiles, or enqueued the work that does: wake who waits for that."""
+        for tile in tiles:
+            if (future := self.awaited.pop(tile, None)) is not None and not future.done():
+                future.set_result(None)
+
+
+def _waits(entry: Entry, tile: Handle) -> str:
+    names = ", ".join(operand.name for operand in entry.tiles)
+    what = entry.kernel if isinstance(entry, Operation) else "fetch"
+    return (
+        f"{what}({names}) waits for tile {tile.name}, which nobody has written: launch the operation that writes it, or "
+        "store it"
+    )

@@ -1,0 +1,321 @@
+"""A share of an engine: tiles under a part of its caps, and the jobs that run over them, one at a time.
+
+Everything public here may be awaited from any event loop. The work happens on the device's own loop (asynctile/loop/thread.py)
+and streams; the caller's loop stays free. An Engine is the share of all that it has not lent (engine.py); shares run side by
+side, and what moves in one is a function of its own programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
+
+import numpy as np
+
+from asynctile.device.base import Device
+from asynctile.errors import DeviceError
+from asynctile.lifetime import Dependent, Lifetime
+from asynctile.loop.exclusive import Exclusive
+from asynctile.loop.files import Files
+from asynctile.loop.thread import Undo
+from asynctile.measure.rates import Rates, measure_rates
+from asynctile.measure.statistics import Statistics, snapshot
+from asynctile.memory.caps import Loan
+from asynctile.memory.tiers import Limits, Tiers
+from asynctile.program.grain import Grain
+from asynctile.program.handle import Handle
+from asynctile.program.operation import Operation
+from asynctile.program.precision import compute_dtype
+from asynctile.program.program import Program
+from asynctile.run.assembly import Assembly
+from asynctile.run.job import Job
+from asynctile.storage.demand import Demand
+from asynctile.storage.documents import finish
+from asynctile.storage.spill import SpillRegion
+from asynctile.streams.stream import Stream, StreamEvent
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Share:
+    """What models, trainers and services work on. Made by `Engine` and by `Engine.share`.
+
+    what: it is, for messages. precision, prefetch: as given to Engine.
+    """
+
+    def __init__(self, life: Lifetime, what: str, precision: str, prefetch: int) -> None:
+        self.precision = precision
+        self.prefetch = prefetch
+        self._life = life
+        self._what = what
+        self._device: Device = life.device
+        self._assembly: Assembly | None = None
+        self._rates: Rates | None = None
+
+    def _put_together(self, tiers: Tiers, files: Stream) -> None:
+        """From now on it can be used. files: the stream of file work."""
+        self._life.tiers.append(tiers)
+        self._assembly = Assembly(tiers)
+        self._files = files
+        self.busy = self.lock(self._what)
+
+    @property
+    def device(self) -> str:
+        return self._device.name
+
+    @property
+    def grain(self) -> Grain:
+        """How large the tiles of its device should be."""
+        return self._device.grain
+
+    @property
+    def has_link(self) -> bool:
+        """Whether operations run in a memory of their own, with RAM below; on cpu they run in RAM."""
+        return self._device.has_link
+
+    @property
+    def kernels(self) -> MutableMapping[str, Callable[..., None]]:
+        """What its device launches, by `Operation.kernel`: put another callable in its place before work that uses it."""
+        return self._device.kernels
+
+    @property
+    def dependents(self) -> WeakSet[Dependent]:
+        """What has threads of its own and is closed with the engine, unless it has ended before."""
+        return self._life.dependents
+
+    @property
+    def device_cap(self) -> int:
+        """Cap in bytes on the arena that operations run in."""
+        cap = self.tiers.top.arena.cap
+        assert cap is not None
+        return cap
+
+    @property
+    def tiers(self) -> Tiers:
+        """Where its tiles are; DeviceError before the engine was opened, and in a forked child."""
+        return self.assembly.tiers
+
+    @property
+    def assembly(self) -> Assembly:
+        """What its jobs run on; DeviceError as for `tiers`."""
+        self._life.check_process()
+        if self._assembly is None:
+            raise DeviceError("the engine is not open: use it inside 'async with Engine(...)'")
+        return self._assembly
+
+    def check_process(self) -> None:
+        """DeviceError in a forked child of the process that opened the engine."""
+        self._life.check_process()
+
+    def check_floor(self, floor: Demand) -> None:
+        """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
+        self.tiers.caps.check_floor(floor)
+
+    def check_room(self, nbytes: int) -> None:
+        """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
+        self.tiers.caps.check_room(nbytes)
+
+    async def rates(self, demand: Demand) -> Rates | None:
+        """How fast device, link and CPU are, measured once, with the arena cut for `demand`; None if no RAM is free for that.
+
+        BudgetError if the caps are below the floor of `demand`.
+        """
+        if self._rates is None:
+            self._rates = await self.call(self._measure(demand))
+        return self._rates
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> Any:
+        """On the device's loop: a task there that the engine waits for before it closes."""
+        return self._life.background.spawn(work)
+
+    def borrow(self, nbytes: int, who: str) -> Loan | None:
+        """On the device's loop, inside `exclusive`: count `nbytes` of the caller's RAM against host_memory, until given back.
+
+        None if a program that was prepared needs them. who: borrows them, for messages.
+        """
+        return self.tiers.caps.borrow(nbytes, who)
+
+    def lock(self, what: str) -> Exclusive:
+        """A lock for coroutines on the device's loop, in order of asking. what: it guards, for messages."""
+        return Exclusive(what, self.tiers.run_ahead)
+
+    def files(self, what: str) -> Files:
+        """On the device's loop: the file work of one save or load. what: that is, for messages."""
+        return Files(self._files, self.tiers.run_ahead, what)
+
+    async def compute(self, work: Callable[P, R], *args: P.args, **more: P.kwargs) -> R:
+        """On the device's loop: Python that computes, in a thread, to its end even if cancelled.
+
+        Not for what may wait, since the watchdog takes it for progress.
+        """
+        run_ahead = self.tiers.run_ahead
+        run_ahead.computing += 1
+        try:
+            return await finish(asyncio.to_thread(work, *args, **more))
+        finally:
+            run_ahead.computing -= 1
+
+    async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        """Run a coroutine on the device's loop and await it from any loop. DeviceError once closed, and in a forked child.
+
+        A caller that is cancelled passes that on to the job and waits for its end. undo: called on the device's loop with what
+        the job made if the caller has gone, cancelled or with its loop, before it got that.
+        """
+        try:
+            loop = self._life.open_loop()
+            self._check_open()
+        except DeviceError:
+            job.close()
+            raise
+        return await loop.call(job, undo)
+
+    def _check_open(self) -> None:
+        """DeviceError once it can be used no more."""
+
+    async def launch(self, operation: Operation, number: Any = None) -> StreamEvent:
+        """Run one operation outside a program; returns when it is enqueued, with its event. See Lane.perform.
+
+        number: float64 array of length 1 for what it reports.
+        """
+        return await self.call(self._launch(operation, number))
+
+    async def synchronize(self) -> None:
+        """Wait until everything that was launched has run; raises its first error."""
+        await self.call(self._synchronize())
+
+    async def reserve(self, demand: Demand) -> None:
+        """Cut the arena for tiles of these sizes; BudgetError below the floor, before anything moves."""
+        await self.call(self._reserve(demand))
+
+    async def store(self, tiles: Iterable[tuple[Handle, np.ndarray]] | AsyncGenerator[tuple[Handle, np.ndarray]]) -> None:
+        """Fill persistent tiles from host arrays, copied. BudgetError when a tier is full.
+
+        An async iterator runs on the device's loop, and is closed.
+        """
+        await self.call(self._store(tiles))
+
+    async def read(self, tile: Handle) -> np.ndarray:
+        """A copy of a tile's newest bytes."""
+        return (await self.read_all([tile]))[0]
+
+    async def read_all(self, tiles: Iterable[Handle]) -> list[np.ndarray]:
+        """Copies of the newest bytes of several tiles."""
+        return await self.call(self._read(list(tiles)))
+
+    async def release(self, tiles: Iterable[Handle]) -> None:
+        """Free tiles that will not be used again."""
+        await self.call(self._release(list(tiles)))
+
+    def exclusive(self) -> AbstractAsyncContextManager[None]:
+        """On the device's loop: one program at a time, in order of asking."""
+        return self.busy.held()
+
+    async def start(
+        self,
+        program: Program,
+        demand: Demand,
+        inputs: Mapping[str, np.ndarray],
+        outputs: dict[str, np.ndarray] | None = None,
+    ) -> Job:
+        """On the device's loop, inside `exclusive`: begin a run of `program`.
+
+        demand: what it asks of the arena, which another program may have cut for itself since. outputs: what its fetches fill.
+        BudgetError, before any work, if the caps are below its floor.
+        """
+        assembly = self.assembly
+        await assembly.cut(demand)
+        try:
+            for name, value in inputs.items():
+                await assembly.fill(program.inputs[name], value)
+            return Job(assembly, program, demand, {} if outputs is None else outputs)
+        except BaseException:
+            assembly.release(program.inputs.values())
+            raise
+
+    async def fill(self, tile: Handle, value: np.ndarray) -> None:
+        """On the device's loop: put host bytes in a tile that no work in flight uses."""
+        await self.assembly.fill(tile, value)
+
+    async def copies(self, tiles: Iterable[Handle]) -> list[np.ndarray]:
+        """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""
+        await self.tiers.run_ahead.drain()
+        return [await self.assembly.read(tile) for tile in tiles]
+
+    def statistics(self) -> Statistics:
+        """What it holds and has moved, at this moment."""
+        return snapshot(self.assembly)
+
+    async def _launch(self, operation: Operation, number: Any) -> StreamEvent:
+        inputs = self.assembly.inputs
+        while True:
+            await inputs.enqueued(operation)  # not while others are kept out, who may be the ones to write them
+            async with self.exclusive():
+                if inputs.missing(operation) is None:
+                    return await self.assembly.launch(operation, number)
+
+    async def _measure(self, demand: Demand) -> Rates | None:
+        async with self.exclusive():
+            await self.assembly.cut(demand)
+            return await measure_rates(self.tiers, compute_dtype(self.precision))
+
+    async def _synchronize(self) -> None:
+        async with self.exclusive():
+            await self.tiers.run_ahead.drain()
+
+    async def _reserve(self, demand: Demand) -> None:
+        async with self.exclusive():
+            await self.assembly.cut(demand)
+
+    async def _store(self, tiles: Iterable[tuple[Handle, np.ndarray]] | AsyncGenerator[tuple[Handle, np.ndarray]]) -> None:
+        async with self.exclusive():
+            await self.tiers.run_ahead.drain()
+            if isinstance(tiles, AsyncGenerator):
+                async with aclosing(tiles):
+                    async for tile, value in tiles:
+                        await self.assembly.fill(tile, value)
+            else:
+                for tile, value in tiles:
+                    await self.assembly.fill(tile, value)
+
+    async def _read(self, tiles: list[Handle]) -> list[np.ndarray]:
+        async with self.exclusive():
+            return await self.copies(tiles)
+
+    async def _release(self, tiles: list[Handle]) -> None:
+        async with self.exclusive():
+            await self.tiers.run_ahead.settle()
+            self.assembly.release(tiles)
+
+
+class LentShare(Share):
+    """What `Engine.share` lends. region: of the spill file, None for none. limits: its caps."""
+
+    def __init__(
+        self, life: Lifetime, what: str, precision: str, prefetch: int, region: SpillRegion | None, limits: Limits
+    ) -> None:
+        super().__init__(life, what, precision, prefetch)
+        self.limits = limits
+        self._region = region
+        self._has_ended = False
+
+    async def end(self) -> None:
+        """On the device's loop: wait for what runs, then free every tile. It is of no use afterwards."""
+        async with self.exclusive():
+            self._has_ended = True
+            await self.tiers.run_ahead.settle()
+            for tier in self.tiers.from_the_top():
+                for residency in list(tier.ledger.resident):
+                    tier.release(residency)
+            self.tiers.close()
+            self._life.tiers.remove(self.tiers)
+            if self._region is not None:
+                self._region.give_back()
+
+    def _check_open(self) -> None:
+        if self._has_ended:
+            raise DeviceError("the share of the engine has ended: use it inside 'async with engine.share(...)'")

@@ -1,0 +1,307 @@
+"""The ledger of a tier: which tile stands in which slot, and what must move so that an operation can run.
+
+Decides, moves nothing: `admit` and `prefetch` append moves to a list that asynctile/memory/tier.py carries out. Decisions
+follow program order only, never the clock, so a program under a budget always moves the same bytes. The victim is the
+tile whose next use is furthest away (Belady's MIN), found in a heap that forgets stale entries lazily.
+
+Nobody ever waits for a slot here: a slot may change hands while work on it is still under way, because its next
+owner waits, on the streams, for the events of the last one. So an operation can run whenever its own tiles fit
+together, and two operations cannot starve each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asynctile.storage.arena import Arena, Pool, Slot
+from asynctile.storage.errors import AsynctileError, BudgetError
+from asynctile.storage.residency import (
+    ABSENT,
+    DIRTY,
+    LEAVE,
+    LOAD,
+    LOSE,
+    PLACE,
+    WRITE,
+    WRITE_BACK,
+    History,
+    Residency,
+    State,
+    Transition,
+)
+from asynctile.storage.sizes import format_size
+from asynctile.storage.tile import NEVER, Tile
+
+
+class Backing(Protocol):
+    """The tier below: hands out places for tiles and takes them back."""
+
+    def take(self, residency: Residency) -> Any: ...
+
+    def give(self, residency: Residency) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Copy the tile from its backing into `slot`. was: its state before, in each move."""
+
+    residency: Residency
+    slot: Slot
+    was: State
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """The tile will be written whole in `slot`: nothing to copy."""
+
+    residency: Residency
+    slot: Slot
+    was: State
+
+
+@dataclass(slots=True, eq=False)
+class Evict:
+    """The tile leaves `slot`; `write_back`: copy it to its backing first."""
+
+    residency: Residency
+    slot: Slot
+    was: State
+    write_back: bool
+
+
+Move = Load | Place | Evict
+
+
+class Ledger:
+    """Residency of one tier. `backing` None: there is no tier below, nothing can be evicted.
+
+    Invariants: a slot belongs to at most one tile; a tile has a slot exactly while it is clean, dirty or stale; a dirty tile's
+    only newest copy is here; a dead temporary has neither slot nor backing. history: of the transitions.
+    """
+
+    def __init__(self, arena: Arena, backing: Backing | None) -> None:
+        self.arena = arena
+        self.backing = backing
+        self.peak_nbytes = 0
+        #: all and only those that have a slot, in the order in which they came: decisions may not depend on addresses
+        self.resident: dict[Residency, None] = {}
+        self.history = History()
+        self._heaps: dict[Pool, list[tuple[int, int, Residency]]] = {}
+        self._order = 0
+
+    def of(self, tile: Tile) -> Residency:
+        """The residency of a tile in this tier."""
+        found = tile.at.get(self)
+        if found is None:
+            found = tile.at[self] = Residency(tile)
+        return found
+
+    def admit(self, residencies: Sequence[Residency], access: str, moves: list[Move]) -> None:
+        """Give each tile of an operation a slot, all or none; append moves in the order in which to issue them.
+
+        access: one letter a tile, "r", "u" (bytes needed) or "w" (overwritten). BudgetError if they cannot fit;
+        moves already decided then stand and must still be carried out.
+        """
+        for residency in residencies:
+            if residency.slot is None:
+                break
+        else:
+            return
+        self._check_room(residencies)
+        for residency, how in zip(residencies, access, strict=True):
+            if residency.state is ABSENT and how != "w":
+                raise never_written(residency.tile)
+        held = set(residencies)
+        for residency, how in zip(residencies, access, strict=True):
+            if residency.slot is None:
+                slot = self._slot_for(residency, held, moves, beyond=-1, for_load=how != "w")
+                assert slot is not None
+                self._settle(residency, slot, how != "w", moves)
+
+    def prefetch(self, residency: Residency, needed_at: int, moves: list[Move]) -> bool:
+        """Bring a tile in ahead of position `needed_at`; False if that would push out a tile needed sooner."""
+        slot = self._slot_for(residency, (), moves, beyond=needed_at, for_load=True)
+        if slot is None:
+            return False
+        self._settle(residency, slot, True, moves)
+        return True
+
+    def load_into(self, residency: Residency, slot: Slot, moves: list[Move]) -> None:
+        """Bring a tile into a slot that is free, where work that was written down before will look for it."""
+        slot.pool.claim(slot)
+        self._settle(residency, slot, True, moves)
+
+    def evict_ahead(self, pool: Pool, beyond: int, moves: list[Move]) -> bool:
+        """Free the slot of the tile used furthest away, before anyone needs it; False if none is used after `beyond`."""
+        victim = self._victim(pool, (), beyond)
+        if victim is None:
+            return False
+        moves.append(self.evict(victim))
+        return True
+
+    def used(self, residency: Residency, next_use: int, wrote: bool) -> None:
+        """Record a use that was just issued and the next one."""
+        residency.next_use = next_use
+        if wrote and residency.state is not DIRTY:
+            self.history.change(residency, WRITE)
+        slot = residency.slot
+        assert slot is not None
+        if slot.pool.limit is not None:
+            self._push(slot.pool, residency)
+
+    def change(self, residency: Residency, transition: Transition) -> None:
+        """A transition that moves no slot."""
+        self.history.change(residency, transition)
+
+    def vacate(self, residency: Residency, transition: Transition) -> Slot | None:
+        """A transition after which the tile has no slot; the slot it had, evicted, so that its guard can be set."""
+        self.history.change(residency, transition)
+        slot = residency.slot
+        if slot is not None:
+            self._leave(residency)
+            slot.pool.give(slot, evicted=True)
+        return slot
+
+    def release(self, residency: Residency) -> Slot | None:
+        """The tile is dead: free its slot (returned, so that its guard can be set) and its backing."""
+        slot = residency.slot
+        if slot is not None:
+            self._leave(residency)
+            slot.pool.give(slot, evicted=False)
+        if residency.backing is not None and self.backing is not None:
+            self.backing.give(residency)
+            residency.backing = None
+        if residency.state is not ABSENT:
+            self.history.change(residency, LOSE)
+        return slot
+
+    def evict(self, residency: Residency) -> Evict:
+        """Move one tile out now (to change it below, to cut the arena anew, or to free its slot early)."""
+        slot = residency.slot
+        assert slot is not None
+        move = self._evict(residency, slot)
+        slot.pool.give(slot, evicted=True)
+        return move
+
+    def forget_pools(self) -> None:
+        """The arena was cut anew: nothing is resident, and the old pools are gone."""
+        self._heaps.clear()
+
+    def undo(self, move: Move) -> None:
+        """Take back a move that was decided and not made; of several, the last one first."""
+        residency, slot = move.residency, move.slot
+        self.history.undo(residency, move.was)
+        if isinstance(move, Evict):
+            slot.pool.claim(slot)
+            residency.slot = slot
+            self.resident[residency] = None
+            if slot.pool.limit is not None:
+                self._push(slot.pool, residency)
+        else:
+            self._leave(residency)
+            slot.pool.give(slot, evicted=True)
+
+    def _settle(self, residency: Residency, slot: Slot, load: bool, moves: list[Move]) -> None:
+        was = residency.state
+        self.history.change(residency, LOAD if load else PLACE)
+        residency.slot = slot
+        self.resident[residency] = None
+        moves.append(Load(residency, slot, was) if load else Place(residency, slot, was))
+        used = self.arena.used_nbytes + self.arena.lent_nbytes
+        if used > self.peak_nbytes:
+            self.peak_nbytes = used
+        if slot.pool.limit is not None:
+            self._push(slot.pool, residency)
+
+    def _slot_for(
+        self, residency: Residency, held: Container[Residency], moves: list[Move], *, beyond: int, for_load: bool
+    ) -> Slot | None:
+        """A free slot, or that of the tile used furthest away, if that lies beyond position `beyond`."""
+        pool = self.arena.pool_for(residency.tile.nbytes)
+        slot = pool.take(for_load=for_load)
+        if slot is not None:
+            return slot
+        victim = self._victim(pool, held, beyond)
+        if victim is None:
+            if beyond >= 0:
+                return None
+            raise self._no_room(residency.tile, pool)
+        slot = victim.slot
+        assert slot is not None
+        moves.append(self._evict(victim, slot))
+        return slot
+
+    def _evict(self, victim: Residency, slot: Slot) -> Evict:
+        was = victim.state
+        write_back = was is DIRTY and (victim.tile.persistent or victim.next_use < NEVER)
+        if write_back:
+            if self.backing is None:
+                raise self._no_room(victim.tile, slot.pool)
+            if victim.backing is None:
+                victim.backing = self.backing.take(victim)
+        self.history.change(victim, WRITE_BACK if write_back else LEAVE)
+        self._leave(victim)
+        return Evict(victim, slot, was, write_back)
+
+    def _leave(self, residency: Residency) -> None:
+        residency.slot = None
+        self.resident.pop(residency, None)
+
+    def _victim(self, pool: Pool, held: Container[Residency], beyond: int) -> Residency | None:
+        heap = self._heaps.get(pool, [])
+        aside = []
+        found = None
+        while heap:
+            entry = heap[0]
+            residency = entry[2]
+            if residency.slot is None or residency.slot.pool is not pool or residency.next_use != -entry[0]:
+                heapq.heappop(heap)
+            elif residency in held:
+                aside.append(heapq.heappop(heap))
+            else:
+                found = residency if residency.next_use > beyond else None
+                break
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return found
+
+    def _push(self, pool: Pool, residency: Residency) -> None:
+        heap = self._heaps.setdefault(pool, [])
+        self._order += 1
+        heapq.heappush(heap, (-residency.next_use, self._order, residency))
+        if len(heap) > 64 + 8 * pool.used:
+            live = [entry for entry in heap if entry[2].slot is not None and entry[2].next_use == -entry[0]]
+            heap[:] = {entry[2]: entry for entry in live}.values()
+            heapq.heapify(heap)
+
+    def _check_room(self, residencies: Sequence[Residency]) -> None:
+        """Refuse before anything moves: do the tiles of one operation fit together?"""
+        if self.arena.cap is None:
+            return
+        wanted: dict[Pool, int] = {}
+        for residency in set(residencies):
+            pool = self.arena.pool_for(residency.tile.nbytes)
+            wanted[pool] = wanted.get(pool, 0) + 1
+        for pool, count in wanted.items():
+            if pool.limit is not None and count > pool.limit:
+                raise self._no_room(max((one.tile for one in residencies), key=lambda tile: tile.nbytes), pool, count)
+
+    def _no_room(self, tile: Tile, pool: Pool, count: int | None = None) -> BudgetError:
+        limit = pool.made
+        wanted = count if count is not None else limit + 1
+        nbytes = wanted * pool.slot_nbytes
+        return BudgetError(
+            f"tile {tile.name} needs a slot of {format_size(pool.slot_nbytes)}; all {limit} that {self.arena.argument} "
+            f"of {format_size(self.arena.cap or 0)} allows are held"
+            + (f" by its operation, which needs {count}" if count is not None else " and nothing can leave them")
+            + f"; {self.arena.remedy} or choose a smaller tile",
+            floor=nbytes,
+        )
+
+
+def never_written(tile: Tile) -> AsynctileError:
+    """What to raise when bytes are asked for that nobody has made."""
+    return AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
