@@ -133,14 +133,22 @@ class CudaDevice:
 
     def begin_capture(self) -> StreamEvent:
         self._capture = Capture(CudaEvent(self._compute, False, "a graph of operations"))
-        self.driver.bind()
-        self.driver.begin_capture(self._compute.handle)
+        self._compute.hold()
+        try:
+            self.driver.bind()
+            self.driver.begin_capture(self._compute.handle)
+        except BaseException:
+            self._compute.go_on()
+            raise
         return self._capture.event
 
     def end_capture(self) -> Any:
         capture, self._capture = self._capture, None
         assert capture is not None
-        graph = self.driver.end_capture(self._compute.handle)
+        try:
+            graph = self.driver.end_capture(self._compute.handle)
+        finally:
+            self._compute.go_on()
         waits, after = capture.waits - {capture.event}, capture.after - {capture.event}
         self._compute.enqueue(tuple(waits), self._run, (graph,), after=tuple(after), event=capture.event)
         return graph

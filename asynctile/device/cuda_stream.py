@@ -70,6 +70,8 @@ class CudaStream:
         self._landed_at = time.perf_counter()
         self._origin: tuple[int, float] | None = None
         self._closing = False
+        #: work that became ready while a graph is written down on this stream, which it must not get into
+        self._held: list[StreamTask] | None = None
         self._thread = threading.Thread(target=self._land, name=f"asynctile-{name}", daemon=True)
 
     @property
@@ -111,6 +113,18 @@ class CudaStream:
                 self._hand_over(task)
         return event
 
+    def hold(self) -> None:
+        """Hand nothing over from now on: other jobs' work may become ready at any moment, by host threads."""
+        with self._lock:
+            self._held = []
+
+    def go_on(self) -> None:
+        """Hand over what was held."""
+        with self._lock:
+            held, self._held = self._held or [], None
+            for task in held:
+                self._hand_over(task)
+
     def becomes_ready(self, task: StreamTask, by: object) -> None:
         """What the task waited for on the host is done, or was handed over."""
         self._hand_over(task)
@@ -139,6 +153,9 @@ class CudaStream:
             task = ready.popleft()
             stream, event = task.stream, task.event
             assert isinstance(stream, CudaStream) and isinstance(event, CudaEvent)
+            if stream._held is not None:
+                stream._held.append(task)
+                continue
             stream.waiting.discard(task)
             stream._submit(task, event)
             task.waits = task.after = task.args = ()

@@ -1,0 +1,199 @@
+"""Two jobs side by side on one engine, each with a share of its caps: bits and moves as alone on an engine of that size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, DeviceError, Engine
+from asynctile.layers import GPT2, Trainer
+from tests.layers.training import OPTIMIZER, SMALL, Tensors, assert_same_tensors, batches_of, lively, moments_of
+
+STEPS = 4  # on a GPU the first brings tiles, the second writes graphs, the others run them
+STATES = SMALL.config.states_nbytes
+#: What a job has of device, RAM and disk; the device, its kind and whether there is a disk below.
+PLACES: dict[str, tuple[str, dict[str, int], bool]] = {
+    "cpu": ("cpu", {"host_memory": 2 * STATES}, False),
+    "cpu over a disk": ("cpu", {"host_memory": 200 << 10, "spill_limit": 16 << 20}, True),
+    "emulated, all resident": ("emulated", {"device_memory": 3 * STATES, "host_memory": 3 * STATES}, False),
+    "emulated, streamed": ("emulated", {"device_memory": STATES // 3, "host_memory": 3 * STATES}, False),
+    "emulated over a disk": (
+        "emulated", {"device_memory": STATES // 3, "host_memory": 250 << 10, "spill_limit": 16 << 20}, True,
+    ),
+    "cuda, all resident": ("cuda:0", {"device_memory": 3 * STATES, "host_memory": 3 * STATES}, False),
+    "cuda, streamed": ("cuda:0", {"device_memory": STATES // 2, "host_memory": 3 * STATES}, False),
+}  # fmt: skip
+
+
+@dataclass
+class Place:
+    """Where a job runs: an engine of its own, or half of one."""
+
+    device: str
+    caps: dict[str, int]
+    spill: Path | None
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[Any]:
+        async with Engine(self.device, spill=self.spill, **self.caps) as engine:  # type: ignore[arg-type]
+            yield engine
+
+    def twice(self) -> Engine:
+        caps = {name: 2 * value + (64 << 10) for name, value in self.caps.items()}
+        return Engine(self.device, spill=self.spill, **caps)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    device, caps, spills = PLACES[request.param]
+    if device == "cuda:0":
+        request.getfixturevalue("soft_gpu")
+    return Place(device, caps, tmp_path if spills else None)
+
+
+@dataclass
+class Trained:
+    losses: list[float]
+    moved: list[tuple[int, ...]]
+    states: Tensors
+
+
+async def trained(engine: Any, seed: int) -> Trained:
+    trainer = Trainer(await lively(engine, SMALL, seed), OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
+    reports = [report async for report in trainer.run(batches_of(SMALL, STEPS, first=seed))]
+    moved = [(one.uploaded_bytes, one.downloaded_bytes, one.spill_read_bytes, one.spill_written_bytes) for one in reports]
+    return Trained([one.loss for one in reports], moved, await trainer.model.state_dict() | await moments_of(trainer))
+
+
+async def generated(engine: Any) -> list[int]:
+    model = await lively(engine, SMALL, 3)
+    return [token async for token in model.generate([1, 2, 3], max_new_tokens=12, seed=5)]
+
+
+def assert_same(found: Trained, expected: Trained) -> None:
+    assert found.losses == expected.losses
+    assert_same_tensors(found.states, expected.states)
+    assert found.moved == expected.moved
+
+
+async def test_two_trainings_side_by_side_have_the_bits_and_moves_of_each_alone(place: Place) -> None:
+    expected = []
+    for seed in (1, 2):
+        async with place.alone() as engine:
+            expected.append(await trained(engine, seed))
+    async with place.twice() as engine, engine.share(**place.caps) as one, engine.share(**place.caps) as other:
+        found = await asyncio.gather(trained(one, 1), trained(other, 2))
+    for a, b in zip(found, expected, strict=True):
+        assert_same(a, b)
+    up, _, read, _ = expected[0].moved[-1]
+    assert (read > 0) == (place.spill is not None)
+    if place.caps.get("device_memory", 3 * STATES) < 3 * STATES:
+        assert up > STATES // 4
+
+
+async def test_a_training_beside_a_generation_has_its_bits_and_so_has_the_text(place: Place) -> None:
+    async with place.alone() as engine:
+        expected = await trained(engine, 1)
+    async with place.alone() as engine:
+        text = await generated(engine)
+    async with place.twice() as engine, engine.share(**place.caps) as one, engine.share(**place.caps) as other:
+        found, told = await asyncio.gather(trained(one, 1), generated(other))
+    assert_same(found, expected)
+    assert told == text
+
+
+async def test_an_engine_trains_beside_what_it_has_lent_and_with_all_of_it_again_afterwards(tmp_path: Path) -> None:
+    caps = {"device_memory": STATES // 2, "host_memory": 3 * STATES}
+    async with Engine("emulated", **caps) as engine:  # type: ignore[arg-type]
+        expected = await trained(engine, 1)
+    async with Engine("emulated", device_memory=STATES, host_memory=6 * STATES) as engine:
+        model = await lively(engine, SMALL, 1)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
+        batches = batches_of(SMALL, STEPS)
+        losses = [(await trainer.step(*batches[0])).loss]
+        async with engine.share(**caps) as part:
+            assert engine.statistics().device_memory_bytes == part.statistics().device_memory_bytes == STATES // 2
+            beside = asyncio.create_task(trained(part, 1))
+            losses += [(await trainer.step(*batch)).loss for batch in batches[1:3]]
+            assert_same(await beside, expected)
+        assert engine.statistics().device_memory_bytes == STATES
+        losses += [(await trainer.step(*batches[3])).loss]
+        assert losses == expected.losses
+        assert_same_tensors(await model.state_dict() | await moments_of(trainer), expected.states)
+
+
+async def test_a_share_gives_everything_back_at_its_end_also_what_was_never_released(tmp_path: Path) -> None:
+    async with Engine("emulated", device_memory=STATES, host_memory=4 * STATES, spill=tmp_path) as engine:
+        before = engine.statistics()
+        for _ in range(3):
+            async with engine.share(device_memory=STATES // 2, host_memory=STATES // 2, spill_limit="4MiB") as part:
+                await trained(part, 1)
+                assert part.statistics().host_used_bytes > 0
+                assert engine.statistics().spill_used_bytes == 4 << 20
+            with pytest.raises(DeviceError, match=r"the share of the engine has ended"):
+                await part.synchronize()
+        after = engine.statistics()
+    assert (after.device_memory_bytes, after.host_memory_bytes) == (before.device_memory_bytes, before.host_memory_bytes)
+    assert after.spill_used_bytes == after.host_used_bytes == after.device_used_bytes == 0
+
+
+async def test_a_share_that_would_leave_too_little_is_refused_and_nothing_changes() -> None:
+    async with Engine("emulated", device_memory=STATES // 2, host_memory=4 * STATES) as engine:
+        model = await lively(engine, SMALL, 1)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
+        batches = batches_of(SMALL, 2)
+        await trainer.step(*batches[0])
+        for caps, argument in (
+            ({"device_memory": STATES // 2, "host_memory": STATES}, "device_memory"),  # all of it
+            ({"device_memory": STATES // 2 - 4096, "host_memory": STATES}, "device_memory"),  # less than a step's floor is left
+            ({"device_memory": STATES // 8, "host_memory": 4 * STATES - 4096}, "host_memory"),  # its own tiles stand there
+        ):
+            with pytest.raises(BudgetError, match=argument):
+                async with engine.share(**caps):
+                    raise AssertionError("lent")
+        assert engine.statistics().device_memory_bytes == STATES // 2
+        assert (await trainer.step(*batches[1])).loss > 0
+
+
+async def test_sizes_that_do_not_go_with_the_engine_are_refused() -> None:
+    async with Engine("cpu", host_memory="8MiB") as engine:
+        with pytest.raises(ValueError, match="device_memory does not go with device 'cpu'"):
+            async with engine.share(device_memory="1MiB", host_memory="1MiB"):
+                pass
+        with pytest.raises(ValueError, match="spill_limit without spill"):
+            async with engine.share(host_memory="1MiB", spill_limit="1MiB"):
+                pass
+        with pytest.raises(ValueError, match="host_memory is 0"):
+            async with engine.share(host_memory=0):
+                pass
+    async with Engine("emulated", device_memory="1MiB") as engine:
+        with pytest.raises(ValueError, match="a share of emulated needs device_memory"):
+            async with engine.share(host_memory="1MiB"):
+                pass
+
+
+async def test_a_share_whose_block_is_cancelled_is_taken_back() -> None:
+    async with Engine("cpu", host_memory="64MiB") as engine:
+        entered = asyncio.Event()
+
+        async def block() -> None:
+            async with engine.share(host_memory="8MiB") as part:
+                await lively(part, SMALL, 1)
+                entered.set()
+                await asyncio.sleep(3600)
+
+        task = asyncio.create_task(block())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.statistics().host_memory_bytes == 64 << 20
+        model = await GPT2.create(engine, SMALL.config, seed=1, tile=SMALL.tile)
+        assert np.isfinite(await model.loss(*batches_of(SMALL, 1)[0]))
