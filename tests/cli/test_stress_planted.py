@@ -7,6 +7,7 @@ bug is a race, so that it is lost in every run and not in one of a hundred.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -115,15 +116,16 @@ def test_without_the_wait_of_a_read_from_disk_for_the_write(run: Run, monkeypatc
 
 def test_a_kernel_that_never_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "WATCHDOG_S", 0.3)
-    launch = WorkerDevice.launch
+    launch, gate = WorkerDevice.launch, threading.Event()
 
     def hangs(self: WorkerDevice, operation: Any, arrays: Any, number: Any, waits: Any, after: Any = ()) -> Any:
         if operation.kernel == "gelu":
-            return self._compute.enqueue(waits, time.sleep, (3.0,), what=operation)
+            return self._compute.enqueue(waits, gate.wait, (), what=operation)
         return launch(self, operation, arrays, number, waits, after)
 
     monkeypatch.setattr(WorkerDevice, "launch", hangs)
     found = run("random", 1)
+    gate.set()
     assert found["found"]["hung"] == 1
     assert "gelu(" in found["failures"][0]["what"] and "has run on compute" in found["failures"][0]["what"]
 

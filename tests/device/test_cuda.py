@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from asynctile.storage.demand import Demand
 from asynctile.storage.slabs import SLAB_NBYTES
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
+from tests.settle import turns, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TILES = Handle("a", (16,)), Handle("b", (16,))
@@ -162,12 +165,13 @@ def test_an_error_on_the_gpu_reaches_whoever_waits_and_names_the_work(device, vi
 
 async def test_thousands_of_small_operations_land_in_order_while_the_loop_stays_free(device, views):
     landed, events = [], []
-    ticks = []
+    gate = threading.Event()
 
-    async def tick():
-        while len(landed) < 300:
-            await asyncio.sleep(0.002)
-            ticks.append(len(landed))
+    async def open_the_gate():
+        await until(lambda: len(landed) >= 100)
+        await turns()
+        assert len(landed) <= 150
+        gate.set()
 
     async def wait(index, event):
         await event.landed()
@@ -179,13 +183,16 @@ async def test_thousands_of_small_operations_land_in_order_while_the_loop_stays_
             before = (device.launch(fill(TILES[0], float(index)), views[:1], None, before),)
             if index % 10 == 9:
                 events.append(before[0])
+            if index == 1500:
+                device.driver.hold(gate, device.streams()[0].handle)
 
-    ticker = asyncio.ensure_future(tick())
-    await asyncio.to_thread(enqueue)
-    await asyncio.gather(*(wait(index, event) for index, event in enumerate(events)))
-    await ticker
+    try:
+        await asyncio.to_thread(enqueue)
+        opening = asyncio.ensure_future(open_the_gate())
+        await asyncio.gather(opening, *(wait(index, event) for index, event in enumerate(events)))
+    finally:
+        gate.set()
     assert landed == sorted(landed)
-    assert len(ticks) > 10
     assert device.streams()[0].finished == 3000
 
 
@@ -203,14 +210,18 @@ def test_a_stream_waits_once_for_what_it_is_already_behind(device, views, monkey
     assert len(waited) == 1
 
 
-def test_time_in_which_compute_waited_for_copies_is_counted(device, views):
-    gate = threading.Event()
+def test_time_in_which_compute_waited_for_copies_is_counted(device, views, monkeypatch):
+    gate, clock = threading.Event(), SimpleNamespace(now=1.0)
+    monkeypatch.setattr("tests.cuda.driver.time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=time.sleep))
     device.driver.hold(gate, device.streams()[1].handle)
     load = device.upload(views[0], np.ones(16, np.float32), ())
     computed = device.launch(copy(*TILES), views[:2], None, (load,))
-    threading.Timer(0.05, gate.set).start()
+    ((began, _, _),) = device.streams()[0]._stalls
+    assert device.driver._events[began].happened.wait(20)
+    clock.now = 1.25
+    gate.set()
     computed.wait()
-    assert 0.03 < device.stall_s() < 5.0
+    assert device.stall_s() == 0.25
 
 
 def test_a_trace_shows_what_ran_on_each_stream(device, views):

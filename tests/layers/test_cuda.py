@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.layers.training import (
     moments_of,
     outcome,
 )
+from tests.settle import settle, until
 
 PROGRESS_S = 100
 STEPS = 4  # the first brings tiles, the second writes graphs, the others run them
@@ -217,22 +219,58 @@ async def test_a_step_without_a_finite_loss_is_skipped_by_graphs_too() -> None:
         assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
 
 
-async def test_a_cancelled_step_leaves_the_model_as_it_was_and_graphs_go_on() -> None:
+class Held:
+    """The GPU stops before the n-th of what `method` of the engine's device enqueues, until released; `reached` by then."""
+
+    def __init__(self, engine: Engine, method: str, call: int) -> None:
+        self._device, self._method, self._left = device_of(engine), method, call
+        self._true = getattr(self._device, method)
+        self.reached, self.gate = threading.Event(), threading.Event()
+        setattr(self._device, method, self._watched)
+
+    def _watched(self, *args: Any, **more: Any) -> Any:
+        self._left -= 1
+        if not self._left:
+            self._device.driver.hold(self.gate, self._device.streams()[0].handle)
+            self.reached.set()
+        return self._true(*args, **more)
+
+    def release(self) -> None:
+        setattr(self._device, self._method, self._true)
+        self.gate.set()
+
+
+#: As it is issued, written down, and run again; whether it counts all the same.
+CANCELS = [
+    ("upload", 1, False), ("begin_capture", 1, False), ("begin_capture", 2, True), ("replay", 1, False), ("replay", 3, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "call", "counts"), CANCELS)
+async def test_a_cancelled_step_leaves_the_model_as_it_was_or_counts_and_graphs_go_on(
+    method: str, call: int, counts: bool
+) -> None:
     yardstick = await on_gpu(steps=5)
+    cancelled = {"upload": 0, "begin_capture": 1, "replay": 3}[method]
     async with Engine("cuda:0") as engine:
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
         losses = []
-        for tokens, targets in batches_of(SMALL, 5):
-            step = asyncio.ensure_future(trainer.step(tokens, targets))
-            await asyncio.sleep(0.001)
-            step.cancel()
-            try:
-                losses.append((await step).loss)
-            except asyncio.CancelledError:
-                if trainer.step_count == len(losses):
-                    losses.append((await trainer.step(tokens, targets)).loss)
-                else:
-                    losses.append(yardstick.losses[len(losses)])  # it was past its first update, and ended
+        for index, (tokens, targets) in enumerate(batches_of(SMALL, 5)):
+            if index == cancelled:
+                held = Held(engine, method, call)
+                step = asyncio.ensure_future(trainer.step(tokens, targets))
+                try:
+                    await until(held.reached.is_set)
+                    step.cancel()
+                    await settle(engine)
+                finally:
+                    held.release()
+                with pytest.raises(asyncio.CancelledError):
+                    await step
+                assert trainer.step_count == index + counts
+            if trainer.step_count == index:
+                await trainer.step(tokens, targets)
+            losses.append(trainer.last_report.loss)
         assert losses == yardstick.losses
         assert_same_tensors(await trainer.model.state_dict(), yardstick.weights)
 
