@@ -6,7 +6,8 @@ coroutine (asynctile/run/lane.py), asynctile/kernels computes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from asynctile.program.handle import Handle
@@ -59,12 +60,14 @@ class Operation:
 class GraphOperation(Operation):
     """A stretch of a program that a device has written down: it runs as one, and its tiles are those of it that stay.
 
-    graph, recorder: what was written down, and what runs it again. count: how many operations it stands for.
+    graph, recorder: what was written down, and what runs it again. count: how many operations it stands for. slots: where it
+    reads what is not there before each run.
     """
 
     graph: Any = None
     recorder: Any = None
     count: int = 0
+    slots: Mapping[Handle, Any] = field(default_factory=dict)
 
 
 def expect(kernel: str, tile: Handle, shape: tuple[int, ...]) -> None:

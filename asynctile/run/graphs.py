@@ -24,8 +24,6 @@ from asynctile.program.handle import Handle
 from asynctile.program.operation import HOST, READ, UPDATE, GraphOperation, Operation
 from asynctile.program.program import Fetch, Program
 from asynctile.run.lane import Lane
-from asynctile.storage.arena import Slot
-from asynctile.storage.residency import Residency
 from asynctile.streams.stream import StreamEvent
 
 T = TypeVar("T")
@@ -41,11 +39,10 @@ class Performer(Protocol):
 
 @dataclass(slots=True)
 class Stretch:
-    """Entries up to `stop`, as a graph. inputs: with the slots in which the graph reads them."""
+    """Entries up to `stop`, as one operation."""
 
     stop: int
     operation: GraphOperation
-    inputs: list[tuple[Residency, Slot]]
 
 
 class Written:
@@ -88,7 +85,7 @@ class Written:
         inputs = [tile for tile in program.inputs.values() if access.pop(tile, None) is not None]
         residencies = [self._tier.of(tile) for tile in inputs]
         self._tier.admit(residencies, READ * len(inputs))
-        slots = [(residency, residency.slot) for residency in residencies if residency.slot is not None]
+        slots = {residency.tile: residency.slot for residency in residencies}
         event = self._recorder.begin_capture()
         try:
             for index in range(start, stop):
@@ -99,18 +96,15 @@ class Written:
         count = sum(isinstance(entry, Operation) for entry in program.entries[start:stop])
         operation = GraphOperation(
             f"graph of {program.name}", (*access, *inputs), "".join(access.values()) + READ * len(inputs),
-            graph=graph, recorder=self._recorder, count=count,
+            graph=graph, recorder=self._recorder, count=count, slots=slots,
         )  # fmt: skip
-        self._stretches[start] = Stretch(stop, operation, slots)
+        self._stretches[start] = Stretch(stop, operation)
         self.complete = stop == len(program)
         return stop, event
 
     async def play(self, start: int) -> tuple[int, StreamEvent]:
         """Run the stretch that begins at `start` once more: where it stops, and its event."""
         stretch = self._stretches[start]
-        for residency, slot in stretch.inputs:
-            if residency.slot is None:
-                self._tier.load_into(residency, slot)
         operation = stretch.operation
         next_uses = [self._tier.of(tile).next_use for tile in operation.operands]
         event = await self._lane.perform(operation, next_uses)

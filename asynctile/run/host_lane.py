@@ -35,9 +35,9 @@ class HostLane(Lane):
         self.top = top
         self.link = link
 
-    def _admit(self, tiles: Sequence[Handle], operands: Sequence[Residency], access: str) -> None:
+    def _admit(self, entry: Entry, operands: Sequence[Residency]) -> None:
         """Slots in RAM for all, or none: nothing has left the device if there is no room."""
-        above = [self.top.of(tile) for tile in tiles]
+        above, access = [self.top.of(tile) for tile in entry.tiles], entry.access
         for residency in above:
             if residency.backing is None:
                 residency.backing = self.link.take(residency)

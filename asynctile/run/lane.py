@@ -66,7 +66,7 @@ class Lane:
         if self.run_ahead.is_full():
             await self.run_ahead.room()
         # From here on nothing waits: an operation has all its tiles or none.
-        self._admit(entry.tiles, operands, access)
+        self._admit(entry, operands)
         arrays, waits, after = ordering(operands, access)
         if self.lockstep is not None:
             after += self.lockstep.loads()
@@ -78,12 +78,15 @@ class Lane:
             self.inputs.announce([tile for tile, how in zip(entry.tiles, access, strict=True) if how != READ])
         return event
 
-    def _admit(self, tiles: Sequence[Handle], operands: Sequence[Residency], access: str) -> None:
+    def _admit(self, entry: Entry, operands: Sequence[Residency]) -> None:
         """Slots for all operands, or none."""
         for residency in operands:
             if residency.slot is None:
-                self.tier.admit(operands, access)
-                break
+                if isinstance(entry, GraphOperation):
+                    self.tier.load_into(residency, entry.slots[residency.tile])
+                else:
+                    self.tier.admit(operands, entry.access)
+                    break
 
     def _enqueue(
         self, entry: Entry, arrays: Sequence[Any], target: Any, waits: StreamEvents, after: StreamEvents
