@@ -231,15 +231,15 @@ class Share:
         await assembly.cut(demand)
         try:
             for name, value in inputs.items():
-                await assembly.fill(program.inputs[name], value)
+                await assembly.put(program.inputs[name], value)
             return Job(assembly, program, demand, {} if outputs is None else outputs)
         except BaseException:
             assembly.release(program.inputs.values())
             raise
 
-    async def fill(self, tile: Handle, value: np.ndarray) -> None:
+    async def put(self, tile: Handle, value: np.ndarray) -> None:
         """On the device's loop: put host bytes in a tile that no work in flight uses."""
-        await self.assembly.fill(tile, value)
+        await self.assembly.put(tile, value)
 
     async def copies(self, tiles: Iterable[Handle]) -> list[np.ndarray]:
         """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""
@@ -277,10 +277,10 @@ class Share:
             if isinstance(tiles, AsyncGenerator):
                 async with aclosing(tiles):
                     async for tile, value in tiles:
-                        await self.assembly.fill(tile, value)
+                        await self.assembly.put(tile, value)
             else:
                 for tile, value in tiles:
-                    await self.assembly.fill(tile, value)
+                    await self.assembly.put(tile, value)
 
     async def _read(self, tiles: list[Handle]) -> list[np.ndarray]:
         async with self.exclusive():

@@ -270,7 +270,7 @@ class Trainer:
                     if not math.isfinite(norm):
                         return await self._skip(run, report, loss, norm)
                     factor = min(1.0, self.clip_norm / (norm + 1e-6))
-                    await self.engine.fill(program.inputs["hyper"], self.optimizer.hyper(self.step_count + 1, factor))
+                    await self.engine.put(program.inputs["hyper"], self.optimizer.hyper(self.step_count + 1, factor))
             except BaseException as error:
                 await self._break_off(run, error)
                 raise

@@ -66,7 +66,7 @@ class Assembly:
         ranks = (self.tiers.positions.alone(),) * len(operation.operands)
         return await self.lanes[operation.device].perform(operation, ranks, number)
 
-    async def fill(self, tile: Handle, value: np.ndarray) -> None:
+    async def put(self, tile: Handle, value: np.ndarray) -> None:
         """Put host bytes in a tile that no work in flight uses. Cancelled, it leaves the tile as it was."""
         if value.shape != tile.shape:
             raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
@@ -81,11 +81,11 @@ class Assembly:
                 self.tiers.host.drop(place, LOSE if was is ABSENT else REPLACE)
             raise
         np.copyto(place.array, value)
-        self._filled(tile, place)
+        self._was_put(tile, place)
 
     def claim(self, tile: Handle) -> None:
-        """`fill` without bytes, for a run without them."""
-        self._filled(tile, self._in_ram(tile)[0])
+        """`put` without bytes, for a run without them."""
+        self._was_put(tile, self._in_ram(tile)[0])
 
     async def read(self, tile: Handle) -> np.ndarray:
         """A copy of a tile's newest bytes; nothing may be in flight."""
@@ -126,7 +126,7 @@ class Assembly:
         tiers.host.admit((place,), WRITE)
         return place, was
 
-    def _filled(self, tile: Handle, place: Residency) -> None:
+    def _was_put(self, tile: Handle, place: Residency) -> None:
         """The host has written `place`: nothing else of the tile is new."""
         tiers = self.tiers
         tiers.host.written_by(place, None, tiers.positions.now)
