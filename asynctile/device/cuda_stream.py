@@ -1,13 +1,13 @@
 """A stream of a GPU, and the thread that sees its work land.
 
 Work is handed to the driver as soon as everything it waits for has been handed over too: what is on the same GPU is ordered
-there, by marks (CUDA events) between streams, and Python has no part in it. Only what a host thread has yet to do (a tile
+there, by CUDA events between streams, and Python has no part in it. Only what a host thread has yet to do (a tile
 read from the disk) holds work back here; when that is done the work is handed over by the thread that did it, and whatever
 hung on it follows.
 
-Landing: a thread a stream sleeps until a mark has happened, then tells futures and host threads. It wakes for what somebody
-waits for, and otherwise for every few pieces of work. The way not taken: a driver callback into Python, which takes the
-interpreter's lock inside the driver and can deadlock.
+Landing: a thread a stream sleeps until a CUDA event has happened, then tells futures and host threads. It wakes for what
+somebody waits for, and otherwise for every few pieces of work. The way not taken: a driver callback into Python, which takes
+the interpreter's lock inside the driver and can deadlock.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ BATCH = 8
 
 
 class CudaEvent(StreamEvent):
-    """mark: the driver's event, while the work is on its way; 0 for work that failed before it was handed over.
+    """recorded: the driver's event behind the work, while that is on its way; 0 for work that failed before it was handed over.
 
     number: its place in the stream, 0 until it was handed over, or failed.
-    heirs: tasks that wait for it to be handed over. span: timed marks around the work, while a trace is recorded.
+    heirs: tasks that wait for it to be handed over. span: the driver's timed events around the work, while a trace is recorded.
     """
 
-    __slots__ = ("stream", "mark", "number", "heirs", "span")
+    __slots__ = ("stream", "recorded", "number", "heirs", "span")
 
     def __init__(self, stream: CudaStream, is_copy: bool, what: object) -> None:
         super().__init__(is_copy, what)
         self.stream = stream
-        self.mark = self.number = 0
+        self.recorded = self.number = 0
         self.heirs: list[StreamTask] = []
         self.span: tuple[int, int] | None = None
 
@@ -60,9 +60,10 @@ class CudaStream:
         self._lock = lock
         self._more = threading.Condition(lock)
         self._flying: deque[CudaEvent] = deque()
-        self._marks: list[int] = []
+        #: the driver's events that nothing uses now, and those with times
+        self._spare: list[int] = []
         self._timers: list[int] = []
-        #: timed marks before and after a wait for copies, oldest first, with the number of the work behind it
+        #: timed events before and after a wait for copies, oldest first, with the number of the work behind it
         self._stalls: deque[tuple[int, int, int]] = deque()
         #: by stream, the last of its work that this one is already ordered behind
         self._behind: dict[CudaStream, int] = {}
@@ -143,8 +144,8 @@ class CudaStream:
                 return
         self._driver.bind()
         self._driver.destroy_stream(self.handle)
-        for mark in (*self._marks, *self._timers):
-            self._driver.destroy_event(mark)
+        for spare in (*self._spare, *self._timers):
+            self._driver.destroy_event(spare)
 
     def _hand_over(self, task: StreamTask) -> None:
         """Under the lock: give a task to the driver, and every task that hung on that."""
@@ -178,8 +179,8 @@ class CudaStream:
                 task.work(*task.args)
                 if timed:
                     event.span = start, self._stamp()
-                event.mark = self._marks.pop() if self._marks else self._driver.new_event()
-                self._driver.record(event.mark, self.handle)  # last: what has landed has stamped its times
+                event.recorded = self._spare.pop() if self._spare else self._driver.new_event()
+                self._driver.record(event.recorded, self.handle)  # last: what has landed has stamped its times
             except BaseException as error:  # the event carries it to whoever waits
                 event.error = error
         self._number += 1
@@ -194,7 +195,7 @@ class CudaStream:
         last: dict[CudaStream, CudaEvent] = {}
         copies = False
         for before in (*task.waits, *task.after):
-            if before.done or not isinstance(before, CudaEvent) or before.stream is self or not before.mark:
+            if before.done or not isinstance(before, CudaEvent) or before.stream is self or not before.recorded:
                 continue
             known = last[before.stream].number if before.stream in last else self._behind.get(before.stream, 0)
             if before.number > known:
@@ -204,7 +205,7 @@ class CudaStream:
             return
         since = self._stamp() if copies and not task.event.is_copy else 0
         for stream, before in last.items():
-            self._driver.wait(self.handle, before.mark)
+            self._driver.wait(self.handle, before.recorded)
             self._behind[stream] = before.number
         if since:
             self._stalls.append((since, self._stamp(), self._number + 1))
@@ -220,8 +221,8 @@ class CudaStream:
         while (target := self._next()) is not None:
             error: BaseException | None = None
             try:
-                if target.mark:
-                    self._driver.synchronize(target.mark)
+                if target.recorded:
+                    self._driver.synchronize(target.recorded)
             except Exception as failure:
                 error = DeviceError(f"the GPU failed at or before {target.what or 'a copy'}: {failure}")
             with self._lock:
@@ -238,9 +239,9 @@ class CudaStream:
                 self._more.wait()
             before = self._flying[0]
             for index, event in enumerate(self._flying):
-                if not event.mark and before.mark:
-                    return before  # what failed has no mark: what is in front of it lands first
-                if event.is_awaited or not event.mark or index == BATCH - 1:
+                if not event.recorded and before.recorded:
+                    return before  # what failed has none: what is in front of it lands first
+                if event.is_awaited or not event.recorded or index == BATCH - 1:
                     return event
                 before = event
             return before
@@ -253,8 +254,8 @@ class CudaStream:
             event = self._flying.popleft()
             event.error = event.error or error
             self.finished += 1
-            if event.mark:
-                self._marks.append(event.mark)
+            if event.recorded:
+                self._spare.append(event.recorded)
             event.finish(self)
             landed.append(event)
         if error is None:

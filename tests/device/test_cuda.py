@@ -1,4 +1,4 @@
-"""What a GPU has beyond the contract of devices: memory as its driver counts it, marks, landings, graphs."""
+"""What a GPU has beyond the contract of devices: memory as its driver counts it, its events, landings, graphs."""
 
 import asyncio
 import gc
