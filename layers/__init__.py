@@ -1,13 +1,16 @@
-"""What the tiles mean: the layers of a GPT-2, the optimizer, the trainer, the data. Imported as `asynctile.layers`."""
+"""What the tiles mean: the layers of a model, the optimizer, the trainer, the data. Imported as `asynctile.layers`."""
 
 if __name__ != "asynctile.layers":
     raise ImportError(f"this folder was imported as {__name__!r}, which would make a second copy of every class in it; "
                       "write `import asynctile.layers` instead")
 
-from asynctile.layers.config import GPT2Config
-from asynctile.layers.gpt2 import GPT2
+from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.model import Model
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.trainer import Trainer
+
+#: The name that programs are written against; what family a model is of is said by its configuration.
+GPT2 = Model
 
 __all__ = ["GPT2", "AdamW", "GPT2Config", "StepReport", "Trainer"]

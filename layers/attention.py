@@ -30,11 +30,11 @@ def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, resi
     """out = residual + attention(x)."""
     tiling = recording.tiling
     kept = Kept(
-        recording.grid(f"{layer}.qkv", tiling.sections),
-        recording.grid(f"{layer}.out", tiling.heads),
+        recording.grid(f"{layer}.qkv", tiling["sections"]),
+        recording.grid(f"{layer}.out", tiling["heads"]),
         recording.per_head(f"{layer}.stats", 2),
     )
-    for group in range(len(tiling.heads)):
+    for group in range(len(tiling["heads"])):
         for n in _sections(recording, group):
             linear.forward(recording, rows, x, f"{layer}.c_attn", [(k, n) for k in recording.columns], kept.qkv)
         _attend(recording, rows, kept, group)
@@ -49,9 +49,9 @@ def backward(
     """dinp (+)= the gradient of x, from that of the residual stream behind attention; the groups in reverse."""
     tiling = recording.tiling
     dprojected = linear.residual_backward(recording, rows, dresidual, f"{layer}.c_proj", f"{layer}.dprojected")
-    dout = recording.grid(f"{layer}.dout", tiling.heads)
-    dqkv = recording.grid(f"{layer}.dqkv", tiling.sections)
-    for group in reversed(range(len(tiling.heads))):
+    dout = recording.grid(f"{layer}.dout", tiling["heads"])
+    dqkv = recording.grid(f"{layer}.dqkv", tiling["sections"])
+    for group in reversed(range(len(tiling["heads"]))):
         visits = [(group, n) for n in reversed(recording.columns)]
         linear.backward(recording, rows, kept.out, dprojected, f"{layer}.c_proj", visits, dout)
         _attend_backward(recording, rows, layer, kept, dout, dqkv, group)
@@ -63,17 +63,13 @@ def backward(
 
 def _sections(recording: Recording, group: int) -> tuple[int, int, int]:
     """Column tiles of q, k and v of a group."""
-    groups = len(recording.tiling.heads)
+    groups = len(recording.tiling["heads"])
     return group, groups + group, 2 * groups + group
-
-
-def _heads(recording: Recording, group: int) -> int:
-    return recording.tiling.heads.size(group) // recording.config.head_size
 
 
 def _attend(recording: Recording, rows: Sequence[Row], kept: Kept, group: int) -> None:
     q, k, v = _sections(recording, group)
-    heads = _heads(recording, group)
+    heads = recording.heads(group)
     qkv = kept.qkv
     for row in rows:
         i = row.index
@@ -89,7 +85,7 @@ def _attend_backward(
 ) -> None:
     """For each key tile all query tiles that meet it: dk and dv stay, dq streams by. Whole sequences meet themselves only."""
     q, k, v = _sections(recording, group)
-    heads = _heads(recording, group)
+    heads = recording.heads(group)
     qkv = kept.qkv
     delta = recording.per_head(f"{layer}.delta", 1)
     cut = [row for row in rows if not row.whole]

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.config import GPT2Config
+from asynctile.layers.config import Config
 from asynctile.layers.rows import Rows
 from asynctile.ops.cross_entropy import IGNORED
 
 
-def check_tokens(name: str, tokens: Any, config: GPT2Config, *, ignored: bool = False) -> NDArray[np.int32]:
+def check_tokens(name: str, tokens: Any, config: Config, *, ignored: bool = False) -> NDArray[np.int32]:
     """`tokens` as an int32 array (B, T); TypeError or ValueError in one sentence if it cannot be one.
 
     ignored: IGNORED (-100) is allowed beside token ids.

@@ -31,16 +31,16 @@ class Kept:
 
 def forward(recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out: Grid) -> Kept:
     """out = block(x)."""
-    kept = first_half(recording, rows, layer, x)
+    kept = again(recording, rows, layer, x)
     normed, stats_2 = layernorm.forward(recording, rows, kept.middle, f"h.{layer}.ln_2")
     hidden = mlp.forward(recording, rows, f"h.{layer}.mlp", normed, kept.middle, out)
     return replace(kept, stats_2=stats_2, hidden=hidden)
 
 
-def first_half(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> Kept:
+def again(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> Kept:
     """The block as far as backward needs it computed again: up to ln_2."""
     normed, stats_1 = layernorm.forward(recording, rows, x, f"h.{layer}.ln_1")
-    middle = recording.stream(f"h.{layer}.middle")
+    middle = recording.residual(f"h.{layer}.middle")
     attended = attention.forward(recording, rows, f"h.{layer}.attn", normed, x, middle)
     return Kept(x, stats_1, attended, middle)
 
@@ -52,11 +52,11 @@ def backward(recording: Recording, rows: Sequence[Row], layer: int, kept: Kept, 
         normed, stats_2 = layernorm.forward(recording, rows, kept.middle, f"h.{layer}.ln_2")
     else:
         normed = layernorm.again(recording, rows, kept.middle, stats_2, f"h.{layer}.ln_2")
-    dnormed = recording.stream(f"h.{layer}.dln_2")
+    dnormed = recording.residual(f"h.{layer}.dln_2")
     mlp.backward(recording, rows, f"h.{layer}.mlp", kept.hidden, normed, dx, dnormed)
     layernorm.backward(recording, rows, kept.middle, stats_2, dnormed, f"h.{layer}.ln_2", dx)
 
     normed = layernorm.again(recording, rows, kept.x, kept.stats_1, f"h.{layer}.ln_1")
-    dnormed = recording.stream(f"h.{layer}.dln_1")
+    dnormed = recording.residual(f"h.{layer}.dln_1")
     attention.backward(recording, rows, f"h.{layer}.attn", kept.attention, normed, dx, dnormed)
     layernorm.backward(recording, rows, kept.x, kept.stats_1, dnormed, f"h.{layer}.ln_1", dx)

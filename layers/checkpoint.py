@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_info
 
 from asynctile.engine import Engine
 from asynctile.errors import CheckpointError
-from asynctile.layers.config import GPT2Config
+from asynctile.layers.config import Config
 from asynctile.layers.exchange import (
     CONFIG,
     Pretrained,
@@ -36,8 +36,8 @@ from asynctile.layers.exchange import (
     write_model,
     write_tensors,
 )
-from asynctile.layers.gpt2 import GPT2
 from asynctile.layers.layout import tensor_count
+from asynctile.layers.model import Model
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.settings import Settings, Training
@@ -73,7 +73,7 @@ def surroundings() -> dict[str, str]:
     return found
 
 
-async def save(model: GPT2, training: Training, final: Path, *, wait: bool) -> asyncio.Task[None] | None:
+async def save(model: Model, training: Training, final: Path, *, wait: bool) -> asyncio.Task[None] | None:
     """On the device's loop: write the checkpoint folder `final`; an older one there is replaced only when the new one is whole.
 
     Without `wait`, if the engine lends RAM for a copy of all tiles, returns the task that writes it.
@@ -92,7 +92,7 @@ async def save(model: GPT2, training: Training, final: Path, *, wait: bool) -> a
     return task
 
 
-async def _write(model: GPT2, final: Path, state: bytes, read: ReadTile, files: Files) -> None:
+async def _write(model: Model, final: Path, state: bytes, read: ReadTile, files: Files) -> None:
     async with replaced(final, model.config.states_nbytes, files, partial(model.saved_to, final)) as folder:
         await write_model(folder, model.parameters, model.companions, read, files)
         await write_tensors(folder / OPTIMIZER, model.parameters, MOMENTS, read, files)
@@ -102,7 +102,7 @@ async def _write(model: GPT2, final: Path, state: bytes, read: ReadTile, files: 
         await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
 
 
-def _state(model: GPT2, training: Training) -> dict[str, Any]:
+def _state(model: Model, training: Training) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "step_count": training.step_count,
@@ -128,19 +128,19 @@ def _encoded(state: dict[str, Any]) -> bytes:
     return content
 
 
-def _arithmetic(model: GPT2) -> dict[str, Any]:
+def _arithmetic(model: Model) -> dict[str, Any]:
     """What the device adds to what bits depend on: the precision, and how many times as tall as wide row tiles are."""
     return {"precision": model.engine.precision, "tall": model.tiling.tall}
 
 
-def _tiles(model: GPT2) -> Iterator[Handle]:
+def _tiles(model: Model) -> Iterator[Handle]:
     """What a checkpoint holds, parameter by parameter."""
     for parameter in model.parameters.values():
         for family in ("weights", *MOMENTS):
             yield from getattr(parameter, family).values()
 
 
-async def load(engine: Engine, path: str | os.PathLike[str]) -> tuple[GPT2, Training]:
+async def load(engine: Engine, path: str | os.PathLike[str]) -> tuple[Model, Training]:
     """On the device's loop: a model with its moments, and the training of it, from a checkpoint folder."""
     files = engine.files(f"the load of {os.fspath(path)}")
     folder = await files.run(whole_folder, path)
@@ -159,7 +159,7 @@ async def load(engine: Engine, path: str | os.PathLike[str]) -> tuple[GPT2, Trai
         source = await files.run(lambda: opened.enter_context(Pretrained(folder, files.tick)))
         moments = await files.run(lambda: opened.enter_context(_moments(folder, source.config, files.tick)))
         try:
-            model = GPT2(engine, source.config, state["tile"])
+            model = Model(engine, source.config, state["tile"])
             training = Training(
                 settings=Settings(**{name: state[name] for name in SETTINGS}),
                 optimizer=AdamW(**state["optimizer"]),
@@ -229,7 +229,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _moments(folder: Path, config: GPT2Config, tick: Callable[[], object]) -> TensorReader:
+def _moments(folder: Path, config: Config, tick: Callable[[], object]) -> TensorReader:
     """The moments of a model of that shape, checked against their checksum."""
     reader = TensorReader(folder / OPTIMIZER, most=len(MOMENTS) * tensor_count(config))
     try:
@@ -240,7 +240,7 @@ def _moments(folder: Path, config: GPT2Config, tick: Callable[[], object]) -> Te
     return reader
 
 
-def _check_moments(model: GPT2, moments: TensorReader, folder: Path) -> None:
+def _check_moments(model: Model, moments: TensorReader, folder: Path) -> None:
     found = set(moments.names())
     for parameter in model.parameters.values():
         for family in MOMENTS:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from asynctile.layers.config import TOKENS, GPT2Config
+from asynctile.layers.config import TOKENS, Config
 from asynctile.storage.checksums import check_files
 from asynctile.storage.folder import encode_json, unreadable
 from asynctile.storage.input import DOCUMENT_NBYTES, read_file, shown
@@ -66,12 +66,12 @@ def read_companions(folder: Path, tick: Callable[[], object] = bool) -> dict[str
     return found
 
 
-def companions_to_write(config: GPT2Config, files: Companions) -> dict[str, bytes]:
+def companions_to_write(config: Config, files: Companions) -> dict[str, bytes]:
     """`files`, and a generation_config.json if there is none."""
     return {GENERATION: encode_json(_generation(config)), **files}
 
 
-def _generation(config: GPT2Config) -> dict[str, Any]:
+def _generation(config: Config) -> dict[str, Any]:
     values = config.to_hf()
     generation = {name: values[name] for name in TOKENS}
     if config.block_size // 2 < NEW_TOKENS:

@@ -1,181 +1,145 @@
-"""The shape of a GPT-2: `GPT2Config`, its checks, the standard sizes, and config.json in the Hugging Face form.
+"""What the configuration of any model says: `Config`, the axes of a model and the tensors that are cut by them.
 
-How its tensors are named is layout.py, how they are cut tiling.py; files are exchange.py.
+GPT-2's is gpt2_config.py; counting tensors and tiles is layout.py, cutting tiling.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any, ClassVar, Self
 
+from asynctile.layers.split import Split
 from asynctile.storage.input import shown
 
-#: (n_layer, n_head, n_embd) of the published models; the rest are the defaults.
-STANDARD = {
-    "gpt2": (12, 12, 768),
-    "gpt2-medium": (24, 16, 1024),
-    "gpt2-large": (36, 20, 1280),
-    "gpt2-xl": (48, 25, 1600),
-}
-#: The token that begins and ends a text in the vocabulary of the published models.
-END_OF_TEXT = 50256
+#: What a config.json says of tokens, each an id or null.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-#: Dropout is not applied here; the values of a loaded model are kept so that saving returns them.
-PDROPS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout")
-#: Variants that change the arithmetic, with the only value that is computed here.
-ONLY: dict[str, Any] = {
-    "activation_function": "gelu_new",
-    "tie_word_embeddings": True,
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "reorder_and_upcast_attn": False,
-    "add_cross_attention": False,
-}
 #: The largest of a count: ids of tokens, and places in an axis, are int32. Of a number: computing is in float32.
 MOST, LARGEST = 2**31 - 1, 3e38
-#: float32 weight and two float32 moments.
-STATES_NBYTES = 12
+#: Bytes of one parameter: its weight, and the states of it: weight and two moments, float32.
+WEIGHT_NBYTES, STATES_NBYTES = 4, 12
+#: The axis of the residual stream's columns, which every model has.
+MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """`times` sections of `size` elements one after another, each cut in the same places, at multiples of `multiple`."""
+
+    size: int
+    multiple: int = 1
+    times: int = 1
+
+    def split(self, tile: int) -> Split:
+        """Its parts with tiles of edge `tile`."""
+        return Split.even(self.size, tile, self.multiple).repeated(self.times)
+
+    def count(self, tile: int) -> int:
+        """How many parts `split` makes, at most, by arithmetic."""
+        return self.times * Split.count(self.size, tile, self.multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """axes: names of those that it is cut by, rows first. decay, mean, std: as in Parameter."""
+
+    name: str
+    axes: tuple[str, ...]
+    decay: bool = False
+    mean: float = 0.0
+    std: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPT2Config:
-    """A GPT-2 with a tied head, tanh-GELU and learned positions; the defaults are GPT-2 small."""
+class Config(ABC):
+    """What every model has; the configuration of a family of models is a frozen dataclass below this one.
 
-    n_layer: int = 12
+    model_type: the family in config.json. prefix: of the names of all tensors; files may leave it out, and so do labels.
+    """
+
+    model_type: ClassVar[str]
+    prefix: ClassVar[str]
+
+    n_layer: int
     """How many blocks, a count."""
-    n_head: int = 12
-    """How many attention heads in a block, a count; divides n_embd."""
-    n_embd: int = 768
-    """Width of the residual stream, in columns."""
-    block_size: int = 1024
+    block_size: int
     """The longest sequence, in tokens."""
-    vocab_size: int = 50257
+    vocab_size: int
     """How many different tokens, a count."""
-    layer_norm_epsilon: float = 1e-5
-    """Added to the variance in layer normalisation, without unit."""
-    initializer_range: float = 0.02
-    """Standard deviation of new weights, without unit."""
-    n_inner: int | None = None
-    """Width of the MLP, in columns; None: 4 n_embd."""
-    bos_token_id: int | None = None
-    """The token that begins a text, for programs that generate; nothing is computed with it. None: there is none."""
-    eos_token_id: int | tuple[int, ...] | None = None
-    """The token that ends a text, or several, likewise."""
-    pad_token_id: int | None = None
-    """The token that fills up a batch, likewise."""
-    pdrops: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Dropout probabilities of a loaded config.json, kept for saving and never applied."""
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
-            _check_count(name, getattr(self, name))
-        if self.n_inner is not None:
-            _check_count("n_inner", self.n_inner)
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
-                             "choose n_head among the divisors of n_embd")
-        if isinstance(self.eos_token_id, list):
-            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
-        for name in TOKENS:
-            _check_token(name, getattr(self, name), several=name == "eos_token_id")
-        for name in ("layer_norm_epsilon", "initializer_range"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
-                raise ValueError(f"{name} is {shown(value)}, expected a number above 0, such as "
-                                 f"{type(self).__dataclass_fields__[name].default}")
-        for name, value in self.pdrops.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ValueError(f"{name} is {shown(value)}, expected a probability from 0 to 1")
+        for name in ("n_layer", "block_size", "vocab_size"):
+            check_count(name, getattr(self, name))
+
+    @property
+    @abstractmethod
+    def axes(self) -> Mapping[str, Axis]:
+        """Every axis that a tensor or an activation is cut by: MODEL, and `heads` in multiples of a whole attention head."""
+
+    @property
+    @abstractmethod
+    def norm_epsilon(self) -> float:
+        """Added to the variance in normalisation, without unit."""
+
+    @property
+    @abstractmethod
+    def has_dropout(self) -> bool:
+        """Whether it asks for dropout, which is kept for saving and never applied."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The sizes in words."""
+
+    @abstractmethod
+    def first_tensors(self) -> Iterator[Tensor]:
+        """The tensors before all blocks, in the order of a forward pass."""
+
+    @abstractmethod
+    def block_tensors(self, layer: int) -> Iterator[Tensor]:
+        """The tensors of one block; they differ between blocks by their names only."""
+
+    @abstractmethod
+    def last_tensors(self) -> Iterator[Tensor]:
+        """The tensors behind all blocks."""
+
+    @abstractmethod
+    def to_hf(self) -> dict[str, Any]:
+        """The content of config.json in the Hugging Face form."""
 
     @classmethod
-    def named(cls, name: str, **changes: Any) -> GPT2Config:
-        """One of the published sizes: "gpt2", "gpt2-medium", "gpt2-large" or "gpt2-xl"."""
-        if name not in STANDARD:
-            raise ValueError(f"no standard model is called {name!r}; choose one of {', '.join(STANDARD)}")
-        n_layer, n_head, n_embd = STANDARD[name]
-        return cls(**{"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, **_published_tokens(changes), **changes})
+    @abstractmethod
+    def from_hf(cls, values: Mapping[str, Any]) -> Self:
+        """From that content; ValueError on a variant that computes something else."""
 
-    @property
-    def head_size(self) -> int:
-        """Columns of one head."""
-        return self.n_embd // self.n_head
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor in the order of a forward pass."""
+        blocks = (self.block_tensors(layer) for layer in range(self.n_layer))
+        return chain(self.first_tensors(), chain.from_iterable(blocks), self.last_tensors())
 
-    @property
-    def inner(self) -> int:
-        """Width of the MLP, in columns."""
-        return self.n_inner or 4 * self.n_embd
+    def total(self, parts: Mapping[str, int]) -> int:
+        """The sum over all tensors of the product of `parts` over their axes, without a look at each block."""
+
+        def of(tensors: Iterator[Tensor]) -> int:
+            return sum(prod(parts[axis] for axis in tensor.axes) for tensor in tensors)
+
+        return of(self.first_tensors()) + self.n_layer * of(self.block_tensors(0)) + of(self.last_tensors())
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers are trained; the tied head counts once."""
-        d, f = self.n_embd, self.inner
-        block = 2 * 2 * d + (3 * d * d + 3 * d) + (d * d + d) + (d * f + f) + (f * d + d)
-        return self.n_layer * block + (self.vocab_size + self.block_size) * d + 2 * d
+        """How many numbers are trained; a tied head counts once."""
+        return self.total({name: axis.times * axis.size for name, axis in self.axes.items()})
 
     @property
     def states_nbytes(self) -> int:
         """Bytes of weights and both moments, float32. Computing in bf16 adds 2 bytes a matrix element for the copies."""
         return STATES_NBYTES * self.parameter_count
 
-    def to_hf(self) -> dict[str, Any]:
-        """config.json of the Hugging Face GPT-2."""
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": "gpt2",
-            "n_layer": self.n_layer,
-            "n_head": self.n_head,
-            "n_embd": self.n_embd,
-            "n_inner": self.n_inner,
-            "n_positions": self.block_size,
-            "n_ctx": self.block_size,
-            "vocab_size": self.vocab_size,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "initializer_range": self.initializer_range,
-            "bos_token_id": self.bos_token_id,
-            "eos_token_id": list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id,
-            "pad_token_id": self.pad_token_id,
-            **ONLY,
-            "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, **self.pdrops,
-        }
 
-    @classmethod
-    def from_hf(cls, values: Mapping[str, Any]) -> GPT2Config:
-        """From config.json of a Hugging Face GPT-2; ValueError on a variant that computes something else."""
-        own = {item.name for item in fields(cls)} - {"pdrops", "block_size"}
-        if not values.keys() & {"model_type", "n_positions", "n_ctx", *own}:
-            raise ValueError("config.json is not that of a GPT-2: it has neither model_type nor n_layer, n_embd or "
-                             "another size; name that of a model")
-        kind = values.get("model_type", "gpt2")
-        if kind != "gpt2":
-            raise ValueError(f"config.json says model_type {shown(kind)}; only 'gpt2' can be loaded")
-        for name, expected in ONLY.items():
-            found = values.get(name, expected)
-            if found != expected:
-                raise ValueError(f"config.json says {name} {shown(found)}; only {expected!r} is computed here, "
-                                 "load a model without this variant")
-        # GPT2Config has n_positions for the limit; n_ctx is its older name.
-        renamed = {"block_size": values.get("n_positions", values.get("n_ctx"))}
-        # And who reads a config.json that is silent about tokens takes those of the published models.
-        values = {**_published_tokens(values), **values}
-        given = {name: values[name] for name in own if name in values}
-        given |= {name: value for name, value in renamed.items() if value is not None}
-        return cls(**given, pdrops={name: values[name] for name in PDROPS if name in values})
-
-
-def _published_tokens(values: Mapping[str, Any]) -> dict[str, int]:
-    """What begins and ends a text where nothing else is said, if the vocabulary goes as far."""
-    size = values.get("vocab_size", GPT2Config.vocab_size)
-    return {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} if isinstance(size, int) and size > END_OF_TEXT else {}
-
-
-def _check_token(name: str, value: Any, *, several: bool) -> None:
-    # Not against vocab_size: there are models whose config.json keeps the published ids beside a smaller vocabulary.
-    for token in value if several and isinstance(value, tuple) else (value,):
-        if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
-            raise ValueError(f"{name} is {shown(value)}, expected a token id of at least 0, or None where there is none")
-
-
-def _check_count(name: str, value: Any) -> None:
+def check_count(name: str, value: Any) -> None:
+    """ValueError if the value of setting `name` is no count."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
         raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least 1 and at most {MOST}")

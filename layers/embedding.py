@@ -11,14 +11,14 @@ from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Row
 from asynctile.ops import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward, fill
 
-WTE, WPE = "transformer.wte.weight", "transformer.wpe.weight"
+WTE, WPE = "wte.weight", "wpe.weight"
 
 
 def forward(recording: Recording) -> Grid:
     """x (R, C) = wpe[position] + wte[token], all row tiles, each weight tile visited once."""
-    wte, wpe = recording.parameters[WTE], recording.parameters[WPE]
+    wte, wpe = recording.parameters.titled(WTE), recording.parameters.titled(WPE)
     add = recording.program.add
-    x = recording.stream("h.0.x")
+    x = recording.residual("h.0.x")
     for p, (begin, end) in enumerate(wpe.rows):
         for k in recording.columns:
             for row in _standing_in(recording, begin, end):
@@ -34,7 +34,7 @@ def forward(recording: Recording) -> Grid:
 
 def backward(recording: Recording, dx: Grid) -> None:
     """Gradients of wpe, then of wte, whose update is the last of the step."""
-    wte, wpe = recording.parameters[WTE], recording.parameters[WPE]
+    wte, wpe = recording.parameters.titled(WTE), recording.parameters.titled(WPE)
     gradients = recording.gradients
     add = recording.program.add
     for p, (begin, end) in enumerate(wpe.rows):

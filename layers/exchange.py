@@ -1,7 +1,7 @@
-"""Models in the Hugging Face GPT-2 layout, read and written tile by tile.
+"""Models in the Hugging Face layout of their family, read and written tile by tile.
 
-Read also: keys without the `transformer.` prefix, the causal masks `h.*.attn.bias` of old files (ignored), a shard
-index, a tied `lm_head.weight`. The file format is asynctile/storage/tensors.py.
+Read also: keys without the family's prefix (`transformer.`), buffers of old files (ignored), a shard index, a tied head under
+its own name. The file format is asynctile/storage/tensors.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import CheckpointError
+from asynctile.layers.architectures import architecture_of, config_from_hf
 from asynctile.layers.companions import Companions, companions_to_write, read_companions
-from asynctile.layers.config import GPT2Config
 from asynctile.layers.layout import shapes, tensor_count
 from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.loop.files import Files
@@ -36,11 +36,8 @@ from asynctile.storage.tensors import TensorReader, TensorWriter
 #: How a tile's bytes are read: from the engine, or from a copy of an earlier moment.
 ReadTile = Callable[[Handle], Awaitable[NDArray[Any]]]
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-PREFIX = "transformer."
-HEAD = "lm_head.weight"
-WTE = "transformer.wte.weight"
-#: Buffers of a block in old files (attn.bias, attn.masked_bias), and what else a file may have: an untied head, other heads.
-MASKS, FOREIGN = 2, 16
+#: What else a file may have beside tensors and buffers: an untied head, other heads.
+FOREIGN = 16
 
 
 class Pretrained:
@@ -61,13 +58,15 @@ class Pretrained:
         if not isinstance(values, dict):
             raise CheckpointError(f"{self.path / CONFIG} holds no JSON object; it should be a model's config")
         try:
-            self.config = GPT2Config.from_hf(values)
+            self.config = config_from_hf(values)
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG}: {error}") from error
-        if any(self.config.pdrops.values()):
+        self._architecture = architecture_of(self.config)
+        if self.config.has_dropout:
             warnings.warn(f"dropout of {self.path / CONFIG} is kept for saving, never applied", stacklevel=2)
         self.companions = read_companions(self.path, tick)
-        self._reader = TensorReader(self.path, most=tensor_count(self.config) + self.config.n_layer * MASKS + FOREIGN)
+        buffers = self.config.n_layer * self._architecture.block_buffers
+        self._reader = TensorReader(self.path, most=tensor_count(self.config) + buffers + FOREIGN)
         try:
             self._names = self._match()
             check_files(self.path, (WEIGHTS,), tick)  # now: a file of another length is known without reading it
@@ -86,10 +85,9 @@ class Pretrained:
         names = {}
         # One after another, up to the first that is missing: the file bounds how far a config is believed.
         for name, expected in shapes(self.config):
-            stored = name if name in found else name.removeprefix(PREFIX)
-            if stored not in found and name == WTE and HEAD in found:
-                stored = HEAD
-            if stored not in found:
+            others = (other for other, tensor in self._architecture.repeated.items() if tensor == name)
+            stored = next((key for key in (name, name.removeprefix(self.config.prefix), *others) if key in found), None)
+            if stored is None:
                 raise CheckpointError(f"{self.path} has no tensor {name}, which its config.json asks for")
             shape = self._reader.shape(stored)
             if shape != expected:
@@ -98,20 +96,24 @@ class Pretrained:
         return names
 
     def _check_tied(self) -> None:
-        wte = self._names[WTE]
-        if HEAD not in self._reader.names() or wte == HEAD:
-            return
-        rows = self._reader.shape(wte)[0]
-        same = self._reader.shape(HEAD) == self._reader.shape(wte)
+        found = set(self._reader.names())
+        for other, tensor in self._architecture.repeated.items():
+            stored = self._names[tensor]
+            if other in found and stored != other and not self._same(other, stored):
+                raise CheckpointError(f"{self.path}: {other} differs from {stored}; only models with a tied head can be loaded")
+
+    def _same(self, one: str, other: str) -> bool:
+        """Whether two matrices of the file are equal."""
+        rows, columns = self._reader.shape(other)
+        if self._reader.shape(one) != (rows, columns):
+            return False
         step = 1024
-        for start in range(0, rows if same else 0, step):
+        for start in range(0, rows, step):
             self._tick()
-            part = (slice(start, min(start + step, rows)), slice(0, self.config.n_embd))
-            if not np.array_equal(self._reader.read(HEAD, part), self._reader.read(wte, part)):
-                same = False
-                break
-        if not same:
-            raise CheckpointError(f"{self.path}: {HEAD} differs from {wte}; only models with a tied head can be loaded")
+            part = (slice(start, min(start + step, rows)), slice(0, columns))
+            if not np.array_equal(self._reader.read(one, part), self._reader.read(other, part)):
+                return False
+        return True
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from asynctile.layers.config import GPT2Config
+from asynctile.layers.config import Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
@@ -17,7 +17,7 @@ from asynctile.program.needs import demand_of
 from asynctile.storage.demand import Demand
 
 
-def floor_demand(config: GPT2Config, tile: int, grain: Grain = FINE, precision: str = "fp32") -> Demand:
+def floor_demand(config: Config, tile: int, grain: Grain = FINE, precision: str = "fp32") -> Demand:
     """What one block's training step demands; `.floor_nbytes` is the floor, `.check(cap)` refuses less."""
     config = dataclasses.replace(config, n_layer=1)
     parameters = Parameters(config, Tiling(config, tile, grain), precision)

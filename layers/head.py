@@ -30,7 +30,7 @@ def losses(recording: Recording, x: Grid) -> None:
 
 def logits(recording: Recording, x: Grid) -> None:
     """Fetch all logits as outputs["logits"] of shape (batch length, vocabulary)."""
-    vocabulary = recording.tiling.vocab
+    vocabulary = recording.tiling["vocab"]
     for v in range(len(vocabulary)):
         tiles = _logits(recording, recording.rows, x, v, FP32)
         for row in recording.rows:
@@ -41,13 +41,13 @@ def logits(recording: Recording, x: Grid) -> None:
 def forward_backward(recording: Recording, x: Grid, *, recompute: bool) -> Grid:
     """Losses of all row tiles, the head's part of dwte, and dinp, the gradient of x."""
     stats = _stats(recording)
-    dinp = recording.stream("dln_f")
+    dinp = recording.residual("dln_f")
     strips = [recording.rows.tiles] if recompute else recording.rows.strips(STRIP_TOKENS)
     for strip in strips:
         kept = _forward(recording, strip, x, stats, keep=not recompute)
         if strip is strips[-1]:
             recording.program.mark("loss")
-        for v in reversed(range(len(recording.tiling.vocab))):
+        for v in reversed(range(len(recording.tiling["vocab"]))):
             dlogits = kept[v] if kept else _logits(recording, strip, x, v)
             _backward(recording, strip, x, stats, v, dlogits, dinp)
     return dinp
@@ -59,8 +59,8 @@ def _stats(recording: Recording) -> Grid:
 
 def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = None) -> Grid:
     """logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles; dtype: if not that of x."""
-    wte = recording.parameters[WTE]
-    tiles = recording.grid("logits", recording.tiling.vocab, dtype)
+    wte = recording.parameters.titled(WTE)
+    tiles = recording.grid("logits", recording.tiling["vocab"], dtype)
     for k in recording.columns:
         for row in rows:
             tile, begun = tiles.open(row, v)
@@ -70,7 +70,7 @@ def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = 
 
 def _forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, *, keep: bool) -> list[Grid]:
     """Fold the vocabulary into stats; the logits by vocabulary tile if they are kept."""
-    vocabulary = recording.tiling.vocab
+    vocabulary = recording.tiling["vocab"]
     final = len(vocabulary) - 1
     kept = []
     for v, (begin, _) in enumerate(vocabulary):
@@ -90,9 +90,9 @@ def _backward(
     recording: Recording, rows: RowTiles, x: Grid, stats: Grid, v: int, dlogits: Grid, dinp: Grid
 ) -> None:
     """Logits become their gradient in place; dinp[r, k] (+)= dlogits wte, dwte[v, k] (+)= dlogits^T x."""
-    wte, gradients = recording.parameters[WTE], recording.gradients
+    wte, gradients = recording.parameters.titled(WTE), recording.gradients
     add = recording.program.add
-    column = recording.tiling.vocab.offsets[v]
+    column = recording.tiling["vocab"].offsets[v]
     for row in rows:
         r = row.index
         add(cross_entropy_backward(

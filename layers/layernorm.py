@@ -25,7 +25,7 @@ def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> tuple[
         return again(recording, rows, x, stats, layer), stats
     gain, bias = recording.parameters.pair(layer)
     y, stats = recording.grid(layer, recording.tiling.model), recording.per_row(f"{layer}.stats", 2)
-    eps = recording.config.layer_norm_epsilon
+    eps = recording.config.norm_epsilon
     for row in rows:
         recording.program.add(layernorm_whole(
             x[row.index, 0], gain.compute[0, 0], bias.compute[0, 0], stats.new(row), y.new(row), eps=eps))
@@ -72,7 +72,7 @@ def _backward_in_pieces(
     sums = recording.per_row(f"{layer}.sums", 2)
     gradients = recording.gradients
     add = recording.program.add
-    width = recording.config.n_embd
+    width = recording.tiling.model.offsets[-1]
     for k in recording.columns:
         g = gain.compute[k, 0]
         for row in rows:
@@ -98,7 +98,7 @@ def _backward_in_pieces(
 def _gather(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> Grid:
     """Statistics, column tile by column tile."""
     stats = recording.per_row(f"{layer}.stats", 2)
-    split, eps = recording.tiling.model, recording.config.layer_norm_epsilon
+    split, eps = recording.tiling.model, recording.config.norm_epsilon
     last = len(split) - 1
     for row in rows:
         for k, (start, _) in enumerate(split):

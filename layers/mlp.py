@@ -15,8 +15,8 @@ from asynctile.ops import gelu, gelu_and_backward
 
 def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual: Grid, out: Grid) -> Grid:
     """out = residual + mlp(x); returns what backward may keep: the hidden layer (R, F) before GELU."""
-    hidden = recording.grid(f"{layer}.hidden", recording.tiling.hidden)
-    for f in range(len(recording.tiling.hidden)):
+    hidden = recording.grid(f"{layer}.hidden", recording.tiling["hidden"])
+    for f in range(len(recording.tiling["hidden"])):
         _expand(recording, rows, layer, x, f, hidden)
         activated = _activate(recording, rows, layer, hidden, f)
         visits = [(f, n) for n in recording.columns]
@@ -32,9 +32,9 @@ def backward(
     hidden: what forward returned, or None to compute each tile again just before it is needed.
     """
     dprojected = linear.residual_backward(recording, rows, dresidual, f"{layer}.c_proj", f"{layer}.dprojected")
-    dhidden = recording.grid(f"{layer}.dhidden", recording.tiling.hidden)
-    again = recording.grid(f"{layer}.hidden", recording.tiling.hidden) if hidden is None else hidden
-    for f in reversed(range(len(recording.tiling.hidden))):
+    dhidden = recording.grid(f"{layer}.dhidden", recording.tiling["hidden"])
+    again = recording.grid(f"{layer}.hidden", recording.tiling["hidden"]) if hidden is None else hidden
+    for f in reversed(range(len(recording.tiling["hidden"]))):
         if hidden is None:
             _expand(recording, rows, layer, x, f, again)
         visits = [(f, n) for n in reversed(recording.columns)]
@@ -50,7 +50,7 @@ def _expand(recording: Recording, rows: RowTiles, layer: str, x: Grid, f: int, h
 
 
 def _activate(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f: int) -> Grid:
-    activated = recording.grid(f"{layer}.activated", recording.tiling.hidden)
+    activated = recording.grid(f"{layer}.activated", recording.tiling["hidden"])
     for row in rows:
         recording.program.add(gelu(hidden[row.index, f], activated.new(row, f)))
     return activated
@@ -59,7 +59,7 @@ def _activate(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f:
 def _activate_backward(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f: int, dhidden: Grid) -> Grid:
     """GELU's output again, and dhidden[r, f], in place, the gradient before GELU; with that goes the bias of c_fc."""
     _, bias = recording.parameters.pair(f"{layer}.c_fc")
-    activated = recording.grid(f"{layer}.activated", recording.tiling.hidden)
+    activated = recording.grid(f"{layer}.activated", recording.tiling["hidden"])
     for row in rows:
         r = row.index
         dbias, begun = recording.gradients.open(bias, f)

@@ -1,7 +1,7 @@
 """The trained tensors: how each is cut into tiles, and the values that they start from.
 
 `Parameter` is one tensor with its tiles and the tiles of its two moments, `Parameters` all of a model; which there are is
-layout.py. How they are trained is gradients.py and optimizer.py; reading and writing files is done by whoever holds the engine.
+config.py. How they are trained is gradients.py and optimizer.py; reading and writing files is done by whoever holds the engine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.config import GPT2Config
-from asynctile.layers.layout import tensors
+from asynctile.layers.config import Config, Tensor
 from asynctile.layers.split import Split
 from asynctile.layers.tiling import Tiling
 from asynctile.program.handle import Handle
@@ -32,26 +31,17 @@ class Parameter:
 
     weights, exp_avg, exp_avg_sq: its tiles by (i, j), float32. compute: what is computed with, by (i, j): `weights`, or,
     where the model computes in bf16 and this is a matrix, `copies` of them in bf16, which AdamW writes with the weights.
-    decay: whether AdamW decays it. mean, std: what a new one is drawn from; std 0: constant.
+    decay: whether AdamW decays it. mean, std: what a new one is drawn from; std 0: constant. title: its name for people.
     """
 
-    def __init__(
-        self,
-        name: str,
-        rows: Split,
-        columns: Split | None = None,
-        *,
-        decay: bool,
-        mean: float = 0.0,
-        std: float = 0.0,
-        copied: bool = False,
-    ) -> None:
-        self.name = name
+    def __init__(self, tensor: Tensor, rows: Split, columns: Split | None = None, *, title: str, copied: bool = False) -> None:
+        self.name = tensor.name
+        self.title = title
         self.rows = rows
         self.columns = columns
-        self.decay = decay
-        self.mean = mean
-        self.std = std
+        self.decay = tensor.decay
+        self.mean = tensor.mean
+        self.std = tensor.std
         self.shape = tuple(split.offsets[-1] for split in (rows, columns) if split is not None)
         self.weights: dict[Key, Handle] = {}
         self.exp_avg: dict[Key, Handle] = {}
@@ -83,7 +73,7 @@ class Parameter:
     def label(self, i: int, j: int) -> str:
         """A tile's name for people: h.7.mlp.c_fc.weight[2,0], or h.7.ln_1.bias[2]."""
         where = f"[{i}]" if self.columns is None else f"[{i},{j}]"
-        return self.name.removeprefix("transformer.") + where
+        return self.title + where
 
     def _shape(self, i: int, j: int) -> tuple[int, ...]:
         return (self.rows.size(i),) if self.columns is None else (self.rows.size(i), self.columns.size(j))
@@ -95,17 +85,16 @@ class Parameters(Mapping[str, Parameter]):
     compute_dtype: of what GEMMs and attention read and write (asynctile/program/precision.py).
     """
 
-    def __init__(self, config: GPT2Config, tiling: Tiling, precision: str = "fp32") -> None:
+    def __init__(self, config: Config, tiling: Tiling, precision: str = "fp32") -> None:
         self.config = config
         self.tiling = tiling
         self.compute_dtype = compute_dtype(precision)
         self._by_name: dict[str, Parameter] = {}
-        for tensor in tensors(config):
-            cuts = [getattr(tiling, axis) for axis in tensor.axes]
+        for tensor in config.tensors():
+            cuts = [tiling[axis] for axis in tensor.axes]
             copied = len(cuts) == 2 and self.compute_dtype != FP32
-            self._by_name[tensor.name] = Parameter(
-                tensor.name, *cuts, decay=tensor.decay, mean=tensor.mean, std=tensor.std, copied=copied
-            )
+            title = tensor.name.removeprefix(config.prefix)
+            self._by_name[tensor.name] = Parameter(tensor, *cuts, title=title, copied=copied)
 
     def __getitem__(self, name: str) -> Parameter:
         return self._by_name[name]
@@ -116,9 +105,13 @@ class Parameters(Mapping[str, Parameter]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def pair(self, prefix: str) -> tuple[Parameter, Parameter]:
-        """Weight (or gain) and bias of the layer `prefix`, such as "h.0.ln_1"."""
-        return self._by_name[f"transformer.{prefix}.weight"], self._by_name[f"transformer.{prefix}.bias"]
+    def titled(self, title: str) -> Parameter:
+        """One tensor by its name without the prefix of its family, such as "wte.weight"."""
+        return self._by_name[self.config.prefix + title]
+
+    def pair(self, layer: str) -> tuple[Parameter, Parameter]:
+        """Weight (or gain) and bias of a layer, such as "h.0.ln_1"."""
+        return self.titled(f"{layer}.weight"), self.titled(f"{layer}.bias")
 
     def states(self) -> Iterator[Handle]:
         """Every persistent tile: weights, their copies where there are any, and both moments."""

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 
 from asynctile.device import resolved
-from asynctile.layers.config import GPT2Config
+from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
@@ -110,7 +110,7 @@ class Plan:
 
 
 def plan_step(
-    config: GPT2Config,
+    config: Config,
     *,
     batch_size: int,
     seq_len: int,

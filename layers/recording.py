@@ -65,6 +65,7 @@ class Recording:
         self.parameters = parameters
         self.config = parameters.config
         self.tiling = parameters.tiling
+        self._head_size = self.config.axes["heads"].multiple
         self.rows = rows
         self.tokens = self._by_row("tokens")
         self.targets: list[Handle] = [] if kind == "logits" else self._by_row("targets")
@@ -85,7 +86,7 @@ class Recording:
         dtype = self.parameters.compute_dtype if dtype is None else dtype
         return Grid(self.program, name, lambda row, column: (row.size, split.size(column)), dtype)
 
-    def stream(self, name: str) -> Grid:
+    def residual(self, name: str) -> Grid:
         """The residual stream (R, C), or a gradient of its kind: float32 whatever the precision, since it adds up layers."""
         return self.grid(name, self.tiling.model, FP32)
 
@@ -95,8 +96,11 @@ class Recording:
 
     def per_head(self, name: str, times: int) -> Grid:
         """A few numbers a row and head, (times g, R), by group of heads."""
-        heads, size = self.tiling.heads, self.config.head_size
-        return Grid(self.program, name, lambda row, column: (times * heads.size(column) // size, row.size))
+        return Grid(self.program, name, lambda row, column: (times * self.heads(column), row.size))
+
+    def heads(self, group: int) -> int:
+        """Attention heads in a group, which is a part of the axis `heads`."""
+        return self.tiling["heads"].size(group) // self._head_size
 
     def _by_row(self, name: str) -> list[Handle]:
         return [self.program.input(f"{name}[{row.index}]", (row.size,), np.int32) for row in self.rows]

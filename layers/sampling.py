@@ -1,4 +1,4 @@
-"""Choosing the next token from logits: temperature and top-k. Which logits is gpt2.py."""
+"""Choosing the next token from logits: temperature and top-k. Which logits is model.py."""
 
 from __future__ import annotations
 

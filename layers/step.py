@@ -1,15 +1,17 @@
-"""The order of a step: `record` turns a model and the shape of a batch into a program.
+"""The order of a step: `record` turns a model of any family and the shape of a batch into a program.
 
 Layer-major: every micro-batch goes through a block before the next block begins, so that its weights are loaded once;
 backward runs the same way in reverse, and a block is computed again right before its backward, while they are there.
-Nothing is computed here; the engine runs the program.
+Nothing is computed here; the engine runs the program. What a block is, and what is before and behind all, is architecture.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from asynctile.layers import block, embedding, head, layernorm
+from asynctile.layers.architecture import Architecture
+from asynctile.layers.architectures import architecture_of
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Rows
@@ -31,31 +33,33 @@ def record(
     """
     if kind not in KINDS:
         raise ValueError(f"no program is called {kind!r}; choose one of {', '.join(KINDS)}")
-    recording = Recording(kind, parameters, rows, on_host)
+    recording, architecture = Recording(kind, parameters, rows, on_host), architecture_of(parameters.config)
     keep = recording.backward and not recompute
-    x, kept = _blocks(recording, keep)
-    normed, stats = layernorm.forward(recording, rows, x[-1], "ln_f")
+    x, kept = _blocks(recording, architecture, keep)
     if kind == "logits":
-        head.logits(recording, normed)
+        architecture.head.logits(recording, x[-1])
     elif kind == "loss":
-        head.losses(recording, normed)
+        architecture.head.losses(recording, x[-1])
     else:
-        dnormed = head.forward_backward(recording, normed, recompute=recompute)
-        _backward(recording, x, kept, stats, dnormed)
+        recording.gradients.closing = True
+        dx = architecture.head.forward_backward(recording, x[-1], recompute=recompute)
+        _backward(recording, architecture, x, kept, dx)
         if kind == "step_clipped":
             recording.gradients.update_kept()
     return recording.program.finish()
 
 
-def _blocks(recording: Recording, keep: bool) -> tuple[list[Grid], dict[tuple[int, int], block.Kept]]:
+def _blocks(
+    recording: Recording, architecture: Architecture, keep: bool
+) -> tuple[list[Grid], dict[tuple[int, int], Any]]:
     """Embedding and all blocks forward: the input of each block, the last output, and what is kept of each."""
-    x = [embedding.forward(recording)]
+    x = [architecture.embedding.forward(recording)]
     kept = {}
     for layer in range(recording.config.n_layer):
-        out = recording.stream(f"h.{layer + 1}.x")
+        out = recording.residual(f"h.{layer + 1}.x")
         for micro_batch in range(recording.rows.micro_batches):
             rows = recording.rows.of(micro_batch)
-            whole = block.forward(recording, rows, layer, x[-1], out)
+            whole = architecture.block.forward(recording, rows, layer, x[-1], out)
             if keep:
                 kept[layer, micro_batch] = whole
         x.append(out)
@@ -63,17 +67,14 @@ def _blocks(recording: Recording, keep: bool) -> tuple[list[Grid], dict[tuple[in
 
 
 def _backward(
-    recording: Recording, x: list[Grid], kept: dict[tuple[int, int], block.Kept], stats: Grid, dnormed: Grid
+    recording: Recording, architecture: Architecture, x: list[Grid], kept: dict[tuple[int, int], Any], dx: Grid
 ) -> None:
-    """From the gradient of ln_f's output to the embeddings."""
+    """From the gradient of the last block's output to the embeddings."""
     gradients, micro_batches = recording.gradients, recording.rows.micro_batches
-    dx = recording.stream("dx")
-    gradients.closing = True
-    layernorm.backward(recording, recording.rows, x[-1], stats, dnormed, "ln_f", dx)
     for layer in reversed(range(recording.config.n_layer)):
         for micro_batch in range(micro_batches):
             gradients.closing = micro_batch == micro_batches - 1
             rows = recording.rows.of(micro_batch)
-            whole = kept.get((layer, micro_batch)) or block.first_half(recording, rows, layer, x[layer])
-            block.backward(recording, rows, layer, whole, dx)
-    embedding.backward(recording, dx)
+            whole = kept.get((layer, micro_batch)) or architecture.block.again(recording, rows, layer, x[layer])
+            architecture.block.backward(recording, rows, layer, whole, dx)
+    architecture.embedding.backward(recording, dx)

@@ -2,12 +2,12 @@
 
 Everything here is a pure function of the configuration, `tile` and the grain of a kind of device, never of a budget: the
 bits of results depend on it.
-One axis is split.py, the rows of a batch rows.py; which tensor is cut by which axis is layout.py.
+One axis is split.py, the rows of a batch rows.py; which tensor is cut by which axis is config.py.
 """
 
 from __future__ import annotations
 
-from asynctile.layers.config import GPT2Config
+from asynctile.layers.config import MODEL, Config
 from asynctile.layers.layout import tile_count
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import Split
@@ -29,26 +29,25 @@ MOST_EDGE = 1 << 24
 
 
 class Tiling:
-    """The axes of a model, cut by one edge, and batches into row tiles of `tall` times as many rows.
+    """The axes of a model by name, cut by one edge, and batches into row tiles of `tall` times as many rows.
 
     ValueError for a model of more than MOST_TILES tiles, before any axis is cut.
 
-    model: n_embd columns; heads: n_embd columns in groups of whole heads; sections: q, k, v one after another, each
-    cut as `heads`; hidden: columns of the MLP; vocab, positions: rows of wte and wpe.
+    model: the columns of the residual stream.
     """
 
-    def __init__(self, config: GPT2Config, tile: int | None = None, grain: Grain = FINE) -> None:
+    def __init__(self, config: Config, tile: int | None = None, grain: Grain = FINE) -> None:
         self.config = config
         self.tile = default_tile(config, grain) if tile is None else check_tile(tile)
         #: weight tiles in all
         self.count = check_count(config, self.tile)
         self.tall = grain.tall
-        self.model = Split.even(config.n_embd, self.tile)
-        self.heads = Split.even(config.n_embd, self.tile, multiple=config.head_size)
-        self.sections = self.heads.repeated(3)
-        self.hidden = Split.even(config.inner, self.tile)
-        self.vocab = Split.even(config.vocab_size, self.tile)
-        self.positions = Split.even(config.block_size, self.tile)
+        self._splits = {name: axis.split(self.tile) for name, axis in config.axes.items()}
+        self.model = self[MODEL]
+
+    def __getitem__(self, axis: str) -> Split:
+        """The cut of the axis that the configuration calls so."""
+        return self._splits[axis]
 
     def rows(self, batch: int, length: int, micro_batches: int = 1) -> Rows:
         """Row tiles of a batch of `batch` sequences of `length` tokens; ValueError if they do not fit the model."""
@@ -71,21 +70,16 @@ def check_tile(tile: int) -> int:
     return tile
 
 
-def check_count(config: GPT2Config, tile: int) -> int:
+def check_count(config: Config, tile: int) -> int:
     """How many weight tiles that makes, by arithmetic; ValueError if nobody could keep account of so many."""
-    model, heads = Split.count(config.n_embd, tile), Split.count(config.n_embd, tile, config.head_size)
-    count = tile_count(config, {
-        "vocab": Split.count(config.vocab_size, tile), "positions": Split.count(config.block_size, tile), "model": model,
-        "heads": heads, "sections": 3 * heads, "hidden": Split.count(config.inner, tile),
-    })  # fmt: skip
+    count = tile_count(config, tile)
     if count > MOST_TILES:
-        raise ValueError(f"a model of {config.parameter_count:,} parameters ({config.n_layer} layers, width {config.n_embd}, "
-                         f"vocabulary {config.vocab_size}) is {count:,} tiles of edge {tile}, expected at most "
-                         f"{MOST_TILES:,}; choose a larger tile or a smaller model")
+        raise ValueError(f"a model of {config.parameter_count:,} parameters ({config.summary}) is {count:,} tiles of edge "
+                         f"{tile}, expected at most {MOST_TILES:,}; choose a larger tile or a smaller model")
     return count
 
 
-def default_tile(config: GPT2Config, grain: Grain = FINE) -> int:
+def default_tile(config: Config, grain: Grain = FINE) -> int:
     """The largest edge of the grain's ladder whose floor stays within its bound; the smallest one if none does.
 
     The precision does not count: the residual stream, which sets the size of slots, is float32 in each.
@@ -95,7 +89,8 @@ def default_tile(config: GPT2Config, grain: Grain = FINE) -> int:
     return next(fitting, grain.ladder[-1])
 
 
-def floor_estimate(config: GPT2Config, tile: int, tall: int = 1) -> int:
+def floor_estimate(config: Config, tile: int, tall: int = 1) -> int:
     """Bytes that any operation needs at once, from above: FLOOR_TILES tiles of the largest area."""
     # A column tile of attention holds at least one whole head.
-    return FLOOR_TILES * tall * tile * max(tile, config.head_size) * 4
+    widest = max(axis.multiple for axis in config.axes.values())
+    return FLOOR_TILES * tall * tile * max(tile, widest) * 4

@@ -27,7 +27,7 @@ from asynctile.errors import AsynctileError, BudgetError, CheckpointError, Devic
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.feed import Steps
-from asynctile.layers.gpt2 import GPT2
+from asynctile.layers.model import Model
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
@@ -62,7 +62,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: GPT2,
+        model: Model,
         optimizer: AdamW | None = None,
         *,
         clip_norm: float | None = None,

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
+from asynctile.layers.config import STATES_NBYTES
 from asynctile.measure.rates import UPDATE_NBYTES, Rates
 from asynctile.program.handle import Handle
 from asynctile.program.operation import UPDATE, WRITE, Operation
@@ -25,8 +26,6 @@ from asynctile.storage.demand import Demand
 UPDATES = ("auto", "device", "host")
 #: No tile is updated on the host.
 NOWHERE: frozenset[Handle] = frozenset()
-#: Bytes of the states of one parameter: its weight and two moments.
-STATES_NBYTES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

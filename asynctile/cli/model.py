@@ -1,7 +1,7 @@
 """Which model a run trains: the shape that --model names, and its weights.
 
-Covers `choose_shape`, `open_model` and what stands beside the weights. Shapes are checked in asynctile/layers/config.py,
-weights read in gpt2.py there.
+Covers `choose_shape`, `open_model` and what stands beside the weights. Shapes are checked in asynctile/layers/gpt2_config.py,
+weights read in model.py there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 from asynctile import Engine
 from asynctile.cli.options import Options
 from asynctile.layers import GPT2, GPT2Config
+from asynctile.layers.architectures import config_from_hf
 from asynctile.layers.companions import GENERATION, TOKENIZER
-from asynctile.layers.config import STANDARD, STATES_NBYTES
-from asynctile.layers.gpt2 import check_room
+from asynctile.layers.config import STATES_NBYTES, Config
+from asynctile.layers.gpt2_config import STANDARD
+from asynctile.layers.model import check_room
 from asynctile.layers.special_tokens import of_tokenizer
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tokenizer import Tokenizer, parse_tokenizer
@@ -35,7 +37,7 @@ def model_folder(options: Options) -> Path | None:
     return Path(options.model)
 
 
-def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | None = None) -> GPT2Config:
+def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | None = None) -> Config:
     """The shape that --model names; `vocab_size` is the tokenizer's, and so are `tokens`, which a new model's config keeps.
 
     Raises ValueError if there is no such model, its vocabulary is smaller than the tokenizer's, or --seq-len is longer
@@ -53,7 +55,7 @@ def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | 
     return shape
 
 
-async def open_model(engine: Engine, options: Options, shape: GPT2Config) -> GPT2:
+async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
     """A new model of this shape, or that of the folder which --model names."""
     folder = model_folder(options)
     if folder is not None:
@@ -81,7 +83,7 @@ def _is_of(content: bytes | None, tokenizer: Tokenizer) -> bool:
         return False
 
 
-def _named_shape(name: str | None, vocab_size: int) -> GPT2Config:
+def _named_shape(name: str | None, vocab_size: int) -> Config:
     if name is None:
         return replace(SMALL, vocab_size=vocab_size)
     if name in STANDARD:
@@ -97,6 +99,6 @@ def _named_shape(name: str | None, vocab_size: int) -> GPT2Config:
     if not isinstance(values, dict):
         raise ValueError(f"--model {name}: {path} is not the config.json of a GPT-2: it holds no object")
     try:
-        return GPT2Config.from_hf(values)
+        return config_from_hf(values)
     except ValueError as error:
         raise ValueError(f"--model {name}: {error}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 from asynctile.cli import values
-from asynctile.layers.config import STANDARD
+from asynctile.layers.gpt2_config import STANDARD
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
 from asynctile.program.precision import PRECISIONS

@@ -35,7 +35,7 @@ def run(given: dict[str, Any]) -> int:
                      link_rate=options.link_rate, clip_norm=options.clip_norm, precision=options.precision,
                      update=options.update)
     print_rows([
-        ("model", f"{shape.n_layer} layers, {shape.n_head} heads, width {shape.n_embd}, vocabulary {shape.vocab_size}"),
+        ("model", shape.summary),
         ("batch", f"{options.batch_size} sequences of {seq_len} tokens, micro-batches: {options.micro_batches}"),
         *plan.lines(),
     ])  # fmt: skip

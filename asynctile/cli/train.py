@@ -27,7 +27,8 @@ from asynctile.cli.run_folder import RunFolder, existing_run
 from asynctile.cli.session import Session, go_on
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
-from asynctile.layers import AdamW, GPT2Config, Trainer
+from asynctile.layers import AdamW, Trainer
+from asynctile.layers.config import Config
 from asynctile.layers.data import Batches, TextSource
 from asynctile.layers.special_tokens import token_ids
 from asynctile.storage import documents
@@ -162,7 +163,7 @@ def _engine(options: Options, display: Display) -> Engine:
     return engine_of(options, compiled)
 
 
-async def _open_session(options: Options, folder: RunFolder, shape: GPT2Config, corpus: Corpus, engine: Engine,
+async def _open_session(options: Options, folder: RunFolder, shape: Config, corpus: Corpus, engine: Engine,
                         display: Display, interrupt: Interrupt) -> Session:
     assert options.seq_len is not None
     batches = Batches(corpus.training, options.batch_size, options.seq_len, options.seed)
@@ -199,7 +200,7 @@ def _to_do(done: int, steps: int) -> str:
     return f"steps {done + 1} to {steps}"
 
 
-def _record(options: Options, shape: GPT2Config | None) -> dict[str, Any]:
+def _record(options: Options, shape: Config | None) -> dict[str, Any]:
     found = {"asynctile": __version__, "python": sys.version.split()[0]}
     for name in _RECORDED:
         try:

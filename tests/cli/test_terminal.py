@@ -195,7 +195,7 @@ def test_a_model_that_is_damaged_from_the_start_saves_nothing_and_says_nothing_o
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("asynctile.layers.gpt2.initial_piece", lambda parameter, index, seed: np.full(
+        patch.setattr("asynctile.layers.model.initial_piece", lambda parameter, index, seed: np.full(
             tuple(part.stop - part.start for part in index), np.nan, np.float32))
         status, _, err = train("--out", tmp_path / "run", "--save-every", 1, "--steps", 40)
     assert (status, err.count("\n")) == (2, 1) and "another --model" in err and "--lr" not in err

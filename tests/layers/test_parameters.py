@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from asynctile.layers.config import GPT2Config
+from asynctile.layers.gpt2_config import GPT2Config
 from asynctile.layers.parameters import BLOCK, Parameters, initial_piece
 from asynctile.layers.tiling import Tiling
 from tests.counting import calls_of
@@ -38,7 +38,7 @@ def test_tiles_are_named(parameters: Parameters) -> None:
 
 def test_query_key_and_value_never_share_a_tile(parameters: Parameters) -> None:
     d, hs = CONFIG.n_embd, CONFIG.head_size
-    for start, stop in parameters.tiling.sections:
+    for start, stop in parameters.tiling["sections"]:
         assert start // d == (stop - 1) // d
         assert start % hs == stop % hs == 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asynctile.layers.config import GPT2Config
+from asynctile.layers.gpt2_config import GPT2Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import Tiling

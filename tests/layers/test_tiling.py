@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynctile.layers.config import GPT2Config
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.gpt2_config import GPT2Config
 from asynctile.layers.head import STRIP_TOKENS
 from asynctile.layers.rows import Rows
 from asynctile.layers.split import GRAIN, Split

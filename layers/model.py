@@ -1,6 +1,7 @@
-"""GPT2: a model whose tiles live on an engine. Creation, logits, loss, generation, exchange with Hugging Face files.
+"""A model whose tiles live on an engine: creation, logits, loss, generation, exchange with Hugging Face files.
 
-What a step computes is recorded by step.py, training is trainer.py, files are exchange.py.
+Its family is that of its configuration (architectures.py): users know the class as GPT2. What a step computes is recorded by
+step.py, training is trainer.py, files are exchange.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from asynctile.engine import Engine
 from asynctile.errors import StalledError, TornModelError
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
-from asynctile.layers.config import GPT2Config
+from asynctile.layers.config import WEIGHT_NBYTES, Config
 from asynctile.layers.exchange import Pretrained, check_place, replaced, write_model
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
@@ -38,8 +39,8 @@ from asynctile.program.program import Program
 from asynctile.run.job import Job
 from asynctile.storage.demand import Demand
 
-#: Float32. Up to so many tiles are counted one by one, which says exactly what fits.
-WEIGHT_NBYTES, COUNTED_TILES = 4, 10_000
+#: Up to so many tiles are counted one by one, which says exactly what fits.
+COUNTED_TILES = 10_000
 #: Generation pads its window to a multiple of this many tokens, so that few programs serve all lengths.
 WINDOW = 32
 
@@ -50,7 +51,7 @@ def check_room(engine: Engine, tiling: Tiling, nbytes: int) -> None:
         engine.check_room(nbytes * tiling.config.parameter_count)
 
 
-class GPT2:
+class Model:
     """Made by `await GPT2.create(...)` or `await GPT2.from_pretrained(...)`, inside an open engine.
 
     in_training: a Trainer was made for it, and its moments count. has_moments: they have values. step_count: updates done, by
@@ -59,7 +60,7 @@ class GPT2:
     last_checkpoint: where the model was last saved to or loaded from, for that message.
     """
 
-    def __init__(self, engine: Engine, config: GPT2Config, tile: int | None = None) -> None:
+    def __init__(self, engine: Engine, config: Config, tile: int | None = None) -> None:
         self.engine = engine
         self.config = config
         self.tiling = Tiling(config, tile, engine.grain)
@@ -76,7 +77,7 @@ class GPT2:
         self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
 
     @classmethod
-    async def create(cls, engine: Engine, config: GPT2Config, *, seed: int = 0, tile: int | None = None) -> Self:
+    async def create(cls, engine: Engine, config: Config, *, seed: int = 0, tile: int | None = None) -> Self:
         """A new model: same seed, same weights, whatever the budget and the tile.
 
         BudgetError, before any work, if the engine's caps are below the floor.
@@ -91,7 +92,7 @@ class GPT2:
 
     @classmethod
     async def from_pretrained(cls, engine: Engine, path: str | os.PathLike[str], *, tile: int | None = None) -> Self:
-        """A model in the Hugging Face GPT-2 layout: a folder with config.json and model.safetensors (or shards).
+        """A model in the Hugging Face layout: a folder with config.json and model.safetensors (or shards).
 
         CheckpointError if files are missing, damaged or of another shape; ValueError for variants that compute
         something else (an untied head, another activation).

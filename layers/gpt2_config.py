@@ -1,0 +1,223 @@
+"""The shape of a GPT-2: `GPT2Config`, its checks, its tensors, the standard sizes, and config.json in the Hugging Face form.
+
+What is computed with them is said in architectures.py; what any configuration says is config.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from asynctile.layers.config import LARGEST, MODEL, TOKENS, Axis, Config, Tensor, check_count
+from asynctile.storage.input import shown
+
+#: (n_layer, n_head, n_embd) of the published models; the rest are the defaults.
+STANDARD = {
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+#: The token that begins and ends a text in the vocabulary of the published models.
+END_OF_TEXT = 50256
+#: Dropout is not applied here; the values of a loaded model are kept so that saving returns them.
+PDROPS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout")
+#: Variants that change the arithmetic, with the only value that is computed here.
+ONLY: dict[str, Any] = {
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config(Config):
+    """A GPT-2 with a tied head, tanh-GELU and learned positions; the defaults are GPT-2 small."""
+
+    model_type: ClassVar[str] = "gpt2"
+    prefix: ClassVar[str] = "transformer."
+
+    n_layer: int = 12
+    """How many blocks, a count."""
+    n_head: int = 12
+    """How many attention heads in a block, a count; divides n_embd."""
+    n_embd: int = 768
+    """Width of the residual stream, in columns."""
+    block_size: int = 1024
+    """The longest sequence, in tokens."""
+    vocab_size: int = 50257
+    """How many different tokens, a count."""
+    layer_norm_epsilon: float = 1e-5
+    """Added to the variance in layer normalisation, without unit."""
+    initializer_range: float = 0.02
+    """Standard deviation of new weights, without unit."""
+    n_inner: int | None = None
+    """Width of the MLP, in columns; None: 4 n_embd."""
+    bos_token_id: int | None = None
+    """The token that begins a text, for programs that generate; nothing is computed with it. None: there is none."""
+    eos_token_id: int | tuple[int, ...] | None = None
+    """The token that ends a text, or several, likewise."""
+    pad_token_id: int | None = None
+    """The token that fills up a batch, likewise."""
+    pdrops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Dropout probabilities of a loaded config.json, kept for saving and never applied."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_head", "n_embd"):
+            check_count(name, getattr(self, name))
+        if self.n_inner is not None:
+            check_count("n_inner", self.n_inner)
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
+                             "choose n_head among the divisors of n_embd")
+        if isinstance(self.eos_token_id, list):
+            object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
+        for name in TOKENS:
+            _check_token(name, getattr(self, name), several=name == "eos_token_id")
+        for name in ("layer_norm_epsilon", "initializer_range"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
+                raise ValueError(f"{name} is {shown(value)}, expected a number above 0, such as "
+                                 f"{type(self).__dataclass_fields__[name].default}")
+        for name, value in self.pdrops.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ValueError(f"{name} is {shown(value)}, expected a probability from 0 to 1")
+
+    @classmethod
+    def named(cls, name: str, **changes: Any) -> GPT2Config:
+        """One of the published sizes: "gpt2", "gpt2-medium", "gpt2-large" or "gpt2-xl"."""
+        if name not in STANDARD:
+            raise ValueError(f"no standard model is called {name!r}; choose one of {', '.join(STANDARD)}")
+        n_layer, n_head, n_embd = STANDARD[name]
+        return cls(**{"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, **_published_tokens(changes), **changes})
+
+    @property
+    def head_size(self) -> int:
+        """Columns of one head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def inner(self) -> int:
+        """Width of the MLP, in columns."""
+        return self.n_inner or 4 * self.n_embd
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        """model: n_embd columns; heads: the same in groups of whole heads; sections: q, k, v one after another, each cut as
+        `heads`; hidden: columns of the MLP; vocab, positions: rows of wte and wpe.
+        """
+        return {
+            MODEL: Axis(self.n_embd), "heads": Axis(self.n_embd, self.head_size),
+            "sections": Axis(self.n_embd, self.head_size, times=3), "hidden": Axis(self.inner),
+            "vocab": Axis(self.vocab_size), "positions": Axis(self.block_size),
+        }  # fmt: skip
+
+    @property
+    def norm_epsilon(self) -> float:
+        """layer_norm_epsilon."""
+        return self.layer_norm_epsilon
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether one of `pdrops` is above 0."""
+        return any(self.pdrops.values())
+
+    @property
+    def summary(self) -> str:
+        """The sizes in words."""
+        return f"{self.n_layer} layers, {self.n_head} heads, width {self.n_embd}, vocabulary {self.vocab_size}"
+
+    def first_tensors(self) -> Iterator[Tensor]:
+        """The embeddings; wte is also the head."""
+        yield Tensor(f"{self.prefix}wte.weight", ("vocab", MODEL), decay=True, std=self.initializer_range)
+        yield Tensor(f"{self.prefix}wpe.weight", ("positions", MODEL), decay=True, std=self.initializer_range)
+
+    def block_tensors(self, layer: int) -> Iterator[Tensor]:
+        """The tensors of one block."""
+        std = self.initializer_range
+        # Each block adds two projections to the residual stream; GPT-2 keeps the sum's variance.
+        projection = std / math.sqrt(2 * self.n_layer)
+        prefix = f"{self.prefix}h.{layer}"
+        yield from _layernorm(f"{prefix}.ln_1")
+        yield from _linear(f"{prefix}.attn.c_attn", MODEL, "sections", std)
+        yield from _linear(f"{prefix}.attn.c_proj", "heads", MODEL, projection)
+        yield from _layernorm(f"{prefix}.ln_2")
+        yield from _linear(f"{prefix}.mlp.c_fc", MODEL, "hidden", std)
+        yield from _linear(f"{prefix}.mlp.c_proj", "hidden", MODEL, projection)
+
+    def last_tensors(self) -> Iterator[Tensor]:
+        """The last layer norm."""
+        yield from _layernorm(f"{self.prefix}ln_f")
+
+    def to_hf(self) -> dict[str, Any]:
+        """config.json of the Hugging Face GPT-2."""
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": self.model_type,
+            "n_layer": self.n_layer,
+            "n_head": self.n_head,
+            "n_embd": self.n_embd,
+            "n_inner": self.n_inner,
+            "n_positions": self.block_size,
+            "n_ctx": self.block_size,
+            "vocab_size": self.vocab_size,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "initializer_range": self.initializer_range,
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id,
+            "pad_token_id": self.pad_token_id,
+            **ONLY,
+            "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, **self.pdrops,
+        }
+
+    @classmethod
+    def from_hf(cls, values: Mapping[str, Any]) -> GPT2Config:
+        """From config.json of a Hugging Face GPT-2; ValueError on a variant that computes something else."""
+        own = {item.name for item in fields(cls)} - {"pdrops", "block_size"}
+        if not values.keys() & {"model_type", "n_positions", "n_ctx", *own}:
+            raise ValueError("config.json is not that of a GPT-2: it has neither model_type nor n_layer, n_embd or "
+                             "another size; name that of a model")
+        kind = values.get("model_type", cls.model_type)
+        if kind != cls.model_type:
+            raise ValueError(f"config.json says model_type {shown(kind)}, expected {cls.model_type!r}")
+        for name, expected in ONLY.items():
+            found = values.get(name, expected)
+            if found != expected:
+                raise ValueError(f"config.json says {name} {shown(found)}; only {expected!r} is computed here, "
+                                 "load a model without this variant")
+        # GPT2Config has n_positions for the limit; n_ctx is its older name.
+        renamed = {"block_size": values.get("n_positions", values.get("n_ctx"))}
+        # And who reads a config.json that is silent about tokens takes those of the published models.
+        values = {**_published_tokens(values), **values}
+        given = {name: values[name] for name in own if name in values}
+        given |= {name: value for name, value in renamed.items() if value is not None}
+        return cls(**given, pdrops={name: values[name] for name in PDROPS if name in values})
+
+
+def _published_tokens(values: Mapping[str, Any]) -> dict[str, int]:
+    """What begins and ends a text where nothing else is said, if the vocabulary goes as far."""
+    size = values.get("vocab_size", GPT2Config.vocab_size)
+    return {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} if isinstance(size, int) and size > END_OF_TEXT else {}
+
+
+def _check_token(name: str, value: Any, *, several: bool) -> None:
+    # Not against vocab_size: there are models whose config.json keeps the published ids beside a smaller vocabulary.
+    for token in value if several and isinstance(value, tuple) else (value,):
+        if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
+            raise ValueError(f"{name} is {shown(value)}, expected a token id of at least 0, or None where there is none")
+
+
+def _linear(name: str, rows: str, columns: str, std: float) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (rows, columns), decay=True, std=std)
+    yield Tensor(f"{name}.bias", (columns,))
+
+
+def _layernorm(name: str) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (MODEL,), mean=1.0)
+    yield Tensor(f"{name}.bias", (MODEL,))

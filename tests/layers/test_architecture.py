@@ -1,0 +1,171 @@
+"""A second family of models trains, saves and loads through what GPT-2 uses, and nothing but GPT-2's own files names GPT-2.
+
+The family has GPT-2's blocks under other names and other settings, and no layer norm behind them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from asynctile import CheckpointError, Engine
+from asynctile.layers import GPT2, GPT2Config, Trainer, architectures, block, embedding, head
+from asynctile.layers.architecture import Architecture
+from asynctile.layers.config import MODEL, TOKENS, Axis, Config, Tensor
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.layout import shapes
+from asynctile.layers.plan import plan_step
+from asynctile.storage.checksums import CHECKSUMS
+from tests.layers.training import OPTIMIZER
+
+WIDTHS = {"ln_1.weight": (MODEL,), "attn.c_attn.weight": (MODEL, "sections"), "attn.c_proj.weight": ("heads", MODEL),
+          "ln_2.weight": (MODEL,), "mlp.c_fc.weight": (MODEL, "hidden"), "mlp.c_proj.weight": ("hidden", MODEL)}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainConfig(Config):
+    model_type: ClassVar[str] = "plain"
+    prefix: ClassVar[str] = "decoder."
+
+    n_layer: int = 2
+    block_size: int = 13
+    vocab_size: int = 19
+    width: int = 12
+
+    norm_epsilon: ClassVar[float] = 1e-5  # type: ignore[misc]
+    has_dropout: ClassVar[bool] = False  # type: ignore[misc]
+    summary: ClassVar[str] = "plain"  # type: ignore[misc]
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        return {
+            MODEL: Axis(self.width), "heads": Axis(self.width, 4), "sections": Axis(self.width, 4, times=3),
+            "hidden": Axis(2 * self.width), "vocab": Axis(self.vocab_size), "positions": Axis(self.block_size),
+        }  # fmt: skip
+
+    def first_tensors(self) -> Iterator[Tensor]:
+        yield Tensor("decoder.wte.weight", ("vocab", MODEL), decay=True, std=0.3)
+        yield Tensor("decoder.wpe.weight", ("positions", MODEL), decay=True, std=0.3)
+
+    def block_tensors(self, layer: int) -> Iterator[Tensor]:
+        for name, axes in WIDTHS.items():
+            matrix = len(axes) == 2
+            yield Tensor(f"decoder.h.{layer}.{name}", axes, decay=matrix, mean=0.0 if matrix else 1.0, std=0.3 * matrix)
+            yield Tensor(f"decoder.h.{layer}.{name.removesuffix('weight')}bias", axes[-1:])
+
+    def last_tensors(self) -> Iterator[Tensor]:
+        yield from ()
+
+    def to_hf(self) -> dict[str, Any]:
+        return {"model_type": self.model_type, "width": self.width, "depth": self.n_layer, **dict.fromkeys(TOKENS)}
+
+    @classmethod
+    def from_hf(cls, values: Mapping[str, Any]) -> Self:
+        return cls(n_layer=values["depth"], width=values["width"])
+
+
+PLAIN = Architecture(
+    config=PlainConfig, embedding=embedding, block=block, head=head, repeated={"output.weight": "decoder.wte.weight"},
+)  # fmt: skip
+CONFIG, TILE = PlainConfig(), 8
+BATCHES = [tuple(np.random.default_rng(seed).integers(0, CONFIG.vocab_size, (2, 2, 11))) for seed in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def _plain_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(architectures.ARCHITECTURES, "plain", PLAIN)
+
+
+async def bits(trainer: Trainer) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in (await trainer.model.state_dict()).items()}
+
+
+async def test_it_trains_saves_and_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, seed=3, tile=TILE), OPTIMIZER)
+        for batch in BATCHES[:2]:
+            await trainer.step(*batch)
+        await trainer.save(tmp_path / "half")
+        reports = [await trainer.step(*batch) for batch in BATCHES[2:]]
+        whole, losses = await bits(trainer), [report.loss for report in reports]
+    assert not any("ln_f" in name for name in whole)
+    async with Engine("emulated", device_memory=floor_demand(CONFIG, TILE).floor_nbytes) as engine:
+        trainer = await Trainer.load(engine, tmp_path / "half")
+        assert trainer.model.config == CONFIG
+        reports = [await trainer.step(*batch) for batch in BATCHES[2:]]
+        assert [report.loss for report in reports] == losses
+        assert await bits(trainer) == whole
+        assert engine.statistics().uploaded_bytes > 0
+
+
+async def test_its_gradient_is_that_of_its_loss() -> None:
+    async with Engine("cpu") as engine:
+        model = await GPT2.create(engine, CONFIG, seed=3, tile=TILE)
+        gradients = await Trainer(model).gradients(*BATCHES[0])
+        start = await model.state_dict()
+        norm = sum(float((value.astype(np.float64) ** 2).sum()) for value in gradients.values())
+
+        async def loss_after(stride: float) -> float:
+            await engine.call(model.fill(
+                lambda parameter, key: (start[parameter.name] + np.float32(stride) * gradients[parameter.name])[
+                    parameter.index(*key)]))  # fmt: skip
+            return await model.loss(*BATCHES[0])
+
+        stride = 1e-2 / norm
+        rise = await loss_after(stride) - await loss_after(-stride)
+    assert rise == pytest.approx(2 * stride * norm, rel=2e-2)
+
+
+async def test_its_files_have_its_names_and_are_read_without_the_prefix_and_with_the_head_instead(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        model = await GPT2.create(engine, CONFIG, seed=3, tile=TILE)
+        await model.save_pretrained(tmp_path)
+        wanted = await model.state_dict()
+        assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "plain"
+        tensors = {name.removeprefix("decoder."): value for name, value in load_file(tmp_path / "model.safetensors").items()}
+        tensors["output.weight"] = tensors.pop("wte.weight")
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / CHECKSUMS).unlink(missing_ok=True)
+        again = await (await GPT2.from_pretrained(engine, tmp_path, tile=5)).state_dict()
+        assert {name: value.tobytes() for name, value in again.items()} == {
+            name: value.tobytes() for name, value in wanted.items()
+        }
+        save_file({**tensors, "wte.weight": tensors["output.weight"] + 1}, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"output\.weight differs from wte\.weight; only models with a tied head"):
+            await GPT2.from_pretrained(engine, tmp_path)
+
+
+async def test_a_family_that_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Engine("cpu") as engine:
+        await (await GPT2.create(engine, CONFIG, tile=TILE)).save_pretrained(tmp_path)
+        monkeypatch.delitem(architectures.ARCHITECTURES, "plain")
+        with pytest.raises(ValueError, match=r"config\.json says model_type 'plain'; only 'gpt2' can be loaded"):
+            await GPT2.from_pretrained(engine, tmp_path)
+
+
+def test_it_is_planned() -> None:
+    plan = plan_step(CONFIG, batch_size=2, seq_len=11, tile=TILE, device="emulated")
+    assert plan.parameters == CONFIG.parameter_count == sum(np.prod(shape) for _, shape in shapes(CONFIG))
+    assert plan.floor_bytes >= floor_demand(CONFIG, TILE).floor_nbytes
+
+
+def test_only_the_files_of_gpt2_know_its_configuration() -> None:
+    own = {"gpt2_config.py", "architectures.py", "__init__.py"}
+    settings = {item.name for item in fields(GPT2Config)} - {item.name for item in fields(Config)} | {"head_size", "inner"}
+    folder = Path(architectures.__file__).parent
+    for path in sorted(folder.glob("*.py")):
+        if path.name in own:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.name} line {getattr(node, 'lineno', 0)}"
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "asynctile.layers.gpt2_config"), where
+            assert not (isinstance(node, ast.Attribute) and node.attr in settings), f"{where}: {ast.unparse(node)}"
+            assert not (isinstance(node, ast.Constant) and node.value in ("gpt2", "transformer.")), where
