@@ -16,6 +16,7 @@ from gpu_rows import config_named
 
 from asynctile.errors import BudgetError
 from asynctile.layers import GPT2Config
+from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
 
 #: Seconds in which the host issues an operation and the copies that go with it, as bench/gpu_issue.py measures them: 51 to 75
@@ -30,8 +31,8 @@ def foreseen(table: Table, config: GPT2Config, name: str, share: float, options:
     for tile in sorted({config.n_embd, 2 * config.n_embd, config.inner}):
         for parts in PARTS:
             try:
-                plan = plan_step(config, batch_size=options.batch, seq_len=options.length, micro_batches=parts, tile=tile,
-                                 device="cuda:0", device_memory=cap, precision="bf16")  # fmt: skip
+                work = Work(batch_size=options.batch, seq_len=options.length, micro_batches=parts, tile=tile)
+                plan = plan_step(config, work, Machine(device="cuda:0", device_memory=cap, precision="bf16"))
             except BudgetError:
                 continue
             issue_s = plan.operations * ISSUE_S

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import inspect
 import itertools
 import json
 import shutil
@@ -212,7 +213,6 @@ async def floor(config: Any, options: dict[str, Any]) -> int:
 def planned() -> Iterator[tuple[str, dict[str, Any]]]:
     """Plans of models that are not trained here."""
     from asynctile.layers import GPT2Config
-    from asynctile.layers.plan import plan_step
 
     first = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=256)
     for name, config, device, precision, batch in (
@@ -222,10 +222,20 @@ def planned() -> Iterator[tuple[str, dict[str, Any]]]:
         ("gpt2-xl", GPT2Config.named("gpt2-xl"), "cuda:0", "bf16", 12),
     ):
         for share, update in itertools.product((0.25, 0.5), ("device", "host")):
-            plan = plan_step(config, batch_size=batch, seq_len=config.block_size, device=device, precision=precision,
-                             device_memory=int(share * config.states_nbytes), update=update, link_rate=None)  # fmt: skip
+            work = {"batch_size": batch, "seq_len": config.block_size, "update": update}
+            machine = {"device": device, "precision": precision, "device_memory": int(share * config.states_nbytes)}
+            plan = plan_of(config, work, machine)
             found = {field: getattr(plan, field) for field in PLANNED}
             yield f"plan of {name}, {device}, {precision}, device {share}, update {update}", found
+
+
+def plan_of(config: Any, work: dict[str, Any], machine: dict[str, Any]) -> Any:
+    """The plan by the tree that is measured: older ones take every setting by name."""
+    from asynctile.layers import plan
+
+    if "machine" in inspect.signature(plan.plan_step).parameters:
+        return plan.plan_step(config, plan.Work(**work), plan.Machine(**machine))
+    return plan.plan_step(config, **work, **machine)  # type: ignore[call-arg, arg-type]
 
 
 def soft_gpu() -> bool:

@@ -1,41 +1,28 @@
 """A plan of a training step before anything is allocated: the floor, what moves over the link, what bounds the step.
 
 The numbers come from asynctile/measure/simulate.py, which makes the decisions of a run; time is estimated from them. The device
-need not be there: rates are assumed, and said.
+need not be there: rates are assumed (machine.py), and said.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
-from asynctile.device import resolved
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.machine import FLOPS_PER_S, GPU_LINK_PER_S, Machine, Work, size
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
-from asynctile.layers.update_placement import NOWHERE, check_update, place, updates_of
-from asynctile.measure.rates import Rates
+from asynctile.layers.update_placement import NOWHERE, tiles_to_update_on_host, updates_of
 from asynctile.measure.simulate import simulate
-from asynctile.program.grain import grain_of
 from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
-from asynctile.program.precision import check_precision
 from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
-from asynctile.storage.limits import spare_memory
-from asynctile.storage.sizes import format_size, parse_size
-
-#: A rough GEMM rate of one CPU core, float32.
-FLOPS_PER_S = 200e9
-#: GEMM rates of a GPU by precision, and its link each way in bytes a second: about those of an H200.
-GPU_FLOPS_PER_S = {"fp32": 50e12, "tf32": 390e12, "bf16": 780e12}
-GPU_LINK_PER_S = 50_000_000_000
-#: Rough bytes a second of a link that nobody limits, and of AdamW in RAM.
-LINK_PER_S, UPDATE_PER_S = 12e9, 40e9
+from asynctile.storage.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,68 +96,37 @@ class Plan:
         ]
 
 
-def plan_step(
-    config: Config,
-    *,
-    batch_size: int,
-    seq_len: int,
-    micro_batches: int = 1,
-    recompute: bool = True,
-    tile: int | None = None,
-    device: str = "auto",
-    device_memory: int | str | None = None,
-    host_memory: int | str | None = None,
-    spill: bool = False,
-    spill_limit: int | str | None = None,
-    prefetch: int = 2,
-    link_rate: int | str | None = None,
-    clip_norm: float | None = None,
-    precision: str = "fp32",
-    update: str = "auto",
-) -> Plan:
-    """Plan one training step. spill: whether there is a folder below RAM. update: as in Trainer.
+def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
+    """Plan one training step.
 
     BudgetError if a cap is below the floor; ValueError for wrong numbers.
     """
-    check_update(update)
-    device = resolved(device)
-    check_precision(precision, device)
-    grain = grain_of(device)
-    tiling = Tiling(config, tile, grain)
-    parameters = Parameters(config, tiling, precision)
-    rows = tiling.rows(batch_size, seq_len, micro_batches)
+    has_link, spill = machine.has_link, machine.spill
+    tiling = Tiling(config, work.tile, machine.grain)
+    parameters = Parameters(config, tiling, machine.precision)
+    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)
 
     def recorded(on_host: frozenset[Handle]) -> Program:
-        kind = "step" if clip_norm is None else "step_clipped"
-        return record(kind, parameters, rows, recompute=recompute, on_host=on_host)
+        return record(work.kind, parameters, rows, recompute=work.recompute, on_host=on_host)
 
     program = recorded(NOWHERE)
     standing = list(parameters.states())
     demand = demand_of([program], standing)
-    has_link = device != "cpu"
-    cap = _size(device_memory if has_link else host_memory)
     flops = sum(operation.flops for operation in program.operations())
-    is_gpu = device.startswith("cuda")
-    flops_per_s = GPU_FLOPS_PER_S[precision] if is_gpu else FLOPS_PER_S * len(os.sched_getaffinity(0))
-    compute_s = flops / flops_per_s
-    floor = floor_demand(config, tiling.tile, grain, precision).rounded(grain.alignment)
     in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
-    host = _size(host_memory)
-    if spill and host is None:
-        host = spare_memory()
-        cap = cap if has_link else host
+    host = machine.host_nbytes
+    cap = machine.cap(host)
+    floor = floor_demand(config, tiling.tile, machine.grain, machine.precision).rounded(machine.grain.alignment)
     if spill and has_link and host is not None:
         floor.rounded(PAGE).passing().check(host, "host_memory")
     if has_link or spill:
         floor = floor if has_link else floor.rounded(PAGE)
         if cap is not None:
             floor.check(cap, "device_memory" if has_link else "host_memory")
-    rate = GPU_LINK_PER_S if is_gpu else _size(link_rate)
-    if has_link and update == "host":
+    if has_link and work.update == "host":
         program = recorded(frozenset(operation.operands[0] for operation in updates_of(program)))
-    elif has_link and update == "auto":
-        rates = Rates(compute=flops_per_s, upload=rate or LINK_PER_S, download=rate or LINK_PER_S, update=UPDATE_PER_S)
-        placed = recorded(place(program, demand, cap, rates))
+    elif has_link and work.update == "auto":
+        placed = recorded(tiles_to_update_on_host(program, demand, cap, machine.rates))
         in_ram_nbytes = demand_of([placed], standing).rounded(PAGE).passing().floor_nbytes
         program = placed if not spill or host is None or in_ram_nbytes <= host else program
     updates = updates_of(program)
@@ -178,17 +134,18 @@ def plan_step(
         program,
         standing,
         has_link=has_link,
-        grain=grain,
+        grain=machine.grain,
         device_memory=cap if has_link else None,
         host_memory=host,
         spill=spill,
-        spill_limit=_size(spill_limit),
-        prefetch=prefetch,
+        spill_limit=size(machine.spill_limit),
+        prefetch=machine.prefetch,
     )
+    compute_s, rate = flops / machine.flops_per_s, machine.link_per_s
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
     return Plan(
-        device=device,
-        precision=precision,
+        device=machine.device,
+        precision=machine.precision,
         tile=tiling.tile,
         row_tokens=tiling.row_tokens,
         parameters=config.parameter_count,
@@ -211,7 +168,7 @@ def plan_step(
         spill_written_bytes=traffic.spill_written_nbytes,
         compute_s=compute_s,
         link_s=link_s,
-        bound=_bound(compute_s, link_s, GPU_FLOPS_PER_S[precision] if is_gpu else None),
+        bound=_bound(compute_s, link_s, machine.flops_per_s if machine.is_gpu else None),
     )
 
 
@@ -231,7 +188,3 @@ def _bound(compute_s: float, link_s: float | None, gpu_flops_per_s: float | None
 def _host_bytes(demand: Demand, cap: int | None, spill: bool) -> int:
     """RAM that tiles take: all of them, or the cap where the rest goes to the disk."""
     return min(demand.resident_nbytes, cap) if spill and cap is not None else demand.resident_nbytes
-
-
-def _size(value: int | str | None) -> int | None:
-    return None if value is None else parse_size(value)

@@ -32,7 +32,7 @@ from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
 from asynctile.layers.settings import Settings, Training
-from asynctile.layers.update_placement import NOWHERE, check_update, place
+from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
 from asynctile.measure.statistics import Statistics
 from asynctile.program.handle import Handle
@@ -236,7 +236,7 @@ class Trainer:
         if demand.resident_nbytes <= cap:
             return NOWHERE
         rates = await self.engine.rates(demand)
-        chosen = NOWHERE if rates is None else place(program, demand, cap, rates)
+        chosen = NOWHERE if rates is None else tiles_to_update_on_host(program, demand, cap, rates)
         if chosen:
             placed = await self.engine.compute(self._record, kind, rows, chosen)
             try:

@@ -82,7 +82,7 @@ def updates_of(program: Program) -> list[Operation]:
     return [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
 
 
-def place(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Handle]:
+def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Handle]:
     """The weight tiles to update on the host, spread evenly over the step.
 
     program: with every update on the device. demand: its own. device_memory: the cap, None for none. Only matrices are placed:

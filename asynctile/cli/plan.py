@@ -12,6 +12,7 @@ from asynctile.cli.model import choose_shape
 from asynctile.cli.options import Options, new_options, resumed_options
 from asynctile.cli.rows import print_rows
 from asynctile.cli.run_folder import existing_run
+from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
 from asynctile.layers.tokenizer import load_tokenizer
 
@@ -28,12 +29,12 @@ def run(given: dict[str, Any]) -> int:
         options = new_options(typed)
     shape = choose_shape(options, _vocab_size(options))
     seq_len = options.seq_len or shape.block_size
-    plan = plan_step(shape, batch_size=options.batch_size, seq_len=seq_len, micro_batches=options.micro_batches,
-                     recompute=options.recompute, tile=options.tile, device=options.device,
-                     device_memory=options.device_memory, host_memory=options.host_memory,
-                     spill=options.spill is not None, spill_limit=options.spill_limit, prefetch=options.prefetch,
-                     link_rate=options.link_rate, clip_norm=options.clip_norm, precision=options.precision,
-                     update=options.update)
+    work = Work(batch_size=options.batch_size, seq_len=seq_len, micro_batches=options.micro_batches, tile=options.tile,
+                recompute=options.recompute, clip_norm=options.clip_norm, update=options.update)  # fmt: skip
+    machine = Machine(device=options.device, precision=options.precision, device_memory=options.device_memory,
+                      host_memory=options.host_memory, spill=options.spill is not None, spill_limit=options.spill_limit,
+                      prefetch=options.prefetch, link_rate=options.link_rate)  # fmt: skip
+    plan = plan_step(shape, work, machine)
     print_rows([
         ("model", shape.summary),
         ("batch", f"{options.batch_size} sequences of {seq_len} tokens, micro-batches: {options.micro_batches}"),

@@ -12,6 +12,7 @@ import pytest
 
 from asynctile.device.cuda import RESERVE_NBYTES
 from asynctile.layers import GPT2Config
+from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
 
 GIB = 1 << 30
@@ -70,7 +71,8 @@ def test_the_memory_of_a_step_grows_by_the_same_with_every_layer() -> None:
 
     def needed(layers: int) -> int:
         config = GPT2Config(n_layer=layers, n_head=2, n_embd=64, block_size=64, vocab_size=300)
-        plan = plan_step(config, batch_size=2, seq_len=64, tile=64, device="cuda:0", device_memory="1MiB", precision="bf16")
+        machine = Machine(device="cuda:0", device_memory="1MiB", precision="bf16")
+        plan = plan_step(config, Work(batch_size=2, seq_len=64, tile=64), machine)
         return plan.host_bytes
 
     one, two = needed(1), needed(2)

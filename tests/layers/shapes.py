@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.machine import Work
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling
 
@@ -23,6 +24,10 @@ class Shape:
 
     def parameters(self) -> Parameters:
         return Parameters(self.config, Tiling(self.config, self.tile))
+
+    def work(self, **more: Any) -> Work:
+        """What a step of it asks for. more: of Work."""
+        return Work(batch_size=self.batch, seq_len=self.length, micro_batches=self.micro_batches, tile=self.tile, **more)
 
     def batch_of_tokens(self, seed: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
         """Tokens and targets (B, T); some targets are ignored."""

@@ -22,6 +22,7 @@ from asynctile.layers.architecture import Architecture
 from asynctile.layers.config import MODEL, TOKENS, Axis, Config, Tensor
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.layout import shapes
+from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
 from asynctile.storage.checksums import CHECKSUMS
 from tests.layers.training import OPTIMIZER
@@ -152,7 +153,7 @@ async def test_a_family_that_is_not_known_is_refused(tmp_path: Path, monkeypatch
 
 
 def test_it_is_planned() -> None:
-    plan = plan_step(CONFIG, batch_size=2, seq_len=11, tile=TILE, device="emulated")
+    plan = plan_step(CONFIG, Work(batch_size=2, seq_len=11, tile=TILE), Machine(device="emulated"))
     assert plan.parameters == CONFIG.parameter_count == sum(np.prod(shape) for _, shape in shapes(CONFIG))
     assert plan.floor_bytes >= floor_demand(CONFIG, TILE).floor_nbytes
 

@@ -17,6 +17,7 @@ import pytest
 from asynctile import BudgetError, Engine, TornModelError
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.machine import Machine
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import KINDS, record
@@ -217,7 +218,7 @@ async def test_the_floor_is_refused_before_any_work_and_the_plan_of_a_gpu_knows_
         assert caught.value.floor == FLOOR
         assert engine.statistics().operations == 0
     coarse = floor_demand(SHAPE.config, SHAPE.tile, COARSE, "bf16").rounded(COARSE.alignment).floor_nbytes
-    plan = plan_step(SHAPE.config, batch_size=2, seq_len=17, tile=SHAPE.tile, device="cuda:0", precision="bf16")
+    plan = plan_step(SHAPE.config, SHAPE.work(), Machine(device="cuda:0", precision="bf16"))
     assert (plan.floor_bytes, plan.row_tokens) == (coarse, 4 * SHAPE.tile)
 
 

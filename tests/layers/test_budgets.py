@@ -10,6 +10,7 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=70)
@@ -20,7 +21,7 @@ def tokens(batch: int = 2, length: int = 20) -> np.ndarray[Any, Any]:
 
 
 def plan(**options: Any) -> Any:
-    return plan_step(CONFIG, batch_size=2, seq_len=20, tile=16, **options)
+    return plan_step(CONFIG, Work(batch_size=2, seq_len=20, tile=16), Machine(**options))
 
 
 async def test_on_cpu_the_floor_of_a_step_is_enough_for_losses_between_steps() -> None:

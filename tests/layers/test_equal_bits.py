@@ -15,6 +15,7 @@ import pytest
 from asynctile import BudgetError, Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.machine import Machine, Work
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import KINDS, record
@@ -158,10 +159,9 @@ async def test_below_the_floor_is_refused_before_any_work(shape: Shape) -> None:
     assert caught.value.floor == floor
     assert str(floor) in str(caught.value)
     assert (statistics.operations, statistics.uploaded_bytes, statistics.host_peak_bytes) == (0, 0, 0)
-    plan = {"batch_size": shape.batch, "seq_len": shape.length, "micro_batches": shape.micro_batches, "tile": shape.tile}
-    assert floor_bytes(shape.config, **plan) == floor, "plan and engine disagree"
+    assert plan_step(shape.config, shape.work(), Machine(device="emulated")).floor_bytes == floor, "plan and engine disagree"
     with pytest.raises(BudgetError) as planned:
-        plan_step(shape.config, **plan, device="emulated", device_memory=floor - 1)
+        plan_step(shape.config, shape.work(), Machine(device="emulated", device_memory=floor - 1))
     assert planned.value.floor == floor
 
 
@@ -216,8 +216,8 @@ CONFIGS = {
 
 
 def floor_bytes(config: GPT2Config, *, batch_size: int = 2, seq_len: int | None = None, **more: Any) -> int:
-    plan = plan_step(config, batch_size=batch_size, seq_len=seq_len or config.block_size, device="emulated", **more)
-    return plan.floor_bytes
+    work = Work(batch_size=batch_size, seq_len=seq_len or config.block_size, **more)
+    return plan_step(config, work, Machine(device="emulated")).floor_bytes
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())

@@ -15,6 +15,7 @@ from asynctile.errors import BudgetError
 from asynctile.layers import GPT2, GPT2Config
 from asynctile.layers.config import MOST
 from asynctile.layers.layout import shapes, tensor_count
+from asynctile.layers.machine import Machine, Work
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.tiling import MOST_TILES, Tiling
@@ -67,7 +68,7 @@ async def test_a_model_without_end_is_refused_before_lists_are_made_of_it(change
                 with pytest.raises(ValueError, match=rf"tiles of edge \d+, expected at most {MOST_TILES:,}; choose"):
                     await GPT2.create(engine, config, tile=tile)
                 with pytest.raises(ValueError, match="expected at most"):
-                    plan_step(config, batch_size=1, seq_len=8, tile=tile, device="cpu")
+                    plan_step(config, Work(batch_size=1, seq_len=8, tile=tile), Machine(device="cpu"))
 
 
 @pytest.mark.timeout(20)

@@ -21,6 +21,7 @@ import pytest
 
 from asynctile import BudgetError, Engine, StalledError, TierError, TornModelError
 from asynctile.layers import GPT2, GPT2Config, Trainer
+from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.storage.faults import Faults
 from tests.layers.training import (
@@ -100,7 +101,7 @@ async def test_no_mode_changes_a_bit(clip_norm: float | None, recompute: bool, t
 
 
 async def test_where_ram_suffices_nothing_is_written_to_the_disk(tmp_path: Path) -> None:
-    plan = plan_step(SMALL.config, batch_size=2, seq_len=17, micro_batches=2, tile=12, device="cpu", spill=True)
+    plan = plan_step(SMALL.config, SMALL.work(), Machine(device="cpu", spill=True))
     for options in ({"device": "cpu"}, {"device": "emulated", "device_memory": "64KiB"}):
         options["host_memory"] = plan.resident_bytes
         async with Engine(**options, spill=tmp_path) as engine:
@@ -173,8 +174,7 @@ async def test_foreign_files_in_the_folder_stay_as_they_are(tmp_path: Path) -> N
 @pytest.mark.parametrize("update", ["device", "host"])
 async def test_the_plan_of_three_tiers_moves_what_a_step_moves(update: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"device_memory": STATES // 4, "host_memory": STATES // 3}
-    shape = {"batch_size": RAGGED.batch, "seq_len": RAGGED.length, "micro_batches": RAGGED.micro_batches, "tile": RAGGED.tile}
-    plan = plan_step(RAGGED.config, **shape, device="emulated", spill=True, update=update, **options)  # type: ignore[arg-type]
+    plan = plan_step(RAGGED.config, RAGGED.work(update=update), Machine(device="emulated", spill=True, **options))
     async with Engine("emulated", spill=tmp_path, **options) as engine:
         model = await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
         trainer = Trainer(model, micro_batches=RAGGED.micro_batches, update=update)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from asynctile import BudgetError, Engine
 from asynctile.layers import Trainer
+from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import record
 from asynctile.layers.update_placement import (
@@ -23,9 +25,9 @@ from asynctile.layers.update_placement import (
     cheapest,
     costs_of,
     link_seconds,
-    place,
     seconds,
     spread,
+    tiles_to_update_on_host,
     updates_of,
 )
 from asynctile.measure.rates import Rates
@@ -315,25 +317,25 @@ def test_a_placement_depends_on_program_cap_and_rates_alone() -> None:
         program = record("step", parameters, parameters.tiling.rows(RAGGED.batch, RAGGED.length, 2))
         demand = demand_of([program], parameters.states())
         slow = replace(RATES, upload=1e6, download=1e6, update=1e6)
-        names.append(sorted(tile.name for tile in place(program, demand, STATES // 4, slow)))
+        place = partial(tiles_to_update_on_host, program, demand)
+        names.append(sorted(tile.name for tile in place(STATES // 4, slow)))
         assert 0 < len(names[-1]) < len(updates_of(program))
-        assert place(program, demand, STATES // 4, replace(slow, update=1e-3)) == NOWHERE
-        assert place(program, demand, None, slow) == place(program, demand, demand.resident_nbytes, slow) == NOWHERE
+        assert place(STATES // 4, replace(slow, update=1e-3)) == NOWHERE
+        assert place(None, slow) == place(demand.resident_nbytes, slow) == NOWHERE
         weights = {operation.operands[0] for operation in updates_of(program)}
         matrices = {tile for tile in weights if len(tile.shape) == 2}
-        assert place(program, demand, STATES // 4, replace(slow, update=1e15)) == matrices
+        assert place(STATES // 4, replace(slow, update=1e15)) == matrices
     assert names[0] == names[1]
 
 
 def test_a_plan_says_where_tiles_are_updated() -> None:
-    shape = {"batch_size": RAGGED.batch, "seq_len": RAGGED.length, "micro_batches": 2, "tile": RAGGED.tile}
-    plans = {update: plan_step(RAGGED.config, **shape, device="emulated", device_memory=STATES // 4, update=update)  # type: ignore[arg-type]
-             for update in ("device", "host", "auto")}  # fmt: skip
+    machine = Machine(device="emulated", device_memory=STATES // 4)
+    plans = {update: plan_step(RAGGED.config, RAGGED.work(update=update), machine) for update in ("device", "host", "auto")}
     assert plans["device"].updates_on_host == 0
     assert plans["host"].updates_on_host == plans["host"].updates == plans["device"].updates > 0
     assert plans["host"].uploaded_bytes < plans["device"].uploaded_bytes
     count = plans["host"].updates
     assert ("weight tiles", f"{count}, {count} of them updated on the host") in plans["host"].lines()
-    slow = plan_step(RAGGED.config, **shape, device="emulated", device_memory=STATES // 4, link_rate="1MB")  # type: ignore[arg-type]
+    slow = plan_step(RAGGED.config, RAGGED.work(), replace(machine, link_rate="1MB"))
     assert 0 < slow.updates_on_host <= slow.updates
-    assert plan_step(RAGGED.config, **shape, device="cpu", update="host").updates_on_host == 0  # type: ignore[arg-type]
+    assert plan_step(RAGGED.config, RAGGED.work(update="host"), Machine(device="cpu")).updates_on_host == 0

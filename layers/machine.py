@@ -1,0 +1,110 @@
+"""What a step is planned for: `Work`, the settings of a training, and `Machine`, those of an engine and what is assumed of it.
+
+The machine need not be there: its rates are rough, and plan.py says so where it uses them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from asynctile.device import resolved
+from asynctile.layers.update_placement import check_update
+from asynctile.measure.rates import Rates
+from asynctile.program.grain import Grain, grain_of
+from asynctile.program.precision import check_precision
+from asynctile.storage.limits import spare_memory
+from asynctile.storage.sizes import parse_size
+
+#: A rough GEMM rate of one CPU core, float32.
+FLOPS_PER_S = 200e9
+#: GEMM rates of a GPU by precision, and its link each way in bytes a second: about those of an H200.
+GPU_FLOPS_PER_S = {"fp32": 50e12, "tf32": 390e12, "bf16": 780e12}
+GPU_LINK_PER_S = 50_000_000_000
+#: Rough bytes a second of a link that nobody limits, and of AdamW in RAM.
+LINK_PER_S, UPDATE_PER_S = 12e9, 40e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A batch and how it is trained on, as in Trainer; tile: as in GPT2.create. ValueError for an update that there is not."""
+
+    batch_size: int
+    seq_len: int
+    micro_batches: int = 1
+    recompute: bool = True
+    clip_norm: float | None = None
+    tile: int | None = None
+    update: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_update(self.update)
+
+    @property
+    def kind(self) -> str:
+        """The kind of its program."""
+        return "step" if self.clip_norm is None else "step_clipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """An engine that is not opened; sizes as in Engine. spill: whether there is a folder below RAM. ValueError."""
+
+    device: str = "auto"
+    precision: str = "fp32"
+    device_memory: int | str | None = None
+    host_memory: int | str | None = None
+    spill: bool = False
+    spill_limit: int | str | None = None
+    prefetch: int = 2
+    link_rate: int | str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", resolved(self.device))
+        check_precision(self.precision, self.device)
+
+    @property
+    def grain(self) -> Grain:
+        """How its kind of device cuts tiles."""
+        return grain_of(self.device)
+
+    @property
+    def has_link(self) -> bool:
+        """Whether the device has a memory of its own."""
+        return self.device != "cpu"
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.startswith("cuda")
+
+    @property
+    def flops_per_s(self) -> float:
+        """The rate of GEMMs."""
+        return GPU_FLOPS_PER_S[self.precision] if self.is_gpu else FLOPS_PER_S * len(os.sched_getaffinity(0))
+
+    @property
+    def link_per_s(self) -> int | None:
+        """Bytes a second of the link each way; None where nobody limits it."""
+        return GPU_LINK_PER_S if self.is_gpu else size(self.link_rate)
+
+    @property
+    def rates(self) -> Rates:
+        """What the placement of updates goes by."""
+        link = self.link_per_s or LINK_PER_S
+        return Rates(compute=self.flops_per_s, upload=link, download=link, update=UPDATE_PER_S)
+
+    @property
+    def host_nbytes(self) -> int | None:
+        """The cap on RAM: over a spill folder what the system can spare, where none is given."""
+        host = size(self.host_memory)
+        return spare_memory() if self.spill and host is None else host
+
+    def cap(self, host: int | None) -> int | None:
+        """The cap on the memory that is computed in, with `host` bytes of RAM."""
+        return size(self.device_memory) if self.has_link else host
+
+
+def size(value: int | str | None) -> int | None:
+    """Bytes; None for no limit."""
+    return None if value is None else parse_size(value)
