@@ -171,7 +171,7 @@ async def load(engine: Engine, path: str | os.PathLike[str]) -> tuple[Model, Tra
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error
         _check_moments(model, moments, folder)
         _warn_of_changes(state, surroundings() | _arithmetic(model), folder)
-        await model.fill(source.read, files)
+        await model.set_weights(source.read, files)
 
         def moment(parameter: Parameter, family: str, key: tuple[int, int]) -> Any:
             return moments.read(tensor_name(parameter.name, family), parameter.index(*key))

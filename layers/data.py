@@ -17,6 +17,7 @@ from asynctile.layers.entropy import bigram_entropy
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.text import TextSource
 from asynctile.layers.tokens import TokenFile, Tokens, TokenView, open_tokens, split, tokenise
+from asynctile.ops.cross_entropy import IGNORED
 from asynctile.storage.input import shown
 
 __all__ = [
@@ -34,8 +35,6 @@ __all__ = [
 ]
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
-#: a target that no loss counts
-IGNORED = -100
 
 
 class Batches:

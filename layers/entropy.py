@@ -53,8 +53,8 @@ def _count_pairs(tokens: Tokens, vocab_size: int) -> tuple[NDArray[np.int64], ND
             dense += np.bincount(codes, minlength=dense.size)
         else:
             new, times = np.unique(codes, return_counts=True)
-            pairs, place = np.unique(np.concatenate([pairs, new]), return_inverse=True)
-            counts = np.bincount(place, np.concatenate([counts, times])).astype(np.int64)
+            pairs, inverse = np.unique(np.concatenate([pairs, new]), return_inverse=True)
+            counts = np.bincount(inverse, np.concatenate([counts, times])).astype(np.int64)
     if dense.size:
         pairs = np.flatnonzero(dense)
         counts = dense[pairs]

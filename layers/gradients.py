@@ -36,11 +36,11 @@ class Gradients:
 
     def open(self, parameter: Parameter, i: int, j: int = 0) -> tuple[Handle, bool]:
         """The gradient tile, and whether something has been written to it: what comes next is added then."""
-        place = (parameter, (i, j))
-        tile = self._open.get(place)
+        key = (parameter, (i, j))
+        tile = self._open.get(key)
         if tile is not None:
             return tile, True
-        tile = self._open[place] = self.program.tile(f"d{parameter.label(i, j)}", parameter.weights[i, j].shape)
+        tile = self._open[key] = self.program.tile(f"d{parameter.label(i, j)}", parameter.weights[i, j].shape)
         return tile, False
 
     def settle(self, parameter: Parameter, i: int, j: int = 0) -> None:

@@ -48,7 +48,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """An engine that is not opened; sizes as in Engine. spill: whether there is a folder below RAM. ValueError."""
+    """An engine that is not open, sizes as in Engine; ValueError for wrong settings. spill: whether a folder is below RAM."""
 
     device: str = "auto"
     precision: str = "fp32"

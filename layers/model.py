@@ -7,7 +7,6 @@ step.py, training is trainer.py, files are exchange.py.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -27,7 +26,7 @@ from asynctile.layers.exchange import Pretrained, check_place, replaced, write_m
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
-from asynctile.layers.sampling import Sampler
+from asynctile.layers.sampling import Context, Sampler
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.loop.files import Files
@@ -41,8 +40,6 @@ from asynctile.storage.demand import Demand
 
 #: Up to so many tiles are counted one by one, which says exactly what fits.
 COUNTED_TILES = 10_000
-#: Generation pads its window to a multiple of this many tokens, so that few programs serve all lengths.
-WINDOW = 32
 
 
 def check_room(engine: Engine, tiling: Tiling, nbytes: int) -> None:
@@ -85,7 +82,7 @@ class Model:
 
         async def job() -> Self:
             model = cls(engine, config, tile)
-            await model.fill(lambda parameter, key: initial_piece(parameter, parameter.index(*key), seed))
+            await model.set_weights(lambda parameter, key: initial_piece(parameter, parameter.index(*key), seed))
             return model
 
         return await engine.call(job(), undo=cls.release)
@@ -103,7 +100,7 @@ class Model:
                 source = await files.run(lambda: opened.enter_context(Pretrained(path, files.tick)))
                 model = cls(engine, source.config, tile)
                 model.companions = source.companions
-                await model.fill(source.read, files)
+                await model.set_weights(source.read, files)
             model.last_checkpoint = str(path)
             return model
 
@@ -130,7 +127,7 @@ class Model:
         """From now on `path` is where to go back to."""
         self.last_checkpoint = str(path)
 
-    async def fill(self, value: Any, files: Files | None = None) -> None:
+    async def set_weights(self, value: Any, files: Files | None = None) -> None:
         """On the device's loop: give every weight tile value(parameter, (i, j)), and so its copy, tile by tile.
 
         files: reads them, for values that come from files; else they are computed.
@@ -208,8 +205,11 @@ class Model:
     def check_whole(self, wish: str) -> None:
         """TornModelError if a step broke off after its first update."""
         if self.torn is not None:
-            where = self.last_checkpoint or "none was saved"
-            raise TornModelError(f"cannot {wish}: {self.torn}; load the last checkpoint ({where})")
+            raise TornModelError(f"cannot {wish}: {self.torn_message()}")
+
+    def torn_message(self) -> str:
+        """Why it is torn, and the way out."""
+        return f"{self.torn}; load the last checkpoint ({self.last_checkpoint or 'none was saved'})"
 
     def program(
         self,
@@ -291,24 +291,20 @@ class Model:
         top_k: int | None = 50,
         seed: int | None = None,
     ) -> AsyncIterator[int]:
-        """Yield new token ids one by one; the window is the last block_size tokens, computed anew for each.
+        """Yield new token ids one by one; the last block_size tokens are the context, computed anew for each.
 
-        prompt_ids (T,) may be longer: what stands before the window is neither looked at nor kept.
+        prompt_ids (T,) may be longer: what stands before the context is neither looked at nor kept.
         """
         block_size = self.config.block_size
-        seen = np.asarray(prompt_ids)[None][..., -block_size:]
-        window = deque(check_tokens("prompt_ids", seen, self.config)[0].tolist(), maxlen=block_size)
+        seen = check_tokens("prompt_ids", np.asarray(prompt_ids)[None][..., -block_size:], self.config)
+        context = Context(seen[0], block_size)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a whole number of at least 0")
         sampler = Sampler(temperature, top_k, seed)
         for _ in range(max_new_tokens):
-            # What stands behind the last token cannot be seen from it: attention is causal.
-            length = min(-(-len(window) // WINDOW) * WINDOW, block_size)
-            padded = np.zeros((1, length), np.int32)
-            padded[0, : len(window)] = window
-            logits = await self.logits(padded)
-            token = sampler.choose(logits[0, len(window) - 1])
-            window.append(token)
+            logits = await self.logits(context.padded())
+            token = sampler.choose(logits[0, len(context) - 1])
+            context.append(token)
             yield token
 
     async def release(self) -> None:

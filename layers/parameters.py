@@ -123,7 +123,7 @@ class Parameters(Mapping[str, Parameter]):
 def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> NDArray[np.float32]:
     """The values in a rectangle of a new tensor: the same whatever rectangle asks for them.
 
-    Each BLOCK x BLOCK block has its own stream of a counter-based generator, keyed by seed and name, and is drawn
+    Each BLOCK x BLOCK block has its own sequence of a counter-based generator, keyed by seed and name, and is drawn
     whole: any piece can be made alone, without the rest of the tensor.
     """
     shape = tuple(part.stop - part.start for part in index)
@@ -134,8 +134,8 @@ def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> 
     piece = np.empty(shape, np.float32)
     for i in range(rows.start // BLOCK, -(-rows.stop // BLOCK)):
         for j in range(columns.start // BLOCK, -(-columns.stop // BLOCK)):
-            stream = np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, j, i], np.uint64)))
-            block = stream.standard_normal((BLOCK, BLOCK), np.float32)
+            generator = np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, j, i], np.uint64)))
+            block = generator.standard_normal((BLOCK, BLOCK), np.float32)
             to_rows, from_rows = _overlap(rows, i)
             to_columns, from_columns = _overlap(columns, j)
             piece[to_rows, to_columns] = block[from_rows, from_columns]

@@ -34,18 +34,18 @@ class Grid:
         self.dtype = dtype
         self._tiles: dict[tuple[int, int], Handle] = {}
 
-    def __getitem__(self, place: tuple[int, int]) -> Handle:
+    def __getitem__(self, key: tuple[int, int]) -> Handle:
         """The tile of (row.index, column); KeyError if it was never opened."""
-        return self._tiles[place]
+        return self._tiles[key]
 
     def open(self, row: Row, column: int = 0) -> tuple[Handle, bool]:
         """The tile, and whether something has been written to it: what comes next is added then."""
-        place = (row.index, column)
-        tile = self._tiles.get(place)
+        key = (row.index, column)
+        tile = self._tiles.get(key)
         if tile is not None:
             return tile, True
         name = f"{self._name}[{row.index},{column}]"
-        tile = self._tiles[place] = self._program.tile(name, self._shape(row, column), self.dtype)
+        tile = self._tiles[key] = self._program.tile(name, self._shape(row, column), self.dtype)
         return tile, False
 
     def new(self, row: Row, column: int = 0) -> Handle:

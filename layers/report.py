@@ -9,9 +9,14 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
+from asynctile.measure.statistics import Statistics
 from asynctile.storage.input import parse_json, read_lines
+
+#: What a step adds to of an engine's Statistics, and what is reported as it stands.
+GROWING = ("stall_s", "uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes")
+PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,18 @@ class StepReport:
     host_peak_bytes: int
     spill_peak_bytes: int
     skipped: bool = False
+
+    @classmethod
+    def between(cls, before: Statistics, after: Statistics, *, step_s: float, tokens: int, **values: Any) -> Self:
+        """The report of a step that took so long from one snapshot of the engine to the other; values: the other fields."""
+        return cls(
+            **values,
+            tokens=tokens,
+            step_s=step_s,
+            tokens_per_s=tokens / step_s,
+            **{name: getattr(after, name) - getattr(before, name) for name in GROWING},
+            **{name: getattr(after, name) for name in PEAKS},
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For json; numbers that are not finite become strings, since JSON has none."""

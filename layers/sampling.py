@@ -1,13 +1,40 @@
-"""Choosing the next token from logits: temperature and top-k. Which logits is model.py."""
+"""Choosing the next token from logits, by temperature and top-k, and the tokens that it follows. Which logits is model.py."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import AsynctileError
+
+#: A context is padded to a multiple of this many tokens, so that few programs serve all lengths.
+MULTIPLE = 32
+
+
+class Context:
+    """The last `most` tokens of a text."""
+
+    def __init__(self, tokens: Iterable[int], most: int) -> None:
+        self._tokens = deque(map(int, tokens), maxlen=most)
+        self._most = most
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def append(self, token: int) -> None:
+        """The next token; the first goes if there are too many."""
+        self._tokens.append(token)
+
+    def padded(self) -> NDArray[np.int32]:
+        """Int32 (1, T), zeros behind the last token: they cannot be seen from it, since attention is causal."""
+        length = min(-(-len(self) // MULTIPLE) * MULTIPLE, self._most)
+        padded = np.zeros((1, length), np.int32)
+        padded[0, : len(self)] = self._tokens
+        return padded
 
 
 class Sampler:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.engine import Engine
-from asynctile.errors import AsynctileError, BudgetError, CheckpointError, DeviceError, StalledError, TornModelError
+from asynctile.errors import AsynctileError, BudgetError, DeviceError, StalledError, TornModelError
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.feed import Steps
@@ -31,6 +31,7 @@ from asynctile.layers.model import Model
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
+from asynctile.layers.saving import Saving
 from asynctile.layers.settings import Settings, Training
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
@@ -81,8 +82,7 @@ class Trainer:
         self.data_state: dict[str, Any] = {}
         #: by program with every update on the device, what "auto" came to
         self._chosen: WeakKeyDictionary[Program, frozenset[Handle]] = WeakKeyDictionary()
-        #: the save that was left to a task and nobody has asked about since
-        self._saving: asyncio.Task[None] | None = None
+        self._saving = Saving(self.engine)
 
     @property
     def step_count(self) -> int:
@@ -163,7 +163,7 @@ class Trainer:
                 await self.model.prepare_moments()
                 training = Training(settings=self.settings, optimizer=self.optimizer, step_count=self.step_count,
                                     skipped_count=self.skipped_count, data_state=data_state)  # fmt: skip
-                self._saving = await save(self.model, training, final, wait=wait)
+                self._saving.begin(await save(self.model, training, final, wait=wait))
 
         await self.engine.call(job())
 
@@ -172,26 +172,12 @@ class Trainer:
 
         From any loop. The save is under the watchdog, so this wait is: StalledError names its folder.
         """
-        self.engine.check_process()
-        task = self._saving
-        if task is None:
-            return
-        if not task.done():
-            try:
-                await self.engine.call(asyncio.wait([task]))
-            except DeviceError:  # the engine is being closed: it ends saves before those who wait for them
-                if not task.done():
-                    raise
-        if self._saving is task:
-            self._saving = None
-        if task.cancelled():
-            raise CheckpointError("a save was broken off since its engine closed; the checkpoint before it is whole")
-        task.result()
+        await self._saving.ended()
 
     @property
     def saving(self) -> bool:
         """Whether a save goes on behind the training; once it is False, `saved` returns or raises at once."""
-        return self._saving is not None and not self._saving.done()
+        return self._saving.is_under_way
 
     @classmethod
     async def load(cls, engine: Engine, path: str | os.PathLike[str], *, update: str = "auto") -> Self:
@@ -287,12 +273,12 @@ class Trainer:
             await under_shield(run.abandon())
             if isinstance(error, StalledError):
                 raise
-            raise TornModelError(self._torn_message()) from error
+            raise TornModelError(self.model.torn_message()) from error
         norm = math.sqrt(_total(program, run, "norm"))
         if not math.isfinite(norm):
             name = next(n for n, x in zip(program.numbers, run.numbers, strict=False) if not math.isfinite(x))
             self.model.torn = f"a gradient of step {self.step_count + 1} was not finite ({name})"
-            raise TornModelError(self._torn_message() + "; clip_norm skips such steps instead")
+            raise TornModelError(self.model.torn_message() + "; clip_norm skips such steps instead")
         self.model.step_count += 1
         self.last_report = report(loss, norm)
         counted()
@@ -303,7 +289,7 @@ class Trainer:
     async def _skip(self, run: Job, report: Reporter, loss: float, norm: float) -> StepReport:
         await self.model.abandon(run)
         if self.model.torn is not None:
-            raise TornModelError(self._torn_message())
+            raise TornModelError(self.model.torn_message())
         self.skipped_count += 1
         return report(loss, norm, skipped=True)
 
@@ -313,38 +299,19 @@ class Trainer:
         if isinstance(error, StalledError):
             return
         if self.model.torn is not None:
-            raise TornModelError(self._torn_message()) from error
+            raise TornModelError(self.model.torn_message()) from error
         if isinstance(error, Exception) and not isinstance(error, AsynctileError):
             raise DeviceError(
                 f"step {self.step_count + 1} failed before it changed the model: {error!r}; the step can be repeated"
             ) from error
 
-    def _torn_message(self) -> str:
-        where = self.model.last_checkpoint or "none was saved"
-        return f"{self.model.torn}; load the last checkpoint ({where})"
-
     def _report(
         self, before: Statistics, start: float, tokens: int, loss: float, norm: float, *, skipped: bool = False
     ) -> StepReport:
-        after, seconds = self.engine.statistics(), time.perf_counter() - start
-        return StepReport(
-            step=self.step_count,
-            loss=loss,
-            lr=self.optimizer.rate(self.step_count + int(skipped)),
-            grad_norm=norm,
-            tokens=tokens,
-            step_s=seconds,
-            tokens_per_s=tokens / seconds,
-            stall_s=after.stall_s - before.stall_s,
-            uploaded_bytes=after.uploaded_bytes - before.uploaded_bytes,
-            downloaded_bytes=after.downloaded_bytes - before.downloaded_bytes,
-            spill_read_bytes=after.spill_read_bytes - before.spill_read_bytes,
-            spill_written_bytes=after.spill_written_bytes - before.spill_written_bytes,
-            device_peak_bytes=after.device_peak_bytes,
-            host_peak_bytes=after.host_peak_bytes,
-            spill_peak_bytes=after.spill_peak_bytes,
-            skipped=skipped,
-        )
+        return StepReport.between(
+            before, self.engine.statistics(), step_s=time.perf_counter() - start, tokens=tokens, step=self.step_count,
+            loss=loss, lr=self.optimizer.rate(self.step_count + int(skipped)), grad_norm=norm, skipped=skipped,
+        )  # fmt: skip
 
 
 def _total(program: Program, run: Job, label: str) -> float:

@@ -115,7 +115,7 @@ async def test_its_gradient_is_that_of_its_loss() -> None:
         norm = sum(float((value.astype(np.float64) ** 2).sum()) for value in gradients.values())
 
         async def loss_after(stride: float) -> float:
-            await engine.call(model.fill(
+            await engine.call(model.set_weights(
                 lambda parameter, key: (start[parameter.name] + np.float32(stride) * gradients[parameter.name])[
                     parameter.index(*key)]))  # fmt: skip
             return await model.loss(*BATCHES[0])

@@ -189,7 +189,7 @@ async def test_a_loss_that_is_not_finite_skips_the_step() -> None:
         trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER)
         state = await trainer.model.state_dict()
         state["transformer.wte.weight"][tokens[0, 0]] = np.float32(3.4e38)  # finite in float32, infinite in bf16
-        await trainer.model.fill(lambda parameter, key: state[parameter.name][parameter.index(*key)])
+        await trainer.model.set_weights(lambda parameter, key: state[parameter.name][parameter.index(*key)])
         report = await trainer.step(tokens, targets)
         assert report.skipped
         assert (trainer.step_count, trainer.skipped_count) == (0, 1)

@@ -50,7 +50,7 @@ async def lively(engine: Engine, shape: Shape, seed: int = 1) -> GPT2:
     random = np.random.default_rng(seed)
     for name, value in state.items():
         state[name] = 2 * value + np.float32(0.05) * random.standard_normal(value.shape, np.float32)
-    await model.fill(lambda parameter, key: state[parameter.name][parameter.index(*key)])
+    await model.set_weights(lambda parameter, key: state[parameter.name][parameter.index(*key)])
     return model
 
 

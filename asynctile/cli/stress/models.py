@@ -19,7 +19,7 @@ from asynctile.cli.stress.finding import expect_bytes
 from asynctile.cli.stress.place import Place, draw_place
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
-from asynctile.layers.parameters import Parameters
+from asynctile.layers.parameters import MOMENTS, Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.program.needs import demand_of
@@ -68,7 +68,7 @@ async def state_of(trainer: Trainer) -> State:
     await model.prepare_moments()
     found: State = {}
     for name, parameter in model.parameters.items():
-        for family in ("weights", "exp_avg", "exp_avg_sq"):
+        for family in ("weights", *MOMENTS):
             found[f"{name} {family}"] = await model.gather(parameter, getattr(parameter, family))
     return found
 

@@ -17,7 +17,7 @@ from asynctile.cli.stress.inputs.content import CONTENT
 from asynctile.cli.stress.inputs.document import DOCUMENT, is_document, is_weights, says_dtypes
 from asynctile.cli.stress.inputs.entries import ENTRIES
 from asynctile.cli.stress.inputs.impostor import IMPOSTOR, KEPT_FROM
-from asynctile.cli.stress.inputs.prey import STEPS, Order
+from asynctile.cli.stress.inputs.prey import NEWEST, Order
 from asynctile.cli.stress.inputs.site import Site
 from asynctile.storage.checksums import CHECKSUMS, checksum
 
@@ -27,7 +27,6 @@ _CONTENT, _DOCUMENT, _IMPOSTOR = 0.3, 0.4, 0.3
 _MENDED = 0.5
 #: A checkpoint that is not the newest, and files that nobody reads, are damaged less often.
 _SELDOM = 0.1
-_NEWEST = f"checkpoints/step-{STEPS:06}"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def _draw_path(copy: Path, order: Order, chance: random.Random) -> Path:
 
 def _is_seldom_read(inner: PurePath, order: Order) -> bool:
     """inner: a path in the copy."""
-    if inner.parts[:1] == ("checkpoints",) and not inner.as_posix().startswith(_NEWEST) and len(inner.parts) > 1:
+    if inner.parts[:1] == ("checkpoints",) and not inner.as_posix().startswith(NEWEST) and len(inner.parts) > 1:
         return True
     return inner.name in ("loss.svg", "sample.txt", "summary.json") or not order.looks_at(inner)
 
@@ -75,9 +74,9 @@ def _name(path: Path, copy: Path) -> str:
     """A file, named so that a table of them is read with ease."""
     inner = path.relative_to(copy).as_posix()
     if path.parent.parent.name == "checkpoints":
-        return f"{'' if inner.startswith(_NEWEST) else 'older '}checkpoint/{path.name}"
+        return f"{'' if inner.startswith(NEWEST) else 'older '}checkpoint/{path.name}"
     if path.parent.name == "checkpoints":
-        return f"{'' if inner.startswith(_NEWEST) else 'older '}checkpoint/"
+        return f"{'' if inner.startswith(NEWEST) else 'older '}checkpoint/"
     return f"{copy.name}/" if inner == "." else f"{copy.name}/{inner}{'/' if path.is_dir() else ''}"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from asynctile.cli.stress.inputs.trial import End
 from asynctile.storage.tensors import TensorReader, TensorWriter
 
-__all__ = ["STEPS", "Order", "Prey", "draw_order", "draw_target"]
+__all__ = ["NEWEST", "STEPS", "Order", "Prey", "draw_order", "draw_target"]
 
 _SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 300}
 STEPS = 4
@@ -45,9 +45,9 @@ class Order:
 
 
 _LOADED = ("config.json", "model.safetensors")
-_NEWEST = f"checkpoints/step-{STEPS:06}"
+NEWEST = f"checkpoints/step-{STEPS:06}"
 _RUN = (".", "run.json", "checkpoints")
-_SAVED = (_NEWEST, f"{_NEWEST}/checksums.json", *(f"{_NEWEST}/{name}" for name in _LOADED))
+_SAVED = (NEWEST, f"{NEWEST}/checksums.json", *(f"{NEWEST}/{name}" for name in _LOADED))
 _TRAIN = "train --device cpu --batch-size 2 --steps"
 _GENERATE = "--device cpu --prompt a --max-new-tokens 2"
 #: For each target; one that stands twice is drawn twice as often.
@@ -56,8 +56,8 @@ ORDERS: dict[str, tuple[Order, ...]] = {
         *(3 * (Order(f"train --resume --out {{it}} --steps {STEPS + 1}", ("*",), "it",
                      (*_LOADED, "optimizer.safetensors", "trainer.json")),)),
         *(2 * (Order(f"generate {{it}} {_GENERATE}", (*_RUN, *_SAVED, "tokenizer.json"), checks=_LOADED),)),
-        Order(f"generate {{it}}/{_NEWEST} --tokenizer bytes {_GENERATE}", _SAVED, checks=_LOADED),
-        Order("plan --resume --out {it}", (*_RUN, _NEWEST)),
+        Order(f"generate {{it}}/{NEWEST} --tokenizer bytes {_GENERATE}", _SAVED, checks=_LOADED),
+        Order("plan --resume --out {it}", (*_RUN, NEWEST)),
     ),
     "model": (
         Order(f"generate {{it}} {_GENERATE}", ("*",)),
