@@ -1,0 +1,49 @@
+"""Options of the benchmarks, and the commit that is measured."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.shell import run
+
+
+@pytest.mark.parametrize(
+    ("given", "rounds", "steps", "starts"),
+    [
+        ([], 5, 2, None),
+        (["--against", "tree"], 2, 1, 9),
+        (["--against", "tree", "--rounds", "7", "--starts", "6"], 7, 1, 6),
+    ],
+)
+def test_against_another_commit_other_repeats_are_usual_unless_they_are_given(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, given: list[str], rounds: int, steps: int, starts: int | None
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", *given])
+    options = bench("common").arguments("", {"starts": 9, "rounds": 2, "steps": 1}, rounds=5, steps=2)
+    assert (options.rounds, options.steps, options.starts) == (rounds, steps, starts)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_commit_that_was_changed_says_so_and_results_are_no_change(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commit = bench("common").commit
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit(tmp_path) == "unknown"
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    files = [tmp_path / "bench" / "results" / "old.md", tmp_path / "source.py"]
+    for file in files:
+        file.touch()
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
+        assert run("git", *command, cwd=tmp_path).returncode == 0
+    found = run("git", "rev-parse", "--short", "HEAD", cwd=tmp_path).stdout.strip()
+    files[0].write_text("measured again")
+    assert commit(tmp_path) == found
+    files[1].write_text("changed")
+    assert commit(tmp_path) == f"{found} with uncommitted changes"
