@@ -1,0 +1,73 @@
+"""What moves and in what order, by what an engine says of itself: launches, programs, statistics, and kernels that wait.
+
+Bits are test_engine.py and tests/memory, what a failure leaves test_failures.py.
+"""
+
+import asyncio
+import threading
+
+import pytest
+
+from asynctile import Engine
+from asynctile.ops import copy, fill
+from asynctile.program.needs import demand_of
+from asynctile.streams import run_ahead
+from tests.by_hand import NBYTES, on_host, program_of, run, standing, values
+from tests.settle import settle, until
+
+
+@pytest.mark.parametrize("way", ["launches", "program"])
+async def test_the_host_does_not_run_further_ahead_than_so_many_bytes_to_be_copied(way, monkeypatch):
+    monkeypatch.setattr(run_ahead, "RUN_AHEAD_NBYTES", 4 * NBYTES)
+    out, *many = tiles = standing("out", *(f"t{index}" for index in range(20)))
+    gate, operations = threading.Event(), [copy(tile, out) for tile in many]
+    program = program_of(*operations)
+
+    async def launches():
+        for operation in operations:
+            await engine.launch(operation)
+        await engine.synchronize()
+
+    async with Engine("emulated", device_memory=40 * NBYTES, prefetch=1) as engine:
+        await engine.reserve(demand_of([program], tiles))
+        await engine.store(values(many).items())
+        true = engine.kernels["copy"]
+        engine.kernels["copy"] = lambda *args: (gate.wait(20), true(*args))
+        running = asyncio.create_task(launches() if way == "launches" else run(engine, program, tiles))
+        await until(lambda: engine.statistics().uploaded_bytes >= 6 * NBYTES)
+        await settle(engine)
+        ahead = engine.statistics().uploaded_bytes
+        gate.set()
+        assert await running is None
+        assert engine.statistics().uploaded_bytes == 20 * NBYTES
+    # The first has arrived and its operation hangs; of the others, one more than the bound: then it is seen.
+    assert ahead == 6 * NBYTES
+
+
+async def test_single_launches_push_out_what_was_unused_for_longest():
+    out, a, b, c, d = tiles = standing("out", "a", "b", "c", "d")
+    async with Engine("emulated", device_memory=4 * NBYTES) as engine:
+        await engine.reserve(demand_of([program_of(copy(a, out))], tiles))
+        await engine.store(values([a, b, c, d]).items())
+        loaded = []
+        for tile in (a, b, c, a, d, c, a, b, a, c, d):
+            before = engine.statistics().uploaded_bytes
+            await engine.launch(copy(tile, out))
+            if engine.statistics().uploaded_bytes > before:
+                loaded.append(tile.name)
+    assert loaded == ["a", "b", "c", "d", "b", "d"]
+
+
+async def test_a_copy_in_ram_that_the_device_has_changed_since_leaves_first_and_is_not_written_to_the_disk(tmp_path):
+    """However soon a program uses that tile: it stands on the device."""
+    out, old, near, far, new = tiles = standing("out", "old", "near", "far", "new")
+    program = program_of(on_host(fill(new, 1.0)), copy(old, out), copy(near, out), copy(far, out))
+    caps = {"device_memory": 8 * NBYTES, "host_memory": 3 * NBYTES, "spill": tmp_path}
+    async with Engine("emulated", **caps, prefetch=0) as engine:
+        await engine.reserve(demand_of([program], tiles))
+        await engine.store(values([old, near, far]).items())
+        await engine.launch(fill(old, 2.0))
+        assert await run(engine, program, tiles) is None
+        statistics = engine.statistics()
+        assert (statistics.spill_written_bytes, statistics.spill_read_bytes) == (0, 0)
+        assert (await engine.read(old) == 2.0).all()
