@@ -231,11 +231,13 @@ def planned() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def plan_of(config: Any, work: dict[str, Any], machine: dict[str, Any]) -> Any:
     """The plan by the tree that is measured: older ones take every setting by name."""
-    from asynctile.layers import plan
+    from asynctile.layers.plan import plan_step
 
-    if "machine" in inspect.signature(plan.plan_step).parameters:
-        return plan.plan_step(config, plan.Work(**work), plan.Machine(**machine))
-    return plan.plan_step(config, **work, **machine)  # type: ignore[call-arg, arg-type]
+    if "machine" not in inspect.signature(plan_step).parameters:
+        return plan_step(config, **work, **machine)  # type: ignore[call-arg, arg-type]
+    from asynctile.layers.machine import Machine, Work
+
+    return plan_step(config, Work(**work), Machine(**machine))
 
 
 def soft_gpu() -> bool:
