@@ -35,7 +35,8 @@ from asynctile.run.job import Job
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
 from asynctile.storage.spill import SpillRegion
-from asynctile.streams.stream import Stream, StreamEvent
+from asynctile.streams.event import StreamEvent
+from asynctile.streams.stream import Stream
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,7 +16,8 @@ from asynctile.program.grain import Grain
 from asynctile.program.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
-from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
+from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.stream import Stream
 
 #: Called while kernels are compiled: (kernel, how many are ready, of how many).
 Report = Callable[[str, int, int], None]

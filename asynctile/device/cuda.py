@@ -28,7 +28,8 @@ from asynctile.program.grain import COARSE
 from asynctile.program.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.sizes import format_size
-from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
+from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.stream import Stream
 
 #: Kernels of operations that the host does.
 ON_HOST = ("adamw", "adamw_bf16")

@@ -20,7 +20,7 @@ from typing import Any
 
 from asynctile.device.driver import Driver
 from asynctile.errors import DeviceError
-from asynctile.streams.stream import Span, StreamEvent, StreamEvents, StreamTask
+from asynctile.streams.event import Span, StreamEvent, StreamEvents, StreamTask
 
 #: Pieces of work that land together when nobody waits for one of them.
 BATCH = 8
@@ -44,7 +44,7 @@ class CudaEvent(StreamEvent):
 
 
 class CudaStream:
-    """A runner (asynctile/streams/stream.py). handle: the driver's stream. stall_s: seconds in which it waited for copies.
+    """A runner (asynctile/streams/event.py). handle: the driver's stream. stall_s: seconds in which it waited for copies.
 
     lock: shared with every stream whose work waits for this one's, on the GPU or on the host.
     """

@@ -17,7 +17,8 @@ from asynctile.program.operation import Operation
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.host import HostMemory
 from asynctile.storage.spill import SpillTier
-from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
+from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.stream import Stream
 
 DONE = StreamEvent()
 DONE.done = True

@@ -14,7 +14,8 @@ import numpy as np
 
 from asynctile.device.workers import WorkerDevice
 from asynctile.storage.limits import spare_memory
-from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
+from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.stream import Stream
 
 
 class Link:

@@ -14,7 +14,8 @@ from asynctile.kernels import cpu as kernels
 from asynctile.program.grain import FINE
 from asynctile.program.operation import Operation
 from asynctile.storage.host import HostMemory
-from asynctile.streams.stream import Runner, Stream, StreamEvent, StreamEvents
+from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.stream import Stream
 
 
 class WorkerDevice(HostMemory):

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from asynctile.errors import StalledError
-from asynctile.memory.tier import unfinished
 from asynctile.storage.documents import finish
+from asynctile.streams.event import StreamEvent, unfinished
 from asynctile.streams.run_ahead import Looks, RunAhead
-from asynctile.streams.stream import Stream, StreamEvent
+from asynctile.streams.stream import Stream
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from asynctile.errors import DeviceError
-from asynctile.streams.stream import resolve
+from asynctile.streams.event import resolve
 
 T = TypeVar("T")
 #: What to do with what a job made for a caller that is gone.

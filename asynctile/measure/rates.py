@@ -28,7 +28,7 @@ from asynctile.storage.arena import Pool
 from asynctile.storage.documents import finish
 from asynctile.storage.residency import Residency
 from asynctile.storage.sizes import parse_size
-from asynctile.streams.stream import StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents
 
 #: A probe is repeated, four times as often each time, until it takes this long.
 LONG_ENOUGH_S = 2e-3

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from asynctile.streams.stream import Runner, Span
+from asynctile.streams.event import Runner, Span
 
 
 class Trace:

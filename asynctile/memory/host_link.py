@@ -7,13 +7,13 @@ it where there is one, and a tile may be on the device, in RAM and in a file at 
 from __future__ import annotations
 
 from asynctile.device.base import Device
-from asynctile.memory.tier import Tier, unfinished
+from asynctile.memory.tier import Tier
 from asynctile.program.operation import READ, WRITE
 from asynctile.program.program import in_ram
 from asynctile.storage.arena import Slot
 from asynctile.storage.residency import OUTDATE, Residency
 from asynctile.storage.tile import NEVER
-from asynctile.streams.stream import StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents, unfinished
 
 
 class HostLink:

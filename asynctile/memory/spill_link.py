@@ -14,7 +14,8 @@ from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.demand import align
 from asynctile.storage.residency import Residency
 from asynctile.storage.spill import SpillTier
-from asynctile.streams.stream import Stream, StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents
+from asynctile.streams.stream import Stream
 
 #: Transfers in flight at once.
 THREADS = 4

@@ -16,9 +16,9 @@ from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import Backing, Evict, Ledger, Load, Move
 from asynctile.storage.residency import CLEAN, DIRTY, KEEP, LEAVE, LOSE, STORED, Residency, Transition
 from asynctile.storage.tile import Tile
+from asynctile.streams.event import StreamEvent, StreamEvents, failed_or_unfinished, unfinished
 from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
-from asynctile.streams.stream import StreamEvent, StreamEvents
 
 
 class Memory(Protocol):
@@ -233,15 +233,3 @@ class Tier:
         residency.written = None
         residency.reads = list(unfinished(*slot.guard))
         slot.guard = ()
-
-
-def unfinished(*events: Any) -> tuple[StreamEvent, ...]:
-    """What must be over before a place is used again; how it went does not matter."""
-    if not events:
-        return ()
-    return tuple([event for event in events if event is not None and not event.done])
-
-
-def failed_or_unfinished(*events: Any) -> tuple[StreamEvent, ...]:
-    """What wrote the bytes about to be read: an error must travel on."""
-    return tuple([event for event in events if event is not None and (not event.done or event.error is not None)])

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from asynctile.errors import TierError
-from asynctile.memory.tier import unfinished
 from asynctile.memory.tiers import Tiers
 from asynctile.program.handle import Handle
 from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
@@ -22,7 +21,7 @@ from asynctile.run.lane import Lane
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
 from asynctile.storage.residency import ABSENT, LOSE, REPLACE, Residency, State
-from asynctile.streams.stream import StreamEvent
+from asynctile.streams.event import StreamEvent, unfinished
 
 
 class Assembly:

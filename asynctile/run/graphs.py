@@ -24,7 +24,7 @@ from asynctile.program.handle import Handle
 from asynctile.program.operation import HOST, READ, UPDATE, GraphOperation, Operation
 from asynctile.program.program import Fetch, Program
 from asynctile.run.lane import Lane
-from asynctile.streams.stream import StreamEvent
+from asynctile.streams.event import StreamEvent
 
 T = TypeVar("T")
 #: A program that must be written down more often than this is better issued as it is.

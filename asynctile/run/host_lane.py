@@ -20,9 +20,9 @@ from asynctile.run.inputs import Inputs
 from asynctile.run.lane import Lane
 from asynctile.storage.residency import DIRTY, REPLACE, Residency
 from asynctile.storage.tile import NEVER
+from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
-from asynctile.streams.stream import StreamEvent, StreamEvents
 
 
 class HostLane(Lane):

@@ -21,7 +21,7 @@ from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
 from asynctile.storage.residency import ABSENT
 from asynctile.storage.tile import NEVER
-from asynctile.streams.stream import StreamEvent
+from asynctile.streams.event import StreamEvent
 
 
 class Job:

@@ -22,9 +22,9 @@ from asynctile.program.program import Entry, Fetch
 from asynctile.run.inputs import Inputs
 from asynctile.storage.residency import Residency
 from asynctile.storage.tile import NEVER
+from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
-from asynctile.streams.stream import StreamEvent, StreamEvents
 
 
 class Lane:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asynctile.streams.stream import StreamEvent
+from asynctile.streams.event import StreamEvent
 
 
 class Lockstep:

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from asynctile.errors import StalledError
+from asynctile.streams.event import Runner, StreamEvent
 from asynctile.streams.stall import describe
-from asynctile.streams.stream import Runner, StreamEvent
 
 #: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers.
 RUN_AHEAD_OPERATIONS = 96

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
-from asynctile.streams.stream import Runner, StreamEvent
+from asynctile.streams.event import Runner, StreamEvent
 
 #: Operations and copies that the sentence names; the rest is counted.
 NAMED = 2

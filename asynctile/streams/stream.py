@@ -1,12 +1,8 @@
-"""Streams and events on the host: worker threads that run work behind the loop that enqueues it.
+"""Streams on the host: worker threads that run work behind the loop that enqueues it.
 
-A stream is a queue and one or more threads. Work names the events it must wait for; it runs when all of them are done,
-the work enqueued first before the rest. So nothing that is ready waits behind something that is not, and no thread
-ever blocks on an event: streams cannot deadlock, since an event exists before anything can wait for it.
-
-An event carries the error of its work, and work that waits for a failed event fails with the same error instead of
-running: one bad kernel fails everything downstream. Work that only comes after another, because it takes over the slot, does
-not care how that went: nothing else fails.
+A stream is a queue and one or more threads. Work names the events it must wait for (asynctile/streams/event.py); it runs when
+all of them are done, the work enqueued first before the rest. So nothing that is ready waits behind something that is not, and
+no thread ever blocks on an event: streams cannot deadlock, since an event exists before anything can wait for it.
 
 The way not taken: a thread a stream that runs strictly in order, with the stream chosen when work is issued, as on a
 GPU. With two cores and guessed costs each waited for the other for a quarter of the forward pass.
@@ -14,156 +10,14 @@ GPU. With two cores and guessed costs each waited for the other for a quarter of
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import Any
 
 from asynctile.errors import DeviceError
-
-#: One piece of work in a trace: stream, work, start and end in seconds.
-Span = tuple[str, str, float, float]
-
-
-class StreamEvent:
-    """Done when its work has run. Created by `Stream.enqueue`.
-
-    error: what the work raised, or inherited; None if it went well. is_copy: moved bytes between tiers. what: the
-    operation or the tile that it is about, for messages.
-    """
-
-    __slots__ = ("done", "error", "is_copy", "what", "dependents", "followers", "_wakers")
-
-    def __init__(self, is_copy: bool = False, what: object = None) -> None:
-        self.done = False
-        self.error: BaseException | None = None
-        self.is_copy = is_copy
-        self.what = what
-        self.dependents: list[StreamTask] = []
-        self.followers: list[StreamTask] = []
-        self._wakers: list[Callable[[], Any]] = []
-
-    def wait(self) -> None:
-        """Block the calling thread until done."""
-        lock = threading.Lock()
-        lock.acquire()
-        self._wakers.append(lock.release)
-        if not self.done:
-            lock.acquire()
-
-    async def settled(self) -> None:
-        """Wait on the event loop until done, well or not."""
-        if not self.done:
-            loop = asyncio.get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-            self._wakers.append(lambda: loop.call_soon_threadsafe(resolve, future))
-            if not self.done:
-                await future
-
-    async def landed(self) -> None:
-        """Wait on the event loop until done; raises the error of the work."""
-        await self.settled()
-        if self.error is not None:
-            raise self.error
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether somebody on the host waits for it now."""
-        return bool(self._wakers or self.dependents or self.followers)
-
-    def finish(self, by: object = None) -> None:
-        """Under the lock of its streams: it is done; what waited for nothing else becomes ready. by: the stream that ran it."""
-        self.done = True
-        dependents, followers = self.dependents, self.followers
-        if not dependents and not followers:
-            return
-        self.dependents, self.followers = [], []
-        for task in dependents:
-            task.event.error = task.event.error or self.error
-        for task in (*dependents, *followers):
-            task.waiting -= 1
-            if self.is_copy:
-                task.copies -= 1
-                if not task.copies:
-                    task.stream.fed()
-            if not task.waiting:
-                task.stream.becomes_ready(task, by)
-
-    def wake(self) -> None:
-        """After `done` is set. Whoever adds a waker looks at `done` afterwards, so none is missed."""
-        wakers, self._wakers = self._wakers, []
-        for wake in wakers:
-            try:
-                wake()
-            except RuntimeError:
-                pass  # the loop that waited has been closed meanwhile; nobody is there to be told
-
-
-#: What work waits for, in no order.
-StreamEvents = Sequence[StreamEvent]
-
-
-class Runner(Protocol):
-    """What runs tasks: worker threads here, a device's own queue elsewhere (device/cuda_stream.py).
-
-    finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits.
-    trace: None, or a list that gets a Span for each piece of work.
-    """
-
-    name: str
-    trace: list[Span] | None
-    finished: int
-    waiting: set[StreamTask]
-
-    @property
-    def running(self) -> Mapping[str, tuple[StreamTask, float]]: ...
-
-    def start(self) -> None: ...
-
-    def close(self, patience_s: float | None = None) -> None: ...
-
-    def becomes_ready(self, task: StreamTask, by: object) -> None:
-        """Under the lock: what `task` waited for is done."""
-
-    def fed(self) -> None:
-        """Under the lock: the last copy that one of its tasks waited for is done."""
-
-
-class StreamTask:
-    """Work that waits: for `waiting` events, `copies` of them copies. waits, after: those events while it waits."""
-
-    __slots__ = ("order", "stream", "event", "work", "args", "waits", "after", "waiting", "copies", "ready_at")
-
-    def __init__(self, stream: Runner, event: StreamEvent, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.stream = stream
-        self.event = event
-        self.work = work
-        self.args = args
-        self.waits: StreamEvents = ()
-        self.after: StreamEvents = ()
-        self.order = self.waiting = self.copies = 0
-        self.ready_at = 0.0
-
-    def __lt__(self, other: StreamTask) -> bool:
-        return self.order < other.order
-
-    def hang_on(self, waits: StreamEvents, after: StreamEvents) -> None:
-        """Under the lock: count the events that are not done yet, and be told of them; take over the error of one that is."""
-        event = self.event
-        for before in waits:
-            if before.done:
-                event.error = event.error or before.error
-            else:
-                before.dependents.append(self)
-                self.waiting += 1
-                self.copies += before.is_copy
-        for before in after:
-            if not before.done:
-                before.followers.append(self)
-                self.waiting += 1
-                self.copies += before.is_copy
+from asynctile.streams.event import Span, StreamEvent, StreamEvents, StreamTask
 
 
 class Stream:
@@ -327,9 +181,3 @@ class Stream:
     def fed(self) -> None:
         self._count_waiting()
         self._starved -= 1
-
-
-def resolve(future: asyncio.Future[None]) -> None:
-    """Set a future from another thread, by call_soon_threadsafe; nothing if it was cancelled meanwhile."""
-    if not future.done():
-        future.set_result(None)

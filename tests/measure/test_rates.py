@@ -22,7 +22,7 @@ from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.storage.demand import Demand
-from asynctile.streams.stream import StreamEvent
+from asynctile.streams.event import StreamEvent
 from tests.cuda.idle import IdleDriver
 from tests.inside_engine import device_of
 
