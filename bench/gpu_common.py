@@ -27,9 +27,9 @@ from gpu_rows import Options, Row, engine_name
 
 import asynctile.device
 from asynctile import Engine
+from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.program.needs import demand_of
-from asynctile.program.precision import to_bf16
 from tests.inside_engine import device_of
 
 #: Of the driver on the CPU.

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from asynctile.engine import Engine
 from asynctile.errors import StalledError, TornModelError
+from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import WEIGHT_NBYTES, Config
@@ -33,7 +34,6 @@ from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
-from asynctile.program.precision import to_bf16
 from asynctile.program.program import Program
 from asynctile.run.job import Job
 from asynctile.storage.demand import Demand

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import Parameter, Parameters, initial_piece
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import record
 from asynctile.program.handle import Handle
 from asynctile.program.operation import READ, WRITE, Operation
-from asynctile.program.precision import BF16, from_bf16, to_bf16
+from asynctile.program.precision import BF16
 from asynctile.program.program import Fetch, Program
 from tests.verbs import VERBS
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.program.precision import BF16, from_bf16, to_bf16
+from asynctile.kernels.bf16 import from_bf16, to_bf16
+from asynctile.program.precision import BF16
 
 Array = NDArray[Any]
 IGNORED = -100

@@ -11,7 +11,8 @@ import numpy as np
 from asynctile.device.cudnn import WORKSPACE_NBYTES, Cudnn, load
 from asynctile.device.probe import Memory, fetch, place, wide
 from asynctile.errors import DeviceError
-from asynctile.program.precision import BF16, FP32, to_bf16
+from asynctile.kernels.bf16 import to_bf16
+from asynctile.program.precision import BF16, FP32
 
 #: Sequences of a tile, tokens of each, heads, columns of a head: tiles of cuDNN's kernels whole and cut, several in a sequence.
 CASES = ((1, 320, 2, 64), (3, 200, 3, 128), (2, 75, 3, 40))

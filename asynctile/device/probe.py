@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.kernels.cuda.array import Array
-from asynctile.program.precision import BF16, FP32, from_bf16, to_bf16
+from asynctile.program.precision import BF16, FP32
 
 #: Rows, inner and columns of the products.
 SHAPE = (96, 160, 224)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.kernels.cuda import SCRATCH, Array, pack
-from asynctile.program.precision import BF16, from_bf16, to_bf16
+from asynctile.program.precision import BF16
 from tests.cuda.build import Library
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.program.precision import from_bf16, to_bf16
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 
 STEPS = (
     "validate", "build_operation_graph", "create_execution_plans", "deselect_numeric_notes", "check_support", "build_plans",

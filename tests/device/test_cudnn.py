@@ -11,8 +11,9 @@ from asynctile.device.cudnn import Cudnn
 from asynctile.device.cudnn_trial import try_cudnn, wrong_attention
 from asynctile.device.probe import fetch, place, settle
 from asynctile.errors import DeviceError
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.kernels.cuda import KERNELS
-from asynctile.program.precision import BF16, from_bf16, to_bf16
+from asynctile.program.precision import BF16
 from tests.cuda.build import missing
 from tests.cuda.context import view
 from tests.cuda.cudnn import NotSupported

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from asynctile.device import open_device
-from asynctile.program.precision import BF16, from_bf16, to_bf16
+from asynctile.kernels.bf16 import from_bf16, to_bf16
+from asynctile.program.precision import BF16
 from tests.gpu.conftest import NAME
 from tests.gpu.machine import HardMachine
 from tests.kernels import reference

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from asynctile import BudgetError, Engine, TornModelError
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.machine import Machine
@@ -24,7 +25,6 @@ from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import Tiling
 from asynctile.program.grain import COARSE, FINE, Grain
 from asynctile.program.needs import demand_of
-from asynctile.program.precision import from_bf16, to_bf16
 from asynctile.storage.tensors import TensorReader
 from tests.inside_engine import device_of
 from tests.interpreter import Model

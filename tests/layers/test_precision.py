@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import KINDS, record
@@ -19,7 +20,7 @@ from asynctile.measure.simulate import simulate
 from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation
-from asynctile.program.precision import BF16, to_bf16
+from asynctile.program.precision import BF16
 from asynctile.program.program import Program
 from tests.interpreter import Model
 from tests.layers.shapes import SHAPES, Shape

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numba import njit
 
+from asynctile.kernels.bf16 import to_bf16
 from asynctile.kernels.cpu import KERNELS
 from asynctile.kernels.cpu.jit import SIGNATURES
-from asynctile.program.precision import to_bf16
 from tests.kernels import reference
 from tests.kernels.reference import random
 

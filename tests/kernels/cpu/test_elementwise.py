@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from asynctile.kernels.bf16 import to_bf16
 from asynctile.kernels.cpu import KERNELS
-from asynctile.program.precision import to_bf16
 from tests.kernels.reference import poison, random
 
 

@@ -10,8 +10,8 @@ import shutil
 import numpy as np
 import pytest
 
+from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.kernels.cuda import Array, parts
-from asynctile.program.precision import from_bf16, to_bf16
 from tests.cuda.build import build, library
 from tests.cuda.context import SoftContext
 from tests.kernels.cuda.test_attention import backward, forward

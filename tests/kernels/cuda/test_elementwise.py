@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from asynctile.program.precision import to_bf16
+from asynctile.kernels.bf16 import to_bf16
 from tests.kernels.cuda.values import DTYPES, poison, random, typed, wide
 
 SHAPES = [(1,), (17,), (3, 5), (129, 100)]

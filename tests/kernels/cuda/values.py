@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.program.precision import BF16, from_bf16, to_bf16
+from asynctile.kernels.bf16 import from_bf16, to_bf16
+from asynctile.program.precision import BF16
 from tests.kernels import reference
 
 Array = Any
