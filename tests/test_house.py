@@ -1,4 +1,4 @@
-"""The rules of the house, held by reading the sources: who may import whom, how long a file may be, one version.
+"""The rules of the house, held by reading the sources: floors and who may import whom, how long a file may be, one version.
 
 Reads every module's syntax tree and imports nothing of asynctile but its version. What modules do is tested elsewhere.
 """
@@ -9,24 +9,40 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: From below to above: a package imports itself and those below it.
-ORDER = ("storage", "engine", "layers", "cli")
+#: From below to above: what is on a floor imports from that floor and from those below it. `system`: what asks nothing of
+#: the others but errors; `engine`: the modules that users open.
+FLOORS = (
+    "storage", "system", "program", "schedule", "streams", "ops", "kernels", "device", "memory", "loop", "run", "measure",
+    "engine", "layers", "cli",
+)  # fmt: skip
+#: The floor of each module that stands in asynctile/ itself.
+AT_THE_TOP = {
+    "asynctile": "engine", "asynctile.__main__": "cli", "asynctile.engine": "engine", "asynctile.lifetime": "engine",
+    "asynctile.share": "engine", "asynctile.blas_threads": "system", "asynctile.errors": "system",
+    "asynctile.interpreter": "system",
+}  # fmt: skip
+#: What is decided here is a function of the program: no clock, no thread, no loop, no file.
+PURE = ("program", "schedule")
+#: Modules with which one waits, runs beside others, or tells the time.
+NOT_PURE = {
+    "aiofiles", "asyncio", "concurrent", "ctypes", "mmap", "multiprocessing", "os", "pathlib", "psutil", "queue", "random",
+    "select", "selectors", "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time", "uvloop",
+}  # fmt: skip
+#: What a module that touches no bytes may have of NumPy: names of types.
+TYPES = {"dtype", "float32", "uint16"}
 LONGEST = 400
 
 
-def package_of(module: str) -> str:
-    """Which of ORDER a module such as `asynctile.layers.mlp` belongs to."""
-    part = (module.split(".") + [""])[1]
-    if part in ("layers", "storage", "cli"):
-        return part
-    return "cli" if part == "__main__" else "engine"
+def floor_of(module: str) -> str:
+    """Which of FLOORS a module such as `asynctile.layers.mlp` belongs to."""
+    return AT_THE_TOP.get(module) or module.split(".")[1]
 
 
 def sources() -> dict[str, Path]:
@@ -42,40 +58,111 @@ def sources() -> dict[str, Path]:
 
 
 SOURCES = sources()
+TREES = {module: ast.parse(path.read_text()) for module, path in SOURCES.items()}
 
 
-def imports_of(module: str, path: Path) -> Iterator[str]:
-    """The modules of asynctile that a source names in any import, deferred ones included."""
-    base = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every name that a source imports, deferred imports and those for types included: `a.b` of `from a import b`."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "asynctile")
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                above = base.split(".")[: len(base.split(".")) - node.level + 1]
-                origin = ".".join(above + ([node.module] if node.module else []))
-            else:
-                origin = node.module or ""
-            if origin.split(".")[0] == "asynctile":
-                # `from asynctile import cli` names a module below, `from asynctile import Engine` does not.
-                inner = [f"{origin}.{alias.name}" for alias in node.names]
-                yield from (name if name in SOURCES else origin for name in inner)
+            yield from (f"{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def imports_of(module: str) -> set[str]:
+    """The modules of asynctile that a module imports."""
+    names = {name for name in imported(TREES[module]) if name.split(".")[0] == "asynctile"}
+    # `from asynctile import cli` names a module below, `from asynctile import Engine` does not.
+    return {name if name in SOURCES else name.rpartition(".")[0] for name in names}
+
+
+def from_above(module: str, names: Iterable[str]) -> list[str]:
+    """Those of the modules `names` that stand on a floor above that of `module`."""
+    rank = FLOORS.index(floor_of(module))
+    return sorted(name for name in names if FLOORS.index(floor_of(name)) > rank)
+
+
+def all_below(module: str) -> set[str]:
+    """A module, what it imports, what those import, and so on."""
+    found, ahead = {module}, [module]
+    while ahead:
+        new = imports_of(ahead.pop()) - found
+        found |= new
+        ahead += new
+    return found
+
+
+def impure(tree: ast.AST) -> list[str]:
+    """What a source does that belongs to asyncio, threads, the clock or files."""
+    found = [name for name in imported(tree) if name.split(".")[0] in NOT_PURE]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith | ast.Await):
+            found.append(f"{type(node).__name__} in line {node.lineno}")
+        elif isinstance(node, ast.Name) and node.id == "open":
+            found.append(f"open in line {node.lineno}")
+    return found
+
+
+def bytes_touched(tree: ast.AST) -> list[str]:
+    """What a source has of NumPy beyond types, and the arrays of tiles and slots' memory that it names."""
+    found = [name for name in imported(tree) if name.split(".")[0] == "numpy" and name != "numpy"]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        of_numpy = isinstance(node.value, ast.Name) and node.value.id in ("np", "numpy")
+        if (of_numpy and node.attr not in TYPES) or (not of_numpy and node.attr in ("array", "memory")):
+            found.append(f"{ast.unparse(node)} in line {node.lineno}")
+    return found
 
 
 def test_the_sources_are_all_seen() -> None:
     assert {"asynctile", "asynctile.layers", "asynctile.storage", "asynctile.cli"} <= set(SOURCES)
 
 
+def test_every_module_stands_on_a_floor() -> None:
+    astray = {module for module in SOURCES if floor_of(module) not in FLOORS}
+    assert not astray, f"give each a floor in FLOORS, or in AT_THE_TOP: {sorted(astray)}"
+    assert {floor_of(module) for module in SOURCES} == {*FLOORS}
+    assert AT_THE_TOP.keys() == {name for name, path in SOURCES.items() if path.parent == ROOT / "asynctile"}
+
+
 @pytest.mark.parametrize("module", sorted(SOURCES))
 def test_imports_run_one_way(module: str) -> None:
-    rank = ORDER.index(package_of(module))
-    wrong = [name for name in imports_of(module, SOURCES[module]) if ORDER.index(package_of(name)) > rank]
-    assert not wrong, f"{module} ({ORDER[rank]}) imports from above: {wrong}; the order is {' <- '.join(ORDER)}"
+    wrong = from_above(module, imports_of(module))
+    assert not wrong, f"{module} ({floor_of(module)}) imports from above: {wrong}; the order is {' <- '.join(FLOORS)}"
+
+
+@pytest.mark.parametrize("floor", PURE)
+def test_a_pure_floor_runs_without_a_loop_a_thread_a_clock_or_a_file(floor: str) -> None:
+    """Nor does anything that it imports, storage/ledger.py for instance. The __init__ of a package above does not count."""
+    below = set().union(*(all_below(module) for module in SOURCES if floor_of(module) == floor))
+    wrong = {module: found for module in sorted(below) if (found := impure(TREES[module]))}
+    assert not wrong, f"{floor}/ is pure, and with it all that it imports: {wrong}"
+
+
+@pytest.mark.parametrize("module", sorted(module for module in SOURCES if floor_of(module) in PURE))
+def test_a_pure_floor_touches_no_bytes(module: str) -> None:
+    """It names types of NumPy, makes and reads no array, and asks no tile or slot for one; devices and streams are above it."""
+    found = bytes_touched(TREES[module])
+    assert not found, f"{module}: {found}"
+
+
+def test_the_rules_of_floors_bite() -> None:
+    assert from_above("asynctile.schedule.cursor", ["asynctile.streams.event"]) == ["asynctile.streams.event"]
+    assert from_above("asynctile.run.job", ["asynctile", "asynctile.memory.tier"]) == ["asynctile"]
+    assert from_above("asynctile.storage.tile", ["asynctile.errors"]) and not from_above("asynctile.cli", SOURCES)
+    for source in ("import asyncio", "import os.path", "from time import sleep", "async def f(): pass", "with open('x'): pass"):
+        assert impure(ast.parse(source)), source
+    for source in ("np.zeros(3)", "from numpy import zeros", "residency.array", "pool.memory", "import numpy.random"):
+        assert bytes_touched(ast.parse(source)), source
+    assert not bytes_touched(ast.parse("import numpy as np\ndtype = np.float32"))
+    assert "asynctile.storage.ledger" in all_below("asynctile.schedule.cursor")
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports that are deferred into a function or stand under TYPE_CHECKING count: they only hide a circle."""
-    below = {module: {*imports_of(module, path)} & {*SOURCES} - {module} for module, path in SOURCES.items()}
+    below = {module: imports_of(module) - {module} for module in SOURCES}
     try:
         tuple(TopologicalSorter(below).static_order())
     except CycleError as error:
@@ -83,12 +170,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("module", sorted(SOURCES))
-def test_no_import_by_the_folders_name(module: str) -> None:
-    for node in ast.walk(ast.parse(SOURCES[module].read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
-        assert not {name.split(".")[0] for name in names} & {"layers", "storage"}, f"{module} line {node.lineno}"
+def test_imports_are_absolute(module: str) -> None:
+    """By the package's name, neither by dots nor by the name that a folder has in a checkout."""
+    for node in ast.walk(TREES[module]):
+        assert not isinstance(node, ast.ImportFrom) or not node.level, f"{module} line {node.lineno}"
+    assert not {name.split(".")[0] for name in imported(TREES[module])} & {"layers", "storage"}
 
 
 @pytest.mark.parametrize("folder", ["layers", "storage"])
