@@ -131,3 +131,23 @@ def test_a_size_that_rounding_brings_among_the_small_ones_counts_in_their_floor(
     rounded = Demand((2816, 24576), (2, 3), {2800: 4, 3840: 9, 24576: 5}, "gemm").rounded(4096)
     assert rounded.sizes == (4096, 24576)
     assert rounded.floor == (5, 3)
+
+
+def test_a_load_takes_the_slot_that_has_been_free_for_longest_and_a_tile_to_be_overwritten_the_one_freed_last():
+    arena = Arena(None, evictable=True)
+    (pool,) = arena.cut(Demand((64,), (1,), {64: 9}, "copy"))
+    slots = [pool.take(for_load=True) for _ in range(6)]
+    for slot, evicted in zip(slots, (True, True, False, False, False, False), strict=True):
+        pool.give(slot, evicted=evicted)
+    assert pool.take(for_load=False) is slots[5]
+    assert [pool.take(for_load=True) for _ in range(5)] == slots[:5]
+
+
+def test_what_was_made_beyond_what_was_promised_is_not_lent():
+    arena = Arena(640, evictable=True)
+    (pool,) = arena.cut(Demand((64,), (1,), {64: 2}, "copy"))
+    for _ in range(5):
+        assert pool.take(for_load=True) is not None
+    assert not arena.lend(6 * 64)
+    assert arena.lend(5 * 64)
+    assert pool.take(for_load=True) is None

@@ -138,3 +138,15 @@ def test_a_second_reservation_of_the_same_sizes_takes_nothing_more():
     for _ in range(3):
         blocks.reserve({UNIT: 4, 3 * UNIT: 2})
     assert blocks.end == 10 * UNIT
+
+
+def test_large_blocks_are_cut_first_so_that_small_ones_do_not_break_the_only_hole_for_them() -> None:
+    blocks = Blocks(5 * UNIT, UNIT)
+    blocks.reserve({UNIT: 5})
+    taken = [blocks.take(UNIT, "t") for _ in range(5)]
+    assert [block.offset for block in taken] == [index * UNIT for index in range(5)], "from the front of the file"
+    for index in (0, 1, 3):
+        blocks.give(taken[index])
+    blocks.reserve({UNIT: 1, 2 * UNIT: 1})
+    assert blocks.take(2 * UNIT, "t").offset == 0
+    assert blocks.take(UNIT, "t").offset == 3 * UNIT

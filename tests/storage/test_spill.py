@@ -269,32 +269,53 @@ def test_a_second_tier_on_the_folder_is_refused(tier):
         SpillTier(tier.folder).open()
 
 
-def test_closing_waits_for_the_transfer_that_is_running(tmp_path):
-    started, go_on, seen = threading.Event(), threading.Event(), []
+class Held(Scripted):
+    """Its write waits for `go_on`; seen: what was done with it, in order."""
 
-    class Hanging(Scripted):
-        def pwritev(self, views, offset):
-            started.set()
-            assert go_on.wait(10), "nobody waits for it"
-            seen.append("written")
-            return self.file.pwritev(views, offset)
+    def __init__(self, file):
+        super().__init__(file, [])
+        self.started, self.go_on, self.seen = threading.Event(), threading.Event(), []
 
-        def close(self):
-            seen.append("closed")
-            self.file.close()
+    def pwritev(self, views, offset):
+        self.started.set()
+        assert self.go_on.wait(10), "nobody waits for it"
+        self.seen.append("written")
+        return self.file.pwritev(views, offset)
 
-    tier = SpillTier(tmp_path, 1 << 20, lambda file: Hanging(file, []))
+    def close(self):
+        self.seen.append("closed")
+        self.file.close()
+
+
+@pytest.fixture
+def writing(tmp_path):
+    """A tier, its file, and the thread that is in the middle of a write."""
+    files: list[Held] = []
+    tier = SpillTier(tmp_path, 1 << 20, lambda file: files.append(Held(file)) or files[-1])
     tier.open()
-    block = tier.take(NBYTES, "t")
-    writer = threading.Thread(target=tier.write, args=(block, filled(1), "t"))
+    writer = threading.Thread(target=tier.write, args=(tier.take(NBYTES, "t"), filled(1), "t"))
     writer.start()
-    assert started.wait(10)
+    assert files[0].started.wait(10)
+    return tier, files[0], writer
+
+
+def test_closing_waits_for_the_transfer_that_is_running(writing):
+    tier, file, writer = writing
     wait_for = tier._lock.wait_for
-    tier._lock.wait_for = lambda *args: (go_on.set(), wait_for(*args))[1]
+    tier._lock.wait_for = lambda *args: (file.go_on.set(), wait_for(*args))[1]
     tier.close()
     writer.join()
-    assert seen == ["written", "closed"]
+    assert file.seen == ["written", "closed"]
     assert tier.written_nbytes == NBYTES
+
+
+def test_a_file_that_was_left_to_a_transfer_that_hangs_is_closed_at_its_end(writing):
+    tier, file, writer = writing
+    tier.close(patience_s=0)
+    assert file.seen == []
+    file.go_on.set()
+    writer.join()
+    assert file.seen == ["written", "closed"]
 
 
 def test_closing_ends_the_pause_between_two_tries(tmp_path, monkeypatch):

@@ -1,0 +1,30 @@
+"""Tasks whose parent is the engine: the end waits for all of them, and nothing begins after a break."""
+
+import asyncio
+
+from asynctile.loop.background import Background
+
+
+async def test_the_end_waits_also_for_what_is_spawned_meanwhile_and_tells_the_first_error():
+    background, seen = Background(), []
+
+    async def child():
+        seen.append("child")
+
+    async def parent():
+        await asyncio.sleep(0)
+        background.spawn(child())
+        raise KeyError("parent")
+
+    background.spawn(parent())
+    failed = await background.end()
+    assert isinstance(failed, KeyError)
+    assert seen == ["child"]
+
+
+async def test_what_is_spawned_after_it_was_broken_off_is_broken_off_as_well():
+    background = Background()
+    background.cancel()
+    task = background.spawn(asyncio.Event().wait())
+    assert await background.end() is None
+    assert task.cancelled()
