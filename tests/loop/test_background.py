@@ -3,12 +3,14 @@
 import asyncio
 
 from asynctile.loop.background import Background
+from tests.settle import turns
 
 
 async def test_the_end_waits_also_for_what_is_spawned_meanwhile_and_tells_the_first_error():
     background, seen = Background(), []
 
     async def child():
+        await turns()
         seen.append("child")
 
     async def parent():

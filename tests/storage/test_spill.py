@@ -318,6 +318,21 @@ def test_a_file_that_was_left_to_a_transfer_that_hangs_is_closed_at_its_end(writ
     assert file.seen == ["written", "closed"]
 
 
+def test_a_tier_that_is_closed_while_it_opens_keeps_no_file(tmp_path):
+    files: list[Held] = []
+
+    def closing(file):
+        files.append(Held(file))
+        tier.close()
+        return files[0]
+
+    tier = SpillTier(tmp_path, 1 << 20, closing)
+    tier.open()
+    assert files[0].seen == ["closed"]
+    with pytest.raises(TierError, match="which is closed"):
+        tier.write(tier.take(NBYTES, "t"), filled(1), "t")
+
+
 def test_closing_ends_the_pause_between_two_tries(tmp_path, monkeypatch):
     monkeypatch.setattr(spill, "_PAUSES_S", (60,))
     faults = Faults()
