@@ -104,7 +104,8 @@ class History:
     """The last transitions of a tier, oldest first."""
 
     def __init__(self) -> None:
-        self._last: deque[tuple[str, str, State, State]] = deque(maxlen=REMEMBERED)
+        #: with the state before; an undone move has the state after in place of a transition
+        self._last: deque[tuple[Residency, Transition | State, State]] = deque(maxlen=REMEMBERED)
 
     def change(self, residency: Residency, transition: Transition) -> None:
         """Make a transition; AsynctileError, and nothing changed, for one that does not exist."""
@@ -116,14 +117,19 @@ class History:
                 f"{' or '.join(transition.to)}; this is a fault of asynctile, whose last steps were {'; '.join(self.tell(8))}"
             )
         residency.state = new
-        self._last.append((residency.tile.name, transition.name, old, new))
+        self._last.append((residency, transition, old))
 
     def undo(self, residency: Residency, state: State) -> None:
         """Back to the state before a move that was decided and not made."""
-        self._last.append((residency.tile.name, "undo", residency.state, state))
+        self._last.append((residency, state, residency.state))
         residency.state = state
 
     def tell(self, count: int = REMEMBERED) -> list[str]:
         """The last `count` transitions in words."""
-        last = list(self._last)[-count:]
-        return [f"{tile}: {name}, {old} -> {new}" for tile, name, old, new in last]
+        return [_in_words(*step) for step in list(self._last)[-count:]]
+
+
+def _in_words(residency: Residency, transition: Transition | State, old: State) -> str:
+    if isinstance(transition, State):
+        return f"{residency.name}: undo, {old} -> {transition}"
+    return f"{residency.name}: {transition.name}, {old} -> {transition.to[old]}"

@@ -42,14 +42,13 @@ class Operation:
     flops: int = 0
     number: int | None = None
     device: str = DEVICE
+    #: `operands`, as every entry of a program calls them
+    tiles: tuple[Handle, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tiles", self.operands)
         if len(self.access) != len(self.operands):
             raise ValueError(f"{self.kernel}: {len(self.operands)} operands but access {self.access!r}")
-
-    @property
-    def tiles(self) -> tuple[Handle, ...]:
-        return self.operands
 
     def __repr__(self) -> str:
         tiles = ", ".join(f"{tile.name}:{how}" for tile, how in zip(self.operands, self.access, strict=True))

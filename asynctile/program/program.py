@@ -26,6 +26,7 @@ class Fetch:
     index: tuple[slice, ...]
     access: ClassVar[str] = READ
     device: ClassVar[str] = DEVICE
+    number: ClassVar[None] = None
 
     @property
     def tiles(self) -> tuple[Handle, ...]:
@@ -40,6 +41,7 @@ class Mark:
     tiles: ClassVar[tuple[Handle, ...]] = ()
     access: ClassVar[str] = ""
     device: ClassVar[str] = DEVICE
+    number: ClassVar[None] = None
 
 
 Entry = Operation | Fetch | Mark

@@ -12,9 +12,9 @@ Where tiles come and go this does not apply: their addresses change from run to 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,12 +29,6 @@ from asynctile.streams.event import StreamEvent
 T = TypeVar("T")
 #: A program that must be written down more often than this is better issued as it is.
 ATTEMPTS = 8
-
-
-class Performer(Protocol):
-    """What a job does with one entry of its program."""
-
-    def __call__(self, index: int) -> Coroutine[Any, Any, object]: ...
 
 
 @dataclass(slots=True)
@@ -74,11 +68,13 @@ class Written:
         """Whether the stretch that begins at entry `start` was written down."""
         return start in self._stretches
 
-    def write_down(self, program: Program, start: int, perform: Performer) -> tuple[int, StreamEvent]:
+    def write_down(
+        self, program: Program, start: int, coroutine: Callable[[int], Coroutine[Any, Any, StreamEvent]]
+    ) -> tuple[int, StreamEvent]:
         """Write down and run the stretch that begins at `start`: where it stops, and its event. Nothing may be in flight.
 
-        Raises what `perform` raises; what was written is no good then. Without an await: whatever another job enqueued
-        meanwhile would be written down as well.
+        coroutine: the tile coroutine of an entry that is no mark. Raises what it raises; what was written is no good then.
+        Without an await: whatever another job enqueued meanwhile would be written down as well.
         """
         stop = next(stop for stop in self._stops if stop > start)
         access = _access(program, start, stop)
@@ -89,7 +85,8 @@ class Written:
         event = self._recorder.begin_capture()
         try:
             for index in range(start, stop):
-                at_once(perform(index))
+                if program.entries[index].tiles:
+                    at_once(coroutine(index))
         finally:
             graph = self._recorder.end_capture()
             self._graphs.append(graph)

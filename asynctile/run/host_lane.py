@@ -28,6 +28,8 @@ from asynctile.streams.run_ahead import RunAhead
 class HostLane(Lane):
     """What runs in RAM, the tier of `link`, below the device's tier `top`. next_uses are as the device ranks them."""
 
+    stand_here = False  # what the device has changed comes down
+
     def __init__(
         self, device: Device, top: Tier, link: HostLink, inputs: Inputs, run_ahead: RunAhead, lockstep: Lockstep | None
     ) -> None:

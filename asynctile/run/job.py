@@ -7,12 +7,13 @@ at marks (layers/trainer.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 import numpy as np
 
 from asynctile.program.handle import Handle
-from asynctile.program.operation import NO_NUMBER, Operation
+from asynctile.program.operation import NO_NUMBER
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import Written
@@ -96,24 +97,27 @@ class Job:
     async def _advance(self, stop: int) -> None:
         if self._written is not None:
             await self._advance_by_graphs(self._written, stop)
-        step = self._stage.step
+        entries, coroutine, step = self.program.entries, self._coroutine, self._stage.step
         while self.issued < stop:
             index = self.issued
-            await self._perform(index)
+            entry = entries[index]
+            if entry.tiles:
+                event = await coroutine(index)
+                if entry.number is not None and entry.number != NO_NUMBER:
+                    self._reports.append(event)
             await step(index)
             self.issued = index + 1
 
-    async def _perform(self, index: int) -> None:
+    def _coroutine(self, index: int) -> Coroutine[Any, Any, StreamEvent]:
+        """That of an entry which is no mark."""
         entry, base = self.program.entries[index], self._base
         uses = tuple([use if use == NEVER else base + use for use in self._next_uses[index]])
-        lane = self._assembly.lanes[entry.device]
-        if isinstance(entry, Operation):
-            number = None if entry.number is None else self._views[entry.number]
-            event = await lane.perform(entry, uses, number)
-            if number is not None and entry.number != NO_NUMBER:
-                self._reports.append(event)
-        elif isinstance(entry, Fetch):
-            await lane.perform(entry, uses, None if self.outputs is None else self.outputs[entry.key][entry.index])
+        target: np.ndarray | None = None
+        if entry.number is not None:
+            target = self._views[entry.number]
+        elif isinstance(entry, Fetch) and self.outputs is not None:
+            target = self.outputs[entry.key][entry.index]
+        return self._assembly.lanes[entry.device].perform(entry, uses, target)
 
     async def _advance_by_graphs(self, written: Written, stop: int) -> None:
         """Stretch by stretch."""
@@ -122,5 +126,5 @@ class Job:
                 self.issued, event = await written.play(self.issued)
             else:
                 await self._assembly.run_ahead.drain()
-                self.issued, event = written.write_down(self.program, self.issued, self._perform)
+                self.issued, event = written.write_down(self.program, self.issued, self._coroutine)
             self._reports.append(event)

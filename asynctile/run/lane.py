@@ -30,9 +30,12 @@ from asynctile.streams.run_ahead import RunAhead
 class Lane:
     """What runs on one device of a share.
 
+    stand_here: operands that have slots here need nothing more.
     tier: where operands must stand. fetched_nbytes, operations: counted when enqueued, never reset.
     on_use: called with (residency, next use, wrote) where a tier below wants to know; None elsewhere.
     """
+
+    stand_here = True
 
     def __init__(
         self, device: Device, tier: Tier, inputs: Inputs, run_ahead: RunAhead, lockstep: Lockstep | None
@@ -58,15 +61,20 @@ class Lane:
             operands = [tile.at[ledger] for tile in entry.tiles]
         except KeyError:  # the tier has not met them all
             operands = [ledger.of(tile) for tile in entry.tiles]
-        for residency in operands:
-            if residency.slot is None:
-                if self.inputs.missing(entry) is not None:
-                    await self.inputs.enqueued(entry)
-                break
+        stand = self.stand_here
+        if stand:
+            for residency in operands:
+                if residency.slot is None:
+                    stand = False
+                    break
+        if not stand and self.inputs.missing(entry) is not None:
+            await self.inputs.enqueued(entry)
         if self.run_ahead.is_full():
             await self.run_ahead.room()
+            stand = False
         # From here on nothing waits: an operation has all its tiles or none.
-        self._admit(entry, operands)
+        if not stand:
+            self._admit(entry, operands)
         arrays, waits, after = ordering(operands, access)
         if self.lockstep is not None:
             after += self.lockstep.loads()
@@ -80,13 +88,12 @@ class Lane:
 
     def _admit(self, entry: Entry, operands: Sequence[Residency]) -> None:
         """Slots for all operands, or none."""
+        if not isinstance(entry, GraphOperation):
+            self.tier.admit(operands, entry.access)
+            return
         for residency in operands:
             if residency.slot is None:
-                if isinstance(entry, GraphOperation):
-                    self.tier.load_into(residency, entry.slots[residency.tile])
-                else:
-                    self.tier.admit(operands, entry.access)
-                    break
+                self.tier.load_into(residency, entry.slots[residency.tile])
 
     def _enqueue(
         self, entry: Entry, arrays: Sequence[Any], target: Any, waits: StreamEvents, after: StreamEvents

@@ -124,24 +124,26 @@ class Cursor:
 
     def _bring(self, entry: Entry, needed_at: int, moves: list[Move]) -> int:
         """Number of tiles loaded for one entry ahead; -1 when there is no room for one."""
-        count = 0
-        for tile, how in zip(entry.tiles, entry.access, strict=True):
+        count, ledger = 0, self.ledger
+        for tile, how in zip(entry.tiles, entry.access):  # noqa: B905  # lengths are checked when the operation is made
+            residency = tile.at.get(ledger)
+            if residency is not None and residency.slot is not None:
+                continue
             missing = self._missing(tile, entry)
             if missing is None:
                 continue
             if how == WRITE:
                 self._overwritten.add(tile)
             elif missing.state is STORED and tile not in self._overwritten:
-                if not self.ledger.prefetch(missing, needed_at, moves):
+                if not ledger.prefetch(missing, needed_at, moves):
                     return -1
-                self.ledger.used(missing, needed_at, False)
+                ledger.used(missing, needed_at, False)
                 count += 1
         return count
 
     def _missing(self, tile: Handle, entry: Entry) -> Residency | None:
-        """What would have to be loaded here before `entry` can use `tile`; None if nothing."""
-        residency = self.ledger.of(tile)
-        return residency if residency.slot is None else None
+        """What would have to be loaded here before `entry` can use `tile`, which has no slot here; None if nothing."""
+        return self.ledger.of(tile)
 
 
 class DeviceCursor(Cursor):
@@ -171,6 +173,4 @@ class RamCursor(Cursor):
         # An operation of the host needs in RAM what stands on the device, unless it has changed there and comes down.
         above = self._above.of(tile)
         copy: Residency | None = above.backing
-        if copy is None or copy.slot is not None or (above.slot is not None and entry.device != HOST):
-            return None
-        return copy
+        return None if above.slot is not None and entry.device != HOST else copy

@@ -78,8 +78,11 @@ class RunAhead:
 
     def is_full(self) -> bool:
         """Whether the host has enqueued as much as it may, in operations of either kind or in bytes to be copied."""
-        most = max(self._operations, len(self._beside))
-        return most >= RUN_AHEAD_OPERATIONS or self._nbytes > RUN_AHEAD_NBYTES
+        return (
+            self._operations >= RUN_AHEAD_OPERATIONS
+            or self._nbytes > RUN_AHEAD_NBYTES
+            or len(self._beside) >= RUN_AHEAD_OPERATIONS
+        )
 
     def is_full_of_bytes(self) -> bool:
         """Whether as many bytes are on their way as may be."""
