@@ -6,10 +6,15 @@ import pytest
 
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
+from tests.transitions import Transitions
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and so would every program that tests stop by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Transitions())
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""A test that fails prints what its tiers did last; one that passes prints nothing of it. Run by a pytest of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from asynctile.storage.arena import Arena
+from asynctile.storage.ledger import Ledger
+from tests.transitions import HEADING, PRINTED, TIERS, Transitions
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ENGINES = '''
+from asynctile import Engine
+from tests.matmul import Matmul
+
+
+async def test_earlier():
+    work = Matmul(n=2)
+    async with Engine("cpu", host_memory="1MiB") as engine:
+        await work.prepare(engine)
+
+
+async def test_in_question():
+    work = Matmul(n=2)
+    async with Engine("emulated", device_memory=4 * work.nbytes, host_memory="1MiB") as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+    {end}
+'''
+
+
+def output_of(folder: Path, end: str) -> str:
+    """Of a session on a file of tests, under the conftest of this folder."""
+    (folder / "test_engines.py").write_text(ENGINES.replace("{end}", end))
+    options = ["-c", str(ROOT / "pyproject.toml"), "-p", "tests.conftest", "-p", "no:cacheprovider", "-rP"]
+    command = [sys.executable, "-m", "pytest", *options, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_a_failing_test_prints_the_last_transitions_of_every_tier_that_stood_in_it(tmp_path: Path) -> None:
+    output = output_of(tmp_path, "assert engine is None")
+    assert "1 failed, 1 passed" in output, output
+    _, _, section = output.partition(f" {HEADING} ")
+    lines = section.partition("====")[0].splitlines()[1:]
+    tiers = [line for line in lines if not line.startswith(" ")]
+    assert [line.split(",")[0] for line in tiers] == ["host_memory", "device_memory"]  # and none of the test before
+    on_device = lines[lines.index(tiers[1]) :]
+    assert on_device[0].endswith(f": the last {PRINTED}") and len(on_device) == 1 + PRINTED
+    assert any(line.startswith("  c[") and line.endswith("write back, dirty -> stored") for line in on_device)
+
+
+def test_a_passing_test_prints_none(tmp_path: Path) -> None:
+    output = output_of(tmp_path, "pass")
+    assert "2 passed" in output, output
+    assert HEADING not in output
+
+
+def test_only_the_last_tiers_are_remembered() -> None:
+    """Else a test of hypothesis, which makes thousands, would keep all that happened in them."""
+    watching = Transitions()
+    watching.pytest_sessionstart()
+    try:
+        for cap in range(1, 3 * TIERS):
+            Ledger(Arena(cap, evictable=False, argument="host_memory"), None)
+    finally:
+        watching.pytest_sessionfinish()
+    told = [*watching.told()]
+    assert len(told) == TIERS
+    assert told[-1] == f"host_memory, a cap of {3 * TIERS - 1} B: none"
