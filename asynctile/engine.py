@@ -16,13 +16,14 @@ from typing import Self
 from asynctile.device import open_device
 from asynctile.device.base import Report
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.lent import LentShare
 from asynctile.lifetime import Lifetime
 from asynctile.loop.files import THREADS
 from asynctile.loop.thread import in_thread, new_loop, under_shield
 from asynctile.measure.trace import Trace
 from asynctile.memory.spill_link import THREADS as TRANSFERS
 from asynctile.memory.tiers import Limits, Tiers
-from asynctile.share import LentShare, Share
+from asynctile.share import Share
 from asynctile.storage.container import RawFile
 from asynctile.storage.host import HostMemory
 from asynctile.storage.limits import spare_address_space, tightest

@@ -1,8 +1,8 @@
 """A share of an engine: tiles under a part of its caps, and the jobs that run over them, one at a time.
 
 Everything public here may be awaited from any event loop. The work happens on the device's own loop (asynctile/loop/thread.py)
-and streams; the caller's loop stays free. An Engine is the share of all that it has not lent (engine.py); shares run side by
-side, and what moves in one is a function of its own programs.
+and streams; the caller's loop stays free. An Engine is the share of all that it has not lent (engine.py), what it lends is in
+lent.py; shares run side by side, and what moves in one is a function of its own programs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asynctile.loop.thread import Undo
 from asynctile.measure.rates import Rates, measure_rates
 from asynctile.measure.statistics import Statistics, snapshot
 from asynctile.memory.caps import Loan
-from asynctile.memory.tiers import Limits, Tiers
+from asynctile.memory.tiers import Tiers
 from asynctile.program.grain import Grain
 from asynctile.program.handle import Handle
 from asynctile.program.operation import Operation
@@ -34,7 +34,6 @@ from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
-from asynctile.storage.spill import SpillRegion
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.stream import Stream
 
@@ -291,32 +290,3 @@ class Share:
         async with self.exclusive():
             await self.tiers.run_ahead.settle()
             self.assembly.release(tiles)
-
-
-class LentShare(Share):
-    """What `Engine.share` lends. region: of the spill file, None for none. limits: its caps."""
-
-    def __init__(
-        self, life: Lifetime, what: str, precision: str, prefetch: int, region: SpillRegion | None, limits: Limits
-    ) -> None:
-        super().__init__(life, what, precision, prefetch)
-        self.limits = limits
-        self._region = region
-        self._has_ended = False
-
-    async def end(self) -> None:
-        """On the device's loop: wait for what runs, then free every tile. It is of no use afterwards."""
-        async with self.exclusive():
-            self._has_ended = True
-            await self.tiers.run_ahead.settle()
-            for tier in self.tiers.from_the_top():
-                for residency in list(tier.ledger.resident):
-                    tier.release(residency)
-            self.tiers.close()
-            self._life.tiers.remove(self.tiers)
-            if self._region is not None:
-                self._region.give_back()
-
-    def _check_open(self) -> None:
-        if self._has_ended:
-            raise DeviceError("the share of the engine has ended: use it inside 'async with engine.share(...)'")

@@ -1,8 +1,8 @@
 """The ledger of a tier: which tile stands in which slot, and what must move so that an operation can run.
 
-Decides, moves nothing: `admit` and `prefetch` append moves to a list that asynctile/memory/tier.py carries out. Decisions
-follow program order only, never the clock, so a program under a budget always moves the same bytes. The victim is the
-tile whose next use is furthest away (Belady's MIN), found in a heap that forgets stale entries lazily.
+Decides, moves nothing: `admit` and `prefetch` append moves (move.py) to a list that asynctile/memory/tier.py carries out.
+Decisions follow program order only, never the clock, so a program under a budget always moves the same bytes. The victim is
+the tile whose next use is furthest away (Belady's MIN), found in a heap that forgets stale entries lazily.
 
 Nobody ever waits for a slot here: a slot may change hands while work on it is still under way, because its next
 owner waits, on the streams, for the events of the last one. So an operation can run whenever its own tiles fit
@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asynctile.storage.arena import Arena, Pool, Slot
 from asynctile.storage.errors import AsynctileError, BudgetError
+from asynctile.storage.move import Evict, Load, Move, Place
 from asynctile.storage.residency import (
     ABSENT,
     DIRTY,
@@ -29,7 +29,6 @@ from asynctile.storage.residency import (
     WRITE_BACK,
     History,
     Residency,
-    State,
     Transition,
 )
 from asynctile.storage.sizes import format_size
@@ -42,37 +41,6 @@ class Backing(Protocol):
     def take(self, residency: Residency) -> Any: ...
 
     def give(self, residency: Residency) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """Copy the tile from its backing into `slot`. was: its state before, in each move."""
-
-    residency: Residency
-    slot: Slot
-    was: State
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """The tile will be written whole in `slot`: nothing to copy."""
-
-    residency: Residency
-    slot: Slot
-    was: State
-
-
-@dataclass(slots=True, eq=False)
-class Evict:
-    """The tile leaves `slot`; `write_back`: copy it to its backing first."""
-
-    residency: Residency
-    slot: Slot
-    was: State
-    write_back: bool
-
-
-Move = Load | Place | Evict
 
 
 class Ledger:

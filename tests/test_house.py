@@ -24,9 +24,9 @@ FLOORS = (
 )  # fmt: skip
 #: The floor of each module that stands in asynctile/ itself.
 AT_THE_TOP = {
-    "asynctile": "engine", "asynctile.__main__": "cli", "asynctile.engine": "engine", "asynctile.lifetime": "engine",
-    "asynctile.share": "engine", "asynctile.blas_threads": "system", "asynctile.errors": "system",
-    "asynctile.interpreter": "system",
+    "asynctile": "engine", "asynctile.engine": "engine", "asynctile.lent": "engine", "asynctile.lifetime": "engine",
+    "asynctile.share": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system",
+    "asynctile.errors": "system", "asynctile.interpreter": "system",
 }  # fmt: skip
 #: What is decided here is a function of the program: no clock, no thread, no loop, no file.
 PURE = ("program", "schedule")

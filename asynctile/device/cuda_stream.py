@@ -8,6 +8,8 @@ hung on it follows.
 Landing: a thread a stream sleeps until a CUDA event has happened, then tells futures and host threads. It wakes for what
 somebody waits for, and otherwise for every few pieces of work. The way not taken: a driver callback into Python, which takes
 the interpreter's lock inside the driver and can deadlock.
+
+Long because handing over and landing work on the same queue, counters and timers, under one lock.
 """
 
 from __future__ import annotations

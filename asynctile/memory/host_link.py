@@ -1,7 +1,8 @@
 """The link between a device and RAM: what the device's tier has below it.
 
 What stands in RAM for a tile is the tile's residency in the tier of RAM. So RAM keeps its own ledger, with another tier below
-it where there is one, and a tile may be on the device, in RAM and in a file at once.
+it where there is one, and a tile may be on the device, in RAM and in a file at once. Its next use there is the next load onto
+the device, or its use by an operation of the host.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from asynctile.schedule.cursor import Cursor
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.demand import Demand
-from asynctile.storage.ledger import Backing, Evict, Ledger, Load, Move
+from asynctile.storage.ledger import Backing, Ledger
+from asynctile.storage.move import Evict, Load, Move
 from asynctile.storage.residency import CLEAN, DIRTY, KEEP, LEAVE, LOSE, STORED, Residency, Transition
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents, failed_or_unfinished, unfinished

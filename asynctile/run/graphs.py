@@ -33,7 +33,7 @@ ATTEMPTS = 8
 
 @dataclass(slots=True)
 class Stretch:
-    """Entries up to `stop`, as one operation."""
+    """Entries up to `stop`, as one operation, whose operands are the tiles of theirs that stay."""
 
     stop: int
     operation: GraphOperation

@@ -3,7 +3,7 @@
 `Lane.perform` is the one way in which an operation runs: of a training step or a generation, launched by itself, on the host
 (host_lane.py), as a graph of many (graphs.py), or without bytes in a plan (asynctile/measure/simulate.py). It waits for inputs
 that nobody has enqueued yet, and for room when the host has run too far ahead; then, without an await, it takes all its tiles
-at once, enqueues the kernel behind the events of whatever uses them, and is done with Python.
+at once, enqueues the kernel behind the events of whatever uses them, and is done with Python. Runs on the device's loop only.
 
 The way not taken: a task per operation that waits for its inputs to be computed. It costs 6 to 10 us and a trip
 through the loop where an event on the stream costs nothing. A job awaits these coroutines in program order, in one task.

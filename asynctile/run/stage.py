@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from asynctile.memory.tier import Tier
 from asynctile.schedule.cursor import Cursor
-from asynctile.storage.ledger import Move
+from asynctile.storage.move import Move
 
 
 class Stage:

@@ -22,7 +22,8 @@ from asynctile.program.operation import HOST, READ, WRITE
 from asynctile.program.program import Entry, Program
 from asynctile.schedule.positions import FAR
 from asynctile.storage.demand import Demand
-from asynctile.storage.ledger import Ledger, Move
+from asynctile.storage.ledger import Ledger
+from asynctile.storage.move import Move
 from asynctile.storage.residency import DIRTY, STORED, Residency
 from asynctile.storage.tile import NEVER, Tile
 
@@ -111,6 +112,7 @@ class Cursor:
         return min(slots, max(min(depth, 1), int(limit * SHARE * unit / (reach.loaded + reach.free))))
 
     def _rank(self, residency: Residency) -> None:
+        """By the first use of its tile in this job."""
         first = self.program.first_uses.get(residency.tile, NEVER)
         self.ledger.used(residency, self.base + first if first < NEVER else FAR, False)
 

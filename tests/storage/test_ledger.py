@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from asynctile.errors import AsynctileError, BudgetError
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
-from asynctile.storage.ledger import Evict, Ledger, Load, Place
+from asynctile.storage.ledger import Ledger
+from asynctile.storage.move import Evict, Load, Place
 from asynctile.storage.residency import ABSENT, STORED
 from asynctile.storage.tile import NEVER, Tile
 

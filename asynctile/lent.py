@@ -1,0 +1,38 @@
+"""What an engine lends of itself: a share with caps of its own, which ends while the engine goes on."""
+
+from __future__ import annotations
+
+from asynctile.errors import DeviceError
+from asynctile.lifetime import Lifetime
+from asynctile.memory.tiers import Limits
+from asynctile.share import Share
+from asynctile.storage.spill import SpillRegion
+
+
+class LentShare(Share):
+    """What `Engine.share` lends. region: of the spill file, None for none. limits: its caps."""
+
+    def __init__(
+        self, life: Lifetime, what: str, precision: str, prefetch: int, region: SpillRegion | None, limits: Limits
+    ) -> None:
+        super().__init__(life, what, precision, prefetch)
+        self.limits = limits
+        self._region = region
+        self._has_ended = False
+
+    async def end(self) -> None:
+        """On the device's loop: wait for what runs, then free every tile. It is of no use afterwards."""
+        async with self.exclusive():
+            self._has_ended = True
+            await self.tiers.run_ahead.settle()
+            for tier in self.tiers.from_the_top():
+                for residency in list(tier.ledger.resident):
+                    tier.release(residency)
+            self.tiers.close()
+            self._life.tiers.remove(self.tiers)
+            if self._region is not None:
+                self._region.give_back()
+
+    def _check_open(self) -> None:
+        if self._has_ended:
+            raise DeviceError("the share of the engine has ended: use it inside 'async with engine.share(...)'")
