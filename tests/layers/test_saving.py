@@ -2,6 +2,8 @@
 
 What is in a checkpoint and how it is read is test_checkpoint.py; that a step's own ends leave it alone test_trainer.py;
 the files and folders beneath are tests/storage.
+
+Long because each way in which a save can end, the end of a process included, is asked of the same few disks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Where AdamW runs: it changes no bit, it moves fewer bytes, and the model that chooses finds the cheapest split."""
+"""Where AdamW runs: it changes no bit, it moves fewer bytes, and the model that chooses finds the cheapest split.
+
+Long because the costs that are chosen by and the trainings that they are true of are one model and one yardstick.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Exchange with transformers: its GPT-2 loaded here, ours loaded there, and the variants of files that exist."""
+"""Exchange with transformers: its GPT-2 loaded here, ours loaded there, and the variants of files that exist.
+
+Long because a process that has imported transformers once asks it everything, both ways.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operations of the host among those of a device: bits, what crosses the link, what tiers hold. Order is test_host_order.py."""
+"""Operations of the host among those of a device: bits, what crosses the link, what tiers hold. Order is test_host_order.py.
+
+Long because nearly every test needs the mixture of operations, places and tiers that stands on top.
+"""
 
 import random
 import sys

@@ -1,4 +1,7 @@
-"""The spill tier: tiles come back as they were written, or an error says which tile, where, and what helps."""
+"""The spill tier: tiles come back as they were written, or an error says which tile, where, and what helps.
+
+Long because one scripted file answers for the disk in transfers, failures and closing alike.
+"""
 
 from __future__ import annotations
 

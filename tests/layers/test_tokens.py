@@ -1,0 +1,217 @@
+"""Text to tokens, which are made once and kept. Batches of them are test_data.py."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile.layers import text as text_module
+from asynctile.layers import tokens as tokens_module
+from asynctile.layers.data import (
+    TextSource,
+    TokenFile,
+    open_tokens,
+    tokenise,
+)
+from asynctile.layers.tokenizer import ByteTokenizer, train_bpe
+from asynctile.storage.errors import CheckpointError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    data = tmp_path / "data"
+    (data / "b").mkdir(parents=True)
+    (data / "b" / "z.txt").write_text("zz")
+    (data / "a.txt").write_text("aa")
+    (data / "c.md").write_text("cc")
+    (data / ".hidden").write_text("no")
+    (data / "picture.bin").write_bytes(b"PNG\0\0")
+    return data
+
+
+def whole(source):
+    return b"".join(source.pieces())
+
+
+def test_a_folder_is_its_text_files_in_sorted_order(folder):
+    source = TextSource(folder)
+    assert whole(source) == b"aacczz"
+    assert source.nbytes == 6
+
+
+def test_a_file_is_read_whatever_it_holds(folder):
+    assert whole(TextSource(folder / "picture.bin")) == b"PNG\0\0"
+
+
+def test_no_path_is_the_source_of_the_standard_library():
+    source = TextSource(None)
+    assert source.nbytes > 5_000_000
+    names = [file.relative_to(source.path).as_posix() for file in source.files]
+    assert {"argparse.py", "asyncio/events.py"} <= set(names)
+    assert all(name.endswith(".py") for name in names)
+    assert not any(
+        part in name.split("/")
+        for name in names
+        for part in ("site-packages", "test", "tests", "__pycache__")
+    )
+    assert TextSource(None).fingerprint == source.fingerprint
+
+
+@given(
+    st.lists(st.sampled_from(["a", "\n", "ž", "日", "😀", "long words\n"]), max_size=60), st.integers(4, 9)
+)
+def test_pieces_are_the_text_and_cut_no_character(tmp_path_factory, parts, piece_nbytes):
+    content = ("x" + "".join(parts)).encode()
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, "PIECE_NBYTES", piece_nbytes)
+        pieces = list(TextSource(path).pieces())
+    assert b"".join(pieces) == content
+    assert all(0 < len(piece) <= piece_nbytes for piece in pieces)
+    for piece in pieces:
+        piece.decode()
+
+
+def test_bytes_that_are_no_utf8_are_read_too(tmp_path):
+    for content in (b"\xff", b"\xe6\x97", b"\x80" * 9, b"a\xf0\x9f"):
+        (tmp_path / "a").write_bytes(content)
+        assert whole(TextSource(tmp_path / "a")) == content
+
+
+def test_data_that_is_missing_or_empty_is_named(tmp_path):
+    (tmp_path / "empty.txt").touch()
+    for path, message in [(tmp_path / "none", "cannot be read: No such file"), (tmp_path / "empty.txt", "files are empty"),
+                          (tmp_path, "files are empty")]:  # fmt: skip
+        with pytest.raises(ValueError, match=message) as caught:
+            TextSource(path)
+        assert str(path) in str(caught.value)
+    (tmp_path / "empty.txt").unlink()
+    with pytest.raises(ValueError, match="it has no text files"):
+        TextSource(tmp_path)
+
+
+def test_tokens_are_written_once_and_reused_only_for_the_same_text_and_tokenizer(
+    folder, tmp_path, monkeypatch
+):
+    cache = tmp_path / "cache"
+    seen = []
+    file = tokenise(
+        TextSource(folder), ByteTokenizer(), cache, progress=lambda done, total: seen.append((done, total))
+    )
+    assert file[:].tobytes() == np.frombuffer(b"aacczz", np.uint8).astype(np.uint16).tobytes()
+    assert seen[-1] == (6, 6)
+    assert sorted(os.listdir(cache)) == ["tokens.bin", "tokens.json"]
+
+    write = tokens_module._write_tokens
+    made = []
+    monkeypatch.setattr(tokens_module, "_write_tokens", lambda *args: made.append(args[1]) or write(*args))
+    assert len(tokenise(TextSource(folder), ByteTokenizer(), cache)) == 6
+    assert made == []
+
+    bpe = train_bpe(["aa cc zz"] * 3, 260)
+    assert len(tokenise(TextSource(folder), bpe, cache)) < 6
+    assert made == [bpe]
+    (folder / "d.txt").write_text("dd")
+    assert len(tokenise(TextSource(folder), ByteTokenizer(), cache)) == 8
+    os.truncate(cache / "tokens.bin", 6)
+    assert len(tokenise(TextSource(folder), ByteTokenizer(), cache)) == 8
+    (cache / "tokens.json").write_text("{")
+    assert len(tokenise(TextSource(folder), ByteTokenizer(), cache)) == 8
+    assert len(made) == 4
+
+
+def test_a_failure_while_making_tokens_leaves_what_was_there(folder, tmp_path):
+    tokenise(TextSource(folder), ByteTokenizer(), tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in ("tokens.bin", "tokens.json")}
+    (folder / "d.txt").write_text("dd")
+
+    def fail(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenise(TextSource(folder), ByteTokenizer(), tmp_path, progress=fail)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert sorted(os.listdir(tmp_path)) == ["data", "tokens.bin", "tokens.json"]
+
+
+def test_a_token_file_of_the_wrong_size_is_named(tmp_path):
+    for content in (b"", b"abc"):
+        (tmp_path / "t").write_bytes(content)
+        with pytest.raises(ValueError, match=f"has {len(content)} bytes, expected a multiple of 2"):
+            TokenFile(tmp_path / "t", np.uint16)
+    with pytest.raises(ValueError, match="cannot be read"):
+        TokenFile(tmp_path / "none", np.uint16)
+
+
+def test_a_disk_that_is_full_names_the_file_of_the_tokens(tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("some text")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        tokenise(TextSource(tmp_path / "text"), ByteTokenizer(), tmp_path / "tokens")
+    assert caught.value.filename == str(tmp_path / "tokens" / "tokens.bin")
+    assert list((tmp_path / "tokens").iterdir()) == []
+
+
+@pytest.mark.timeout(10)
+def test_data_that_is_no_regular_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for path, why in [
+        (tmp_path / "pipe", "it is a pipe"), ("/dev/zero", "it is a device"), (tmp_path / "a\0b", "no file can have this name"),
+        (tmp_path / "loop", "Too many levels of symbolic links"), (tmp_path / "\ud800", "no file can have this name"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=rf"^data .* cannot be read: {why}"):
+            TextSource(path)
+
+
+@pytest.mark.timeout(10)
+def test_what_is_no_file_in_a_folder_is_left_out(folder):
+    expected = TextSource(folder).files
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
+    (folder / "above").symlink_to(folder)
+    assert TextSource(folder).files == expected
+
+
+RECORD = {"dtype": "uint16", "nbytes": 8}
+
+
+@pytest.mark.parametrize(("record", "error", "sentence"), [
+    ({}, CheckpointError, r"tokens\.json is damaged: it has the dtype None, expected uint16 or uint32"),
+    (RECORD | {"dtype": "V0"}, CheckpointError, "dtype 'V0'"),
+    (RECORD | {"dtype": "float32"}, CheckpointError, "dtype 'float32'"),
+    (RECORD | {"dtype": ["uint16"]}, CheckpointError, "dtype"), (RECORD | {"dtype": {}}, CheckpointError, "dtype"),
+    ([1], CheckpointError, "dtype None"), (RECORD | {"nbytes": 10**99}, ValueError, r"tokens\.bin has 8 bytes, .* says 10000"),
+    (RECORD | {"nbytes": None}, ValueError, "says None"),
+    (RECORD | {"dtype": "uint32", "nbytes": 4}, ValueError, "has 8 bytes"),
+])  # fmt: skip
+def test_a_record_of_tokens_that_is_damaged_is_named(tmp_path, record, error, sentence):
+    (tmp_path / "tokens.bin").write_bytes(bytes(8))
+    (tmp_path / "tokens.json").write_text(json.dumps(RECORD))
+    assert open_tokens(tmp_path)[:].tolist() == [0] * 4
+    (tmp_path / "tokens.json").write_text(json.dumps(record))
+    with pytest.raises(error, match=sentence):
+        open_tokens(tmp_path)
+
+
+@pytest.mark.timeout(10)
+def test_tokens_that_are_no_regular_file_or_of_another_length_are_named(tmp_path):
+    (tmp_path / "tokens.json").write_text(json.dumps(RECORD))
+    os.mkfifo(tmp_path / "tokens.bin")
+    with pytest.raises(ValueError, match=r"tokens\.bin cannot be read: it is a pipe"):
+        open_tokens(tmp_path)
+    os.remove(tmp_path / "tokens.bin")
+    (tmp_path / "tokens.bin").touch()
+    os.truncate(tmp_path / "tokens.bin", 1 << 40)
+    with pytest.raises(ValueError, match=rf"tokens\.bin has {1 << 40} bytes"):
+        open_tokens(tmp_path)
