@@ -2,6 +2,8 @@
 
 Its family is that of its configuration (architectures.py): users know the class as GPT2. What a step computes is recorded by
 step.py, training is trainer.py, files are exchange.py.
+
+Long because a model is one object to its users: making, reading, writing, computing and letting go are its methods.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A step has two parts. Up to the mark "update" nothing of the model has changed: it may be cancelled or fail and the
 model is as it was. From there on weights change tile by tile: the step runs to its end under shield, and if it fails
 the model is torn. Checkpoints are checkpoint.py; what a step computes is step.py.
+
+Long because a step is followed here from its inputs to its report, with every way in which it may end.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ NOT_PURE = {
 }  # fmt: skip
 #: What a module that touches no bytes may have of NumPy: names of types.
 TYPES = {"dtype", "float32", "uint16"}
-LONGEST = 400
+LONGEST = 300
 
 
 def floor_of(module: str) -> str:

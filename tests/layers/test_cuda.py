@@ -1,6 +1,8 @@
 """Trainings on a GPU, whose driver and kernels run on the CPU here (tests/cuda): the law of equal bits, graphs, precisions.
 
 tests/gpu repeats what matters on a real one.
+
+Long because whatever trains on that GPU is here: each law is asked of the same small training.
 """
 
 from __future__ import annotations
