@@ -261,10 +261,10 @@ class CudaStream:
             event.finish(self)
             landed.append(event)
         if error is None:
-            self._measure(target.number, landed)
+            self._read_timers(target.number, landed)
         return landed
 
-    def _measure(self, number: int, landed: Sequence[CudaEvent]) -> None:
+    def _read_timers(self, number: int, landed: Sequence[CudaEvent]) -> None:
         """Read the timers of what has landed."""
         while self._stalls and self._stalls[0][2] <= number:
             start, end, _ = self._stalls.popleft()

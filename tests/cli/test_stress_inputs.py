@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from asynctile.cli.stress.finding import Finding
-from asynctile.cli.stress.inputs.bystanders import changes, mark
+from asynctile.cli.stress.inputs.bystanders import changes, survey
 from asynctile.cli.stress.inputs.damage import Damage
 from asynctile.cli.stress.inputs.prey import ORDERS
 from asynctile.cli.stress.inputs.standing import Standing
@@ -110,22 +110,22 @@ def test_a_bystander_may_lose_a_name_elsewhere_and_nothing_else(tmp_path: Path) 
     here.mkdir()
     (here / "file").write_text("whole")
     os.link(here / "file", other)
-    before = mark(here)
+    before = survey(here)
     other.unlink()  # as whoever replaces it does
-    assert changes(before, mark(here)) == []
+    assert changes(before, survey(here)) == []
     os.link(here / "file", other)
-    before = mark(here)
+    before = survey(here)
     other.write_text("whole")
-    assert changes(before, mark(here)) == ["file was changed"]
-    before = mark(here)
+    assert changes(before, survey(here)) == ["file was changed"]
+    before = survey(here)
     other.chmod(0o600)
     other.unlink()
-    assert changes(before, mark(here)) == ["file was changed"]
-    before = mark(tmp_path, but=here / "new")
+    assert changes(before, survey(here)) == ["file was changed"]
+    before = survey(tmp_path, but=here / "new")
     (here / "new").mkdir()
-    assert changes(before, mark(tmp_path, but=here / "new")) == []
+    assert changes(before, survey(tmp_path, but=here / "new")) == []
     here.chmod(0o711)
-    assert changes(before, mark(tmp_path, but=here / "new")) == ["here was changed"]
+    assert changes(before, survey(tmp_path, but=here / "new")) == ["here was changed"]
 
 
 def test_only_the_signal_that_was_sent_may_end_a_command() -> None:

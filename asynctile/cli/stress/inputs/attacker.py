@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from asynctile.cli.stress.finding import Finding, Kind
-from asynctile.cli.stress.inputs.bystanders import changes, mark
+from asynctile.cli.stress.inputs.bystanders import changes, survey
 from asynctile.cli.stress.inputs.damage import Damage, damage
 from asynctile.cli.stress.inputs.prey import Order, Prey, draw_order, draw_target
 from asynctile.cli.stress.inputs.standing import Standing
@@ -78,9 +78,9 @@ class Attacker:
         harm, around = self._harm(copy, target, order, chance)
         written = {"it": copy, "new": new, None: None}[order.writes]
         words = order.words.format(it=copy, new=new, text=self.prey.text, shape=self.prey.shape).split()
-        before, stood = mark(self._place, but=written), Standing.of(copy)
+        before, stood = survey(self._place, but=written), Standing.of(copy)
         end = self._bench.run(words, around)
-        touched = changes(before, mark(self._place, but=written))
+        touched = changes(before, survey(self._place, but=written))
         failure = None
         try:
             judge(end, order, harm, touched, (str(self._place), "/dev/", "--", "stdout", "ulimit"), around)

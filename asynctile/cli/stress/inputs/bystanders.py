@@ -1,6 +1,6 @@
 """What no command may touch: a tree beside the folders of a call, and whatever else lies around.
 
-Covers taking a mark of a tree and saying what has changed since. Nothing is opened for it but folders, by descriptors: a pipe
+Covers taking a survey of a tree and saying what has changed since. Nothing is opened for it but folders, by descriptors: a pipe
 does not block it, and a path may be longer than the system takes.
 """
 
@@ -10,15 +10,15 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["Marks", "changes", "mark"]
+__all__ = ["Survey", "changes", "survey"]
 
 #: path under the root -> kind and rights, inode, then size, time of its bytes in ns, number of names, time of anything of it
-Marks = dict[str, tuple[int, ...]]
+Survey = dict[str, tuple[int, ...]]
 
 
-def mark(root: Path, *, but: Path | None = None) -> Marks:
+def survey(root: Path, *, but: Path | None = None) -> Survey:
     """Of everything under `root`, through no link; what is at and under `but` is left out, and when its folder changed."""
-    marks: Marks = {}
+    seen: Survey = {}
     left_out = None if but is None else os.path.relpath(but, root)
     for folder, folders, files, at in os.fwalk(root, follow_symlinks=False):
         here = os.path.relpath(folder, root) if len(folder) < 4000 else folder
@@ -27,14 +27,14 @@ def mark(root: Path, *, but: Path | None = None) -> Marks:
             if path == left_out:
                 continue
             found = os.stat(name, dir_fd=at, follow_symlinks=False)
-            marks[path] = (found.st_mode, found.st_ino)
+            seen[path] = (found.st_mode, found.st_ino)
             if left_out is None or not stat.S_ISDIR(found.st_mode) or os.path.dirname(left_out) != path:
-                marks[path] += (found.st_size, found.st_mtime_ns, found.st_nlink, found.st_ctime_ns)
+                seen[path] += (found.st_size, found.st_mtime_ns, found.st_nlink, found.st_ctime_ns)
         folders[:] = [name for name in folders if os.path.normpath(f"{here}/{name}") != left_out]
-    return marks
+    return seen
 
 
-def changes(before: Marks, after: Marks) -> list[str]:
+def changes(before: Survey, after: Survey) -> list[str]:
     """What differs, in words."""
     words = [
         (after.keys() - before.keys(), "was made"), (before.keys() - after.keys(), "is gone"),
