@@ -17,14 +17,14 @@ from typing import Any, Protocol
 
 from asynctile.storage.arena import Arena, Pool, Slot
 from asynctile.storage.errors import AsynctileError, BudgetError
-from asynctile.storage.move import Evict, Load, Move, Place
+from asynctile.storage.move import Allocate, Evict, Load, Move
 from asynctile.storage.residency import (
     ABSENT,
+    ALLOCATE,
     DIRTY,
     LEAVE,
     LOAD,
     LOSE,
-    PLACE,
     WRITE,
     WRITE_BACK,
     History,
@@ -174,10 +174,10 @@ class Ledger:
 
     def _settle(self, residency: Residency, slot: Slot, load: bool, moves: list[Move]) -> None:
         was = residency.state
-        self.history.change(residency, LOAD if load else PLACE)
+        self.history.change(residency, LOAD if load else ALLOCATE)
         residency.slot = slot
         self.resident[residency] = None
-        moves.append(Load(residency, slot, was) if load else Place(residency, slot, was))
+        moves.append(Load(residency, slot, was) if load else Allocate(residency, slot, was))
         used = self.arena.used_nbytes + self.arena.lent_nbytes
         if used > self.peak_nbytes:
             self.peak_nbytes = used

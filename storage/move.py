@@ -18,7 +18,7 @@ class Load:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Allocate:
     """The tile will be written whole in `slot`: nothing to copy."""
 
     residency: Residency
@@ -36,4 +36,4 @@ class Evict:
     write_back: bool
 
 
-Move = Load | Place | Evict
+Move = Load | Allocate | Evict

@@ -50,7 +50,7 @@ class Transition:
 #: It gets a slot, and its bytes from below.
 LOAD = Transition("load", {STORED: CLEAN})
 #: It gets a slot, to be overwritten whole.
-PLACE = Transition("place", {ABSENT: DIRTY, STORED: DIRTY})
+ALLOCATE = Transition("allocate", {ABSENT: DIRTY, STORED: DIRTY})
 #: Its bytes here change.
 WRITE = Transition("write", {CLEAN: DIRTY, DIRTY: DIRTY, STALE: DIRTY})
 #: It leaves its slot, its bytes are copied below.
@@ -66,7 +66,7 @@ KEEP = Transition("keep", {CLEAN: DIRTY, DIRTY: DIRTY})
 #: Its bytes are gone, or wanted no more: it has left its slot, if it had one.
 LOSE = Transition("lose", dict.fromkeys(State, ABSENT))
 
-TRANSITIONS = (LOAD, PLACE, WRITE, WRITE_BACK, LEAVE, OUTDATE, REPLACE, KEEP, LOSE)
+TRANSITIONS = (LOAD, ALLOCATE, WRITE, WRITE_BACK, LEAVE, OUTDATE, REPLACE, KEEP, LOSE)
 
 
 class Residency:

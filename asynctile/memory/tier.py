@@ -193,7 +193,7 @@ class Tier:
                 elif isinstance(move, Load):
                     self._load(move.residency, move.slot)
                 else:
-                    self._place(move.residency, move.slot)
+                    self._allocate(move.residency, move.slot)
             except BaseException:
                 for undone in reversed(moves[index:]):
                     self.ledger.undo(undone)
@@ -229,7 +229,7 @@ class Tier:
         self.loaded_nbytes += self.link.moved_nbytes(residency)
         self.run_ahead.add(event, tile.nbytes)
 
-    def _place(self, residency: Residency, slot: Slot) -> None:
+    def _allocate(self, residency: Residency, slot: Slot) -> None:
         residency.array = self.memory.array(slot, residency.tile.shape, residency.tile.dtype)
         residency.written = None
         residency.reads = list(unfinished(*slot.guard))

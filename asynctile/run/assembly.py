@@ -71,16 +71,16 @@ class Assembly:
             raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
         if not np.can_cast(value.dtype, tile.dtype, "same_kind"):
             raise TypeError(f"{tile.name} takes an array of {tile.dtype}, not {value.dtype}")
-        place, was = self._in_ram(tile)
+        in_ram, was = self._in_ram(tile)
         try:
-            for event in (*place.reads, *unfinished(place.written)):  # also what still loads older bytes into the slot
+            for event in (*in_ram.reads, *unfinished(in_ram.written)):  # also what still loads older bytes into the slot
                 await self.run_ahead.settled(event)
         except BaseException:
             if was is not None:
-                self.tiers.host.drop(place, LOSE if was is ABSENT else REPLACE)
+                self.tiers.host.drop(in_ram, LOSE if was is ABSENT else REPLACE)
             raise
-        np.copyto(place.array, value)
-        self._was_put(tile, place)
+        np.copyto(in_ram.array, value)
+        self._was_put(tile, in_ram)
 
     def claim(self, tile: Handle) -> None:
         """`put` without bytes, for a run without them."""
@@ -97,13 +97,13 @@ class Assembly:
             fetch = Fetch(tile, "", ())
             await self._arrived(await self.lanes[DEVICE].perform(fetch, (residency.next_use,), copy), residency)
             return copy
-        place: Residency = residency.backing
-        if place.slot is None:
-            tiers.host.admit((place,), READ)
-            tiers.host.ledger.used(place, residency.next_use, False)
-        if place.written is not None:
-            await self._arrived(place.written, residency)
-        np.copyto(copy, place.array)
+        in_ram: Residency = residency.backing
+        if in_ram.slot is None:
+            tiers.host.admit((in_ram,), READ)
+            tiers.host.ledger.used(in_ram, residency.next_use, False)
+        if in_ram.written is not None:
+            await self._arrived(in_ram.written, residency)
+        np.copyto(copy, in_ram.array)
         return copy
 
     def release(self, tiles: Iterable[Handle]) -> None:
@@ -114,21 +114,21 @@ class Assembly:
     def _in_ram(self, tile: Handle) -> tuple[Residency, State | None]:
         """What stands, or is to stand, for `tile` in RAM, with a slot; if it got that slot now, its state before."""
         tiers = self.tiers
-        place = tiers.top.of(tile)
+        residency = tiers.top.of(tile)
         if tiers.link is not None:
-            if place.backing is None:
-                place.backing = tiers.link.take(place)
-            place = place.backing
-        if place.slot is not None:
-            return place, None
-        was = place.state
-        tiers.host.admit((place,), WRITE)
-        return place, was
+            if residency.backing is None:
+                residency.backing = tiers.link.take(residency)
+            residency = residency.backing
+        if residency.slot is not None:
+            return residency, None
+        was = residency.state
+        tiers.host.admit((residency,), WRITE)
+        return residency, was
 
-    def _was_put(self, tile: Handle, place: Residency) -> None:
-        """The host has written `place`: nothing else of the tile is new."""
+    def _was_put(self, tile: Handle, in_ram: Residency) -> None:
+        """The host has written `in_ram`: nothing else of the tile is new."""
         tiers = self.tiers
-        tiers.host.written_by(place, None, tiers.positions.now)
+        tiers.host.written_by(in_ram, None, tiers.positions.now)
         if tiers.link is not None:
             above = tiers.top.of(tile)
             tiers.top.drop(above, REPLACE)

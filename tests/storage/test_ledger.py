@@ -9,7 +9,7 @@ from asynctile.errors import AsynctileError, BudgetError
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import Ledger
-from asynctile.storage.move import Evict, Load, Place
+from asynctile.storage.move import Allocate, Evict, Load
 from asynctile.storage.residency import ABSENT, STORED
 from asynctile.storage.tile import NEVER, Tile
 
@@ -90,7 +90,7 @@ def test_a_clean_tile_leaves_without_being_written_back_and_a_dirty_one_is_writt
 
 def test_a_tile_that_is_overwritten_is_placed_not_loaded():
     book = ledger(1)
-    assert use(book, [temporary(book, "t")], "w", [3]) == [(Place, "t")]
+    assert use(book, [temporary(book, "t")], "w", [3]) == [(Allocate, "t")]
 
 
 def test_tiles_of_the_same_operation_never_push_each_other_out():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from asynctile.errors import AsynctileError
 from asynctile.storage.residency import (
     ABSENT,
+    ALLOCATE,
     CLEAN,
     DIRTY,
     KEEP,
@@ -16,7 +17,6 @@ from asynctile.storage.residency import (
     LOAD,
     LOSE,
     OUTDATE,
-    PLACE,
     REMEMBERED,
     REPLACE,
     STALE,
@@ -32,8 +32,8 @@ from asynctile.storage.tile import Tile
 
 #: The whole table once more, by state: what may happen to a tile, and what it is then.
 TABLE = {
-    ABSENT: {PLACE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
-    STORED: {LOAD: CLEAN, PLACE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
+    ABSENT: {ALLOCATE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
+    STORED: {LOAD: CLEAN, ALLOCATE: DIRTY, OUTDATE: ABSENT, REPLACE: STORED, LOSE: ABSENT},
     CLEAN: {WRITE: DIRTY, LEAVE: STORED, OUTDATE: STALE, REPLACE: STORED, KEEP: DIRTY, LOSE: ABSENT},
     DIRTY: {WRITE: DIRTY, WRITE_BACK: STORED, LEAVE: ABSENT, OUTDATE: STALE, REPLACE: STORED, KEEP: DIRTY, LOSE: ABSENT},
     STALE: {WRITE: DIRTY, LEAVE: ABSENT, OUTDATE: STALE, REPLACE: STORED, LOSE: ABSENT},
@@ -84,7 +84,7 @@ def test_bytes_are_never_read_from_where_there_are_none(transitions):
             assert below_is_good
         if transition in (WRITE_BACK, REPLACE):
             below_is_good = True
-        elif transition in (WRITE, OUTDATE, LOSE, PLACE, KEEP) or (transition is LEAVE and before is not CLEAN):
+        elif transition in (WRITE, OUTDATE, LOSE, ALLOCATE, KEEP) or (transition is LEAVE and before is not CLEAN):
             below_is_good = False
 
 
