@@ -6,6 +6,7 @@ Reads every module's syntax tree and imports nothing of asynctile but its versio
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -199,6 +200,23 @@ def test_a_long_file_says_why() -> None:
         docstring = ast.get_docstring(ast.parse(text)) or ""
         assert lines <= LONGEST or "long because" in docstring.lower(), (
             f"{path.relative_to(ROOT)} has {lines} lines; above {LONGEST}, its docstring says `Long because ...`")
+
+
+def missing_files(text: str, there: set[str]) -> list[str]:
+    """Files of Python that a text speaks of, by the end of their path, and that are not among `there`."""
+    named = re.findall(r"(?<![\w/.{}<>*-])(?:[a-z_]\w*/)*[a-z_]\w*\.py\b", text)
+    return [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
+
+
+def test_files_that_sources_and_guides_speak_of_are_there() -> None:
+    """A file that moved takes what is said of it along."""
+    folders = ("asynctile", "layers", "storage", "tests", "bench")
+    paths = [path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    there = {f"/{path}" for path in paths} | {f"/asynctile/{path}" for path in paths}
+    for path in [*SOURCES.values(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        missing = missing_files(path.read_text(), there)
+        assert not missing, f"{path.relative_to(ROOT)} speaks of {missing}, which are nowhere"
+    assert missing_files("see run/lane.py and window.py", there) == ["window.py"]
 
 
 def test_each_folder_of_modules_is_a_package() -> None:

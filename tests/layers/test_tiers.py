@@ -1,6 +1,6 @@
 """Trainings with a disk below RAM: equal bits at every budget, what is written and what is not, and what is refused.
 
-The device over RAM alone is test_equal_bits.py; the engine without a model is tests/test_tiers.py and test_failures.py.
+The device over RAM alone is test_equal_bits.py; the engine without a model is tests/memory/test_tiers.py and test_failures.py.
 
 Long because all of it is asked of one small training, compared with the same yardstick.
 """
