@@ -110,13 +110,13 @@ class History:
     def change(self, residency: Residency, transition: Transition) -> None:
         """Make a transition; AsynctileError, and nothing changed, for one that does not exist."""
         old = residency.state
-        new = transition.to.get(old)
-        if new is None:
+        try:
+            residency.state = transition.to[old]
+        except KeyError:
             raise AsynctileError(
                 f"tile {residency.tile.name} is {old} and cannot {transition.name}: expected it to be "
                 f"{' or '.join(transition.to)}; this is a fault of asynctile, whose last steps were {'; '.join(self.tell(8))}"
-            )
-        residency.state = new
+            ) from None
         self._last.append((residency, transition, old))
 
     def undo(self, residency: Residency, state: State) -> None:

@@ -20,7 +20,7 @@ from asynctile.program.handle import Handle
 from asynctile.program.operation import READ, WRITE, GraphOperation, Operation
 from asynctile.program.program import Entry, Fetch
 from asynctile.run.inputs import Inputs
-from asynctile.storage.residency import Residency
+from asynctile.storage.residency import ABSENT, Residency
 from asynctile.storage.tile import NEVER
 from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.lockstep import Lockstep
@@ -67,8 +67,11 @@ class Lane:
                 if residency.slot is None:
                     stand = False
                     break
-        if not stand and self.inputs.missing(entry) is not None:
-            await self.inputs.enqueued(entry)
+        if not stand:
+            for residency, how in zip(operands, access):  # noqa: B905  # lengths are checked when the operation is made
+                if residency.state is ABSENT and how != WRITE:
+                    await self.inputs.enqueued(entry)
+                    break
         if self.run_ahead.is_full():
             await self.run_ahead.room()
             stand = False
