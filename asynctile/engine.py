@@ -22,7 +22,7 @@ from asynctile.loop.files import THREADS
 from asynctile.loop.thread import in_thread, new_loop, under_shield
 from asynctile.measure.trace import Trace
 from asynctile.memory.spill_link import THREADS as TRANSFERS
-from asynctile.memory.tiers import Limits, Tiers
+from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.share import Share
 from asynctile.storage.container import RawFile
 from asynctile.storage.host import HostMemory
@@ -95,7 +95,7 @@ class Engine(Share):
             if on_device is not None and isinstance(opened, HostMemory):  # which is RAM as well
                 in_ram -= min(on_device, room.share // 2)
         super().__init__(Lifetime(opened, folder, make_loop, report), "the engine", precision, prefetch)
-        self._limits = Limits(
+        self._options = TierOptions(
             device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy
         )
         self._used = False
@@ -106,7 +106,7 @@ class Engine(Share):
         """Cap in bytes on the arena that operations run in."""
         if self._assembly is not None:
             return super().device_cap
-        cap = self._limits.device_memory if self._device.has_link else self._limits.host_memory
+        cap = self._options.device_memory if self._device.has_link else self._options.host_memory
         assert cap is not None
         return cap
 
@@ -118,7 +118,8 @@ class Engine(Share):
         self._used, life.process = True, os.getpid()
         spare_address_space()
         self._spills = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
-        self._put_together(Tiers(life.device, life.spill, self._spills, self._limits), life.device.add_stream("files", THREADS))
+        tiers = Tiers(life.device, life.spill, self._spills, self._options)
+        self._put_together(tiers, life.device.add_stream("files", THREADS))
         if await in_thread("opening", life.open, on_cancel=life.stop_opening, on_gone=life.abandon):
             await in_thread("closing", life.break_off)
             raise asyncio.CancelledError
@@ -198,18 +199,18 @@ class Engine(Share):
                 if region is not None:
                     region.give_back()
                 raise
-            limits = replace(self._limits, device_memory=on_device, host_memory=in_ram, host_remedy="")
-            part = LentShare(self._life, "its share of the engine", self.precision, self.prefetch, region, limits)
-            part._put_together(Tiers(self._device, region, self._spills, limits), self._files)
+            options = replace(self._options, device_memory=on_device, host_memory=in_ram, host_remedy="")
+            part = LentShare(self._life, "its share of the engine", self.precision, self.prefetch, region, options)
+            part._put_together(Tiers(self._device, region, self._spills, options), self._files)
             return part
 
     async def _take_back(self, part: LentShare) -> None:
         """On the device's loop, whole: its jobs end, its tiles are freed."""
         async def end() -> None:
-            limits = part.limits
+            options = part.options
             await part.end()
             async with self.exclusive():
-                await self.tiers.caps.grow(limits.device_memory or 0, limits.host_memory or 0)
+                await self.tiers.caps.grow(options.device_memory or 0, options.host_memory or 0)
 
         if await under_shield(end()):
             raise asyncio.CancelledError

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from asynctile.errors import DeviceError
 from asynctile.lifetime import Lifetime
-from asynctile.memory.tiers import Limits
+from asynctile.memory.tiers import TierOptions
 from asynctile.share import Share
 from asynctile.storage.spill import SpillRegion
 
 
 class LentShare(Share):
-    """What `Engine.share` lends. region: of the spill file, None for none. limits: its caps."""
+    """What `Engine.share` lends. region: of the spill file, None for none. options: its caps."""
 
     def __init__(
-        self, life: Lifetime, what: str, precision: str, prefetch: int, region: SpillRegion | None, limits: Limits
+        self, life: Lifetime, what: str, precision: str, prefetch: int, region: SpillRegion | None, options: TierOptions
     ) -> None:
         super().__init__(life, what, precision, prefetch)
-        self.limits = limits
+        self.options = options
         self._region = region
         self._has_ended = False
 

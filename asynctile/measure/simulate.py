@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asynctile.device.dry import DryDevice, DrySpill
-from asynctile.memory.tiers import Limits, Tiers
+from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
@@ -55,18 +55,18 @@ def simulate(
     """
     device = DryDevice("emulated" if has_link else "cpu", has_link, grain)
     places = DrySpill(spill_limit) if spill else None
-    limits = Limits(device_memory=device_memory, host_memory=host_memory, prefetch=prefetch)
-    tiers = Tiers(device, places, device.add_stream("spill", 1), limits)
+    options = TierOptions(device_memory=device_memory, host_memory=host_memory, prefetch=prefetch)
+    tiers = Tiers(device, places, device.add_stream("spill", 1), options)
     assembly, demand = Assembly(tiers), demand_of([program], standing)
     at_once(assembly.cut(demand))
     for tile in standing:
         if tile in program.first_uses:  # what is overwritten first need not be there
-            assembly.claim(tile)
+            assembly.put_dry(tile)
     before = [0, 0, 0, 0]
     for _ in range(2):
         before = _moved(tiers)
         for tile in program.inputs.values():
-            assembly.claim(tile)
+            assembly.put_dry(tile)
         at_once(Job(assembly, program, demand).finish())
     moved = [after - first for after, first in zip(_moved(tiers), before, strict=True)]
     return Traffic(

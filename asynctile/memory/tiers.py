@@ -27,7 +27,7 @@ from asynctile.streams.stream import Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TierOptions:
     """What tiers may take: caps in bytes on the device and on RAM, None for none. prefetch: depth, 0 for no overlap.
 
     watchdog: seconds of patience, None for no end. host_remedy: how host_memory is raised if nobody gave it, for messages.
@@ -47,18 +47,18 @@ class Tiers:
     link: between the two, None where they are one. caps: how they are cut. positions: of what runs over them, in its order.
     """
 
-    def __init__(self, device: Device, spill: SpillTier | None, transfers: Stream | None, limits: Limits) -> None:
+    def __init__(self, device: Device, spill: SpillTier | None, transfers: Stream | None, options: TierOptions) -> None:
         self.device = device
         self.spill = spill
-        self.prefetch = limits.prefetch
+        self.prefetch = options.prefetch
         self.positions = Positions()
-        self.run_ahead = RunAhead(device.streams, limits.watchdog)
-        self.lockstep = Lockstep() if limits.prefetch == 0 else None
+        self.run_ahead = RunAhead(device.streams, options.watchdog)
+        self.lockstep = Lockstep() if options.prefetch == 0 else None
         #: the program whose next run the ranks of what stands in the tiers point into
         self._ranked_for: Program | None = None
         page = ALIGNMENT if spill is None else PAGE
         arena = Arena(
-            limits.host_memory, evictable=spill is not None, alignment=page, argument="host_memory", remedy=limits.host_remedy
+            options.host_memory, evictable=spill is not None, alignment=page, argument="host_memory", remedy=options.host_remedy
         )
         memory: Any = device.host if device.has_link else device
         below = None if spill is None or transfers is None else SpillLink(spill, memory, transfers)
@@ -67,7 +67,7 @@ class Tiers:
         if device.has_link:
             self.link = HostLink(device, self.host)
             grain = device.grain
-            arena = Arena(limits.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
+            arena = Arena(options.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
             self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep)
         self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)
 

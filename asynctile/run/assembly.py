@@ -82,7 +82,7 @@ class Assembly:
         np.copyto(in_ram.array, value)
         self._was_put(tile, in_ram)
 
-    def claim(self, tile: Handle) -> None:
+    def put_dry(self, tile: Handle) -> None:
         """`put` without bytes, for a run without them."""
         self._was_put(tile, self._in_ram(tile)[0])
 
