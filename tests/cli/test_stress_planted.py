@@ -26,7 +26,7 @@ from asynctile.program.program import Program
 from asynctile.storage import spill
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.container import ContainerFile
-from asynctile.storage.residency import Ledger
+from asynctile.storage.ledger import Ledger
 from tests.cli.conftest import Program as Command
 
 Run = Callable[..., dict[str, Any]]
@@ -95,7 +95,8 @@ def test_without_the_wait_of_a_write_for_reads(run: Run, slow_kernels: None, mon
     launch = WorkerDevice.launch
 
     def early(self: WorkerDevice, operation: Any, arrays: Any, number: Any, waits: Any, after: Any = ()) -> Any:
-        writes = [tile.written for tile in operation.operands]
+        pairs = zip(operation.operands, arrays, strict=True)
+        writes = [at.written for tile, array in pairs for at in tile.at.values() if at.array is array]
         return launch(self, operation, arrays, number, waits, [event for event in after if event in writes])
 
     monkeypatch.setattr(WorkerDevice, "launch", early)
