@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.memory.tier import Memory, failed_or_unfinished, unfinished
+from asynctile.memory.tier import Memory
 from asynctile.storage.arena import Slot
 from asynctile.storage.blocks import Block
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.demand import align
 from asynctile.storage.residency import Residency
 from asynctile.storage.spill import SpillTier
-from asynctile.streams.event import StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents, failed_or_unfinished, unfinished
 from asynctile.streams.stream import Stream
 
 #: Transfers in flight at once.
