@@ -1,9 +1,9 @@
 """Places in a file: which bytes of the spill file belong to which tile.
 
 Covers the bookkeeping only, pure and on one thread: blocks cut exactly to size, a free list for each size, holes that are
-joined and cut anew when another program wants other sizes. The file is storage/container.py, the transfers are
-storage/spill.py, which tiles come here is storage/ledger.py. The way not taken, slots of fixed sizes as in
-storage/arena.py, would waste a rest in each slot; a file below RAM holds too many tiles for that.
+joined and cut anew when another program wants other sizes, and pieces that somebody else cuts further. The file is
+storage/container.py, the transfers are storage/spill.py, which tiles come here is storage/ledger.py. The way not taken, slots
+of fixed sizes as in storage/arena.py, would waste a rest in each slot; a file below RAM holds too many tiles for that.
 """
 
 from __future__ import annotations
@@ -92,24 +92,14 @@ class Blocks:
 
         What was given last goes first: the file system has written there before, which is faster than the first time.
         """
-        nbytes = self.align(nbytes)
-        free = self._free.get(nbytes)
-        if free:
-            # Another object for another owner: reads that its last owner began still compare with the checksum of theirs.
-            last = free.pop()
-            block = Block(last.offset, last.nbytes)
-            block.guard = last.guard
-        else:
-            holes, (block,), end = _place({nbytes: 1}, self._holes, self.end)
-            if self.cap is not None and end > self.cap:
-                raise BudgetError(
-                    f"{what} needs {format_size(nbytes)} of the spill file; {format_size(self.cap - self.used_nbytes)} of "
-                    f"{format_size(self.cap)} are free, not all in one piece; raise spill_limit",
-                    floor=end,
-                )
-            self._holes, self.end = holes, end
-        self.used_nbytes += nbytes
-        self.peak_nbytes = max(self.peak_nbytes, self.used_nbytes)
+        free = self._free.get(self.align(nbytes))
+        if not free:
+            return self.cut(nbytes, what)
+        # Another object for another owner: reads that its last owner began still compare with the checksum of theirs.
+        last = free.pop()
+        block = Block(last.offset, last.nbytes)
+        block.guard = last.guard
+        self._count(block)
         return block
 
     def give(self, block: Block) -> None:
@@ -117,19 +107,50 @@ class Blocks:
         self.used_nbytes -= block.nbytes
         self._free.setdefault(block.nbytes, []).append(block)
 
+    def cut(self, nbytes: int, what: str) -> Block:
+        """A block of at least `nbytes` for `what` from no other block, free or not; BudgetError when the cap is reached.
+
+        Free blocks stay as they are, since `reserve` promised them, and reads of them may be on their way. Holes are nobody's:
+        `reserve` made them with nothing in flight, or `join` did. So what is cut has no guard.
+        """
+        nbytes = self.align(nbytes)
+        holes, (block,), end = _place({nbytes: 1}, self._holes, self.end)
+        if self.cap is not None and end > self.cap:
+            raise BudgetError(
+                f"{what} needs {format_size(nbytes)} of the spill file; {format_size(self.cap - self.used_nbytes)} of "
+                f"{format_size(self.cap)} are free, not all in one piece; raise spill_limit",
+                floor=end,
+            )
+        self._holes, self.end = holes, end
+        self._count(block)
+        return block
+
+    def join(self, block: Block) -> None:
+        """Take back a block of which nothing is in flight: it becomes a hole, one with its neighbours, for any size."""
+        self.used_nbytes -= block.nbytes
+        self._holes, self.end = _joined([*self._holes, (block.offset, block.nbytes)], self.end)
+
+    def _count(self, block: Block) -> None:
+        self.used_nbytes += block.nbytes
+        self.peak_nbytes = max(self.peak_nbytes, self.used_nbytes)
+
     def _merged(self) -> tuple[list[tuple[int, int]], int]:
-        """All that is free as holes, neighbours joined, and the end of what is taken: a hole at the end is none."""
+        """All that is free as holes, and the end of what is taken."""
         spans = [(block.offset, block.nbytes) for blocks in self._free.values() for block in blocks]
-        holes: list[tuple[int, int]] = []
-        for offset, nbytes in sorted(spans + self._holes):
-            if holes and sum(holes[-1]) == offset:
-                holes[-1] = (holes[-1][0], holes[-1][1] + nbytes)
-            else:
-                holes.append((offset, nbytes))
-        end = self.end
-        if holes and sum(holes[-1]) == end:
-            end, _ = holes.pop()
-        return holes, end
+        return _joined(spans + self._holes, self.end)
+
+
+def _joined(spans: list[tuple[int, int]], end: int) -> tuple[list[tuple[int, int]], int]:
+    """Spans as holes, ascending, neighbours joined, and the new end: a hole at the end is none."""
+    holes: list[tuple[int, int]] = []
+    for offset, nbytes in sorted(spans):
+        if holes and sum(holes[-1]) == offset:
+            holes[-1] = (holes[-1][0], holes[-1][1] + nbytes)
+        else:
+            holes.append((offset, nbytes))
+    if holes and sum(holes[-1]) == end:
+        end, _ = holes.pop()
+    return holes, end
 
 
 def _place(

@@ -38,8 +38,8 @@ _WAY_OUT = "look at the disk, then try again or load the last checkpoint"
 class SpillTier:
     """Tiles in a file in `folder`, at most `limit` bytes (None: what the disk has).
 
-    `read` and `write` may be called by any thread; `reserve`, `take` and `give` by one, the engine's loop. `wrap` puts
-    something between the tier and its file (storage/faults.py).
+    `read` and `write` may be called by any thread; `reserve`, `take`, `give`, `cut` and `join` by one, the engine's loop.
+    `wrap` puts something between the tier and its file (storage/faults.py).
     """
 
     #: What the tier is called in messages.
@@ -148,6 +148,20 @@ class SpillTier:
 
     def give(self, block: Block) -> None:
         self._blocks.give(block)
+
+    def cut(self, nbytes: int, what: str) -> Block:
+        """As `take`, but never a block that was given or reserved: for what cuts blocks of its own from it."""
+        block = self._blocks.cut(nbytes, what)
+        try:
+            self._grow(block.offset + block.nbytes)
+        except BaseException:
+            self._blocks.join(block)
+            raise
+        return block
+
+    def join(self, block: Block) -> None:
+        """Take back what `cut` gave. Nothing of it may be in flight."""
+        self._blocks.join(block)
 
     def _grow(self, nbytes: int) -> None:
         if nbytes <= self._allocated_nbytes:
@@ -263,12 +277,13 @@ class SpillRegion(SpillTier):
     def __init__(self, whole: SpillTier, nbytes: int) -> None:
         super().__init__(whole.folder, nbytes)
         self._whole = whole
-        self._block = whole.take(nbytes, "a share of the engine")
+        self._closing = whole._closing
+        self._block = whole.cut(nbytes, "a share of the engine")
         self._start = whole._start + self._block.offset
         self.direct = whole.direct
 
     def give_back(self) -> None:
-        self._whole.give(self._block)
+        self._whole.join(self._block)
 
     def _grow(self, nbytes: int) -> None:
         pass  # the file has all of it

@@ -150,3 +150,60 @@ def test_large_blocks_are_cut_first_so_that_small_ones_do_not_break_the_only_hol
     blocks.reserve({UNIT: 1, 2 * UNIT: 1})
     assert blocks.take(2 * UNIT, "t").offset == 0
     assert blocks.take(UNIT, "t").offset == 3 * UNIT
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["take", "give", "cut", "join", "reserve"]), SIZES, st.integers(0, 8)), max_size=60
+    )
+)
+def test_spans_lie_apart_from_blocks_and_leave_those_that_were_reserved(steps):
+    blocks = Blocks(None, UNIT)
+    taken: list[Block] = []
+    spans: list[Block] = []
+    for step, nbytes, count in steps:
+        if step == "take":
+            taken.append(blocks.take(nbytes, "t"))
+        elif step == "give" and taken:
+            blocks.give(taken.pop(count % len(taken)))
+        elif step == "cut":
+            spans.append(blocks.cut(nbytes, "s"))
+        elif step == "join" and spans:
+            blocks.join(spans.pop(count % len(spans)))
+        elif step == "reserve":
+            blocks.reserve({nbytes: count})
+            spans.append(blocks.cut(nbytes, "s"))
+            end = blocks.end
+            fresh = [blocks.take(nbytes, "t") for _ in range(count)]
+            assert blocks.end == end, "a span took what was reserved"
+            taken += fresh
+        assert_apart(taken + spans, blocks.end)
+        assert blocks.used_nbytes == sum(block.nbytes for block in taken + spans)
+
+
+def test_a_span_is_cut_from_no_block_that_reads_may_be_on_their_way_to():
+    blocks = Blocks(None, UNIT)
+    block = blocks.take(UNIT, "t")
+    block.guard = ("event",)
+    blocks.give(block)
+    span = blocks.cut(UNIT, "s")
+    assert span.offset == UNIT and span.guard == ()
+    assert blocks.take(UNIT, "t").guard == ("event",)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_spans_given_back_in_any_order_become_one_hole(order):
+    blocks = Blocks(8 * UNIT, UNIT)
+    spans = [blocks.cut(2 * UNIT, "s") for _ in range(3)]
+    behind = blocks.take(UNIT, "t")
+    for index in order:
+        blocks.join(spans[index])
+    assert blocks.cut(6 * UNIT, "s").offset == 0
+    assert behind.offset == 6 * UNIT
+
+
+def test_spans_of_growing_sizes_taken_one_after_another_make_the_file_no_longer_than_the_last():
+    blocks = Blocks(7 * UNIT, UNIT)
+    for units in range(1, 8):
+        blocks.join(blocks.cut(units * UNIT, "s"))
+    assert blocks.peak_nbytes == 7 * UNIT and blocks.end == blocks.used_nbytes == 0

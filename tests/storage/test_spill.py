@@ -18,7 +18,7 @@ from asynctile.errors import BudgetError, TierError
 from asynctile.storage import spill
 from asynctile.storage.container import ALIGNMENT, aligned_array
 from asynctile.storage.faults import Faults
-from asynctile.storage.spill import SpillTier
+from asynctile.storage.spill import SpillRegion, SpillTier
 
 NBYTES = 4 * ALIGNMENT
 
@@ -336,11 +336,13 @@ def test_a_tier_that_is_closed_while_it_opens_keeps_no_file(tmp_path):
         tier.write(tier.take(NBYTES, "t"), filled(1), "t")
 
 
-def test_closing_ends_the_pause_between_two_tries(tmp_path, monkeypatch):
+@pytest.mark.parametrize("part", [lambda whole: whole, lambda whole: SpillRegion(whole, 1 << 19)], ids=["whole", "region"])
+def test_closing_ends_the_pause_between_two_tries(part, tmp_path, monkeypatch):
     monkeypatch.setattr(spill, "_PAUSES_S", (60,))
     faults = Faults()
-    tier = SpillTier(tmp_path, 1 << 20, faults.wrap)
-    tier.open()
+    whole = SpillTier(tmp_path, 1 << 20, faults.wrap)
+    whole.open()
+    tier = part(whole)
     faults.arm("eio_write")
     raised: list[TierError] = []
 
@@ -354,9 +356,35 @@ def test_closing_ends_the_pause_between_two_tries(tmp_path, monkeypatch):
     writer.start()
     while not faults.injected["eio_write"]:
         time.sleep(0.001)
-    tier.close()
+    whole.close(patience_s=10)
     writer.join(10)
-    assert "closed" in str(raised[0])
+    assert "which is closed" in str(raised[0])
+
+
+def test_regions_given_back_leave_their_part_of_the_file_to_one_of_any_size(tmp_path):
+    tier, file = scripted(tmp_path, [], None)
+    for pages in range(1, 8):
+        region = SpillRegion(tier, pages * ALIGNMENT)
+        block, view, back = region.take(pages * ALIGNMENT, "t"), filled(pages, ALIGNMENT), aligned_array(ALIGNMENT)
+        region.write(block, view, "t")
+        region.read(block, back, "t")
+        assert np.array_equal(back, view)
+        region.give_back()
+        assert (tier.used_nbytes, file.file.nbytes) == (0, pages * ALIGNMENT)
+    tier.close()
+
+
+def test_regions_fit_below_a_limit_whatever_sizes_came_before(tmp_path):
+    tier = SpillTier(tmp_path, limit=8 * ALIGNMENT)
+    tier.open()
+    for pages in (1, 2, 3, 4, 8):
+        SpillRegion(tier, pages * ALIGNMENT).give_back()
+    kept = SpillRegion(tier, 5 * ALIGNMENT)
+    with pytest.raises(BudgetError, match=r"a share of the engine needs 16.00 KiB of the spill file; 12.00 KiB of 32.00 KiB"):
+        SpillRegion(tier, 4 * ALIGNMENT)
+    kept.give_back()
+    SpillRegion(tier, 8 * ALIGNMENT).give_back()
+    tier.close()
 
 
 @pytest.mark.parametrize(
