@@ -112,7 +112,8 @@ class Program:
         self.entries.append(Mark(name))
 
     def finish(self) -> Program:
-        """Compute `next_uses` and what comes with them."""
+        """Compute `next_uses` and what comes with them. ValueError if a temporary is read that no entry before has written."""
+        self._check_written()
         first, self.next_uses = self._walk_back(_use)
         self.standing = list(first)
         self.first_uses = {tile: use - len(self) for tile, use in first.items() if use < NEVER}
@@ -122,6 +123,20 @@ class Program:
 
     def operations(self) -> Iterator[Operation]:
         return (entry for entry in self.entries if isinstance(entry, Operation))
+
+    def _check_written(self) -> None:
+        """A run would wait for such a tile for ever. Of persistent tiles only a job can tell (asynctile/run/job.py)."""
+        written: set[Handle] = set()
+        for entry in self.entries:
+            for tile, how in zip(entry.tiles, entry.access, strict=True):
+                if not tile.persistent and how != WRITE and tile not in written:
+                    what = entry.kernel if isinstance(entry, Operation) else "fetch"
+                    names = ", ".join(operand.name for operand in entry.tiles)
+                    raise ValueError(
+                        f"program {self.name}: {what}({names}) reads temporary {tile.name}, which nothing before it has "
+                        "written; add the operation that writes it first, or make the tile an input"
+                    )
+            written.update(tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
 
     def _walk_back(self, use: Callable[[int, str, str, int], int]) -> tuple[dict[Handle, int], list[tuple[int, ...]]]:
         """The first use of each persistent tile in the next run, and the next uses behind each entry of this one.

@@ -1,0 +1,46 @@
+"""A program, once it is recorded: what it cannot do is refused before it runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asynctile.ops import copy, fill, gemm
+from asynctile.program.program import Program
+from tests.by_hand import SHAPE, standing
+
+
+def test_a_temporary_that_is_read_before_it_is_written_is_refused_when_the_program_is_recorded() -> None:
+    (x,) = standing("x")
+    program = Program("two steps")
+    early = program.tile("early", SHAPE)
+    program.add(fill(x, 1.0))
+    program.add(copy(early, x))
+    program.add(fill(early, 1.0))
+    sentence = r"program two steps: copy\(.*\) reads temporary early, which nothing before it has written; add the operation"
+    with pytest.raises(ValueError, match=sentence):
+        program.finish()
+
+
+def test_an_operation_does_not_write_what_it_reads_itself() -> None:
+    program = Program("by hand")
+    both = program.tile("both", SHAPE)
+    program.add(gemm(both, both, both))
+    with pytest.raises(ValueError, match="reads temporary both"):
+        program.finish()
+
+
+def test_a_fetch_of_a_temporary_that_nothing_writes_is_refused() -> None:
+    program = Program("by hand")
+    program.fetch(program.tile("result", SHAPE), "out", (slice(None),))
+    with pytest.raises(ValueError, match=r"fetch\(result\) reads temporary result"):
+        program.finish()
+
+
+def test_inputs_and_standing_tiles_may_be_read_first() -> None:
+    (x,) = standing("x")
+    program = Program("by hand")
+    sum_of = program.tile("sum", SHAPE)
+    program.add(gemm(program.input("given", SHAPE, np.float32), x, sum_of))
+    program.add(copy(sum_of, x))
+    assert program.finish().next_uses[0][2] == 1
