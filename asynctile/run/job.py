@@ -105,8 +105,8 @@ class Job:
                 event = await coroutine(index)
                 if entry.number is not None and entry.number != NO_NUMBER:
                     self._reports.append(event)
+            self.issued = index + 1  # before the step: broken off there, the job has enqueued this entry all the same
             await step(index)
-            self.issued = index + 1
 
     def _coroutine(self, index: int) -> Coroutine[Any, Any, StreamEvent]:
         """That of an entry which is no mark."""
