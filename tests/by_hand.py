@@ -65,7 +65,7 @@ def late(tier):
 
     def watched(residencies, access):
         names.extend(one.name for one, how in zip(residencies, access, strict=True) if one.slot is None and how != "w")
-        admit(residencies, access)
+        return admit(residencies, access)
 
     tier.admit = watched
     return names

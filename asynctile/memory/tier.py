@@ -14,8 +14,19 @@ from asynctile.schedule.cursor import Cursor
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import Backing, Ledger
-from asynctile.storage.move import Evict, Load, Move
-from asynctile.storage.residency import CLEAN, DIRTY, KEEP, LEAVE, LOSE, STORED, Residency, Transition
+from asynctile.storage.move import Allocate, Evict, Load, Move
+from asynctile.storage.residency import (
+    ABSENT,
+    CLEAN,
+    DIRTY,
+    KEEP,
+    LEAVE,
+    LOSE,
+    REPLACE,
+    STORED,
+    Residency,
+    Transition,
+)
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents, failed_or_unfinished, unfinished
 from asynctile.streams.lockstep import Lockstep
@@ -72,16 +83,34 @@ class Tier:
         """Where `tile` stands here."""
         return self.ledger.of(tile)
 
-    def admit(self, residencies: Sequence[Residency], access: str) -> None:
-        """Give each tile a slot, all or none, and enqueue what that moves. BudgetError if they cannot fit together."""
+    def admit(self, residencies: Sequence[Residency], access: str) -> list[Move]:
+        """Give each tile a slot, all or none, and enqueue what that moves. BudgetError if they cannot fit together.
+
+        Returns the moves, for `take_back` if what was to use the tiles does not happen after all.
+        """
         moves: list[Move] = []
         try:
-            self.ledger.admit(residencies, access, moves)
-        finally:
-            if moves:
-                if self.cursor is not None:
-                    self.cursor.turn_back(moves)
-                self.carry_out(moves)
+            try:
+                self.ledger.admit(residencies, access, moves)
+            finally:
+                if moves:
+                    if self.cursor is not None:
+                        self.cursor.turn_back(moves)
+                    self.carry_out(moves)
+        except BaseException:
+            self.take_back(moves)
+            raise
+        return moves
+
+    def take_back(self, moves: Sequence[Move]) -> None:
+        """Nobody has written the tiles that these moves allocated, nor will: what stands in their slots is not theirs.
+
+        Each is what it was before: nothing below is outdated until a write is enqueued, so bytes that were there are whole and
+        its newest. Loads and evictions stay, they moved the tiles' own bytes.
+        """
+        for move in moves:
+            if isinstance(move, Allocate) and move.residency.slot is move.slot:  # else it was undone
+                self.drop(move.residency, LOSE if move.was is ABSENT else REPLACE)
 
     def load_into(self, residency: Residency, slot: Slot) -> None:
         """Load a tile into a slot that is free."""

@@ -5,7 +5,7 @@ Runs on the device's loop, except `close`. Which job runs when is the engine's (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from asynctile.run.inputs import Inputs
 from asynctile.run.lane import Lane
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
-from asynctile.storage.residency import ABSENT, LOSE, REPLACE, Residency, State
+from asynctile.storage.move import Move
+from asynctile.storage.residency import ABSENT, REPLACE, Residency
 from asynctile.streams.event import StreamEvent, unfinished
 
 
@@ -71,13 +72,12 @@ class Assembly:
             raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
         if not np.can_cast(value.dtype, tile.dtype, "same_kind"):
             raise TypeError(f"{tile.name} takes an array of {tile.dtype}, not {value.dtype}")
-        in_ram, was = self._in_ram(tile)
+        in_ram, placed = self._in_ram(tile)
         try:
             for event in (*in_ram.reads, *unfinished(in_ram.written)):  # also what still loads older bytes into the slot
                 await self.run_ahead.settled(event)
         except BaseException:
-            if was is not None:
-                self.tiers.host.drop(in_ram, LOSE if was is ABSENT else REPLACE)
+            self.tiers.host.take_back(placed)
             raise
         np.copyto(in_ram.array, value)
         self._was_put(tile, in_ram)
@@ -111,19 +111,15 @@ class Assembly:
         for tile in tiles:
             self.tiers.top.release(self.tiers.top.of(tile))
 
-    def _in_ram(self, tile: Handle) -> tuple[Residency, State | None]:
-        """What stands, or is to stand, for `tile` in RAM, with a slot; if it got that slot now, its state before."""
+    def _in_ram(self, tile: Handle) -> tuple[Residency, Sequence[Move]]:
+        """What stands, or is to stand, for `tile` in RAM, with a slot; and the moves if it got that slot now."""
         tiers = self.tiers
         residency = tiers.top.of(tile)
         if tiers.link is not None:
             if residency.backing is None:
                 residency.backing = tiers.link.take(residency)
             residency = residency.backing
-        if residency.slot is not None:
-            return residency, None
-        was = residency.state
-        tiers.host.admit((residency,), WRITE)
-        return residency, was
+        return residency, tiers.host.admit((residency,), WRITE)
 
     def _was_put(self, tile: Handle, in_ram: Residency) -> None:
         """The host has written `in_ram`: nothing else of the tile is new."""

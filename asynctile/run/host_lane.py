@@ -18,6 +18,7 @@ from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.program.program import Entry, in_ram
 from asynctile.run.inputs import Inputs
 from asynctile.run.lane import Lane
+from asynctile.storage.move import Move
 from asynctile.storage.residency import DIRTY, REPLACE, Residency
 from asynctile.storage.tile import NEVER
 from asynctile.streams.event import StreamEvent, StreamEvents
@@ -37,17 +38,24 @@ class HostLane(Lane):
         self.top = top
         self.link = link
 
-    def _admit(self, entry: Entry, operands: Sequence[Residency]) -> None:
+    def _admit(self, entry: Entry, operands: Sequence[Residency]) -> Sequence[Move]:
         """Slots in RAM for all, or none: nothing has left the device if there is no room."""
         above, access = [self.top.of(tile) for tile in entry.tiles], entry.access
         for residency in above:
             if residency.backing is None:
                 residency.backing = self.link.take(residency)
         needs = [WRITE if up.state is DIRTY else how for up, how in zip(above, access, strict=True)]
-        self.tier.admit(operands, "".join(needs))
-        for residency, how in zip(above, access, strict=True):
-            if residency.state is DIRTY and how != WRITE:
-                self.top.give_up(residency)
+        placed = self.tier.admit(operands, "".join(needs))
+        try:
+            for residency, how in zip(above, access, strict=True):
+                if residency.state is DIRTY and how != WRITE:
+                    self.top.give_up(residency)
+                    # It has come down, and stays whatever becomes of the operation.
+                    placed = [move for move in placed if move.residency is not residency.backing]
+        except BaseException:
+            self.tier.take_back(placed)
+            raise
+        return placed
 
     def _enqueue(
         self, entry: Entry, arrays: Sequence[Any], target: Any, waits: StreamEvents, after: StreamEvents

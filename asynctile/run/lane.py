@@ -20,6 +20,7 @@ from asynctile.program.handle import Handle
 from asynctile.program.operation import READ, WRITE, GraphOperation, Operation
 from asynctile.program.program import Entry, Fetch
 from asynctile.run.inputs import Inputs
+from asynctile.storage.move import Move
 from asynctile.storage.residency import ABSENT, Residency
 from asynctile.storage.tile import NEVER
 from asynctile.streams.event import StreamEvent, StreamEvents
@@ -76,12 +77,17 @@ class Lane:
             await self.run_ahead.room()
             stand = False
         # From here on nothing waits: an operation has all its tiles or none.
-        if not stand:
-            self._admit(entry, operands)
-        arrays, waits, after = ordering(operands, access)
-        if self.lockstep is not None:
-            after += self.lockstep.loads()
-        event = self._enqueue(entry, arrays, target, waits, after)
+        placed: Sequence[Move] = ()
+        try:
+            if not stand:
+                placed = self._admit(entry, operands)
+            arrays, waits, after = ordering(operands, access)
+            if self.lockstep is not None:
+                after += self.lockstep.loads()
+            event = self._enqueue(entry, arrays, target, waits, after)
+        except BaseException:
+            self.tier.take_back(placed)
+            raise
         if self.lockstep is not None:
             self.lockstep.worked(event)
         self._used(entry.tiles, operands, access, next_uses, event)
@@ -89,14 +95,14 @@ class Lane:
             self.inputs.announce([tile for tile, how in zip(entry.tiles, access, strict=True) if how != READ])
         return event
 
-    def _admit(self, entry: Entry, operands: Sequence[Residency]) -> None:
-        """Slots for all operands, or none."""
+    def _admit(self, entry: Entry, operands: Sequence[Residency]) -> Sequence[Move]:
+        """Slots for all operands, or none; the moves, for Tier.take_back."""
         if not isinstance(entry, GraphOperation):
-            self.tier.admit(operands, entry.access)
-            return
+            return self.tier.admit(operands, entry.access)
         for residency in operands:
             if residency.slot is None:
                 self.tier.load_into(residency, entry.slots[residency.tile])
+        return ()
 
     def _enqueue(
         self, entry: Entry, arrays: Sequence[Any], target: Any, waits: StreamEvents, after: StreamEvents
