@@ -194,7 +194,9 @@ class Engine(Share):
             spill = self.tiers.spill
             region = SpillRegion(spill, on_disk) if spill is not None and on_disk else None
             try:
-                await self.tiers.caps.lend(on_device, in_ram)
+                if await under_shield(self.tiers.caps.lend(on_device, in_ram)):
+                    await under_shield(self.tiers.caps.grow(on_device, in_ram))
+                    raise asyncio.CancelledError
             except BaseException:
                 if region is not None:
                     region.give_back()

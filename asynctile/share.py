@@ -20,7 +20,7 @@ from asynctile.errors import DeviceError
 from asynctile.lifetime import Dependent, Lifetime
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
-from asynctile.loop.thread import Undo
+from asynctile.loop.thread import LoopThread, Undo
 from asynctile.measure.rates import Rates, measure_rates
 from asynctile.measure.statistics import Statistics, snapshot
 from asynctile.memory.caps import Loan
@@ -167,15 +167,15 @@ class Share:
         the job made if the caller has gone, cancelled or with its loop, before it got that.
         """
         try:
-            loop = self._life.open_loop()
-            self._check_open()
+            loop = self._open_loop()
         except DeviceError:
             job.close()
             raise
         return await loop.call(job, undo)
 
-    def _check_open(self) -> None:
-        """DeviceError once it can be used no more."""
+    def _open_loop(self) -> LoopThread:
+        """Where its jobs run; DeviceError once they do no more."""
+        return self._life.open_loop()
 
     async def launch(self, operation: Operation, number: Any = None) -> StreamEvent:
         """Run one operation outside a program; returns when it is enqueued, with its event. See Lane.perform.

@@ -187,9 +187,17 @@ class Caps:
         """Wait for lent RAM if it is wanted now: whoever borrowed it finishes a save, or StalledError names it."""
         arena = self.host.arena
         while self.loans and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
-            if self._returned is None:
-                self._returned = asyncio.get_running_loop().create_future()
-            await self.run_ahead.told(self._returned, self._lent)
+            await self._one_returned()
+
+    async def returned(self) -> None:
+        """Wait until all lent RAM has been given back, or StalledError names who has it."""
+        while self.loans:
+            await self._one_returned()
+
+    async def _one_returned(self) -> None:
+        if self._returned is None:
+            self._returned = asyncio.get_running_loop().create_future()
+        await self.run_ahead.told(self._returned, self._lent)
 
     def _lent(self) -> str:
         loans = " and ".join(f"{format_size(loan.nbytes)} lent to {loan.who}" for loan in self.loans)

@@ -197,3 +197,41 @@ async def test_a_share_whose_block_is_cancelled_is_taken_back() -> None:
         assert engine.statistics().host_memory_bytes == 64 << 20
         model = await GPT2.create(engine, SMALL.config, seed=1, tile=SMALL.tile)
         assert np.isfinite(await model.loss(*batches_of(SMALL, 1)[0]))
+
+
+async def test_a_share_ends_behind_a_save_of_it_that_goes_on_in_the_background(tmp_path: Path) -> None:
+    async with Engine("emulated", device_memory=4 * STATES, host_memory=12 * STATES) as engine:
+        async with engine.share(device_memory=2 * STATES, host_memory=8 * STATES) as part:
+            model = await lively(part, SMALL, 1)
+            trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches)
+            await trainer.step(*batches_of(SMALL, 1)[0])
+            expected = await model.state_dict()
+            await trainer.save(tmp_path / "saved", wait=False)
+        assert engine.tiers.host.arena.lent_nbytes == 0
+        await trainer.saved()
+        loaded = await Trainer.load(engine, tmp_path / "saved")
+        assert_same_tensors(await loaded.model.state_dict(), expected)
+
+
+async def test_lending_that_is_cancelled_at_any_moment_leaves_the_engine_whole() -> None:
+    async with Engine("emulated", device_memory=STATES, host_memory=4 * STATES) as engine:
+        trainer = Trainer(await lively(engine, SMALL, 1), OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
+        batches = batches_of(SMALL, 8)
+
+        async def borrow() -> None:
+            async with engine.share(device_memory=STATES // 2, host_memory=STATES):
+                pass
+
+        losses = []
+        for turns, batch in enumerate(batches):
+            losses.append((await trainer.step(*batch)).loss)
+            task = asyncio.create_task(borrow())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            found = engine.statistics()
+            assert (found.device_memory_bytes, found.host_memory_bytes) == (STATES, 4 * STATES)
+    async with Engine("emulated", device_memory=STATES, host_memory=4 * STATES) as engine:
+        trainer = Trainer(await lively(engine, SMALL, 1), OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
+        assert [(await trainer.step(*batch)).loss for batch in batches] == losses
