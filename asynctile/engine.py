@@ -162,21 +162,30 @@ class Engine(Share):
         freed and the engine has its caps back. Both wait for programs of this engine that run. BudgetError if what stands here
         leaves too little, ValueError for a size that does not go with the device.
         """
+        spill = self.tiers.spill
         if self.has_link != (device_memory is not None):
             raise ValueError(
                 f"a share of {self.device} needs device_memory, its part of the device's own" if self.has_link else
                 "device_memory does not go with device 'cpu': RAM is the device there; give host_memory"
             )
-        if spill_limit is not None and self._spills is None:
+        if spill_limit is not None and spill is None:
             raise ValueError("spill_limit without spill: the engine has no spill folder; leave spill_limit out")
         given = (("device_memory", device_memory), ("host_memory", host_memory), ("spill_limit", spill_limit))
         sizes = [0 if value is None else _positive(name, value) for name, value in given]
-        part = await self.call(self._lend(*sizes), undo=self._take_back)
+        part = await self.call(self._share(*sizes), undo=self._take_back)
+        life = self._life
         try:
             yield part
-        finally:
-            if self._life.is_open:
-                await self.call(self._take_back(part))
+        except GeneratorExit:  # thrown away, with its loop: it may not wait
+            if life.loop is not None:
+                life.loop.post(lambda: self.spawn(self._take_back(part)))
+            raise
+        except BaseException:
+            if life.is_open and life.process == os.getpid():
+                await life.open_loop().call_whole(self._take_back(part))
+            raise
+        if life.is_open:
+            await life.open_loop().call_whole(self._take_back(part))
 
     def start_trace(self) -> None:
         """Record what every stream runs from now on, for `write_trace`."""
@@ -188,34 +197,34 @@ class Engine(Share):
             raise ValueError("no trace was started: call start_trace() before the work to be traced")
         self._trace.write(path)
 
-    async def _lend(self, on_device: int, in_ram: int, on_disk: int) -> LentShare:
-        """On the device's loop."""
+    async def _share(self, on_device: int, in_ram: int, on_disk: int) -> LentShare:
+        """On the device's loop; whole, or not at all."""
         async with self.exclusive():
-            spill = self.tiers.spill
+            spill, caps = self.tiers.spill, self.tiers.caps
             region = SpillRegion(spill, on_disk) if spill is not None and on_disk else None
+            is_lent = False
             try:
-                if await under_shield(self.tiers.caps.lend(on_device, in_ram)):
-                    await under_shield(self.tiers.caps.grow(on_device, in_ram))
+                cancelled = await under_shield(caps.cede(on_device, in_ram))
+                is_lent = True
+                if cancelled:
                     raise asyncio.CancelledError
+                options = replace(self._options, device_memory=on_device, host_memory=in_ram, host_remedy="")
+                part = LentShare(self._life, "its share of the engine", self.precision, self.prefetch, region, options)
+                part._put_together(Tiers(self._device, region, self._spills, options), self._files)
+                return part
             except BaseException:
+                if is_lent:
+                    await under_shield(caps.regain(on_device, in_ram))
                 if region is not None:
                     region.give_back()
                 raise
-            options = replace(self._options, device_memory=on_device, host_memory=in_ram, host_remedy="")
-            part = LentShare(self._life, "its share of the engine", self.precision, self.prefetch, region, options)
-            part._put_together(Tiers(self._device, region, self._spills, options), self._files)
-            return part
 
     async def _take_back(self, part: LentShare) -> None:
-        """On the device's loop, whole: its jobs end, its tiles are freed."""
-        async def end() -> None:
-            options = part.options
-            await part.end()
-            async with self.exclusive():
-                await self.tiers.caps.grow(options.device_memory or 0, options.host_memory or 0)
-
-        if await under_shield(end()):
-            raise asyncio.CancelledError
+        """On the device's loop, not to be cancelled: its jobs end, its tiles are freed."""
+        options = part.options
+        await part.end()
+        async with self.exclusive():
+            await self.tiers.caps.regain(options.device_memory or 0, options.host_memory or 0)
 
 
 def _positive(name: str, value: int | str) -> int:

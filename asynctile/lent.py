@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
 from asynctile.errors import DeviceError
 from asynctile.lifetime import Lifetime
-from asynctile.loop.thread import LoopThread
+from asynctile.loop.thread import LoopThread, Undo
 from asynctile.memory.tiers import TierOptions
 from asynctile.share import Share
 from asynctile.storage.spill import SpillRegion
+
+T = TypeVar("T")
+
+ENDED = "the share of the engine has ended: use it inside 'async with engine.share(...)'"
 
 
 class LentShare(Share):
@@ -19,30 +27,56 @@ class LentShare(Share):
         super().__init__(life, what, precision, prefetch)
         self.options = options
         self._region = region
-        self._has_ended = False
+        self._is_ending = self._has_ended = False
+        self._under_way = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
+        try:
+            self._open_loop()
+        except DeviceError:
+            job.close()
+            raise
+        return await super().call(self._counted(job), undo)
 
     async def end(self) -> None:
         """On the device's loop: wait for what runs, and for saves, then free every tile. It is of no use afterwards.
 
         StalledError if something hangs: whatever that may still write to then keeps its place, and the engine goes without.
         """
+        self._is_ending = True
+        tiers = self.tiers
+        while self._under_way:
+            self._idle = asyncio.get_running_loop().create_future()
+            await tiers.run_ahead.told(self._idle, lambda: f"{self._what} waits for {self._under_way} calls that run on it")
+        await tiers.caps.returned()
+        await tiers.run_ahead.settle()
+        if tiers.run_ahead.stalled is not None:
+            raise tiers.run_ahead.stalled
         self._has_ended = True
-        async with self.exclusive():
-            run_ahead = self.tiers.run_ahead
-            await self.tiers.caps.returned()
-            await run_ahead.settle()
-            if run_ahead.stalled is not None:
-                raise run_ahead.stalled
-            for tier in self.tiers.from_the_top():
-                for residency in list(tier.ledger.resident):
-                    tier.release(residency)
-            self.tiers.close()
-            self._life.tiers.remove(self.tiers)
-            if self._region is not None:
-                self._region.give_back()
+        for tier in tiers.from_the_top():
+            for residency in list(tier.ledger.resident):
+                tier.release(residency)
+        tiers.close()
+        self._life.tiers.remove(tiers)
+        if self._region is not None:
+            self._region.give_back()
+
+    async def _counted(self, job: Coroutine[Any, Any, T]) -> T:
+        """On the device's loop: `job`, which `end` waits for."""
+        if self._has_ended:  # meanwhile
+            job.close()
+            raise DeviceError(ENDED)
+        self._under_way += 1
+        try:
+            return await job
+        finally:
+            self._under_way -= 1
+            if not self._under_way and self._idle is not None and not self._idle.done():
+                self._idle.set_result(None)
 
     def _open_loop(self) -> LoopThread:
         loop = super()._open_loop()
-        if self._has_ended and not loop.is_here():
-            raise DeviceError("the share of the engine has ended: use it inside 'async with engine.share(...)'")
+        if self._is_ending and not loop.is_here():  # what runs there may go on
+            raise DeviceError(ENDED)
         return loop

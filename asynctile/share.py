@@ -53,16 +53,19 @@ class Share:
         self.prefetch = prefetch
         self._life = life
         self._what = what
-        self._device: Device = life.device
         self._assembly: Assembly | None = None
         self._rates: Rates | None = None
 
     def _put_together(self, tiers: Tiers, files: Stream) -> None:
         """From now on it can be used. files: the stream of file work."""
-        self._life.tiers.append(tiers)
         self._assembly = Assembly(tiers)
+        self._life.tiers.append(tiers)
         self._files = files
         self.busy = self.lock(self._what)
+
+    @property
+    def _device(self) -> Device:
+        return self._life.device
 
     @property
     def device(self) -> str:

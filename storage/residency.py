@@ -19,6 +19,8 @@ from asynctile.storage.tile import NEVER, Tile
 
 #: Transitions that a ledger remembers.
 REMEMBERED = 512
+#: Events of readers that a residency keeps before it looks which are over.
+MOST_READS = 32
 
 
 class State(StrEnum):

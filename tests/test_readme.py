@@ -17,17 +17,18 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = (README, ROOT / "CONTRIBUTING.md", ROOT / "bench" / "results" / "README.md")
 FOLDERS = ("asynctile", "layers", "storage", "tests", "bench")
-MARK = "<!-- tests/test_readme.py runs the next block -->"
+MARK = r"<!-- tests/test_readme\.py runs the next block(?: behind the one above)? -->"
 
 
-def test_the_example_of_a_service_runs_as_printed(tmp_path):
-    (block,) = re.findall(re.escape(MARK) + r"\s*```python\n(.*?)```", README.read_text(), re.DOTALL)
-    (tmp_path / "service.py").write_text(block)
+def test_the_examples_of_a_service_run_as_printed(tmp_path):
+    blocks = re.findall(MARK + r"\s*```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    (tmp_path / "service.py").write_text("".join(blocks))
     done = subprocess.run(
         [sys.executable, "-W", "error", "service.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert re.match(r"step 20, loss \d\.\d+ after \d+ answers", done.stdout)
+    assert re.match(r"step 20, loss \d\.\d+ after \d+ answers\n\(\d\.\d+, b['\"]", done.stdout)
 
 
 async def test_the_callers_loop_keeps_ticking_while_steps_run():

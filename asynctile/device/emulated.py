@@ -18,7 +18,7 @@ from asynctile.streams.event import Runner, StreamEvent, StreamEvents
 from asynctile.streams.stream import Stream
 
 
-class Link:
+class OneWay:
     """One direction of a link: copies take at least nbytes / rate seconds, the copying itself included."""
 
     def __init__(self, name: str, rate: int | None, lock: threading.Lock) -> None:
@@ -46,8 +46,8 @@ class EmulatedDevice(WorkerDevice):
 
     def __init__(self, link_rate: int | None = None, threads: int | None = None) -> None:
         super().__init__(threads)
-        self._up = Link("upload", link_rate, self._lock)
-        self._down = Link("download", link_rate, self._lock)
+        self._up = OneWay("upload", link_rate, self._lock)
+        self._down = OneWay("download", link_rate, self._lock)
 
     def budget(self, wanted: int | None) -> int | None:
         """If nothing was said, half of the RAM that tiles may take: the tier below is in RAM too."""

@@ -112,12 +112,21 @@ class LoopThread:
                 await self._undo(undo(task.result()))
         raise asyncio.CancelledError
 
+    async def call_whole(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run `job`, which gives something back, to its end, whoever is cancelled; CancelledError afterwards."""
+        if await (under_shield(job) if self.is_here() else self._whole(job)):
+            raise asyncio.CancelledError
+
     async def _undo(self, job: Coroutine[Any, Any, None]) -> None:
-        """To its end, whoever is cancelled or gone; nothing if the loop has ended, and what was made with it."""
+        await self._whole(job)
+
+    async def _whole(self, job: Coroutine[Any, Any, None]) -> bool:
+        """To its end, whoever is cancelled or gone, and whether one was; nothing if the loop has ended, and all with it."""
         call = _Call(self, job, to_its_end=True)
-        await call.ended()
+        cancelled = await call.ended()
         if call.task is not None and not call.task.cancelled():
             call.task.result()
+        return cancelled
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -12,7 +12,8 @@ class Statistics:
     """A snapshot of an engine. Sizes in bytes, counters from its start, caps None where there is none.
 
     On cpu RAM is the device, and device_* and uploaded_bytes are 0. spill_retries: transfers that were repeated and then went
-    well. stall_s: seconds in which operations waited for copies and nothing else ran.
+    well. stall_s: seconds in which operations waited for copies and nothing else ran, of the device
+    as a whole. What an engine has lent to a share counts there, and no more in the engine's caps; of the spill file it is used.
     """
 
     device: str

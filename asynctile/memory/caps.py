@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from asynctile.errors import BudgetError
 from asynctile.memory.host_link import HostLink
 from asynctile.memory.tier import Tier
+from asynctile.program.needs import demand_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
+from asynctile.storage.residency import ABSENT
 from asynctile.storage.sizes import format_size
 from asynctile.storage.spill import SpillTier
 from asynctile.storage.tile import Tile
@@ -76,11 +78,7 @@ class Caps:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
         await self.run_ahead.settle()
         await self._called_back(demand)
-        wanted = {tier: self._demand(tier, demand) for tier in self.tiers}
-        foreign = {tier: self._foreign(tier, demand) for tier in self.tiers}
-        for tier in self.tiers:
-            tier.arena.check(wanted[tier], foreign[tier])
-        self._reserve_spill(demand, wanted[self.host], foreign[self.host])
+        wanted, foreign = self._check(demand)
         for tier in self.tiers:
             if tier.arena.fits(wanted[tier], foreign[tier]):
                 tier.back()
@@ -90,6 +88,17 @@ class Caps:
                 await self.run_ahead.drain()
             tier.cut(wanted[tier], foreign[tier])
         self._cut_for = demand
+
+    def _check(self, demand: Demand) -> tuple[dict[Tier, Demand], dict[Tier, Counter[int]]]:
+        """What `demand` is to each tier, and what else stands there; BudgetError if that is too much. Sets
+        places aside on the disk.
+        """
+        wanted = {tier: self._demand(tier, demand) for tier in self.tiers}
+        foreign = {tier: self._foreign(tier, demand) for tier in self.tiers}
+        for tier in self.tiers:
+            tier.arena.check(wanted[tier], foreign[tier])
+        self._reserve_spill(demand, wanted[self.host], foreign[self.host])
+        return wanted, foreign
 
     def borrow(self, nbytes: int, who: str) -> Loan | None:
         """Set RAM aside for the caller's own use, if nothing here will need it. who: borrows, for messages."""
@@ -109,31 +118,64 @@ class Caps:
                 self._returned.set_result(None)
                 self._returned = None
 
-    async def lend(self, on_device: int, in_ram: int) -> None:
-        """Give up so many bytes of the caps, for a share of the engine. BudgetError, and as before, if too little is left."""
+    async def cede(self, on_device: int, in_ram: int) -> None:
+        """Give up so many bytes of the caps, for a share of the engine. BudgetError, and as before, if too little is left.
+
+        Not to be cancelled. What stands is cut anew for what is left.
+        """
         await self.run_ahead.settle()
         parts = {self.host: in_ram} if self.link is None else {self.top: on_device, self.host: in_ram}
         for tier, nbytes in parts.items():
             self._check_spare(tier, nbytes)
-        for tier, nbytes in parts.items():  # the device first: what leaves it comes to RAM
-            await self._shrink(tier, nbytes)
+        self._resize(parts, -1)
         try:
             await self._cut_again()
-        except BudgetError:
-            await self.grow(on_device, in_ram)
+        except BaseException as error:
+            self._resize(parts, 1)
+            await self._cut_again()
+            if isinstance(error, BudgetError):
+                raise BudgetError(f"a share that large leaves too little to the engine: {error}", floor=error.floor) from error
             raise
 
-    async def grow(self, on_device: int, in_ram: int) -> None:
+    async def regain(self, on_device: int, in_ram: int) -> None:
         """Have them back."""
         await self.run_ahead.settle()
-        for tier, nbytes in ((self.top, on_device), (self.host, in_ram)):
-            await self._shrink(tier, -nbytes)
+        self._resize({self.top: on_device, self.host: in_ram}, 1)
         await self._cut_again()
 
+    def _resize(self, parts: Mapping[Tier, int], sign: int) -> None:
+        for tier, nbytes in parts.items():
+            assert tier.arena.cap is not None, "an engine has a cap on each tier"
+            tier.arena.cap += sign * nbytes
+        self._reserved = None
+
     async def _cut_again(self) -> None:
-        """For what the tiers were cut for before their caps changed."""
-        if self._cut_for is not None:
-            await self.cut(self._cut_for)
+        """The caps have changed: cut them for what stands, BudgetError before anything moves if it does not fit."""
+        demand = self._standing()
+        if demand is not None:
+            self._check(demand)
+        for tier in self.tiers:  # the device first: what leaves it comes to RAM
+            arena = tier.arena
+            if not arena.divided and arena.may_grow(0):
+                continue
+            if arena.evictable:
+                tier.clear()
+                await self.run_ahead.drain()
+                tier.forget_pools()
+            else:
+                tier.let_go(arena.drop_free())
+        if demand is not None:
+            await self.cut(demand)
+
+    def _standing(self) -> Demand | None:
+        """What the tiers were cut for, as far as it still has bytes; None if nothing has."""
+        old = self._cut_for
+        tiles = self._tiles(self.top) | self._tiles(self.host)
+        if old is not None:
+            alive = {tile for tile in old.standing if self.top.of(tile).state is not ABSENT}
+            if alive:
+                return old
+        return demand_of([], sorted(tiles, key=lambda tile: tile.name)) if tiles else None
 
     def _check_spare(self, tier: Tier, nbytes: int) -> None:
         arena = tier.arena
@@ -143,28 +185,12 @@ class Caps:
             tiles = self._tiles(self.top) | self._tiles(self.host)
             kept = sum(align(tile.nbytes, arena.alignment) for tile in tiles) + arena.lent_nbytes
         if nbytes >= arena.cap - kept:
-            held = f" and holds tiles of {format_size(kept)}" if kept else ""
+            held = f" holds tiles of {format_size(kept)}" if kept else ""
             raise BudgetError(
-                f"{arena.argument} of {format_size(arena.cap)} cannot lend a share of {format_size(nbytes)}: the engine keeps "
-                f"what is left{held}; ask for less, or {arena.remedy}",
+                f"{arena.argument} of {format_size(arena.cap)} cannot lend a share of {format_size(nbytes)}: something must be "
+                f"left to the engine, which{held or ' goes on'}; ask for less",
                 floor=nbytes + kept + 1,
             )
-
-    async def _shrink(self, tier: Tier, nbytes: int) -> None:
-        """Take bytes from a tier's cap, or give it more with `nbytes` below 0."""
-        arena = tier.arena
-        assert arena.cap is not None
-        if not nbytes:
-            return
-        if arena.divided or arena.made_nbytes + arena.lent_nbytes > arena.cap - nbytes:
-            if arena.evictable:
-                tier.clear()
-                await self.run_ahead.drain()
-                tier.forget_pools()
-            else:
-                tier.let_go(arena.drop_free())
-        arena.cap -= nbytes
-        self._reserved = None
 
     def _demand(self, tier: Tier, demand: Demand) -> Demand:
         rounded = demand.rounded(tier.arena.alignment)

@@ -22,6 +22,7 @@ from asynctile.storage.residency import (
     KEEP,
     LEAVE,
     LOSE,
+    MOST_READS,
     REPLACE,
     STORED,
     Residency,
@@ -122,7 +123,7 @@ class Tier:
         """`event` reads the tile, which is used next at `next_use`."""
         reads = residency.reads
         reads.append(event)
-        if len(reads) > 32:
+        if len(reads) > MOST_READS:
             residency.reads = [read for read in reads if not read.done]
         self.ledger.used(residency, next_use, False)
 

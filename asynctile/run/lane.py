@@ -21,7 +21,7 @@ from asynctile.program.operation import READ, WRITE, GraphOperation, Operation
 from asynctile.program.program import Entry, Fetch
 from asynctile.run.inputs import Inputs
 from asynctile.storage.move import Move
-from asynctile.storage.residency import ABSENT, Residency
+from asynctile.storage.residency import ABSENT, MOST_READS, Residency
 from asynctile.storage.tile import NEVER
 from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.lockstep import Lockstep
@@ -132,7 +132,7 @@ class Lane:
         for residency, how, next_use in zip(operands, access, next_uses):  # noqa: B905
             if how == READ:
                 residency.reads.append(event)
-                if len(residency.reads) > 32:
+                if len(residency.reads) > MOST_READS:
                     residency.reads = [read for read in residency.reads if not read.done]
                 used(residency, next_use, False)
             else:

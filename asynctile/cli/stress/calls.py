@@ -12,6 +12,9 @@ import gc
 from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from asynctile.cli.stress.disturb import Call, Reached, disturbed, draw_disturbance
 from asynctile.cli.stress.finding import Finding
@@ -29,8 +32,10 @@ from asynctile.cli.stress.models import (
 )
 from asynctile.cli.stress.place import StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S, Round
-from asynctile.errors import CheckpointError
+from asynctile.errors import BudgetError, CheckpointError
 from asynctile.layers import GPT2, Trainer
+from asynctile.program.handle import Handle
+from asynctile.program.needs import demand_of
 
 __all__ = ["play_calls", "play_lives"]
 
@@ -39,6 +44,8 @@ _STEPS = 6
 _CALLS, _LIVES = 24, 6
 #: What is supposed of a call that has not been seen to its end yet.
 _AWAITS = 12
+#: What a share gets of each cap.
+_LENT_NBYTES = 64 << 10
 _STEPPING = {"Trainer.step", "Trainer.run"}
 #: Between two looks at what closes by itself.
 _LOOK_S = 0.005
@@ -54,13 +61,14 @@ class Calls:
         self.round, self.engine, self.trainer = round, engine, trainer
         self.folder, self.base = folder, base
         self.awaits: dict[str, int] = {}
+        self.caps = _caps_of(engine)
         self.all: dict[str, Call] = {
             "GPT2.create": self._create, "GPT2.from_pretrained": self._from_pretrained, "GPT2.state_dict": self._state_dict,
             "GPT2.save_pretrained": self._save_pretrained, "GPT2.logits": self._logits, "GPT2.loss": self._loss,
             "GPT2.generate": self._generate, "Trainer.load": self._load, "Trainer.save": self._save,
             "Trainer.save behind": self._save_behind, "Trainer.saved": self._saved, "Trainer.gradients": self._gradients,
             "Trainer.step": self._step, "Trainer.run": self._run, "Engine.read": self._read,
-            "Engine.synchronize": self._synchronize,
+            "Engine.synchronize": self._synchronize, "Engine.share": self._share,
         }  # fmt: skip
 
     async def disturb(self, name: str) -> None:
@@ -85,6 +93,8 @@ class Calls:
                                     f"{trainer.model.torn or 'whole'}")
         holders = [f"{lock.what} held by {lock.holder}" for lock in (engine.busy, trainer.model.changing) if lock.holder]
         loans = [f"a loan of {loan.nbytes} bytes to {loan.who}" for loan in engine.tiers.caps.loans]
+        if (caps := _caps_of(engine)) != self.caps:
+            raise Finding("leaked", f"{what} left caps of {caps} bytes where there were {self.caps}")
         if holders or loans:
             raise Finding("leaked", f"{what} left {', '.join([*holders, *loans])}")
 
@@ -156,6 +166,23 @@ class Calls:
 
     async def _synchronize(self) -> None:
         await self.engine.synchronize()
+
+    async def _share(self) -> None:
+        on_device = {"device_memory": _LENT_NBYTES} if self.engine.has_link else {}
+        sizes: dict[str, Any] = {"host_memory": _LENT_NBYTES, **on_device}
+        tile = Handle("lent", (64, 64), persistent=True)
+        try:
+            async with self.engine.share(**sizes) as part:
+                await part.reserve(demand_of([], [tile]))
+                await part.store([(tile, np.ones(tile.shape, np.float32))])
+                await part.read(tile)
+        except BudgetError:
+            pass  # at the floor there is nothing to lend
+
+
+def _caps_of(engine: StressEngine) -> list[int | None]:
+    """The bytes of each tier, those of what is lent not among them."""
+    return [tier.arena.cap for tier in engine.tiers.from_the_top()]
 
 
 async def play_calls(round: Round) -> None:

@@ -62,7 +62,7 @@ class StressEngine(Engine):
         super().__init__(place.device, device_memory=place.device_memory, host_memory=place.host_memory,
                          spill=spill if place.spill else None, prefetch=place.prefetch, make_loop=make_loop, **more)
         # How many workers there are is the machine's affair, and no option: here it is a part of the game.
-        self._device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
+        self._life.device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
 
     async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
         return await super().call(job if self.count is None else Counted(job, self.count), undo)

@@ -1,0 +1,189 @@
+"""A share of an engine at its borders: refused, cancelled, ended while it works, hanging, thrown away.
+
+Bits are layers/test_shares.py.
+"""
+
+import asyncio
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, DeviceError, Engine, StalledError
+from asynctile.ops import copy, fill
+from tests.matmul import Matmul
+from tests.settle import until
+
+WORK = Matmul()
+ALL = 3 * 16 * WORK.nbytes  # what its tiles take
+
+
+def caps(engine):
+    found = engine.statistics()
+    return found.device_memory_bytes, found.host_memory_bytes
+
+
+async def prepared(engine):
+    work = Matmul()
+    await work.prepare(engine)
+    await work.run(engine)
+    return work
+
+
+async def test_what_the_spill_folder_cannot_take_is_not_lent_and_nothing_has_moved(tmp_path):
+    host = 200 * 4096
+    async with Engine("emulated", device_memory=2 * ALL, host_memory=host, spill=tmp_path, spill_limit="64KiB") as engine:
+        work, before = await prepared(engine), (caps(engine), engine.statistics().spill_written_bytes)
+        for _ in range(2):
+            with pytest.raises(BudgetError, match=r"spill_limit of 64\.00 KiB is below"):
+                async with engine.share(device_memory=ALL, host_memory=host - 10 * 4096):
+                    raise AssertionError("lent")
+            assert (caps(engine), engine.statistics().spill_written_bytes) == before
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_lending_that_is_cancelled_while_tiles_leave_gives_the_caps_back(tmp_path):
+    gate, reached = threading.Event(), threading.Event()
+
+    def wrap(file):
+        write = file.pwritev
+
+        def held(views, offset):
+            reached.set()
+            gate.wait()
+            return write(views, offset)
+
+        file.pwritev = held
+        return file
+
+    async with Engine("emulated", device_memory=2 * ALL, host_memory=200 * 4096, spill=tmp_path, wrap_spill=wrap) as engine:
+        work, before = await prepared(engine), caps(engine)
+        lending = asyncio.create_task(engine.share(device_memory=ALL, host_memory=180 * 4096).__aenter__())
+        await asyncio.to_thread(reached.wait)
+        lending.cancel()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await lending
+        assert caps(engine) == before
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
+
+
+async def test_an_engine_lends_what_tiles_had_that_are_gone():
+    async with Engine("emulated", device_memory=ALL // 2, host_memory=2 * ALL) as engine:
+        work = await prepared(engine)
+        await engine.release(work.standing())
+        async with engine.share(device_memory=ALL // 2 - 64, host_memory=2 * ALL - 64) as part:
+            assert caps(part) == (ALL // 2 - 64, 2 * ALL - 64)
+            assert caps(engine) == (64, 64)
+
+
+async def test_the_end_of_a_share_waits_for_what_runs_on_it_and_refuses_what_comes_then():
+    async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL) as engine:
+        gate, began = threading.Event(), threading.Event()
+
+        def held(target, value):
+            began.set()
+            gate.wait()
+
+        async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
+            work = await prepared(part)
+            engine.kernels["fill"] = held
+            await part.launch(fill(work.tiles["a"][0, 0], 1.0))
+            waiting = asyncio.create_task(part.synchronize())
+            await asyncio.to_thread(began.wait)
+            threading.Timer(0.2, gate.set).start()  # when the block has long ended
+        assert waiting.done() and waiting.exception() is None
+        for late in (part.synchronize(), part.read(work.tiles["a"][0, 0]), part.reserve(work.demand)):
+            with pytest.raises(DeviceError, match="the share of the engine has ended"):
+                await late
+        assert caps(engine) == (2 * ALL, 4 * ALL)
+
+
+async def test_a_share_that_hangs_at_its_end_keeps_its_place_and_the_engine_closes():
+    gate = threading.Event()
+    async with asyncio.timeout(30):
+        async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL, watchdog=0.3) as engine:
+            before = caps(engine)
+
+            async def block():
+                async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
+                    work = await prepared(part)
+                    engine.kernels["fill"] = lambda target, value: gate.wait()
+                    await part.launch(fill(work.tiles["a"][0, 0], 1.0))
+                    with pytest.raises(StalledError):
+                        await part.synchronize()
+
+            with pytest.raises(StalledError, match="has run on compute"):
+                await block()
+            assert caps(engine) == tuple(whole - lent for whole, lent in zip(before, (ALL, 2 * ALL), strict=True))
+            assert len(engine._life.tiers) == 2
+    gate.set()
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_a_share_that_is_cancelled_as_its_block_ends_is_taken_back(device, tmp_path):
+    sizes = {"host_memory": 2 * ALL, "spill_limit": 40 * 4096} | ({"device_memory": ALL} if device == "emulated" else {})
+    options = {"host_memory": 6 * ALL} | ({"device_memory": 3 * ALL} if device == "emulated" else {})
+    async with Engine(device, spill=tmp_path, **options) as engine:
+        before = caps(engine)
+        for turns in range(12):
+
+            async def block(turns=turns):
+                me, loop = asyncio.current_task(), asyncio.get_running_loop()
+                async with engine.share(**sizes):
+                    for _ in range(turns // 2):
+                        await asyncio.sleep(0)
+                    loop.call_soon(me.cancel)
+                    if turns % 2:
+                        await asyncio.sleep(0)
+
+            with pytest.raises(asyncio.CancelledError):
+                await block()
+            asyncio.current_task().uncancel()
+            assert caps(engine) == before
+        assert len(engine._life.tiers) == 1
+        assert engine.statistics().spill_used_bytes == 0
+
+
+async def test_a_share_is_not_to_be_had_before_the_engine_is_open():
+    with pytest.raises(DeviceError, match="the engine is not open"):
+        await Engine("cpu", host_memory="8MiB").share(host_memory="1MiB").__aenter__()
+
+
+async def test_an_engine_that_is_closed_inside_the_block_of_a_share_ends_what_waits():
+    async with Engine("emulated", device_memory=2 * ALL, host_memory=4 * ALL) as engine:
+        async with engine.share(device_memory=ALL, host_memory=2 * ALL) as part:
+            tile = Matmul().tiles["a"][0, 0]
+            waiting = asyncio.create_task(part.launch(copy(tile, Matmul().tiles["b"][0, 0])))
+            await until(lambda: part.assembly.inputs.awaited)
+            await engine.__aexit__(None, None, None)
+            with pytest.raises(DeviceError):
+                await waiting
+        engine._life.is_open = True  # as if it had not been closed by hand, for the end of the outer block
+        engine._life.close = lambda: None
+
+
+def test_a_coroutine_thrown_away_with_its_loop_inside_a_share_leaves_nothing_open():
+    loop, entered = asyncio.new_event_loop(), []
+
+    async def main():
+        engine = Engine("emulated", device_memory=ALL, host_memory=ALL)
+        async with engine, engine.share(device_memory=ALL // 2, host_memory=ALL // 2):
+            entered.append(engine)
+            loop.stop()
+            await asyncio.sleep(3600)
+
+    task = loop.create_task(main())
+    task._log_destroy_pending = False
+    loop.run_forever()
+    loop.close()
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("asynctile")]
+    del task
+    gc.collect()
+    assert entered and ours
+    for thread in ours:
+        thread.join(20)
+        assert not thread.is_alive(), thread.name
