@@ -1,9 +1,7 @@
 """The engine on programs and on single operations, without a model."""
 
 import asyncio
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +13,7 @@ from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.schedule.cursor import Cursor
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
-
-sys.path.insert(0, str(Path(__file__).parent))
-from matmul import Matmul, product_in_ram
+from tests.matmul import Matmul, product_in_ram
 
 KINDS = [("cpu", {}), ("emulated", {}), ("emulated", {"slots": 3}), ("emulated", {"slots": 5, "prefetch": 0})]
 

@@ -2,9 +2,7 @@
 
 import asyncio
 import errno
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +10,7 @@ import pytest
 from asynctile import BudgetError, Engine, StalledError, TierError
 from asynctile.ops import gemm
 from asynctile.storage.faults import SURVIVED, Faults
-
-sys.path.insert(0, str(Path(__file__).parent))
-from matmul import Matmul, engine_for
-
+from tests.matmul import Matmul, engine_for
 from tests.settle import settle, turns, until
 
 

@@ -5,6 +5,7 @@ Puts them together; nothing moves here. What runs over them is asynctile/run/ass
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,8 @@ class Tiers:
         self.positions = Positions()
         self.run_ahead = RunAhead(device.streams, options.watchdog)
         self.lockstep = Lockstep() if options.prefetch == 0 else None
-        #: the program whose next run the ranks of what stands in the tiers point into
-        self._ranked_for: Program | None = None
+        #: the program whose next run the ranks of what stands in the tiers point into; weak, since its graphs end with it
+        self._ranked_for: weakref.ref[Program] | None = None
         page = ALIGNMENT if spill is None else PAGE
         arena = Arena(
             options.host_memory, evictable=spill is not None, alignment=page, argument="host_memory", remedy=options.host_remedy
@@ -79,11 +80,12 @@ class Tiers:
         """A job begins: its first position and its cursors, one a tier from the top down, which those know of until `end`."""
         base = self.positions.begin()
         cursors = [self._cursor(tier, program, base, demand) for tier in self.from_the_top()]
+        ranked = self._ranked_for is not None and self._ranked_for() is program
         for tier, cursor in zip(self.from_the_top(), cursors, strict=True):
             tier.cursor = cursor
-            if program is not self._ranked_for:
+            if not ranked:
                 cursor.rank_all()
-        self._ranked_for = program
+        self._ranked_for = weakref.ref(program)
         return base, cursors
 
     def end(self, base: int, program: Program, *, broken_off: bool = False) -> None:

@@ -1,19 +1,16 @@
 """The engine over a spill folder, on programs without a model: bits, what moves, what is freed. Failures: test_failures.py."""
 
 import asyncio
+import gc
 import os
-import sys
 import threading
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asynctile import BudgetError, Engine
 from asynctile.ops import gemm
-
-sys.path.insert(0, str(Path(__file__).parent))
 from asynctile.storage.residency import ABSENT
 from tests.matmul import Matmul, engine_for, product_in_ram
 from tests.settle import settle
@@ -157,3 +154,17 @@ async def test_an_operation_that_waits_for_its_input_is_woken_by_whoever_brings_
         await work.prepare(engine)
         await waiting
         assert np.allclose(await engine.read(c), work.part(work.a, 0, 0) @ work.part(work.b, 0, 0), atol=1e-3)
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_a_program_that_has_run_ends_with_its_last_user(device, tmp_path):
+    """What is kept by program, such as graphs in a device's memory, would stay otherwise."""
+    work = Matmul()
+    slots = 6 if device == "emulated" else None
+    async with engine_for(work, tmp_path, device, slots, 5) as engine:
+        await work.prepare(engine)
+        await work.run(engine)
+        program = weakref.ref(work.program)
+        del work.program
+        gc.collect()
+        assert program() is None

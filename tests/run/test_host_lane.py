@@ -4,9 +4,7 @@ Long because nearly every test needs the mixture of operations, places and tiers
 """
 
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +20,6 @@ from asynctile.program.operation import HOST, NO_NUMBER
 from asynctile.program.program import AT_HOST, Program
 from asynctile.storage.residency import CLEAN, DIRTY, STALE, STORED
 from asynctile.storage.tile import NEVER
-
-sys.path.insert(0, str(Path(__file__).parent))
 from tests.by_hand import (
     NBYTES,
     SHAPE,

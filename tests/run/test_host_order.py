@@ -1,10 +1,8 @@
 """Operations of the host: who waits for whom, failures, stalls, and how far ahead they are issued. Bits: test_host_lane.py."""
 
 import asyncio
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +10,8 @@ import pytest
 from asynctile import AsynctileError, BudgetError, Engine, StalledError
 from asynctile.ops import copy, fill, gelu, gemm
 from asynctile.program.needs import demand_of
-from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
-
-sys.path.insert(0, str(Path(__file__).parent))
 from asynctile.storage.residency import DIRTY
+from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.by_hand import NBYTES, launched, on_host, prepared, program_of, run, standing, values
 from tests.inside_engine import device_of
 from tests.matmul import Matmul, engine_for
