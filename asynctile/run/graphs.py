@@ -39,8 +39,8 @@ class Stretch:
     operation: GraphOperation
 
 
-class Written:
-    """One program on one device, written down.
+class Capture:
+    """One program on one device, written down: the graphs of its stretches.
 
     It does not hold the program, which would never end then (Graphs). numbers: what its kernels report, float64 by the
     program's indices. complete: every stretch has been written down.
@@ -118,22 +118,22 @@ class Graphs:
         self._tier = tier
         self._lane = lane
         self._seen: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
-        self._kept: weakref.WeakKeyDictionary[Program, Written] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Program, Capture] = weakref.WeakKeyDictionary()
 
-    def begin(self, program: Program) -> Written | None:
+    def begin(self, program: Program) -> Capture | None:
         """A job begins: what to play or to write down, None for a job that performs its entries one by one."""
         recorder, tier = self._device.recorder(), self._tier
         if recorder is None or tier.lockstep is not None or tier.arena.divided:
             return None
-        written = self._kept.get(program)
-        if written is not None and written.stands():
-            return written
+        capture = self._kept.get(program)
+        if capture is not None and capture.stands():
+            return capture
         self._kept.pop(program, None)
         seen = self._seen[program] = self._seen.get(program, 0) + 1
         if not 1 < seen <= 1 + ATTEMPTS or not self._stays(program):
             return None
-        written = self._kept[program] = Written(program, recorder, tier, self._lane)
-        return written
+        capture = self._kept[program] = Capture(program, recorder, tier, self._lane)
+        return capture
 
     def _stays(self, program: Program) -> bool:
         """Whether its tiles are all there, and nothing of it is done by the host."""

@@ -16,7 +16,7 @@ from asynctile.program.handle import Handle
 from asynctile.program.operation import NO_NUMBER
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
-from asynctile.run.graphs import Written
+from asynctile.run.graphs import Capture
 from asynctile.run.stage import Stage
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
@@ -48,9 +48,9 @@ class Job:
         self._stage = Stage(tiers.top, cursors[0], None)
         if tiers.link is not None and tiers.host.arena.divided:
             self._stage.below = Stage(tiers.host, cursors[1], None)
-        self._written = assembly.graphs.begin(program) if assembly.graphs is not None else None
+        self._capture = assembly.graphs.begin(program) if assembly.graphs is not None else None
         count = len(program.numbers) + 1
-        self.numbers = tiers.device.numbers(count) if self._written is None else self._written.numbers
+        self.numbers = tiers.device.numbers(count) if self._capture is None else self._capture.numbers
         self._next_uses = tiers.next_uses(program)
         self._views = [self.numbers[index : index + 1] for index in range(count)]
         self._reports: list[StreamEvent] = []
@@ -95,8 +95,8 @@ class Job:
                 top.release(residency)
 
     async def _advance(self, stop: int) -> None:
-        if self._written is not None:
-            await self._advance_by_graphs(self._written, stop)
+        if self._capture is not None:
+            await self._advance_by_graphs(self._capture, stop)
         entries, coroutine, step = self.program.entries, self._coroutine, self._stage.step
         while self.issued < stop:
             index = self.issued
@@ -119,12 +119,12 @@ class Job:
             target = self.outputs[entry.key][entry.index]
         return self._assembly.lanes[entry.device].perform(entry, uses, target)
 
-    async def _advance_by_graphs(self, written: Written, stop: int) -> None:
+    async def _advance_by_graphs(self, capture: Capture, stop: int) -> None:
         """Stretch by stretch."""
         while self.issued < stop:
-            if written.has(self.issued):
-                self.issued, event = await written.play(self.issued)
+            if capture.has(self.issued):
+                self.issued, event = await capture.play(self.issued)
             else:
                 await self._assembly.run_ahead.drain()
-                self.issued, event = written.write_down(self.program, self.issued, self._coroutine)
+                self.issued, event = capture.write_down(self.program, self.issued, self._coroutine)
             self._reports.append(event)

@@ -28,7 +28,7 @@ from asynctile.storage.residency import DIRTY, STORED, Residency
 from asynctile.storage.tile import NEVER, Tile
 
 #: The most of what is loaded ahead and what is kept free, as a share of the slots.
-SHARE = 1 / 8
+MOST_OF_SLOTS = 1 / 8
 #: Entries that the cursor looks at ahead of the issue: where nothing is missing it would walk to the end at once.
 HORIZON = 512
 
@@ -48,7 +48,7 @@ OVER_LINK, FROM_DISK = Reach(4, 4), Reach(16, 16)
 class Cursor:
     """One job's way through its program, `base` positions on, ahead in the tier of `ledger`, where operations run.
 
-    depth: prefetch, in units of `reach`; what it comes to is at most SHARE of the slots.
+    depth: prefetch, in units of `reach`; what it comes to is at most MOST_OF_SLOTS of the slots.
     """
 
     def __init__(self, ledger: Ledger, program: Program, base: int, demand: Demand, depth: int, reach: Reach) -> None:
@@ -109,7 +109,7 @@ class Cursor:
         slots, limit = unit * depth, self._pool.limit
         if limit is None:
             return slots
-        return min(slots, max(min(depth, 1), int(limit * SHARE * unit / (reach.loaded + reach.free))))
+        return min(slots, max(min(depth, 1), int(limit * MOST_OF_SLOTS * unit / (reach.loaded + reach.free))))
 
     def _rank(self, residency: Residency) -> None:
         """By the first use of its tile in this job."""
