@@ -3,7 +3,9 @@
 What a state says is what has been decided. Whether the bytes have arrived is what the events say that stand beside it:
 whoever reads waits for the write, whoever writes, writes back or takes the slot waits for the write and all reads since.
 Who changes it is storage/ledger.py, and why is decided above. Dask's worker state machine is the model: a transition that is
-not in the table is refused, and the last ones are kept, so that a failure can be told from its beginning.
+not in the table is refused, and the last ones are kept, so that a failure can be told from its beginning. Three may happen in
+every state, since they come from outside the tier: OUTDATE, REPLACE and LOSE; of these the table refuses nothing. Nor is
+`undo` in it: it takes a move back that was decided and not made, to whichever state the tile was in, and is only logged.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ class State(StrEnum):
     CLEAN = "clean"
     """In a slot here, and the same bytes below."""
     DIRTY = "dirty"
-    """In a slot here alone: what may be below is older."""
+    """In a slot here: what may be below is older.
+
+    Not always the newest of all: while the arena of RAM is undivided, nobody has to leave it, and the device does not say that
+    it changes a tile. Its older bytes in RAM stay dirty, or clean, and become stale only where somebody may have to leave.
+    """
     STALE = "stale"
     """In a slot, and old: the tier above has newer ones."""
 

@@ -1,7 +1,9 @@
 """How fast an engine's device, its link and the CPU beside it are: a short probe of each, by what operations and copies use.
 
 Who places work asks (asynctile/layers/update_placement.py); nothing in the engine does. The probes run on the device's streams
-and on slots of its tiers, taken for as long as they last: they stay below the caps as a step does.
+and on slots of its tiers, taken for as long as they last: they stay below the caps as a step does. But they are launched on the
+device itself, past the tile coroutine: they use those slots in shapes of their own, many at once, ordered by chain alone, and
+what it does for an operation (slots, ranks, the next use) would be measured with them and disturb the ranks of real tiles.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Runs on the device's loop only. Every wait for work that was enqueued, and for what somebody else holds (a lock, RAM that is
 lent, an input), passes through here, so that cannot hang without a word: when no stream has finished anything for
 `patience_s`, the wait ends with an error that says who waits for whom. File work is watched by files.py in the same way. What
-waits for a task, a thread or another loop need not be: all that these wait for is watched, so they end.
+waits for a task, a thread or another loop need not be: all that these wait for is watched, so they end. Whatever any stream of
+the device finishes counts as moving, be it for another share: a wait for what hangs ends as soon as nothing at all moves there.
 """
 
 from __future__ import annotations
