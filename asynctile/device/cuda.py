@@ -133,7 +133,6 @@ class CudaDevice:
         return self if self._compute.trace is None else None  # a trace wants to see each operation
 
     def begin_capture(self) -> StreamEvent:
-        self._capture = Capture(CudaEvent(self._compute, False, "a graph of operations"))
         self._compute.hold()
         try:
             self.driver.bind()
@@ -141,17 +140,23 @@ class CudaDevice:
         except BaseException:
             self._compute.go_on()
             raise
+        self._capture = Capture(CudaEvent(self._compute, False, "a graph of operations"))
         return self._capture.event
 
     def end_capture(self) -> Any:
         capture, self._capture = self._capture, None
         assert capture is not None
+        work: tuple[Callable[..., None], Any]
         try:
             graph = self.driver.end_capture(self._compute.handle)
+            work = self._run, graph
+        except BaseException as error:
+            work = _fail, error  # others wait for the event already
+            raise
         finally:
             self._compute.go_on()
-        waits, after = capture.waits - {capture.event}, capture.after - {capture.event}
-        self._compute.enqueue(tuple(waits), self._run, (graph,), after=tuple(after), event=capture.event)
+            waits, after = capture.waits - {capture.event}, capture.after - {capture.event}
+            self._compute.enqueue(tuple(waits), work[0], work[1:], after=tuple(after), event=capture.event)
         return graph
 
     def replay(self, graph: Any, waits: StreamEvents, after: StreamEvents = ()) -> StreamEvent:
@@ -273,6 +278,11 @@ class Queue:
     def close(self) -> None:
         if hasattr(self, "scratch"):
             self._driver.free(self.scratch.ptr)
+
+
+def _fail(error: BaseException) -> None:
+    """In place of work that cannot be."""
+    raise error
 
 
 def _array(number: np.ndarray) -> Array:

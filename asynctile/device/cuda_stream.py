@@ -32,17 +32,19 @@ class CudaEvent(StreamEvent):
     """recorded: the driver's event behind the work, while that is on its way; 0 for work that failed before it was handed over.
 
     number: its place in the stream, 0 until it was handed over, or failed.
-    heirs: tasks that wait for it to be handed over. span: the driver's timed events around the work, while a trace is recorded.
+    heirs: tasks that wait for it to be handed over. stall, span: the driver's timed events around a wait for copies before the
+    work, and around the work while a trace is recorded; empty without, and for work that failed before it was handed over.
     """
 
-    __slots__ = ("stream", "recorded", "number", "heirs", "span")
+    __slots__ = ("stream", "recorded", "number", "heirs", "stall", "span")
 
     def __init__(self, stream: CudaStream, is_copy: bool, what: object) -> None:
         super().__init__(is_copy, what)
         self.stream = stream
         self.recorded = self.number = 0
         self.heirs: list[StreamTask] = []
-        self.span: tuple[int, int] | None = None
+        self.stall: tuple[int, ...] = ()
+        self.span: tuple[int, ...] = ()
 
 
 class CudaStream:
@@ -65,8 +67,6 @@ class CudaStream:
         #: the driver's events that nothing uses now, and those with times
         self._spare: list[int] = []
         self._timers: list[int] = []
-        #: timed events before and after a wait for copies, oldest first, with the number of the work behind it
-        self._stalls: deque[tuple[int, int, int]] = deque()
         #: by stream, the last of its work that this one is already ordered behind
         self._behind: dict[CudaStream, int] = {}
         self._number = 0
@@ -175,16 +175,16 @@ class CudaStream:
         if event.error is None:
             try:
                 self._driver.bind()
-                self._order_behind(task)
-                timed = self.trace is not None
-                start = self._stamp() if timed else 0
+                self._order_behind(task, event)
+                if self.trace is not None:
+                    event.span = (self._stamp(),)
                 task.work(*task.args)
-                if timed:
-                    event.span = start, self._stamp()
-                event.recorded = self._spare.pop() if self._spare else self._driver.new_event()
-                self._driver.record(event.recorded, self.handle)  # last: what has landed has stamped its times
+                if event.span:
+                    event.span += (self._stamp(),)
+                event.recorded = self._mark()  # last: what has landed has stamped its times
             except BaseException as error:  # the event carries it to whoever waits
                 event.error = error
+                self._give_timers(event)  # with no mark behind them, who could tell when they have happened?
         self._number += 1
         event.number = self._number
         if not self._flying:
@@ -192,7 +192,7 @@ class CudaStream:
             self._more.notify()
         self._flying.append(event)
 
-    def _order_behind(self, task: StreamTask) -> None:
+    def _order_behind(self, task: StreamTask, event: CudaEvent) -> None:
         """Make the driver's stream wait for what other streams have yet to do."""
         last: dict[CudaStream, CudaEvent] = {}
         copies = False
@@ -205,17 +205,29 @@ class CudaStream:
                 last[before.stream] = before
         if not last:
             return
-        since = self._stamp() if copies and not task.event.is_copy else 0
+        if copies and not event.is_copy:
+            event.stall = (self._stamp(),)
         for stream, before in last.items():
             self._driver.wait(self.handle, before.recorded)
             self._behind[stream] = before.number
-        if since:
-            self._stalls.append((since, self._stamp(), self._number + 1))
+        if event.stall:
+            event.stall += (self._stamp(),)
+
+    def _mark(self) -> int:
+        if not self._spare:
+            self._spare.append(self._driver.new_event())
+        self._driver.record(self._spare[-1], self.handle)
+        return self._spare.pop()
 
     def _stamp(self) -> int:
-        timer = self._timers.pop() if self._timers else self._driver.new_event(timed=True)
-        self._driver.record(timer, self.handle)
-        return timer
+        if not self._timers:
+            self._timers.append(self._driver.new_event(timed=True))
+        self._driver.record(self._timers[-1], self.handle)
+        return self._timers.pop()
+
+    def _give_timers(self, event: CudaEvent) -> None:
+        self._timers += (*event.stall, *event.span)
+        event.stall = event.span = ()
 
     def _land(self) -> None:
         """The thread: see work land, in order, until closed."""
@@ -226,7 +238,7 @@ class CudaStream:
                 if target.recorded:
                     self._driver.synchronize(target.recorded)
             except Exception as failure:
-                error = DeviceError(f"the GPU failed at or before {target.what or 'a copy'}: {failure}")
+                error = _failed(target, failure)
             with self._lock:
                 landed = self._take(target, error)
             for event in landed:
@@ -253,27 +265,28 @@ class CudaStream:
         landed = []
         self._landed_at = time.perf_counter()
         while self._flying and self._flying[0].number <= target.number:
-            event = self._flying.popleft()
+            landed.append(self._flying.popleft())
+        try:
+            if error is None:
+                self._read_timers(landed)
+        except Exception as failure:  # not this thread's end, on which all jobs hang
+            error = _failed(target, failure)
+        for event in landed:
             event.error = event.error or error
             self.finished += 1
+            self._give_timers(event)
             if event.recorded:
                 self._spare.append(event.recorded)
             event.finish(self)
-            landed.append(event)
-        if error is None:
-            self._read_timers(target.number, landed)
         return landed
 
-    def _read_timers(self, number: int, landed: Sequence[CudaEvent]) -> None:
-        """Read the timers of what has landed."""
-        while self._stalls and self._stalls[0][2] <= number:
-            start, end, _ = self._stalls.popleft()
-            self.stall_s += self._driver.elapsed_s(start, end)
-            self._timers += (start, end)
+    def _read_timers(self, landed: Sequence[CudaEvent]) -> None:
+        """Of what has landed."""
         for event in landed:
-            if event.span is not None and self.trace is not None:
+            if event.stall:
+                self.stall_s += self._driver.elapsed_s(*event.stall)
+            if event.span and self.trace is not None:
                 self._trace(self.trace, event, *event.span)
-                event.span = None
 
     def _trace(self, trace: list[Span], event: CudaEvent, start: int, end: int) -> None:
         """Times on the GPU, put on the host's clock by when the first of them landed."""
@@ -281,10 +294,9 @@ class CudaStream:
         if self._origin is None:
             self._origin = start, time.perf_counter() - lasted_s  # a timer that is kept: times count from it
             began_s = self._origin[1]
+            event.span = (end,)
         else:
             began_s = self._origin[1] + self._driver.elapsed_s(self._origin[0], start)
-            self._timers.append(start)
-        self._timers.append(end)
         name = getattr(event.what, "kernel", None) or ("copy" if event.is_copy else "work")
         trace.append((self.name, name, began_s, began_s + lasted_s))
 
@@ -300,6 +312,10 @@ def _hang_on(task: StreamTask) -> None:
 
 def _of_the_host(events: StreamEvents) -> list[StreamEvent]:
     return [event for event in events if not isinstance(event, CudaEvent)]
+
+
+def _failed(event: CudaEvent, failure: Exception) -> DeviceError:
+    return DeviceError(f"the GPU failed at or before {event.what or 'a copy'}: {failure}")
 
 
 def _nothing() -> None:

@@ -216,7 +216,7 @@ def test_time_in_which_compute_waited_for_copies_is_counted(device, views, monke
     device.driver.hold(gate, device.streams()[1].handle)
     load = device.upload(views[0], np.ones(16, np.float32), ())
     computed = device.launch(copy(*TILES), views[:2], None, (load,))
-    ((began, _, _),) = device.streams()[0]._stalls
+    began, _ = computed.stall
     assert device.driver._events[began].happened.wait(20)
     clock.now = 1.25
     gate.set()
@@ -254,6 +254,117 @@ def test_a_graph_runs_again_what_was_written_down(device, views):
     assert out.tolist() == [3.0] * 16
     assert device.driver.launches == launches
     device.forget(graph)
+
+
+def test_work_that_a_disk_lets_go_while_a_graph_is_written_down_runs_once_and_is_not_in_it(device, views):
+    gate = threading.Event()
+    disk = device.add_stream("disk", 1)
+    disk.start()
+    read = disk.enqueue((), gate.wait, ())
+    beside = device.launch(fill(TILES[1], 9.0), views[1:2], None, (read,))
+    written = device.begin_capture()
+    device.launch(fill(TILES[0], 3.0), views[:1], None, ())
+    gate.set()
+    read.wait()  # whoever hung on it has been let go before
+    graph = device.end_capture()
+    written.wait()
+    beside.wait()
+    out = np.empty((2, 16), np.float32)
+    for view, row in zip(views, out, strict=False):
+        device.download(row, view, ()).wait()
+    assert out.tolist() == [[3.0] * 16, [9.0] * 16]
+    device.upload(views[1], np.zeros(16, np.float32), ()).wait()
+    device.replay(graph, ()).wait()
+    device.download(out[1], views[1], ()).wait()
+    assert not out[1].any()
+    device.forget(graph)
+
+
+async def settled(*events):
+    """Wait until they have landed, well or not; TimeoutError after 20 s."""
+    async with asyncio.timeout(20):
+        for event in events:
+            await event.settled()
+
+
+def fail_once(monkeypatch, owner, name, *, first=False):
+    """The next call of a method raises. first: after it was done."""
+    true = getattr(owner, name)
+
+    def fail(*args):
+        monkeypatch.setattr(owner, name, true)
+        if first:
+            true(*args)
+        raise RuntimeError("the driver says no")
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+async def test_a_graph_that_the_driver_does_not_begin_leaves_the_device_as_it_was(device, views, monkeypatch):
+    fail_once(monkeypatch, device.driver, "begin_capture")
+    with pytest.raises(RuntimeError, match="says no"):
+        device.begin_capture()
+    event = device.launch(fill(TILES[0], 3.0), views[:1], None, ())
+    await settled(event)
+    assert event.error is None
+
+
+async def test_a_graph_that_the_driver_does_not_end_fails_whoever_waits_for_it_and_nobody_else(device, views, monkeypatch):
+    gate = threading.Event()
+    device.driver.hold(gate, device.streams()[1].handle)
+    load = device.upload(views[0], np.ones(16, np.float32), ())
+    event = device.begin_capture()
+    device.launch(copy(*TILES), views[:2], None, (load,))
+    fail_once(monkeypatch, device.driver, "end_capture", first=True)
+    with pytest.raises(RuntimeError, match="says no"):
+        device.end_capture()
+    behind = device.launch(copy(*TILES), views[1:3], None, (event,))
+    beside = device.launch(fill(TILES[0], 3.0), views[3:], None, ())
+    gate.set()
+    await settled(event, behind, beside)
+    assert "says no" in str(event.error) and behind.error is event.error
+    assert beside.error is None
+
+
+def refuse(on, *arrays):
+    raise RuntimeError("no workspace")
+
+
+@pytest.mark.parametrize("traced", [False, True])
+async def test_work_that_is_not_handed_over_fails_alone_and_no_time_of_it_is_read(device, views, monkeypatch, traced):
+    compute, upload, _, *_ = device.streams()
+    compute.trace = [] if traced else None
+    gate = threading.Event()
+    device.driver.hold(gate, upload.handle)
+    load = device.upload(views[0], np.ones(16, np.float32), ())
+    read, elapsed_s = [], device.driver.elapsed_s
+    monkeypatch.setattr(device.driver, "elapsed_s", lambda *timers: read.append(timers) or elapsed_s(*timers))
+    monkeypatch.setitem(device.kernels, "bad", refuse)
+    bad = device.launch(type(copy(*TILES))("bad", TILES, "rw"), views[:2], None, (load,))
+    await settled(bad)  # its wait for the copy stays on the stream, and has not come to an end
+    assert str(bad.error) == "no workspace" and not read
+    gate.set()
+    good = device.launch(fill(TILES[0], 3.0), views[2:3], None, ())
+    await settled(good)
+    assert good.error is None and device.stall_s() == 0
+    assert [span[1] for span in compute.trace or ()] == ["fill"] * traced
+
+
+@pytest.mark.parametrize("traced", [False, True])
+async def test_a_time_that_cannot_be_read_fails_its_work_and_the_stream_goes_on(device, views, monkeypatch, traced):
+    compute, upload, _, *_ = device.streams()
+    compute.trace = [] if traced else None
+    fail_once(monkeypatch, device.driver, "elapsed_s")
+    gate = threading.Event()
+    device.driver.hold(gate, upload.handle)
+    load = device.upload(views[0], np.ones(16, np.float32), ())
+    stalled = device.launch(copy(*TILES), views[:2], None, (load,))
+    gate.set()
+    await settled(stalled)
+    assert isinstance(stalled.error, DeviceError) and "the driver says no" in str(stalled.error)
+    after = device.launch(fill(TILES[0], 3.0), views[2:3], None, ())
+    await settled(after)
+    assert after.error is None
 
 
 def test_closing_runs_what_was_enqueued_and_leaves_nothing():

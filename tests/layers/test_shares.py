@@ -29,6 +29,9 @@ PLACES: dict[str, tuple[str, dict[str, int], bool]] = {
     ),
     "cuda, all resident": ("cuda:0", {"device_memory": 3 * STATES, "host_memory": 3 * STATES}, False),
     "cuda, streamed": ("cuda:0", {"device_memory": STATES // 2, "host_memory": 3 * STATES}, False),
+    "cuda over a disk": (
+        "cuda:0", {"device_memory": STATES // 2, "host_memory": 250 << 10, "spill_limit": 16 << 20}, True,
+    ),
 }  # fmt: skip
 
 
