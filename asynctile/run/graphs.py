@@ -27,7 +27,7 @@ from asynctile.run.lane import Lane
 from asynctile.streams.event import StreamEvent
 
 T = TypeVar("T")
-#: A program that must be written down more often than this is better issued as it is.
+#: A program that is written down this often in a row without being run from that once is better issued as it is.
 ATTEMPTS = 8
 
 
@@ -43,12 +43,12 @@ class Capture:
     """One program on one device, written down: the graphs of its stretches.
 
     It does not hold the program, which would never end then (Graphs). numbers: what its kernels report, float64 by the
-    program's indices. complete: every stretch has been written down.
+    program's indices. complete: every stretch has been written down. served: one of them has run once more.
     """
 
     def __init__(self, program: Program, recorder: Recorder, tier: Tier, lane: Lane) -> None:
         self.numbers: np.ndarray = lane.device.numbers(len(program.numbers) + 1)
-        self.complete = False
+        self.complete = self.served = False
         self._recorder = recorder
         self._tier = tier
         self._lane = lane
@@ -105,6 +105,7 @@ class Capture:
         operation = stretch.operation
         next_uses = [self._tier.of(tile).next_use for tile in operation.operands]
         event = await self._lane.perform(operation, next_uses)
+        self.served = True
         for slot in self._tier.arena.free_slots():  # those of its temporaries are among them
             slot.guard = (event,)
         return stretch.stop, event
@@ -117,7 +118,8 @@ class Graphs:
         self._device = device
         self._tier = tier
         self._lane = lane
-        self._seen: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
+        #: of each program met, how often in a row it was written down in vain
+        self._in_vain: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
         self._kept: weakref.WeakKeyDictionary[Program, Capture] = weakref.WeakKeyDictionary()
 
     def begin(self, program: Program) -> Capture | None:
@@ -126,23 +128,30 @@ class Graphs:
         if recorder is None or tier.lockstep is not None or tier.arena.divided:
             return None
         capture = self._kept.get(program)
-        if capture is not None and capture.stands():
-            return capture
-        self._kept.pop(program, None)
-        seen = self._seen[program] = self._seen.get(program, 0) + 1
-        if not 1 < seen <= 1 + ATTEMPTS or not self._stays(program):
+        if capture is not None:
+            if capture.stands():
+                return capture
+            del self._kept[program]
+            self._in_vain[program] = 0 if capture.served else self._in_vain[program] + 1
+        if program not in self._in_vain:  # its first run brings its tiles
+            self._in_vain[program] = 0 if _is_all_of_the_device(program) else ATTEMPTS
+            return None
+        if self._in_vain[program] >= ATTEMPTS or not self._stays(program):
             return None
         capture = self._kept[program] = Capture(program, recorder, tier, self._lane)
         return capture
 
     def _stays(self, program: Program) -> bool:
-        """Whether its tiles are all there, and nothing of it is done by the host."""
+        """Whether its tiles are all there."""
         inputs = set(program.inputs.values())
-        if any(self._tier.of(tile).slot is None for tile in program.standing if tile not in inputs):
-            return False
-        return not any(
-            isinstance(entry, Fetch) or (isinstance(entry, Operation) and entry.device == HOST) for entry in program.entries
-        )
+        return not any(self._tier.of(tile).slot is None for tile in program.standing if tile not in inputs)
+
+
+def _is_all_of_the_device(program: Program) -> bool:
+    """Whether nothing of it is done by the host, or goes there."""
+    return not any(
+        isinstance(entry, Fetch) or (isinstance(entry, Operation) and entry.device == HOST) for entry in program.entries
+    )
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:

@@ -161,6 +161,44 @@ async def test_from_the_third_step_on_a_step_is_three_graphs_and_no_launch(soft_
         assert engine.statistics().operations > 3 * 500
 
 
+async def graphs_of(trainer: Trainer, steps: int, driver: Any) -> list[int]:
+    """By step, how many graphs were launched."""
+    counts = []
+    for tokens, targets in batches_of(SMALL, steps):
+        before = driver.graphs
+        await trainer.step(tokens, targets)
+        counts.append(driver.graphs - before)
+    return counts
+
+
+async def test_a_program_that_is_written_down_in_vain_time_after_time_is_issued_as_it_is(
+    soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynctile.run.graphs.ATTEMPTS", 2)
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        driver, counts = soft_gpu.opened[0], []
+        for seed in range(5):
+            counts += await graphs_of(trainer, 1, driver)
+            other = await GPT2.create(engine, SMALL.config, seed=seed, tile=SMALL.tile)
+            await other.loss(*batches_of(SMALL, 1)[0])  # takes slots, so no graph stands any more
+        assert counts == [0, 3, 3, 0, 0]
+
+
+async def test_caps_lent_and_returned_again_and_again_leave_a_program_its_graphs(
+    soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynctile.run.graphs.ATTEMPTS", 2)
+    async with Engine("cuda:0", device_memory=5 * STATES, host_memory=8 * STATES) as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        driver = soft_gpu.opened[0]
+        assert await graphs_of(trainer, 3, driver) == [0, 3, 3]
+        for _ in range(3):
+            async with engine.share(device_memory=3 * STATES, host_memory=STATES):
+                assert await graphs_of(trainer, 1, driver) == [0]
+            assert await graphs_of(trainer, 3, driver) == [0, 3, 3]
+
+
 async def test_inputs_of_a_graph_are_loaded_behind_the_graph_before_it(soft_gpu: Any) -> None:
     """Their slots may have been a temporary's there."""
     async with Engine("cuda:0") as engine:
