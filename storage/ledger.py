@@ -46,8 +46,8 @@ class Backing(Protocol):
 class Ledger:
     """Residency of one tier. `backing` None: there is no tier below, nothing can be evicted.
 
-    Invariants: a slot belongs to at most one tile; a tile has a slot exactly while it is clean, dirty or stale; a dirty tile's
-    only newest copy is here; a dead temporary has neither slot nor backing. history: of the transitions.
+    Invariants: a slot belongs to at most one tile; a tile has a slot exactly while it is clean, dirty or stale; of a dirty
+    tile there is no copy below that is as new; a dead temporary has neither slot nor backing. history: of the transitions.
     """
 
     def __init__(self, arena: Arena, backing: Backing | None) -> None:

@@ -138,30 +138,27 @@ class SpillTier:
 
     def take(self, nbytes: int, what: str) -> Block:
         """A block of at least `nbytes` for `what`; BudgetError when `limit` is reached. Quick after `reserve`."""
-        block = self._blocks.take(nbytes, what)
-        try:
-            self._grow(block.offset + block.nbytes)
-        except BaseException:
-            self._blocks.give(block)
-            raise
-        return block
+        return self._backed(self._blocks.take(nbytes, what), self._blocks.give)
 
     def give(self, block: Block) -> None:
         self._blocks.give(block)
 
     def cut(self, nbytes: int, what: str) -> Block:
         """As `take`, but never a block that was given or reserved: for what cuts blocks of its own from it."""
-        block = self._blocks.cut(nbytes, what)
-        try:
-            self._grow(block.offset + block.nbytes)
-        except BaseException:
-            self._blocks.join(block)
-            raise
-        return block
+        return self._backed(self._blocks.cut(nbytes, what), self._blocks.join)
 
     def join(self, block: Block) -> None:
         """Take back what `cut` gave. Nothing of it may be in flight."""
         self._blocks.join(block)
+
+    def _backed(self, block: Block, undo: Callable[[Block], None]) -> Block:
+        """`block`, with disk space behind it."""
+        try:
+            self._grow(block.offset + block.nbytes)
+        except BaseException:
+            undo(block)
+            raise
+        return block
 
     def _grow(self, nbytes: int) -> None:
         if nbytes <= self._allocated_nbytes:
@@ -211,14 +208,9 @@ class SpillTier:
             self.retries += retries
 
     def _move(
-        self,
-        transfer: Callable[[Sequence[np.ndarray], int], int],
-        verb: str,
-        file: RawFile,
-        block: Block,
-        view: np.ndarray,
+        self, transfer: Callable[[Sequence[np.ndarray], int], int], verb: str, file: RawFile, block: Block, view: np.ndarray,
         name: str,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Transfer all of `view`, in as many parts as the kernel makes of it; how many had to be tried again."""
         done = retries = 0
         while done < view.nbytes:
