@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
 from asynctile.layers import GPT2, Trainer
+from tests.inside_engine import device_of
 from tests.layers.training import OPTIMIZER, SMALL, Tensors, assert_same_tensors, batches_of, lively, moments_of
 
 STEPS = 4  # on a GPU the first brings tiles, the second writes graphs, the others run them
@@ -110,6 +113,81 @@ async def test_a_training_beside_a_generation_has_its_bits_and_so_has_the_text(p
         found, told = await asyncio.gather(trained(one, 1), generated(other))
     assert_same(found, expected)
     assert told == text
+
+
+class GatedFile:
+    """A spill file whose reads wait at a gate."""
+
+    def __init__(self, file: Any, gate: threading.Event, reached: threading.Event) -> None:
+        self._file, self._gate, self._reached = file, gate, reached
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def preadv(self, *args: Any) -> Any:
+        if not self._gate.is_set():
+            self._reached.set()
+            self._gate.wait()
+        return self._file.preadv(*args)
+
+
+async def test_what_a_disk_lets_go_in_one_share_stays_out_of_the_graph_that_another_writes_down(
+    soft_gpu: Any, tmp_path: Path
+) -> None:
+    resident = Place("cuda:0", PLACES["cuda, all resident"][1], None)
+    over_a_disk = Place("cuda:0", PLACES["cuda over a disk"][1], tmp_path)
+    expected = []
+    for seed, place in ((1, resident), (2, over_a_disk)):
+        async with place.alone() as engine:
+            expected.append((await trained(engine, seed)).losses)
+    gate, reached, let_go = threading.Event(), threading.Event(), []
+    gate.set()
+
+    def wrap(file: Any) -> GatedFile:
+        return GatedFile(file, gate, reached)
+
+    whole = {"device_memory": 6 * STATES, "host_memory": 8 * STATES}
+    async with (
+        Engine("cuda:0", spill=tmp_path, wrap_spill=wrap, **whole) as engine,  # type: ignore[arg-type]
+        engine.share(**resident.caps) as one,
+        engine.share(**over_a_disk.caps) as other,
+    ):
+        trainers = []
+        for seed, part in ((1, one), (2, other)):
+            model = await lively(part, SMALL, seed)
+            trainers.append(Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, update="device"))
+        batches = [batches_of(SMALL, STEPS, first=seed) for seed in (1, 2)]
+        losses = [[(await trainers[index].step(*batches[index][0])).loss] for index in range(2)]
+        device = device_of(engine)
+        upload, begin = device.streams()[1], device.begin_capture
+
+        def begin_and_open() -> Any:
+            event = begin()
+            if not gate.is_set():
+                before = upload.finished
+                gate.set()
+                let_go.append(passes(lambda: upload.finished > before))
+            return event
+
+        device.begin_capture = begin_and_open
+        gate.clear()
+        reached.clear()
+        step = asyncio.create_task(trainers[1].step(*batches[1][1]))
+        await asyncio.to_thread(reached.wait)
+        losses[0].append((await trainers[0].step(*batches[0][1])).loss)
+        losses[1].append((await step).loss)
+        for index in range(2):
+            losses[index] += [(await trainers[index].step(*batch)).loss for batch in batches[index][2:]]
+    assert let_go == [True]
+    assert losses == expected
+
+
+def passes(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true, in other threads, within 20 s; blocks this one."""
+    until = time.monotonic() + 20
+    while not condition() and time.monotonic() < until:
+        time.sleep(1e-3)
+    return condition()
 
 
 async def test_an_engine_trains_beside_what_it_has_lent_and_with_all_of_it_again_afterwards(tmp_path: Path) -> None:
