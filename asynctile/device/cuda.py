@@ -66,6 +66,7 @@ class CudaDevice:
         self._capture: Capture | None = None
         #: pinned RAM that nobody uses now, by size
         self._pinned: dict[int, list[PinnedMap]] = {}
+        self._closed = False
 
     def budget(self, wanted: int | None) -> int:
         free, total = self.driver.memory()
@@ -201,6 +202,7 @@ class CudaDevice:
         for stream in reversed(self.streams()):
             stream.close(patience_s)
         self._context.close()
+        self._closed = True
         self._pinned.clear()
         self.driver.close()
 
@@ -222,7 +224,8 @@ class CudaDevice:
         return self.host.block(nbytes)
 
     def _give_pinned(self, block: PinnedMap) -> None:
-        self._pinned.setdefault(block.nbytes, []).append(block)
+        if not self._closed:  # numbers may be let go after that: their RAM is not kept for anybody then
+            self._pinned.setdefault(block.nbytes, []).append(block)
 
 
 @dataclass(slots=True, eq=False)
