@@ -26,7 +26,6 @@ from asynctile.measure.statistics import Statistics, snapshot
 from asynctile.memory.caps import Loan
 from asynctile.memory.tiers import Tiers
 from asynctile.program.grain import Grain
-from asynctile.program.handle import Handle
 from asynctile.program.operation import Operation
 from asynctile.program.precision import compute_dtype
 from asynctile.program.program import Program
@@ -34,6 +33,7 @@ from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.stream import Stream
 
@@ -195,22 +195,22 @@ class Share:
         """Cut the arena for tiles of these sizes; BudgetError below the floor, before anything moves."""
         await self.call(self._reserve(demand))
 
-    async def store(self, tiles: Iterable[tuple[Handle, np.ndarray]] | AsyncGenerator[tuple[Handle, np.ndarray]]) -> None:
+    async def store(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
         """Fill persistent tiles from host arrays, copied. BudgetError when a tier is full.
 
         An async iterator runs on the device's loop, and is closed.
         """
         await self.call(self._store(tiles))
 
-    async def read(self, tile: Handle) -> np.ndarray:
+    async def read(self, tile: Tile) -> np.ndarray:
         """A copy of a tile's newest bytes."""
         return (await self.read_all([tile]))[0]
 
-    async def read_all(self, tiles: Iterable[Handle]) -> list[np.ndarray]:
+    async def read_all(self, tiles: Iterable[Tile]) -> list[np.ndarray]:
         """Copies of the newest bytes of several tiles."""
         return await self.call(self._read(list(tiles)))
 
-    async def release(self, tiles: Iterable[Handle]) -> None:
+    async def release(self, tiles: Iterable[Tile]) -> None:
         """Free tiles that will not be used again."""
         await self.call(self._release(list(tiles)))
 
@@ -240,11 +240,11 @@ class Share:
             assembly.release(program.inputs.values())
             raise
 
-    async def put(self, tile: Handle, value: np.ndarray) -> None:
+    async def put(self, tile: Tile, value: np.ndarray) -> None:
         """On the device's loop: put host bytes in a tile that no work in flight uses."""
         await self.assembly.put(tile, value)
 
-    async def copies(self, tiles: Iterable[Handle]) -> list[np.ndarray]:
+    async def copies(self, tiles: Iterable[Tile]) -> list[np.ndarray]:
         """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""
         await self.tiers.run_ahead.drain()
         return [await self.assembly.read(tile) for tile in tiles]
@@ -274,7 +274,7 @@ class Share:
         async with self.exclusive():
             await self.assembly.cut(demand)
 
-    async def _store(self, tiles: Iterable[tuple[Handle, np.ndarray]] | AsyncGenerator[tuple[Handle, np.ndarray]]) -> None:
+    async def _store(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
         async with self.exclusive():
             await self.tiers.run_ahead.drain()
             if isinstance(tiles, AsyncGenerator):
@@ -285,11 +285,11 @@ class Share:
                 for tile, value in tiles:
                     await self.assembly.put(tile, value)
 
-    async def _read(self, tiles: list[Handle]) -> list[np.ndarray]:
+    async def _read(self, tiles: list[Tile]) -> list[np.ndarray]:
         async with self.exclusive():
             return await self.copies(tiles)
 
-    async def _release(self, tiles: list[Handle]) -> None:
+    async def _release(self, tiles: list[Tile]) -> None:
         async with self.exclusive():
             await self.tiers.run_ahead.settle()
             self.assembly.release(tiles)

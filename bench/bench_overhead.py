@@ -29,11 +29,11 @@ from numba import njit, types
 from paired import Bound
 
 from asynctile import Engine
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
 from asynctile.storage.demand import align
+from asynctile.storage.tile import Tile
 
 SHAPE = (16, 16)
 OUTPUTS = 16
@@ -52,11 +52,11 @@ def nothing(a: Any, b: Any, c: Any, out: Any) -> None:
     """Takes what gemm_bias takes, does nothing."""
 
 
-def tiles(name: str, count: int) -> list[Handle]:
-    return [Handle(f"{name}[{index}]", SHAPE, persistent=True) for index in range(count)]
+def tiles(name: str, count: int) -> list[Tile]:
+    return [Tile(f"{name}[{index}]", SHAPE, persistent=True) for index in range(count)]
 
 
-def record(fixed: Sequence[Handle], third: Sequence[Handle], outputs: Sequence[Handle], access: str) -> Program:
+def record(fixed: Sequence[Tile], third: Sequence[Tile], outputs: Sequence[Tile], access: str) -> Program:
     """One operation for each tile of `third`: two fixed inputs, that tile, one of the outputs."""
     program = Program("empty")
     for index, tile in enumerate(third):

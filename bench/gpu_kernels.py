@@ -29,10 +29,10 @@ from gpu_torch import by_cudnn
 from torch.nn import functional
 
 from asynctile import Engine
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Program
+from asynctile.storage.tile import Tile
 
 #: A program lasts about this long, so that its start and end do not count.
 PROGRAM_S = 0.1
@@ -51,11 +51,11 @@ class Shapes:
         self.part = 4 * self.width
 
 
-def tile(name: str, *shape: int, dtype: Any = np.float32) -> Handle:
-    return Handle(name, shape, dtype, persistent=True)
+def tile(name: str, *shape: int, dtype: Any = np.float32) -> Tile:
+    return Tile(name, shape, dtype, persistent=True)
 
 
-def numbers_for(tile: Handle) -> np.ndarray:
+def numbers_for(tile: Tile) -> np.ndarray:
     """Random contents: normal numbers, their squares for second moments, token ids for int32."""
     random, size = np.random.default_rng(len(tile.name)), int(np.prod(tile.shape))
     if tile.dtype.kind == "i":

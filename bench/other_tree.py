@@ -11,7 +11,6 @@ from types import ModuleType
 
 #: Modules that have moved since: their name now, and before.
 MOVED = {
-    "asynctile.program.handle": "asynctile.handle",
     "asynctile.program.operation": "asynctile.operation",
     "asynctile.program.program": "asynctile.program",
 }
@@ -26,6 +25,9 @@ def add_missing_names() -> None:
         needs = ModuleType("asynctile.program.needs")
         needs.demand_of = importlib.import_module("asynctile.demand").measure  # type: ignore[attr-defined]
         sys.modules[needs.__name__] = needs
+    if not _missing("asynctile.handle"):  # there a program's tiles are a class of their own
+        tile = importlib.import_module("asynctile.storage.tile")
+        tile.Tile = importlib.import_module("asynctile.handle").Handle  # type: ignore[attr-defined]
     engine = importlib.import_module("asynctile.engine").Engine
     if not hasattr(engine, "kernels"):
         engine.kernels = property(lambda self: self._device.kernels)

@@ -44,13 +44,13 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.snapshot import Snapshot
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
-from asynctile.program.handle import Handle
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
 from asynctile.storage.documents import load_json, store_file, store_json
 from asynctile.storage.folder import encode_json
 from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
 from asynctile.storage.tensors import TensorReader
+from asynctile.storage.tile import Tile
 
 FORMAT = 1
 TRAINER, OPTIMIZER = "trainer.json", "optimizer.safetensors"
@@ -133,7 +133,7 @@ def _arithmetic(model: Model) -> dict[str, Any]:
     return {"precision": model.engine.precision, "tall": model.tiling.tall}
 
 
-def _tiles(model: Model) -> Iterator[Handle]:
+def _tiles(model: Model) -> Iterator[Tile]:
     """What a checkpoint holds, parameter by parameter."""
     for parameter in model.parameters.values():
         for family in ("weights", *MOMENTS):

@@ -23,7 +23,6 @@ from asynctile.layers.companions import Companions, companions_to_write, read_co
 from asynctile.layers.layout import shapes, tensor_count
 from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.loop.files import Files
-from asynctile.program.handle import Handle
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes
@@ -32,9 +31,10 @@ from asynctile.storage.folder import read_json, replace_folder
 from asynctile.storage.input import DOCUMENT_NBYTES, shown
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorReader, TensorWriter
+from asynctile.storage.tile import Tile
 
 #: How a tile's bytes are read: from the engine, or from a copy of an earlier moment.
-ReadTile = Callable[[Handle], Awaitable[NDArray[Any]]]
+ReadTile = Callable[[Tile], Awaitable[NDArray[Any]]]
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 #: What else a file may have beside tensors and buffers: an untied head, other heads.
 FOREIGN = 16

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from asynctile import ops
 from asynctile.layers.parameters import Key, Parameter
-from asynctile.program.handle import Handle
 from asynctile.program.operation import HOST, NO_NUMBER
 from asynctile.program.program import Program
+from asynctile.storage.tile import Tile
 
 
 class Gradients:
@@ -23,18 +23,18 @@ class Gradients:
     closing: the micro-batch that is being recorded is the last one. on_host: the weight tiles that are updated there.
     """
 
-    def __init__(self, program: Program, kind: str, hyper: Handle | None, on_host: Collection[Handle] = ()) -> None:
+    def __init__(self, program: Program, kind: str, hyper: Tile | None, on_host: Collection[Tile] = ()) -> None:
         self.program = program
         self.on_host = on_host
         self.closing = False
         self._hyper = hyper
         self._complete = {"step": self._update, "step_clipped": self._keep, "gradients": self._fetch}[kind]
         #: begun and not yet complete
-        self._open: dict[tuple[Parameter, Key], Handle] = {}
+        self._open: dict[tuple[Parameter, Key], Tile] = {}
         #: complete, waiting for the second phase, with the number of its squared norm
-        self._kept: list[tuple[Parameter, Key, Handle, int]] = []
+        self._kept: list[tuple[Parameter, Key, Tile, int]] = []
 
-    def open(self, parameter: Parameter, i: int, j: int = 0) -> tuple[Handle, bool]:
+    def open(self, parameter: Parameter, i: int, j: int = 0) -> tuple[Tile, bool]:
         """The gradient tile, and whether something has been written to it: what comes next is added then."""
         key = (parameter, (i, j))
         tile = self._open.get(key)
@@ -58,7 +58,7 @@ class Gradients:
             # The sum of squares is the one that is there already; it is written again under its number.
             self._adamw(parameter, key, tile, number)
 
-    def _update(self, parameter: Parameter, key: Key, tile: Handle) -> None:
+    def _update(self, parameter: Parameter, key: Key, tile: Tile) -> None:
         number = self._number(parameter, key)
         if parameter.weights[key] in self.on_host:
             # Before the gradient leaves, so that the norm is the device's own wherever updates run.
@@ -67,18 +67,18 @@ class Gradients:
             self.program.mark("update")
         self._adamw(parameter, key, tile, number)
 
-    def _keep(self, parameter: Parameter, key: Key, tile: Handle) -> None:
+    def _keep(self, parameter: Parameter, key: Key, tile: Tile) -> None:
         number = self._number(parameter, key)
         self.program.add(ops.sum_squares(tile, number=number))
         self._kept.append((parameter, key, tile, number))
 
-    def _fetch(self, parameter: Parameter, key: Key, tile: Handle) -> None:
+    def _fetch(self, parameter: Parameter, key: Key, tile: Tile) -> None:
         self.program.fetch(tile, parameter.name, parameter.index(*key))
 
     def _number(self, parameter: Parameter, key: Key) -> int:
         return self.program.number(f"norm[{parameter.label(*key)}]")
 
-    def _adamw(self, parameter: Parameter, key: Key, tile: Handle, number: int) -> None:
+    def _adamw(self, parameter: Parameter, key: Key, tile: Tile, number: int) -> None:
         assert self._hyper is not None, "a program that updates has hyper"
         w, m, v = parameter.weights[key], parameter.exp_avg[key], parameter.exp_avg_sq[key]
         copy, on_host, decay = parameter.copies.get(key), w in self.on_host, parameter.decay

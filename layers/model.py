@@ -34,11 +34,11 @@ from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.run.job import Job
 from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
 
 #: Up to so many tiles are counted one by one, which says exactly what fits.
 COUNTED_TILES = 10_000
@@ -138,7 +138,7 @@ class Model:
         await self.engine.reserve(demand_of([], self.weights()))
         made = self.engine.compute if files is None else files.run
 
-        async def tiles() -> AsyncGenerator[tuple[Handle, NDArray[Any]]]:
+        async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
             for parameter in self.parameters.values():
                 for key, tile in parameter.weights.items():
                     piece = await made(value, parameter, key)
@@ -158,7 +158,7 @@ class Model:
             return
         await self.engine.reserve(demand_of([], self.parameters.states()))
 
-        async def tiles() -> AsyncGenerator[tuple[Handle, NDArray[Any]]]:
+        async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
             for parameter in self.parameters.values():
                 for family in MOMENTS:
                     for key, tile in getattr(parameter, family).items():
@@ -183,13 +183,13 @@ class Model:
     def companions(self, files: Companions) -> None:
         self._companions = checked(files)
 
-    def weights(self) -> Iterator[Handle]:
+    def weights(self) -> Iterator[Tile]:
         """Every weight tile, and their copies."""
         for parameter in self.parameters.values():
             yield from parameter.weights.values()
             yield from parameter.copies.values()
 
-    def standing(self) -> Iterator[Handle]:
+    def standing(self) -> Iterator[Tile]:
         """Every tile that stays between runs: weights, and moments once the model is in training."""
         return self.parameters.states() if self.in_training else self.weights()
 
@@ -220,7 +220,7 @@ class Model:
         length: int,
         micro_batches: int = 1,
         recompute: bool = True,
-        on_host: frozenset[Handle] = frozenset(),
+        on_host: frozenset[Tile] = frozenset(),
     ) -> Program:
         """The recorded program of this kind and shape; recorded once while it is kept.
 
@@ -249,7 +249,7 @@ class Model:
 
         return await self.engine.call(job())
 
-    async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Handle]) -> NDArray[np.float32]:
+    async def gather(self, parameter: Parameter, tiles: dict[tuple[int, int], Tile]) -> NDArray[np.float32]:
         """One tensor from its tiles."""
         whole = np.empty(parameter.shape, np.float32)
         for (i, j), piece in zip(tiles, await self.engine.read_all(tiles.values()), strict=True):

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from asynctile.layers.config import Config, Tensor
 from asynctile.layers.split import Split
 from asynctile.layers.tiling import Tiling
-from asynctile.program.handle import Handle
 from asynctile.program.precision import BF16, FP32, compute_dtype
+from asynctile.storage.tile import Tile
 
 #: Names of the moments, after a tile's own name.
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -43,17 +43,17 @@ class Parameter:
         self.mean = tensor.mean
         self.std = tensor.std
         self.shape = tuple(split.offsets[-1] for split in (rows, columns) if split is not None)
-        self.weights: dict[Key, Handle] = {}
-        self.exp_avg: dict[Key, Handle] = {}
-        self.exp_avg_sq: dict[Key, Handle] = {}
-        self.copies: dict[Key, Handle] = {}
+        self.weights: dict[Key, Tile] = {}
+        self.exp_avg: dict[Key, Tile] = {}
+        self.exp_avg_sq: dict[Key, Tile] = {}
+        self.copies: dict[Key, Tile] = {}
         for i, j in self.keys():
             shape, label = self._shape(i, j), self.label(i, j)
-            self.weights[i, j] = Handle(label, shape, persistent=True)
-            self.exp_avg[i, j] = Handle(f"{label}.{MOMENTS[0]}", shape, persistent=True)
-            self.exp_avg_sq[i, j] = Handle(f"{label}.{MOMENTS[1]}", shape, persistent=True)
+            self.weights[i, j] = Tile(label, shape, persistent=True)
+            self.exp_avg[i, j] = Tile(f"{label}.{MOMENTS[0]}", shape, persistent=True)
+            self.exp_avg_sq[i, j] = Tile(f"{label}.{MOMENTS[1]}", shape, persistent=True)
             if copied:
-                self.copies[i, j] = Handle(f"{label}.bf16", shape, BF16, persistent=True)
+                self.copies[i, j] = Tile(f"{label}.bf16", shape, BF16, persistent=True)
         self.compute = self.copies or self.weights
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class Parameters(Mapping[str, Parameter]):
         """Weight (or gain) and bias of a layer, such as "h.0.ln_1"."""
         return self.titled(f"{layer}.weight"), self.titled(f"{layer}.bias")
 
-    def states(self) -> Iterator[Handle]:
+    def states(self) -> Iterator[Tile]:
         """Every persistent tile: weights, their copies where there are any, and both moments."""
         for parameter in self._by_name.values():
             for tiles in (parameter.weights, parameter.copies, parameter.exp_avg, parameter.exp_avg_sq):

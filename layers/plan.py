@@ -16,13 +16,13 @@ from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.update_placement import NOWHERE, tiles_to_update_on_host, updates_of
 from asynctile.measure.simulate import simulate
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 from asynctile.storage.sizes import format_size
+from asynctile.storage.tile import Tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
     parameters = Parameters(config, tiling, machine.precision)
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)
 
-    def recorded(on_host: frozenset[Handle]) -> Program:
+    def recorded(on_host: frozenset[Tile]) -> Program:
         return record(work.kind, parameters, rows, recompute=work.recompute, on_host=on_host)
 
     program = recorded(NOWHERE)

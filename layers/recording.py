@@ -15,9 +15,9 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Row, Rows
 from asynctile.layers.split import Split
 from asynctile.ops.adamw import HYPER
-from asynctile.program.handle import Handle
 from asynctile.program.precision import FP32
 from asynctile.program.program import Program
+from asynctile.storage.tile import Tile
 
 
 class Grid:
@@ -32,13 +32,13 @@ class Grid:
         self._name = name
         self._shape = shape
         self.dtype = dtype
-        self._tiles: dict[tuple[int, int], Handle] = {}
+        self._tiles: dict[tuple[int, int], Tile] = {}
 
-    def __getitem__(self, key: tuple[int, int]) -> Handle:
+    def __getitem__(self, key: tuple[int, int]) -> Tile:
         """The tile of (row.index, column); KeyError if it was never opened."""
         return self._tiles[key]
 
-    def open(self, row: Row, column: int = 0) -> tuple[Handle, bool]:
+    def open(self, row: Row, column: int = 0) -> tuple[Tile, bool]:
         """The tile, and whether something has been written to it: what comes next is added then."""
         key = (row.index, column)
         tile = self._tiles.get(key)
@@ -48,7 +48,7 @@ class Grid:
         tile = self._tiles[key] = self._program.tile(name, self._shape(row, column), self.dtype)
         return tile, False
 
-    def new(self, row: Row, column: int = 0) -> Handle:
+    def new(self, row: Row, column: int = 0) -> Tile:
         """A tile that is about to be overwritten whole."""
         return self.open(row, column)[0]
 
@@ -60,7 +60,7 @@ class Recording:
     gradients: only if there is a backward pass.
     """
 
-    def __init__(self, kind: str, parameters: Parameters, rows: Rows, on_host: Collection[Handle] = ()) -> None:
+    def __init__(self, kind: str, parameters: Parameters, rows: Rows, on_host: Collection[Tile] = ()) -> None:
         self.program = Program(kind)
         self.parameters = parameters
         self.config = parameters.config
@@ -68,7 +68,7 @@ class Recording:
         self._head_size = self.config.axes["heads"].multiple
         self.rows = rows
         self.tokens = self._by_row("tokens")
-        self.targets: list[Handle] = [] if kind == "logits" else self._by_row("targets")
+        self.targets: list[Tile] = [] if kind == "logits" else self._by_row("targets")
         self.backward = kind not in ("loss", "logits")
         if self.backward:
             self.scale = self.program.input("scale", (1,), np.float32)
@@ -102,7 +102,7 @@ class Recording:
         """Attention heads in a group, which is a part of the axis `heads`."""
         return self.tiling["heads"].size(group) // self._head_size
 
-    def _by_row(self, name: str) -> list[Handle]:
+    def _by_row(self, name: str) -> list[Tile]:
         return [self.program.input(f"{name}[{row.index}]", (row.size,), np.int32) for row in self.rows]
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from asynctile.engine import Engine
 from asynctile.memory.caps import Loan
-from asynctile.program.handle import Handle
+from asynctile.storage.tile import Tile
 
 
 class Snapshot:
@@ -21,10 +21,10 @@ class Snapshot:
 
     def __init__(self, loan: Loan) -> None:
         self._loan = loan
-        self._copies: dict[Handle, NDArray[Any]] = {}
+        self._copies: dict[Tile, NDArray[Any]] = {}
 
     @classmethod
-    async def take(cls, engine: Engine, tiles: Iterable[Handle], who: str) -> Self | None:
+    async def take(cls, engine: Engine, tiles: Iterable[Tile], who: str) -> Self | None:
         """Copy the tiles; None, with nothing copied, if the engine has no room.
 
         No other program runs meanwhile: one that wanted the RAM back would keep the engine until it has it, and this would
@@ -43,7 +43,7 @@ class Snapshot:
                 raise
             return snapshot
 
-    async def read(self, tile: Handle) -> NDArray[Any]:
+    async def read(self, tile: Tile) -> NDArray[Any]:
         """The bytes that the tile had, as `engine.read` would have given them."""
         return self._copies[tile]
 

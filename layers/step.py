@@ -15,8 +15,8 @@ from asynctile.layers.architectures import architecture_of
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Rows
-from asynctile.program.handle import Handle
 from asynctile.program.program import Program
+from asynctile.storage.tile import Tile
 
 #: step: every tile is updated as soon as its gradient is complete; step_clipped: all gradients first, then all updates;
 #: gradients: they are fetched, nothing is updated; loss, logits: forward only.
@@ -24,7 +24,7 @@ KINDS = ("step", "step_clipped", "gradients", "loss", "logits")
 
 
 def record(
-    kind: str, parameters: Parameters, rows: Rows, *, recompute: bool = True, on_host: Collection[Handle] = ()
+    kind: str, parameters: Parameters, rows: Rows, *, recompute: bool = True, on_host: Collection[Tile] = ()
 ) -> Program:
     """The program of one step on a batch cut into `rows`: a pure function of its arguments.
 

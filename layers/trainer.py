@@ -38,9 +38,9 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
 from asynctile.measure.statistics import Statistics
-from asynctile.program.handle import Handle
 from asynctile.program.program import Program
 from asynctile.run.job import Job
+from asynctile.storage.tile import Tile
 
 #: Trainer._report of a step that has begun.
 Reporter = Callable[..., StepReport]
@@ -83,7 +83,7 @@ class Trainer:
         self.last_report: StepReport | None = None
         self.data_state: dict[str, Any] = {}
         #: by program with every update on the device, what "auto" came to
-        self._chosen: WeakKeyDictionary[Program, frozenset[Handle]] = WeakKeyDictionary()
+        self._chosen: WeakKeyDictionary[Program, frozenset[Tile]] = WeakKeyDictionary()
         self._saving = Saving(self.engine)
 
     @property
@@ -204,10 +204,10 @@ class Trainer:
         rows = self.model.tiling.rows(batch, length, self.micro_batches)
         return rows, *loss_inputs(rows, ids, wanted)
 
-    def _record(self, kind: str, rows: Rows, on_host: frozenset[Handle] = NOWHERE) -> Program:
+    def _record(self, kind: str, rows: Rows, on_host: frozenset[Tile] = NOWHERE) -> Program:
         return self.model.program(kind, rows.batch, rows.length, rows.micro_batches, self.recompute, on_host)
 
-    async def _on_host(self, kind: str, rows: Rows) -> frozenset[Handle]:
+    async def _on_host(self, kind: str, rows: Rows) -> frozenset[Tile]:
         """The weight tiles to update on the host."""
         if self.update == "device" or not self.engine.has_link:
             return NOWHERE
@@ -218,7 +218,7 @@ class Trainer:
             self._chosen[program] = await self._choose(program, kind, rows)
         return self._chosen[program]
 
-    async def _choose(self, program: Program, kind: str, rows: Rows) -> frozenset[Handle]:
+    async def _choose(self, program: Program, kind: str, rows: Rows) -> frozenset[Tile]:
         """The cheapest placement of the updates of `program`, which has all of them on the device."""
         demand, cap = self.model.demand(program), self.engine.device_cap
         if demand.resident_nbytes <= cap:

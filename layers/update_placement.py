@@ -17,15 +17,15 @@ from statistics import fmean
 
 from asynctile.layers.config import STATES_NBYTES
 from asynctile.measure.rates import UPDATE_NBYTES, Rates
-from asynctile.program.handle import Handle
 from asynctile.program.operation import UPDATE, WRITE, Operation
 from asynctile.program.program import Program
 from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
 
 #: What a user may ask for.
 UPDATES = ("auto", "device", "host")
 #: No tile is updated on the host.
-NOWHERE: frozenset[Handle] = frozenset()
+NOWHERE: frozenset[Tile] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def updates_of(program: Program) -> list[Operation]:
     return [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
 
 
-def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Handle]:
+def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Tile]:
     """The weight tiles to update on the host, spread evenly over the step.
 
     program: with every update on the device. demand: its own. device_memory: the cap, None for none. Only matrices are placed:
@@ -117,10 +117,10 @@ def spread(count: int, total: int) -> list[int]:
     return [index for index in range(total) if (index + 1) * count // total > index * count // total]
 
 
-def _operands(operation: Operation, access: str) -> list[Handle]:
+def _operands(operation: Operation, access: str) -> list[Tile]:
     return [tile for tile, how in zip(operation.operands, operation.access, strict=True) if how == access]
 
 
-def _mean(tiles: Iterable[Handle]) -> float:
+def _mean(tiles: Iterable[Tile]) -> float:
     """Bytes of one of them."""
     return fmean(tile.nbytes for tile in tiles)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
+from asynctile.storage.tile import Tile
 
 SHAPE = (32, 32)
 NBYTES = 32 * 32 * 4
@@ -18,7 +18,7 @@ def on_host(operation):
 
 
 def standing(*names):
-    return [Handle(name, SHAPE, persistent=True) for name in names]
+    return [Tile(name, SHAPE, persistent=True) for name in names]
 
 
 def values(tiles):

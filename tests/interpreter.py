@@ -18,10 +18,10 @@ from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import Parameter, Parameters, initial_piece
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import record
-from asynctile.program.handle import Handle
 from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.program.precision import BF16
 from asynctile.program.program import Fetch, Program
+from asynctile.storage.tile import Tile
 from tests.verbs import VERBS
 
 Array = NDArray[Any]
@@ -42,7 +42,7 @@ def values(array: Array) -> Array:
 class Interpreter:
     """arrays: of persistent tiles between runs; kernels: by name, VERBS or a device's."""
 
-    arrays: dict[Handle, Array] = field(default_factory=dict)
+    arrays: dict[Tile, Array] = field(default_factory=dict)
     kernels: Mapping[str, Callable[..., Any]] = field(default_factory=lambda: VERBS)
 
     def run(
@@ -63,7 +63,7 @@ class Interpreter:
         assert not np.isnan(numbers[:-1]).any(), "a number was reserved and never reported"
         return dict(zip(program.numbers, numbers[:-1].tolist(), strict=True))
 
-    def _execute(self, operation: Operation, arrays: dict[Handle, Array], numbers: Array) -> None:
+    def _execute(self, operation: Operation, arrays: dict[Tile, Array], numbers: Array) -> None:
         """One operation; what it may only read must not change."""
         operands, before = [], []
         for tile, how in zip(operation.operands, operation.access, strict=True):
@@ -144,7 +144,7 @@ class Model:
         kind: str = "step",
         micro_batches: int = 1,
         recompute: bool = True,
-        on_host: frozenset[Handle] = frozenset(),
+        on_host: frozenset[Tile] = frozenset(),
     ) -> tuple[float, float]:
         """One update; the loss and the gradient's norm."""
         rows = self._rows(tokens, micro_batches)

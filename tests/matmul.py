@@ -6,10 +6,10 @@ import numpy as np
 
 from asynctile import Engine
 from asynctile.ops import gemm
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
+from asynctile.storage.tile import Tile
 
 
 class Matmul:
@@ -21,7 +21,7 @@ class Matmul:
         self.a, self.b = rng.standard_normal((2, n * edge, n * edge), dtype=np.float32)
         self.tiles = {
             name: {
-                (i, j): Handle(f"{name}[{i},{j}]", (edge, edge), persistent=True) for i in range(n) for j in range(n)
+                (i, j): Tile(f"{name}[{i},{j}]", (edge, edge), persistent=True) for i in range(n) for j in range(n)
             }
             for name in "abc"
         }

@@ -8,10 +8,10 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
 from asynctile.ops import copy, fill, gemm
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.schedule.cursor import Cursor
+from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.matmul import Matmul, product_in_ram
 
@@ -69,7 +69,7 @@ async def test_single_operations_wait_for_inputs_that_nobody_has_enqueued_yet():
     work = Matmul(n=1)
     async with engine_for(work, "emulated") as engine:
         await work.prepare(engine)
-        first, second = (Handle(name, (32, 32)) for name in ("first", "second"))
+        first, second = (Tile(name, (32, 32)) for name in ("first", "second"))
 
         async def job():
             consumer = asyncio.create_task(engine.assembly.launch(copy(first, second), None))

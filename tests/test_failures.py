@@ -139,13 +139,13 @@ async def test_work_that_is_slow_but_moves_is_left_alone(tmp_path):
 
 async def test_an_input_that_nobody_writes_is_named(tmp_path):
     from asynctile.ops import copy
-    from asynctile.program.handle import Handle
+    from asynctile.storage.tile import Tile
 
     async with Engine("cpu", watchdog=0.2) as engine:
         await engine.reserve(Matmul(n=1).demand)
         async with asyncio.timeout(20):
             with pytest.raises(StalledError, match=r"copy\(never, target\) waits for tile never, which nobody has written"):
-                await engine.launch(copy(Handle("never", (32, 32)), Handle("target", (32, 32))))
+                await engine.launch(copy(Tile("never", (32, 32)), Tile("target", (32, 32))))
 
 
 async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_their_slot(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from asynctile import DeviceError, Engine, StalledError
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
+from asynctile.storage.tile import Tile
 
 
 def threads():
@@ -215,7 +215,7 @@ async def test_lent_ram_that_is_never_given_back_is_named(tmp_path):
 
     async with Engine("cpu", host_memory="32MiB", watchdog=0.2) as engine:
         loan = await engine.call(borrow(engine))
-        demand = demand_of([], [Handle(f"t{index}", (512, 1024), persistent=True) for index in range(4)])
+        demand = demand_of([], [Tile(f"t{index}", (512, 1024), persistent=True) for index in range(4)])
         with pytest.raises(StalledError, match=r"Share\.reserve waits for RAM, of which there is 30.00 MiB lent to somebody"):
             await engine.reserve(demand)
         await engine.call(give_back(loan))

@@ -25,11 +25,11 @@ from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.ops import adamw, fill, gemm
 from asynctile.ops.adamw import HYPER
-from asynctile.program.handle import Handle
 from asynctile.storage.arena import Pool
 from asynctile.storage.documents import finish
 from asynctile.storage.residency import Residency
 from asynctile.storage.sizes import parse_size
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 
 #: A probe is repeated, four times as often each time, until it takes this long.
@@ -110,7 +110,7 @@ def _spare_nbytes(pool: Pool) -> int:
 @contextmanager
 def _held(tier: Tier, pool: Pool, count: int) -> Iterator[list[Residency]]:
     """`count` tiles, each a whole slot of `pool`, on `tier` for a while; nobody writes them back."""
-    tiles = [tier.of(Handle(f"probe[{index}]", (pool.slot_nbytes // 4,))) for index in range(count)]
+    tiles = [tier.of(Tile(f"probe[{index}]", (pool.slot_nbytes // 4,))) for index in range(count)]
     try:
         tier.admit(tiles, "w" * count)
         yield tiles
@@ -131,7 +131,7 @@ class _Probes:
         self.whole = _array(tiers.top, above[0], (copied, copied))
         inner = _edge(GEMM_EDGE * tiers.device.grain.tall, above[0].tile.nbytes, dtype.itemsize)
         self.flops = 2 * inner**3
-        self.factors = [Handle(tile.name, (inner, inner), dtype) for tile in above]
+        self.factors = [Tile(tile.name, (inner, inner), dtype) for tile in above]
         self.arrays = [_array(tiers.top, tile, (inner, inner), dtype) for tile in above]
         # What stood here before may be slow to compute with: no numbers, or numbers that are nearly zero.
         for tile, array in zip(self.factors, self.arrays, strict=True):
@@ -140,7 +140,7 @@ class _Probes:
         part = below[0].tile.shape[0] // cores
         self.updated_nbytes = UPDATE_NBYTES * part
         w, g, m, v = (residency.tile for residency in below[:UPDATED])
-        self.step = adamw(w, g, m, v, Handle("hyper", (HYPER,)), decay=True, number=0)
+        self.step = adamw(w, g, m, v, Tile("hyper", (HYPER,)), decay=True, number=0)
         #: by core, what it updates one after another
         self.parts = [
             [tuple(tile.array[core * part : (core + 1) * part] for tile in below[first : first + UPDATED])

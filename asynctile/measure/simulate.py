@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from asynctile.device.dry import DryDevice, DrySpill
 from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.program.grain import FINE, Grain
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import at_once
 from asynctile.run.job import Job
+from asynctile.storage.tile import Tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Traffic:
 
 def simulate(
     program: Program,
-    standing: Sequence[Handle],
+    standing: Sequence[Tile],
     *,
     has_link: bool = True,
     grain: Grain = FINE,

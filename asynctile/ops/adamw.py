@@ -8,15 +8,15 @@ It is decoupled weight decay as in arXiv 1711.05101, arranged as PyTorch does.
 
 from __future__ import annotations
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import Operation, expect
+from asynctile.storage.tile import Tile
 
 #: Columns of the `hyper` tile: (factor, beta1, 1 - beta1, beta2, 1 - beta2, keep = 1 - lr decay,
 #: step = lr / (1 - beta1^t), root = sqrt(1 - beta2^t), eps), each computed in float64 and rounded once.
 HYPER = 9
 
 
-def adamw(w: Handle, g: Handle, m: Handle, v: Handle, hyper: Handle, *, decay: bool, number: int) -> Operation:
+def adamw(w: Tile, g: Tile, m: Tile, v: Tile, hyper: Tile, *, decay: bool, number: int) -> Operation:
     """Update w, m, v (any shape) from g; `number` = float64 sum of squares of g, before `factor`.
 
     Kernel: adamw(w, g, m, v, hyper, decay, number).
@@ -28,7 +28,7 @@ def adamw(w: Handle, g: Handle, m: Handle, v: Handle, hyper: Handle, *, decay: b
 
 
 def adamw_bf16(
-    w: Handle, g: Handle, m: Handle, v: Handle, hyper: Handle, copy: Handle, *, decay: bool, number: int
+    w: Tile, g: Tile, m: Tile, v: Tile, hyper: Tile, copy: Tile, *, decay: bool, number: int
 ) -> Operation:
     """`adamw` on a matrix (R, C), with the same bits, and copy (R, C), bf16, = w to nearest even.
 
@@ -40,6 +40,6 @@ def adamw_bf16(
     return Operation("adamw_bf16", (w, g, m, v, hyper, copy), "uruurw", (decay,), number=number)
 
 
-def sum_squares(g: Handle, *, number: int) -> Operation:
+def sum_squares(g: Tile, *, number: int) -> Operation:
     """number = float64 sum of squares of g: the bits that this device's adamw reports. Kernel: sum_squares(g, number)."""
     return Operation("sum_squares", (g,), "r", number=number)

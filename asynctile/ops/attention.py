@@ -8,12 +8,12 @@ see each other. Scores are scaled by 1 / sqrt(hs). The recurrence is that of Fla
 
 from __future__ import annotations
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import Operation, expect
+from asynctile.storage.tile import Tile
 
 
 def attention(
-    q: Handle, k: Handle, v: Handle, out: Handle, stats: Handle, *, seqs: int, heads: int, first: bool, diagonal: bool
+    q: Tile, k: Tile, v: Tile, out: Tile, stats: Tile, *, seqs: int, heads: int, first: bool, diagonal: bool
 ) -> Operation:
     """Fold keys k and values v (Rj, g hs) into out (Ri, g hs) for queries q (Ri, g hs), all T.
 
@@ -29,7 +29,7 @@ def attention(
     return Operation("attention", (q, k, v, out, stats), access, (seqs, heads, first, diagonal), flops)
 
 
-def attention_delta(out: Handle, dout: Handle, delta: Handle, *, heads: int) -> Operation:
+def attention_delta(out: Tile, dout: Tile, delta: Tile, *, heads: int) -> Operation:
     """delta (g, Ri) = row sums of out dout, both T, over each head. Kernel: attention_delta(out, dout, delta, heads)."""
     expect("attention_delta", dout, out.shape)
     expect("attention_delta", delta, (heads, out.shape[0]))
@@ -37,15 +37,15 @@ def attention_delta(out: Handle, dout: Handle, delta: Handle, *, heads: int) -> 
 
 
 def attention_backward(
-    q: Handle,
-    k: Handle,
-    v: Handle,
-    dout: Handle,
-    stats: Handle,
-    delta: Handle,
-    dq: Handle,
-    dk: Handle,
-    dv: Handle,
+    q: Tile,
+    k: Tile,
+    v: Tile,
+    dout: Tile,
+    stats: Tile,
+    delta: Tile,
+    dq: Tile,
+    dk: Tile,
+    dv: Tile,
     *,
     seqs: int,
     heads: int,
@@ -70,16 +70,16 @@ def attention_backward(
 
 
 def attention_backward_whole(
-    q: Handle,
-    k: Handle,
-    v: Handle,
-    out: Handle,
-    dout: Handle,
-    stats: Handle,
-    delta: Handle,
-    dq: Handle,
-    dk: Handle,
-    dv: Handle,
+    q: Tile,
+    k: Tile,
+    v: Tile,
+    out: Tile,
+    dout: Tile,
+    stats: Tile,
+    delta: Tile,
+    dq: Tile,
+    dk: Tile,
+    dv: Tile,
     *,
     seqs: int,
     heads: int,
@@ -97,6 +97,6 @@ def attention_backward_whole(
     return Operation("attention_backward_whole", operands, "rrrrrrwwww", (seqs, heads), flops)
 
 
-def _flops(q: Handle, k: Handle, seqs: int, diagonal: bool, products: int) -> int:
+def _flops(q: Tile, k: Tile, seqs: int, diagonal: bool, products: int) -> int:
     pairs = q.shape[0] * k.shape[0] // seqs
     return 2 * products * pairs * q.shape[1] // (2 if diagonal else 1)

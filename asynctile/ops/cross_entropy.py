@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import NO_NUMBER, Operation, expect
+from asynctile.storage.tile import Tile
 
 #: Targets of this value give no loss and no gradient, as in PyTorch.
 IGNORED = -100
 
 
 def cross_entropy(
-    logits: Handle, targets: Handle, stats: Handle, *, column: int, first: bool, last: bool, number: int = NO_NUMBER
+    logits: Tile, targets: Tile, stats: Tile, *, column: int, first: bool, last: bool, number: int = NO_NUMBER
 ) -> Operation:
     """Fold logits (R, V), T, of the vocabulary [column, column + V) into stats (R, 3) = (maximum, sum, target's logit).
 
@@ -26,7 +26,7 @@ def cross_entropy(
     )
 
 
-def cross_entropy_backward(targets: Handle, stats: Handle, scale: Handle, logits: Handle, *, column: int) -> Operation:
+def cross_entropy_backward(targets: Tile, stats: Tile, scale: Tile, logits: Tile, *, column: int) -> Operation:
     """logits (R, V), T, become their gradient: (exp(logit - lse) - [column + c = target]) scale[0]; 0 on ignored rows.
 
     scale (1,) float32: 1 / number of targets that count. Kernel:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import Operation, expect
+from asynctile.storage.tile import Tile
 
 
-def gelu(x: Handle, y: Handle) -> Operation:
+def gelu(x: Tile, y: Tile) -> Operation:
     """y = gelu(x), (R, C), both T. Kernel: gelu(x, y)."""
     expect("gelu", y, x.shape)
     return Operation("gelu", (x, y), "rw")
 
 
-def gelu_backward(x: Handle, grad: Handle) -> Operation:
+def gelu_backward(x: Tile, grad: Tile) -> Operation:
     """grad (R, C) *= gelu'(x), both T, in place. Kernel: gelu_backward(x, grad)."""
     expect("gelu_backward", grad, x.shape)
     return Operation("gelu_backward", (x, grad), "ru")
 
 
-def gelu_and_backward(x: Handle, y: Handle, grad: Handle, sums: Handle, *, accumulate: bool) -> Operation:
+def gelu_and_backward(x: Tile, y: Tile, grad: Tile, sums: Tile, *, accumulate: bool) -> Operation:
     """`gelu` and `gelu_backward`, and sums (C,) = column sums of the new grad before it is rounded to T, plus sums if
     `accumulate`. Kernel: gelu_and_backward(x, y, grad, sums, accumulate).
     """

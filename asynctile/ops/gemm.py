@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import Operation, expect
+from asynctile.storage.tile import Tile
 
 
 def gemm(
-    a: Handle,
-    b: Handle,
-    c: Handle,
+    a: Tile,
+    b: Tile,
+    c: Tile,
     *,
     ta: bool = False,
     tb: bool = False,
     accumulate: bool = False,
-    bias: Handle | None = None,
-    source: Handle | None = None,
+    bias: Tile | None = None,
+    source: Tile | None = None,
 ) -> Operation:
     """c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate` or plus source (R, C), plus bias (C,).
 

@@ -7,11 +7,11 @@ rows, `layernorm_whole` and its backward do everything in one pass over it.
 
 from __future__ import annotations
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import Operation, expect
+from asynctile.storage.tile import Tile
 
 
-def layernorm_stats(x: Handle, stats: Handle, *, seen: int, last: bool, eps: float) -> Operation:
+def layernorm_stats(x: Tile, stats: Tile, *, seen: int, last: bool, eps: float) -> Operation:
     """Merge x (R, C) into stats (R, 2) = (mean, sum of squared deviations) of the `seen` columns before it.
 
     Chan, Golub and LeVeque's pairwise update. seen = 0 starts; `last` turns the second column into
@@ -21,7 +21,7 @@ def layernorm_stats(x: Handle, stats: Handle, *, seen: int, last: bool, eps: flo
     return Operation("layernorm_stats", (x, stats), "ru" if seen else "rw", (seen, last, float(eps)))
 
 
-def layernorm(x: Handle, stats: Handle, gain: Handle, bias: Handle, y: Handle) -> Operation:
+def layernorm(x: Tile, stats: Tile, gain: Tile, bias: Tile, y: Tile) -> Operation:
     """y (R, C), T, from x (R, C), stats (R, 2) = (mean, rstd), gain and bias (C,).
 
     Kernel: layernorm(x, stats, gain, bias, y).
@@ -31,7 +31,7 @@ def layernorm(x: Handle, stats: Handle, gain: Handle, bias: Handle, y: Handle) -
     return Operation("layernorm", (x, stats, gain, bias, y), "rrrrw")
 
 
-def layernorm_whole(x: Handle, gain: Handle, bias: Handle, stats: Handle, y: Handle, *, eps: float) -> Operation:
+def layernorm_whole(x: Tile, gain: Tile, bias: Tile, stats: Tile, y: Tile, *, eps: float) -> Operation:
     """stats (R, 2) = (mean, rstd) and y (R, C), T, from whole rows x (R, C). `layernorm` from these stats gives y's bits.
 
     Kernel: layernorm_whole(x, gain, bias, stats, y, eps).
@@ -43,7 +43,7 @@ def layernorm_whole(x: Handle, gain: Handle, bias: Handle, stats: Handle, y: Han
 
 
 def layernorm_sums(
-    dinp: Handle, x: Handle, stats: Handle, gain: Handle, sums: Handle, *, accumulate: bool
+    dinp: Tile, x: Tile, stats: Tile, gain: Tile, sums: Tile, *, accumulate: bool
 ) -> Operation:
     """sums (R, 2) (+)= row sums of (dinp gain, dinp gain xhat), xhat = (x - mean) rstd; dinp (R, C) is dloss/dy.
 
@@ -54,7 +54,7 @@ def layernorm_sums(
 
 
 def layernorm_backward(
-    dinp: Handle, x: Handle, stats: Handle, gain: Handle, sums: Handle, dx: Handle, *, width: int, accumulate: bool
+    dinp: Tile, x: Tile, stats: Tile, gain: Tile, sums: Tile, dx: Tile, *, width: int, accumulate: bool
 ) -> Operation:
     """dx (R, C) (+)= rstd (dinp gain - sums[:, 0] / width - xhat sums[:, 1] / width).
 
@@ -66,7 +66,7 @@ def layernorm_backward(
 
 
 def layernorm_whole_backward(
-    dinp: Handle, x: Handle, stats: Handle, gain: Handle, dx: Handle, dgain: Handle, dbias: Handle,
+    dinp: Tile, x: Tile, stats: Tile, gain: Tile, dx: Tile, dgain: Tile, dbias: Tile,
     *, accumulate: bool, begun: bool,
 ) -> Operation:  # fmt: skip
     """For whole rows what layernorm_sums, _backward and _gradients compute: dx (R, C), dgain and dbias (C,).
@@ -84,7 +84,7 @@ def layernorm_whole_backward(
 
 
 def layernorm_gradients(
-    dinp: Handle, x: Handle, stats: Handle, dgain: Handle, dbias: Handle, *, accumulate: bool
+    dinp: Tile, x: Tile, stats: Tile, dgain: Tile, dbias: Tile, *, accumulate: bool
 ) -> Operation:
     """dgain (C,) (+)= column sums of dinp xhat, dbias (C,) (+)= column sums of dinp.
 

@@ -1,1 +1,1 @@
-"""What a step is before it runs: operations on handles, in order. Pure: no asyncio, no bytes."""
+"""What a step is before it runs: operations on tiles, in order. Pure: no asyncio, no bytes."""

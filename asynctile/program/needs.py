@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import DEVICE, HOST, Operation
 from asynctile.program.program import Entry, Program
 from asynctile.storage.demand import Demand, align
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 
 #: Tiles of at most 1/8 of the largest one live in small slots.
 SMALL_SHARE = 8
 
 
-def demand_of(programs: Iterable[Program], standing: Iterable[Handle]) -> Demand:
+def demand_of(programs: Iterable[Program], standing: Iterable[Tile]) -> Demand:
     """Demand of `programs`, of which one runs at a time, over `standing` tiles that stay between runs."""
     programs = list(programs)
     persistent = set(standing)
@@ -68,7 +67,7 @@ def _union(counters: Iterable[Counter[int]]) -> Counter[int]:
 
 def _live_peak(program: Program) -> Counter[int]:
     """For each size, the most temporaries of it that are alive at once."""
-    alive: set[Handle] = set()
+    alive: set[Tile] = set()
     count: Counter[int] = Counter()
     peak: Counter[int] = Counter()
     for entry, uses in zip(program.entries, program.next_uses, strict=True):

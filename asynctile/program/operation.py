@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from asynctile.program.handle import Handle
+from asynctile.storage.tile import Tile
 
 READ, WRITE, UPDATE = "r", "w", "u"
 
@@ -36,14 +36,14 @@ class Operation:
     """
 
     kernel: str
-    operands: tuple[Handle, ...]
+    operands: tuple[Tile, ...]
     access: str
     params: tuple[int | float | bool, ...] = ()
     flops: int = 0
     number: int | None = None
     device: str = DEVICE
     #: `operands`, as every entry of a program calls them
-    tiles: tuple[Handle, ...] = field(init=False)
+    tiles: tuple[Tile, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tiles", self.operands)
@@ -66,10 +66,10 @@ class GraphOperation(Operation):
     graph: Any = None
     recorder: Any = None
     count: int = 0
-    slots: Mapping[Handle, Any] = field(default_factory=dict)
+    slots: Mapping[Tile, Any] = field(default_factory=dict)
 
 
-def expect(kernel: str, tile: Handle, shape: tuple[int, ...]) -> None:
+def expect(kernel: str, tile: Tile, shape: tuple[int, ...]) -> None:
     """Refuse a tile of another shape: ValueError that names the verb, the tile and both shapes."""
     if tile.shape != shape:
         raise ValueError(f"{kernel}: {tile.name} has shape {tile.shape}, expected {shape}")

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
 from asynctile.storage.tile import NEVER, Tile
 
@@ -21,7 +20,7 @@ from asynctile.storage.tile import NEVER, Tile
 class Fetch:
     """Copy `tile` to the host: outputs[key][index] = tile, in program order."""
 
-    tile: Handle
+    tile: Tile
     key: str
     index: tuple[slice, ...]
     access: ClassVar[str] = READ
@@ -29,7 +28,7 @@ class Fetch:
     number: ClassVar[None] = None
 
     @property
-    def tiles(self) -> tuple[Handle, ...]:
+    def tiles(self) -> tuple[Tile, ...]:
         return (self.tile,)
 
 
@@ -38,7 +37,7 @@ class Mark:
     """A named place in the order, where the host may look and decide ("loss", "update")."""
 
     name: str
-    tiles: ClassVar[tuple[Handle, ...]] = ()
+    tiles: ClassVar[tuple[Tile, ...]] = ()
     access: ClassVar[str] = ""
     device: ClassVar[str] = DEVICE
     number: ClassVar[None] = None
@@ -73,26 +72,26 @@ class Program:
         self.name = name
         self.entries: list[Entry] = []
         self.numbers: list[str] = []
-        self.inputs: dict[str, Handle] = {}
-        self.temporaries: list[Handle] = []
+        self.inputs: dict[str, Tile] = {}
+        self.temporaries: list[Tile] = []
         self.marks: dict[str, int] = {}
         self.next_uses: list[tuple[int, ...]] = []
         self.device_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
-        self.standing: list[Handle] = []
+        self.standing: list[Tile] = []
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def tile(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Handle:
+    def tile(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tile:
         """A temporary of this program."""
-        tile = Handle(name, shape, dtype)
+        tile = Tile(name, shape, dtype)
         self.temporaries.append(tile)
         return tile
 
-    def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Handle:
+    def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Tile:
         """A small tile that the host fills before each run."""
-        tile = Handle(name, shape, dtype, persistent=True)
+        tile = Tile(name, shape, dtype, persistent=True)
         self.inputs[name] = tile
         return tile
 
@@ -104,7 +103,7 @@ class Program:
     def add(self, operation: Operation) -> None:
         self.entries.append(operation)
 
-    def fetch(self, tile: Handle, key: str, index: tuple[slice, ...]) -> None:
+    def fetch(self, tile: Tile, key: str, index: tuple[slice, ...]) -> None:
         self.entries.append(Fetch(tile, key, index))
 
     def mark(self, name: str) -> None:
@@ -126,7 +125,7 @@ class Program:
 
     def _check_written(self) -> None:
         """A run would wait for such a tile for ever. Of persistent tiles only a job can tell (asynctile/run/job.py)."""
-        written: set[Handle] = set()
+        written: set[Tile] = set()
         for entry in self.entries:
             for tile, how in zip(entry.tiles, entry.access, strict=True):
                 if not tile.persistent and how != WRITE and tile not in written:
@@ -138,13 +137,13 @@ class Program:
                     )
             written.update(tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
 
-    def _walk_back(self, use: Callable[[int, str, str, int], int]) -> tuple[dict[Handle, int], list[tuple[int, ...]]]:
+    def _walk_back(self, use: Callable[[int, str, str, int], int]) -> tuple[dict[Tile, int], list[tuple[int, ...]]]:
         """The first use of each persistent tile in the next run, and the next uses behind each entry of this one.
 
         Two walks backwards, since the next use of a persistent tile may be in the next run.
         """
         length = len(self.entries)
-        upcoming: dict[Handle, int] = {}
+        upcoming: dict[Tile, int] = {}
         for position in range(length - 1, -1, -1):
             entry = self.entries[position]
             for tile, how in zip(entry.tiles, entry.access, strict=True):

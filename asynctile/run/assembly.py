@@ -11,7 +11,6 @@ import numpy as np
 
 from asynctile.errors import TierError
 from asynctile.memory.tiers import Tiers
-from asynctile.program.handle import Handle
 from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
 from asynctile.program.program import Fetch
 from asynctile.run.graphs import Graphs
@@ -22,6 +21,7 @@ from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
 from asynctile.storage.move import Move
 from asynctile.storage.residency import ABSENT, REPLACE, Residency
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, unfinished
 
 
@@ -66,7 +66,7 @@ class Assembly:
         ranks = (self.tiers.positions.alone(),) * len(operation.operands)
         return await self.lanes[operation.device].perform(operation, ranks, number)
 
-    async def put(self, tile: Handle, value: np.ndarray) -> None:
+    async def put(self, tile: Tile, value: np.ndarray) -> None:
         """Put host bytes in a tile that no work in flight uses. Cancelled, it leaves the tile as it was."""
         if value.shape != tile.shape:
             raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
@@ -82,11 +82,11 @@ class Assembly:
         np.copyto(in_ram.array, value)
         self._was_put(tile, in_ram)
 
-    def put_dry(self, tile: Handle) -> None:
+    def put_dry(self, tile: Tile) -> None:
         """`put` without bytes, for a run without them."""
         self._was_put(tile, self._in_ram(tile)[0])
 
-    async def read(self, tile: Handle) -> np.ndarray:
+    async def read(self, tile: Tile) -> np.ndarray:
         """A copy of a tile's newest bytes; nothing may be in flight."""
         tiers = self.tiers
         residency = tiers.top.of(tile)
@@ -106,12 +106,12 @@ class Assembly:
         np.copyto(copy, in_ram.array)
         return copy
 
-    def release(self, tiles: Iterable[Handle]) -> None:
+    def release(self, tiles: Iterable[Tile]) -> None:
         """Free tiles that will not be used again."""
         for tile in tiles:
             self.tiers.top.release(self.tiers.top.of(tile))
 
-    def _in_ram(self, tile: Handle) -> tuple[Residency, Sequence[Move]]:
+    def _in_ram(self, tile: Tile) -> tuple[Residency, Sequence[Move]]:
         """What stands, or is to stand, for `tile` in RAM, with a slot; and the moves if it got that slot now."""
         tiers = self.tiers
         residency = tiers.top.of(tile)
@@ -121,7 +121,7 @@ class Assembly:
             residency = residency.backing
         return residency, tiers.host.admit((residency,), WRITE)
 
-    def _was_put(self, tile: Handle, in_ram: Residency) -> None:
+    def _was_put(self, tile: Tile, in_ram: Residency) -> None:
         """The host has written `in_ram`: nothing else of the tile is new."""
         tiers = self.tiers
         tiers.host.written_by(in_ram, None, tiers.positions.now)

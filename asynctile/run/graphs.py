@@ -20,10 +20,10 @@ import numpy as np
 
 from asynctile.device.base import Device, Recorder
 from asynctile.memory.tier import Tier
-from asynctile.program.handle import Handle
 from asynctile.program.operation import HOST, READ, UPDATE, GraphOperation, Operation
 from asynctile.program.program import Fetch, Program
 from asynctile.run.lane import Lane
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 
 T = TypeVar("T")
@@ -165,9 +165,9 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("work that must not wait waited for something")
 
 
-def _access(program: Program, start: int, stop: int) -> dict[Handle, str]:
+def _access(program: Program, start: int, stop: int) -> dict[Tile, str]:
     """The persistent tiles that the entries from `start` to before `stop` use, and whether one changes them."""
-    access: dict[Handle, str] = {}
+    access: dict[Tile, str] = {}
     for entry in program.entries[start:stop]:
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if tile.persistent:

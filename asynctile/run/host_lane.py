@@ -13,14 +13,13 @@ from typing import Any
 from asynctile.device.base import Device
 from asynctile.memory.host_link import HostLink
 from asynctile.memory.tier import Tier
-from asynctile.program.handle import Handle
 from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.program.program import Entry, in_ram
 from asynctile.run.inputs import Inputs
 from asynctile.run.lane import Lane
 from asynctile.storage.move import Move
 from asynctile.storage.residency import DIRTY, REPLACE, Residency
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
@@ -67,7 +66,7 @@ class HostLane(Lane):
         return event
 
     def _used(
-        self, tiles: Sequence[Handle], operands: Sequence[Residency], access: str, next_uses: Sequence[int], event: StreamEvent
+        self, tiles: Sequence[Tile], operands: Sequence[Residency], access: str, next_uses: Sequence[int], event: StreamEvent
     ) -> None:
         for tile, copy, how, next_use in zip(tiles, operands, access, next_uses, strict=True):
             above = self.top.of(tile)

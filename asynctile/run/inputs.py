@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Iterable
 
 from asynctile.memory.tier import Tier
-from asynctile.program.handle import Handle
 from asynctile.program.operation import WRITE, Operation
 from asynctile.program.program import Entry
 from asynctile.storage.residency import ABSENT
+from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RunAhead
 
 
@@ -25,9 +25,9 @@ class Inputs:
         self._top = top
         self._run_ahead = run_ahead
         #: of all tiles that somebody waits for
-        self.awaited: dict[Handle, asyncio.Future[None]] = {}
+        self.awaited: dict[Tile, asyncio.Future[None]] = {}
 
-    def missing(self, entry: Entry) -> Handle | None:
+    def missing(self, entry: Entry) -> Tile | None:
         """An input that nobody has written; None if there is none."""
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != WRITE and self._top.of(tile).state is ABSENT:
@@ -42,14 +42,14 @@ class Inputs:
                 future = self.awaited[tile] = asyncio.get_running_loop().create_future()
             await self._run_ahead.told(future, lambda missing=tile: _waits(entry, missing))  # type: ignore[misc]
 
-    def announce(self, tiles: Iterable[Handle]) -> None:
+    def announce(self, tiles: Iterable[Tile]) -> None:
         """Somebody has written these tiles, or enqueued the work that does: wake who waits for that."""
         for tile in tiles:
             if (future := self.awaited.pop(tile, None)) is not None and not future.done():
                 future.set_result(None)
 
 
-def _waits(entry: Entry, tile: Handle) -> str:
+def _waits(entry: Entry, tile: Tile) -> str:
     names = ", ".join(operand.name for operand in entry.tiles)
     what = entry.kernel if isinstance(entry, Operation) else "fetch"
     return (

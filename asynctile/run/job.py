@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import NO_NUMBER
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
@@ -21,7 +20,7 @@ from asynctile.run.stage import Stage
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
 from asynctile.storage.residency import ABSENT
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 from asynctile.streams.event import StreamEvent
 
 
@@ -73,7 +72,7 @@ class Job:
         for event in reports:
             await self._assembly.run_ahead.landed(event)
 
-    async def abandon(self) -> list[Handle]:
+    async def abandon(self) -> list[Tile]:
         """Let what was enqueued run out, then free the temporaries; returns persistent tiles whose bytes are lost.
 
         Errors of that work are swallowed: the caller raises the one that it has.
@@ -87,7 +86,7 @@ class Job:
         tiers.end(self._base, self.program, broken_off=True)
         return [tile for tile in self.program.standing if not tiers.top.rescue(tiers.top.of(tile))]
 
-    def _release(self, tiles: Iterable[Handle]) -> None:
+    def _release(self, tiles: Iterable[Tile]) -> None:
         top = self._assembly.tiers.top
         for tile in tiles:
             residency = top.of(tile)

@@ -16,13 +16,12 @@ from typing import Any
 
 from asynctile.device.base import Device
 from asynctile.memory.tier import Tier
-from asynctile.program.handle import Handle
 from asynctile.program.operation import READ, WRITE, GraphOperation, Operation
 from asynctile.program.program import Entry, Fetch
 from asynctile.run.inputs import Inputs
 from asynctile.storage.move import Move
 from asynctile.storage.residency import ABSENT, MOST_READS, Residency
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
@@ -125,7 +124,7 @@ class Lane:
         return event
 
     def _used(
-        self, tiles: Sequence[Handle], operands: Sequence[Residency], access: str, next_uses: Sequence[int], event: StreamEvent
+        self, tiles: Sequence[Tile], operands: Sequence[Residency], access: str, next_uses: Sequence[int], event: StreamEvent
     ) -> None:
         """Whoever comes next finds `event` and the next use; what has none is dead."""
         used, on_use, dead = self.tier.ledger.used, self.on_use, False

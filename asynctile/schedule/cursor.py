@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asynctile.program.handle import Handle
 from asynctile.program.operation import HOST, READ, WRITE
 from asynctile.program.program import Entry, Program
 from asynctile.schedule.positions import FAR
@@ -143,7 +142,7 @@ class Cursor:
                 count += 1
         return count
 
-    def _missing(self, tile: Handle, entry: Entry) -> Residency | None:
+    def _missing(self, tile: Tile, entry: Entry) -> Residency | None:
         """What would have to be loaded here before `entry` can use `tile`, which has no slot here; None if nothing."""
         return self.ledger.of(tile)
 
@@ -171,7 +170,7 @@ class RamCursor(Cursor):
         if self._above.of(residency.tile).state is not DIRTY:  # else the copy here is old, and ranks last
             super()._rank(residency)
 
-    def _missing(self, tile: Handle, entry: Entry) -> Residency | None:
+    def _missing(self, tile: Tile, entry: Entry) -> Residency | None:
         # An operation of the host needs in RAM what stands on the device, unless it has changed there and comes down.
         above = self._above.of(tile)
         copy: Residency | None = above.backing

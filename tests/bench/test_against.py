@@ -19,7 +19,7 @@ import pytest
 BENCH = """
 from contextlib import asynccontextmanager
 from asynctile.engine import Engine
-from asynctile.program.handle import Handle
+from asynctile.storage.tile import Tile
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
@@ -42,7 +42,7 @@ ENGINES = {
     "old": f"class Engine: _device = type('Device', (), {{'kernels': {KERNELS}}})",
     "new": f"class Engine: kernels = {KERNELS}",
 }
-NAMES = {"handle": "Handle = None", "operation": "Operation = None", "program": "Program = None"}
+NAMES = {"handle": "Tile = None", "operation": "Operation = None", "program": "Program = None"}
 
 
 def tree_of(folder: Path, which: str) -> Path:

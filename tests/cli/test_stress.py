@@ -29,8 +29,8 @@ from asynctile.cli.stress.settings import SCENARIOS, Settings
 from asynctile.cli.stress.thrash import least_loads
 from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
 from asynctile.ops import gelu
-from asynctile.program.handle import Handle
 from asynctile.program.operation import UPDATE, WRITE
+from asynctile.storage.tile import Tile
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
 
@@ -254,7 +254,7 @@ def test_random_programs_are_what_they_should_be() -> None:
 
 
 def test_least_loads() -> None:
-    tiles = [Handle(name, (2, 2), persistent=True) for name in "abc"]
+    tiles = [Tile(name, (2, 2), persistent=True) for name in "abc"]
     a, b, c = tiles
     passes = [gelu(a, b), gelu(b, c), gelu(c, a)] * 2
     # With room for two: only `a` is loaded; all else is overwritten before it is read.

@@ -10,10 +10,10 @@ import pytest
 from asynctile.device import CpuDevice, CudaDevice, EmulatedDevice, open_device
 from asynctile.errors import DeviceError
 from asynctile.ops import copy, sum_squares
-from asynctile.program.handle import Handle
 from asynctile.program.operation import HOST
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 
@@ -77,7 +77,7 @@ def test_a_kernel_waits_for_the_events_it_is_given(device, slots):
     gate = threading.Event()
     device.kernels["hold"] = holding(device, gate)
     a, b = array(device, slots[0], 5), array(device, slots[1], 0)
-    tiles = Handle("a", (16,)), Handle("b", (16,))
+    tiles = Tile("a", (16,)), Tile("b", (16,))
     held = device.launch(type(copy(*tiles))("hold", tiles, "rw"), (a, b), None, ())
     after = device.launch(copy(*tiles), (a, b), None, (held,))
     assert not after.done
@@ -91,7 +91,7 @@ def test_a_failing_kernel_is_carried_by_its_event(device, slots):
         raise ZeroDivisionError
 
     device.kernels["bad"] = bad
-    tiles = Handle("a", (16,)), Handle("b", (16,))
+    tiles = Tile("a", (16,)), Tile("b", (16,))
     views = array(device, slots[0], 5), array(device, slots[1], 0)
     event = device.launch(type(copy(*tiles))("bad", tiles, "rw"), views, None, ())
     event.wait()
@@ -103,7 +103,7 @@ def test_what_waits_for_failed_work_fails_with_it_and_what_only_comes_after_does
         raise ZeroDivisionError
 
     device.kernels["bad"] = bad
-    tiles = Handle("a", (16,)), Handle("b", (16,))
+    tiles = Tile("a", (16,)), Tile("b", (16,))
     views = array(device, slots[0], 5), array(device, slots[1], 0)
     failed = device.launch(type(copy(*tiles))("bad", tiles, "rw"), views, None, ())
     poisoned = device.launch(copy(*tiles), views, None, (failed,))
@@ -123,7 +123,7 @@ def test_work_of_the_device_and_of_the_host_wait_for_each_other(device, slots):
     source = np.ones(16, np.float32)
     a, b = array(device, slots[0]), array(device, slots[1])
     loaded = device.upload(a, source, (read,))
-    tiles = Handle("a", (16,)), Handle("b", (16,))
+    tiles = Tile("a", (16,)), Tile("b", (16,))
     computed = device.launch(copy(*tiles), (a, b), None, (loaded,))
     out = np.empty(16, np.float32)
     stored = device.download(out, b, (computed,))
@@ -148,7 +148,7 @@ def test_a_failed_read_of_the_host_fails_the_whole_chain_behind_it(device, slots
 
     a, b = array(device, slots[0]), array(device, slots[1])
     loaded = device.upload(a, np.ones(16, np.float32), (host.enqueue((), read, ()),))
-    tiles = Handle("a", (16,)), Handle("b", (16,))
+    tiles = Tile("a", (16,)), Tile("b", (16,))
     computed = device.launch(copy(*tiles), (a, b), None, (loaded,))
     gate.set()
     computed.wait()
@@ -158,7 +158,7 @@ def test_a_failed_read_of_the_host_fails_the_whole_chain_behind_it(device, slots
 
 def test_numbers_are_written_where_the_host_reads_them(device, slots):
     numbers = device.numbers(3)
-    tile = Handle("a", (16,))
+    tile = Tile("a", (16,))
     for index in range(2):
         view = array(device, slots[index], index + 2)
         device.launch(sum_squares(tile, number=index), (view,), numbers[index : index + 1], ()).wait()
@@ -167,7 +167,7 @@ def test_numbers_are_written_where_the_host_reads_them(device, slots):
 
 def test_an_operation_of_the_host_computes_on_host_arrays_in_order_with_copies(device, slots):
     view, below, result = array(device, slots[0], 5), np.zeros(16, np.float32), np.zeros(16, np.float32)
-    tiles = Handle("a", (16,)), Handle("b", (16,))
+    tiles = Tile("a", (16,)), Tile("b", (16,))
     arrived = device.download(below, view, ())
     computed = device.launch_on_host(replace(copy(*tiles), device=HOST), (below, result), None, (arrived,))
     device.upload(view, result, (computed,), (arrived,)).wait()
@@ -177,12 +177,12 @@ def test_an_operation_of_the_host_computes_on_host_arrays_in_order_with_copies(d
 
 def test_an_operation_of_the_host_reports_a_number_and_carries_its_error(device):
     a, b = np.full(16, 3, np.float32), np.zeros(16, np.float32)
-    number, tile = np.zeros(1), Handle("a", (16,))
+    number, tile = np.zeros(1), Tile("a", (16,))
     device.launch_on_host(sum_squares(tile, number=0), (a,), number, ()).wait()
     assert number[0] == 9 * 16
-    wrong = device.launch_on_host(copy(tile, Handle("b", (16,))), (a,), None, ())
-    behind = device.launch_on_host(copy(tile, Handle("b", (16,))), (a, b), None, (wrong,))
-    beside = device.launch_on_host(copy(tile, Handle("b", (16,))), (a, b), None, (), (wrong,))
+    wrong = device.launch_on_host(copy(tile, Tile("b", (16,))), (a,), None, ())
+    behind = device.launch_on_host(copy(tile, Tile("b", (16,))), (a, b), None, (wrong,))
+    beside = device.launch_on_host(copy(tile, Tile("b", (16,))), (a, b), None, (), (wrong,))
     for event in (behind, beside):
         event.wait()
     assert isinstance(wrong.error, TypeError) and behind.error is wrong.error and beside.error is None

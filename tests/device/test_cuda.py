@@ -15,16 +15,16 @@ from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.kernels.cuda import Array
 from asynctile.ops import copy, fill
-from asynctile.program.handle import Handle
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from asynctile.storage.slabs import SLAB_NBYTES
+from asynctile.storage.tile import Tile
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.settle import turns, until
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-TILES = Handle("a", (16,)), Handle("b", (16,))
+TILES = Tile("a", (16,)), Tile("b", (16,))
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import numpy as np
 
 from asynctile.device.cuda import CudaDevice
 from asynctile.kernels.cuda import Array
-from asynctile.program.handle import Handle
 from asynctile.program.operation import NO_NUMBER, UPDATE, Operation
+from asynctile.storage.tile import Tile
 
 #: Bytes before and behind a tile that kernels must leave alone; as floats they are NaN, so that reading them shows too.
 MARGIN = 256
 
 
-class Tile:
+class Poisoned:
     """A copy of an array on the GPU, in the middle of poison."""
 
     def __init__(self, device: CudaDevice, array: np.ndarray) -> None:
@@ -51,13 +51,13 @@ class HardMachine:
     def run(self, verb: str, arrays: Sequence[np.ndarray], params: Sequence[Any], number: np.ndarray | None = None) -> None:
         """Run a verb on arrays, which it may change. bf16 is uint16; number: float64 (1,) for what the verb reports."""
         device = self._device
-        handles = tuple(Handle(f"{verb}[{index}]", array.shape, array.dtype) for index, array in enumerate(arrays))
+        handles = tuple(Tile(f"{verb}[{index}]", array.shape, array.dtype) for index, array in enumerate(arrays))
         reports = None if number is None else NO_NUMBER
         operation = Operation(verb, handles, UPDATE * len(arrays), tuple(params), number=reports)
         reported = None if number is None else device.numbers(1)
         if reported is not None:
             reported[:] = number
-        tiles = [Tile(device, array) for array in arrays]
+        tiles = [Poisoned(device, array) for array in arrays]
         try:
             _landed(device.launch(operation, [tile.place for tile in tiles], reported, ()))
             for tile in tiles:

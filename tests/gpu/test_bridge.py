@@ -13,9 +13,9 @@ from asynctile import Engine
 from asynctile.device.cuda import CudaDevice
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.ops import copy, fill, sum_squares
-from asynctile.program.handle import Handle
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
 from tests.gpu.conftest import NAME
 from tests.layers.training import SMALL
 
@@ -56,7 +56,7 @@ class Views(list[Any]):
 async def test_thousands_of_events_land_in_order_and_the_loop_ticks_on(device: CudaDevice, rehearsed: bool) -> None:
     rounds = 500 if rehearsed else 3000
     above, below, back = Views(device), Views(device.host), Views(device.host)
-    tile, other = Handle("a", (SIZE,)), Handle("b", (SIZE,))
+    tile, other = Tile("a", (SIZE,)), Tile("b", (SIZE,))
     landed: dict[str, list[int]] = {"up": [], "run": [], "down": []}
     ticker, limit = Ticker(), asyncio.Semaphore(SLOTS // 4)
 
@@ -93,7 +93,7 @@ async def test_thousands_of_events_land_in_order_and_the_loop_ticks_on(device: C
 
 async def test_events_of_a_stream_are_done_in_the_order_of_their_work(device: CudaDevice) -> None:
     above = Views(device)
-    tile = Handle("a", (SIZE,))
+    tile = Tile("a", (SIZE,))
     events = [device.launch(fill(tile, float(index)), (above[index % SLOTS],), None, ()) for index in range(2000)]
     seen: list[int] = []
 
@@ -110,7 +110,7 @@ async def test_events_of_a_stream_are_done_in_the_order_of_their_work(device: Cu
 async def test_a_number_is_there_when_its_event_has_landed(device: CudaDevice, rehearsed: bool) -> None:
     rounds = 200 if rehearsed else 2000
     views, numbers = Views(device), device.numbers(rounds)
-    tile = Handle("a", (SIZE,))
+    tile = Tile("a", (SIZE,))
     for index in range(rounds):
         device.launch(fill(tile, float(index)), (views[0],), None, ())
         event = device.launch(sum_squares(tile, number=index), (views[0],), numbers[index : index + 1], ())

@@ -17,11 +17,11 @@ from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import Tiling
 from asynctile.measure.simulate import simulate
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import Operation
 from asynctile.program.precision import BF16
 from asynctile.program.program import Program
+from asynctile.storage.tile import Tile
 from tests.interpreter import Model
 from tests.layers.shapes import SHAPES, Shape
 from tests.layers.test_step import assert_same_bits, determined, distance
@@ -132,7 +132,7 @@ def test_only_matrices_have_copies_and_only_in_bf16(shape: Shape) -> None:
 def test_masters_of_copies_are_touched_by_their_update_alone(shape: Shape, kind: str) -> None:
     parameters, program = recorded(shape, kind)
     masters = {tile for item in parameters.values() if item.copies for tile in item.weights.values()}
-    updated: set[Handle] = set()
+    updated: set[Tile] = set()
     for entry in program.entries:
         touched = masters & set(entry.tiles)
         if isinstance(entry, Operation) and entry.kernel == "adamw_bf16":

@@ -8,10 +8,9 @@ from asynctile.layers.gpt2_config import GPT2Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import KINDS, record
 from asynctile.layers.tiling import Tiling
-from asynctile.program.handle import Handle
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Fetch, Mark, Program
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 from tests.counting import calls_of
 from tests.layers.shapes import SHAPES, Shape
 
@@ -50,7 +49,7 @@ def describe(entry: Operation | Fetch | Mark) -> str:
 @pytest.mark.parametrize("recompute", [True, False])
 def test_temporaries_are_written_first_and_dead_at_the_end(shape: Shape, kind: str, recompute: bool) -> None:
     _, program = recorded(shape, kind, recompute=recompute)
-    upcoming: dict[Handle, int] = {}
+    upcoming: dict[Tile, int] = {}
     for position, entry in enumerate(program.entries):
         touched = dict(uses(entry))
         assert len(touched) == len(uses(entry)), f"an operand twice in {entry}"
@@ -64,7 +63,7 @@ def test_temporaries_are_written_first_and_dead_at_the_end(shape: Shape, kind: s
     assert set(upcoming) == set(program.temporaries)
 
 
-def uses(entry: Operation | Fetch | Mark) -> list[tuple[Handle, str]]:
+def uses(entry: Operation | Fetch | Mark) -> list[tuple[Tile, str]]:
     if isinstance(entry, Operation):
         return list(zip(entry.operands, entry.access, strict=True))
     return [(entry.tile, "r")] if isinstance(entry, Fetch) else []
@@ -98,7 +97,7 @@ def test_default_tile_keeps_the_floor() -> None:
 @pytest.mark.parametrize("recompute", [True, False])
 def test_each_tile_is_updated_once_after_its_last_use(shape: Shape, recompute: bool) -> None:
     parameters, program = recorded(shape, "step", recompute=recompute)
-    updated: set[Handle] = set()
+    updated: set[Tile] = set()
     weights = {tile for p in parameters.values() for tile in p.weights.values()}
     for entry in program.entries:
         touched = uses(entry)

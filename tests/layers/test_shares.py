@@ -1,4 +1,7 @@
-"""Two jobs side by side on one engine, each with a share of its caps: bits and moves as alone on an engine of that size."""
+"""Two jobs side by side on one engine, each with a share of its caps: bits and moves as alone on an engine of that size.
+
+Long because every test here trains by the same places and helpers. What a share does at its borders is tests/test_share.py.
+"""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from asynctile import Engine
 from asynctile.measure import rates
 from asynctile.memory.tier import Tier
 from asynctile.ops import fill
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 from tests.cuda.idle import IdleDriver
 from tests.inside_engine import device_of
@@ -29,7 +29,7 @@ from tests.inside_engine import device_of
 NBYTES = 64 * 64 * 4
 
 
-def fills_demand(tiles: list[Handle]) -> Demand:
+def fills_demand(tiles: list[Tile]) -> Demand:
     """Of tiles that stay, each overwritten once."""
     program = Program("fills")
     for tile in tiles:
@@ -37,8 +37,8 @@ def fills_demand(tiles: list[Handle]) -> Demand:
     return demand_of([program.finish()], tiles)
 
 
-def tiles_of(count: int, *shape: int) -> list[Handle]:
-    return [Handle(f"t[{index}]", shape, persistent=True) for index in range(count)]
+def tiles_of(count: int, *shape: int) -> list[Tile]:
+    return [Tile(f"t[{index}]", shape, persistent=True) for index in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_a_probe_that_is_cancelled_gives_its_slots_back_when_nothing_write
         fills.append(False)
         await asyncio.get_running_loop().run_in_executor(None, late)
 
-    def released(tier: Tier, tile: Handle) -> None:
+    def released(tier: Tier, tile: Tile) -> None:
         if tile.name.startswith("probe"):
             under_way.append(fills.count(False) != fills.count(True) or not all(event.done for event in events))
         release(tier, tile)

@@ -14,12 +14,11 @@ from asynctile.cli.stress.place import StressEngine, draw_place
 from asynctile.cli.stress.writer import write_program
 from asynctile.measure.simulate import simulate
 from asynctile.ops import adamw, copy, fill, gelu, gelu_backward, gemm, sum_squares
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST, NO_NUMBER
 from asynctile.program.program import AT_HOST, Program
 from asynctile.storage.residency import CLEAN, DIRTY, STALE, STORED
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 from tests.by_hand import (
     NBYTES,
     SHAPE,
@@ -105,7 +104,7 @@ async def test_where_ram_is_the_device_a_place_says_nothing(spilled, tmp_path):
 async def test_a_gradient_that_dies_on_the_host_crosses_the_link_once_and_moments_never(tmp_path):
     """The step of a weight tile: its gradient is made on the device, AdamW runs in RAM, the device reads the new weight."""
     w, m, v, x = standing("w", "m", "v", "x")
-    hyper = Handle("hyper", (9,), persistent=True)
+    hyper = Tile("hyper", (9,), persistent=True)
     program = Program("step")
     for _ in range(3):
         gradient = program.tile("g", SHAPE)
@@ -235,7 +234,7 @@ async def test_what_the_host_has_read_ranks_by_its_next_use():
 
 
 async def test_what_the_host_reports_comes_back():
-    a = Handle("a", SHAPE, persistent=True)
+    a = Tile("a", SHAPE, persistent=True)
     number = np.zeros(1)
     async with Engine("emulated") as engine:
         await engine.reserve(demand_of([], [a]))
@@ -247,7 +246,7 @@ async def test_what_the_host_reports_comes_back():
 
 def test_the_floor_counts_an_operation_where_it_runs():
     a, b, c, d = tiles = standing("a", "b", "c", "d")
-    hyper = Handle("hyper", (9,), persistent=True)
+    hyper = Tile("hyper", (9,), persistent=True)
     program = program_of(copy(a, b), on_host(adamw(a, b, c, d, hyper, decay=True, number=NO_NUMBER)))
     demand = demand_of([program], [*tiles, hyper])
     assert demand.floor == (0, 2)

@@ -13,9 +13,9 @@ import pytest
 
 from asynctile import Engine
 from asynctile.ops import copy, fill, gemm
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.storage.residency import ABSENT, DIRTY, STORED
+from asynctile.storage.tile import Tile
 from tests.by_hand import NBYTES, SHAPE, on_host, prepared, program_of, standing, values
 
 #: Three slots where operations run, and RAM or a folder below.
@@ -23,7 +23,7 @@ PLACES = {"cpu": {"host_memory": 3 * NBYTES}, "emulated": {"device_memory": 3 * 
 
 
 @asynccontextmanager
-async def full_of_others(device: str, folder: Path) -> AsyncIterator[tuple[Engine, list[Handle], dict[Handle, np.ndarray]]]:
+async def full_of_others(device: str, folder: Path) -> AsyncIterator[tuple[Engine, list[Tile], dict[Tile, np.ndarray]]]:
     """Six tiles with bytes, of which the last three stand where operations run."""
     spill: dict[str, Any] = {"spill": folder} if device == "cpu" else {}
     async with Engine(device, **PLACES[device], **spill) as engine:
@@ -33,7 +33,7 @@ async def full_of_others(device: str, folder: Path) -> AsyncIterator[tuple[Engin
         yield engine, tiles, bytes_of
 
 
-def state(engine: Engine, tile: Handle) -> Any:
+def state(engine: Engine, tile: Tile) -> Any:
     return engine.tiers.top.of(tile).state
 
 
@@ -52,7 +52,7 @@ async def test_a_tile_that_was_to_be_overwritten_keeps_its_bytes_if_the_device_r
 @pytest.mark.parametrize("device", PLACES)
 async def test_a_tile_that_nobody_has_written_is_still_waited_for_if_its_operation_was_refused(device, tmp_path):
     async with full_of_others(device, tmp_path) as (engine, _, _):
-        out = Handle("out", SHAPE, persistent=True)
+        out = Tile("out", SHAPE, persistent=True)
         with pytest.raises(KeyError):
             await engine.launch(replace(fill(out, 1.0), kernel="no such kernel"))
         assert state(engine, out) is ABSENT

@@ -14,12 +14,12 @@ from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
 from asynctile.memory.tier import Tier
 from asynctile.ops import copy
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import GraphOperation, Operation
 from asynctile.program.program import Fetch
 from asynctile.run.lane import Lane
 from asynctile.run.stage import Stage
+from asynctile.storage.tile import Tile
 from tests.by_hand import on_host, standing
 from tests.inside_engine import device_of
 from tests.layers.training import OPTIMIZER, SMALL, batches_of
@@ -73,7 +73,7 @@ class Paths:
 
         return launched
 
-    def check(self, inputs: Collection[Handle] = ()) -> Counter[str]:
+    def check(self, inputs: Collection[Tile] = ()) -> Counter[str]:
         """Loads by who made them; every operation that the device got went through the coroutine, once, in this order.
 
         inputs: what may have been loaded before a graph was written down.

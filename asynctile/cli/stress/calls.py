@@ -34,8 +34,8 @@ from asynctile.cli.stress.place import StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S, Round
 from asynctile.errors import BudgetError, CheckpointError
 from asynctile.layers import GPT2, Trainer
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
+from asynctile.storage.tile import Tile
 
 __all__ = ["play_calls", "play_lives"]
 
@@ -170,7 +170,7 @@ class Calls:
     async def _share(self) -> None:
         on_device = {"device_memory": _LENT_NBYTES} if self.engine.has_link else {}
         sizes: dict[str, Any] = {"host_memory": _LENT_NBYTES, **on_device}
-        tile = Handle("lent", (64, 64), persistent=True)
+        tile = Tile("lent", (64, 64), persistent=True)
         try:
             async with self.engine.share(**sizes) as part:
                 await part.reserve(demand_of([], [tile]))

@@ -16,12 +16,11 @@ from asynctile.cli.stress.place import Place
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.work import Work
 from asynctile.ops import gelu_backward, gemm
-from asynctile.program.handle import Handle
 from asynctile.program.operation import WRITE, Operation
 from asynctile.program.program import Program
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import align
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 
 __all__ = ["least_loads", "play"]
 
@@ -55,7 +54,7 @@ def _cycle(chance: random.Random) -> tuple[Work, int]:
     """Each pass changes every tile in turn, from the one before it; now and then another one is looked at."""
     count, passes = chance.randint(*_TILES), chance.randint(*_PASSES)
     normal = np.random.default_rng(chance.getrandbits(64)).standard_normal
-    tiles = [Handle(f"a[{index}]", (_EDGE, _EDGE), persistent=True) for index in range(count)]
+    tiles = [Tile(f"a[{index}]", (_EDGE, _EDGE), persistent=True) for index in range(count)]
     program = Program("thrash")
     for number in range(passes * count):
         tile, last = tiles[number % count], tiles[number % count - 1]
@@ -81,11 +80,11 @@ def _one_slot_too_few(chance: random.Random, work: Work) -> Place:
 
 def least_loads(operations: Sequence[Operation], slots: int) -> int:
     """Loads of a run that evicts what is used furthest away, with all tiles below at first and nothing kept free."""
-    upcoming: dict[Handle, list[int]] = {}
+    upcoming: dict[Tile, list[int]] = {}
     for position, operation in enumerate(operations):
         for tile in set(operation.operands):
             upcoming.setdefault(tile, []).append(position)
-    held: set[Handle] = set()
+    held: set[Tile] = set()
     loads = 0
     for operation in operations:
         for tile in set(operation.operands):

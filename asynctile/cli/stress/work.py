@@ -16,10 +16,10 @@ from asynctile import Engine
 from asynctile.cli.stress.finding import expect_bytes
 from asynctile.kernels.cpu import KERNELS
 from asynctile.loop.thread import under_shield
-from asynctile.program.handle import Handle
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER, READ, WRITE, Operation
 from asynctile.program.program import Fetch, Program
+from asynctile.storage.tile import Tile
 
 __all__ = ["Outcome", "Work", "compute"]
 
@@ -28,7 +28,7 @@ __all__ = ["Outcome", "Work", "compute"]
 class Outcome:
     """tiles: persistent ones. outputs: what was fetched on the way. numbers: what operations reported."""
 
-    tiles: dict[Handle, np.ndarray] = field(default_factory=dict)
+    tiles: dict[Tile, np.ndarray] = field(default_factory=dict)
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     numbers: list[float] = field(default_factory=list)
 
@@ -44,13 +44,13 @@ class Outcome:
 class Work:
     """program: finished. values: of every persistent tile before the first run. inputs: the same for each run."""
 
-    def __init__(self, program: Program, values: Mapping[Handle, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, program: Program, values: Mapping[Tile, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:
         self.program = program
         self.values = dict(values)
         self.inputs = dict(inputs)
         self.demand = demand_of([program], self.values)
 
-    def interpret(self, tiles: Mapping[Handle, np.ndarray]) -> Outcome:
+    def interpret(self, tiles: Mapping[Tile, np.ndarray]) -> Outcome:
         """What one run makes of `tiles`, on an array a tile."""
         arrays = {tile: value.copy() for tile, value in tiles.items()}
         arrays |= {tile: self.inputs[name].copy() for name, tile in self.program.inputs.items()}
@@ -63,7 +63,7 @@ class Work:
         outcome.tiles = {tile: arrays[tile] for tile in tiles}
         return outcome
 
-    def changed(self) -> set[Handle]:
+    def changed(self) -> set[Tile]:
         """Tiles that some operation writes."""
         entries = self.program.entries
         return {tile for entry in entries for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ}
@@ -107,7 +107,7 @@ class Work:
             return run.numbers
 
 
-def compute(operation: Operation, arrays: dict[Handle, np.ndarray], numbers: list[float]) -> None:
+def compute(operation: Operation, arrays: dict[Tile, np.ndarray], numbers: list[float]) -> None:
     """Run one operation's kernel on arrays; what it reports goes into `numbers`."""
     for tile, how in zip(operation.operands, operation.access, strict=True):
         if how == WRITE and tile not in arrays:

@@ -19,9 +19,9 @@ import numpy as np
 from asynctile.cli.stress.work import Work, compute
 from asynctile.layers import AdamW
 from asynctile.ops import adamw, column_sums, copy, fill, gelu, gelu_backward, gemm, layernorm, layernorm_stats, sum_squares
-from asynctile.program.handle import Handle
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Program
+from asynctile.storage.tile import Tile
 
 __all__ = ["LEAST_OPERATIONS", "write_program"]
 
@@ -55,12 +55,12 @@ class _Writer:
         self.on_host = chance.choice(_ON_HOST)
         self.shape = (self.edge, self.edge)
         self.program = Program("random")
-        self.arrays: dict[Handle, np.ndarray] = {}
-        self.values: dict[Handle, np.ndarray] = {}
+        self.arrays: dict[Tile, np.ndarray] = {}
+        self.values: dict[Tile, np.ndarray] = {}
         self.inputs: dict[str, np.ndarray] = {}
         self.numbers: list[float] = []
-        self.alive: list[Handle] = []
-        self.recent: list[Handle] = []
+        self.alive: list[Tile] = []
+        self.recent: list[Tile] = []
         self.operations = 0
         count = chance.randint(*_TILES)
         self.whole = [self._stand(f"a[{index}]", self.shape) for index in range(count)]
@@ -83,21 +83,21 @@ class _Writer:
             self._do(copy(tile, self._over(self.whole)))
         return Work(self.program.finish(), self.values, self.inputs)
 
-    def _stand(self, name: str, shape: tuple[int, ...], change: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Handle:
+    def _stand(self, name: str, shape: tuple[int, ...], change: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Tile:
         """A persistent tile of random numbers, as large as keeps a product of two of them the same size."""
         value = change(self.normal(shape, np.float32) / np.float32(np.sqrt(self.edge)))
-        tile = Handle(name, shape, persistent=True)
+        tile = Tile(name, shape, persistent=True)
         self.values[tile], self.arrays[tile] = value, value.copy()
         return tile
 
-    def _settings(self) -> Handle:
+    def _settings(self) -> Tile:
         """The settings of AdamW: an input of the program, or a small tile that stands."""
         value = AdamW(lr=0.05).hyper(3)
         if self.passing:
             tile = self.program.input("hyper", value.shape, np.float32)
             self.inputs["hyper"] = value
         else:
-            tile = Handle("hyper", value.shape, persistent=True)
+            tile = Tile("hyper", value.shape, persistent=True)
             self.values[tile] = value
         self.arrays[tile] = value.copy()
         return tile
@@ -115,7 +115,7 @@ class _Writer:
         self.numbers.append(0.0)
         return self.program.number(label)
 
-    def _read(self, shape: tuple[int, ...] | None = None) -> Handle:
+    def _read(self, shape: tuple[int, ...] | None = None) -> Tile:
         """A tile to read: of those used last, or of all. An operation may read the same one twice."""
         wanted = shape or self.shape
         near = [tile for tile in self.recent if tile.shape == wanted and tile in self.arrays]
@@ -123,13 +123,13 @@ class _Writer:
             return self.chance.choice(near)
         return self.chance.choice([tile for tile in self.arrays if tile.shape == wanted])
 
-    def _over(self, tiles: list[Handle], *others: Handle) -> Handle:
+    def _over(self, tiles: list[Tile], *others: Tile) -> Tile:
         """A tile to change, none of `others`; half of the time one that was just read."""
         free = [tile for tile in tiles if tile not in others]
         near = [tile for tile in free if tile in self.recent]
         return self.chance.choice(near if near and self.chance.random() < 0.5 else free)
 
-    def _target(self, *others: Handle) -> Handle:
+    def _target(self, *others: Tile) -> Tile:
         """Where a result goes: over a tile that is there, or into a new temporary. An old one may die for it."""
         if not self.passing or self.chance.random() < 0.6:
             return self._over(self.whole + self.alive, *others)
@@ -141,7 +141,7 @@ class _Writer:
         self.alive.append(tile)
         return tile
 
-    def _is_small(self, *tiles: Handle) -> bool:
+    def _is_small(self, *tiles: Tile) -> bool:
         return all(np.abs(self.arrays[tile]).max() < _LARGEST for tile in tiles)
 
     def _product(self) -> None:
@@ -188,7 +188,7 @@ class _Writer:
     def _sums(self) -> None:
         self._do(column_sums(self._read(), self.chance.choice(self.rows), accumulate=self.chance.random() < 0.3))
 
-    def _normalise(self, source: Handle | None = None) -> None:
+    def _normalise(self, source: Tile | None = None) -> None:
         """Over two operations; the result is of ordinary size, whatever the source was."""
         x, statistics = source or self._read(), self.chance.choice(self.statistics)
         self._do(layernorm_stats(x, statistics, seen=0, last=True, eps=1e-5))
