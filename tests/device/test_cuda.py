@@ -1,4 +1,7 @@
-"""What a GPU has beyond the contract of devices: memory as its driver counts it, its events, landings, graphs."""
+"""What a GPU has beyond the contract of devices: memory as its driver counts it, its events, landings, graphs.
+
+Long because one driver of threads, made to fail at each of its calls, is what all of it is told by.
+"""
 
 import asyncio
 import gc
