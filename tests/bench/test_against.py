@@ -42,7 +42,7 @@ ENGINES = {
     "old": f"class Engine: _device = type('Device', (), {{'kernels': {KERNELS}}})",
     "new": f"class Engine: kernels = {KERNELS}",
 }
-NAMES = {"handle": "Tile = None", "operation": "Operation = None", "program": "Program = None"}
+NAMES = {"operation": "Operation = None", "program": "Program = None"}
 
 
 def tree_of(folder: Path, which: str) -> Path:
@@ -56,6 +56,10 @@ def tree_of(folder: Path, which: str) -> Path:
         (inner / f"{name}.py").write_text(text)
     name = "measure" if which == "old" else "demand_of"
     (inner / needs).write_text(f"def {name}(): return {which!r}")
+    (package / "storage").mkdir()
+    (package / "storage" / "tile.py").write_text("Tile = None")
+    if which == "old":
+        (package / "handle.py").write_text("Handle = None")
     (folder / which / "fake.py").write_text(BENCH)
     return folder / which
 
