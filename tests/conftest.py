@@ -8,9 +8,11 @@ from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.transitions import Transitions
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and so would every program that tests stop by it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts what it puts in the background with Ctrl-C ignored, nohup what it starts with a hang-up ignored; and so would
+# every program that tests stop by them.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_configure(config):
