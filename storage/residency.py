@@ -112,8 +112,9 @@ class History:
     """The last transitions of a tier, oldest first."""
 
     def __init__(self) -> None:
-        #: with the state before; an undone move has the state after in place of a transition
-        self._last: deque[tuple[Residency, Transition | State, State]] = deque(maxlen=REMEMBERED)
+        #: three in a row for each: residency, transition, the state before. An undone move has the state after in place of
+        #: a transition. Flat, since objects that live this long are what the garbage collector walks again and again.
+        self._last: deque[Any] = deque(maxlen=3 * REMEMBERED)
 
     def change(self, residency: Residency, transition: Transition) -> None:
         """Make a transition; AsynctileError, and nothing changed, for one that does not exist."""
@@ -125,16 +126,17 @@ class History:
                 f"tile {residency.tile.name} is {old} and cannot {transition.name}: expected it to be "
                 f"{' or '.join(transition.to)}; this is a fault of asynctile, whose last steps were {'; '.join(self.tell(8))}"
             ) from None
-        self._last.append((residency, transition, old))
+        self._last.extend((residency, transition, old))
 
     def undo(self, residency: Residency, state: State) -> None:
         """Back to the state before a move that was decided and not made."""
-        self._last.append((residency, state, residency.state))
+        self._last.extend((residency, state, residency.state))
         residency.state = state
 
     def tell(self, count: int = REMEMBERED) -> list[str]:
         """The last `count` transitions in words."""
-        return [_in_words(*step) for step in list(self._last)[-count:]]
+        flat = list(self._last)[-3 * count :]
+        return [_in_words(*flat[start : start + 3]) for start in range(0, len(flat), 3)]
 
 
 def _in_words(residency: Residency, transition: Transition | State, old: State) -> str:

@@ -114,7 +114,7 @@ class Job:
         target: np.ndarray | None = None
         if entry.number is not None:
             target = self._views[entry.number]
-        elif isinstance(entry, Fetch) and self.outputs is not None:
+        elif type(entry) is Fetch and self.outputs is not None:
             target = self.outputs[entry.key][entry.index]
         return self._assembly.lanes[entry.device].perform(entry, uses, target)
 
