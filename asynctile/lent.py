@@ -37,7 +37,13 @@ class LentShare(Share):
         except DeviceError:
             job.close()
             raise
-        return await super().call(self._counted(job), undo)
+        try:
+            return await super().call(self._counted(job), undo)
+        except GeneratorExit:  # the caller is thrown away, the job goes on
+            raise
+        except BaseException:
+            job.close()  # it may never have begun
+            raise
 
     async def end(self) -> None:
         """On the device's loop: wait for what runs, and for saves, then free every tile. It is of no use afterwards.
@@ -49,11 +55,11 @@ class LentShare(Share):
         while self._under_way:
             self._idle = asyncio.get_running_loop().create_future()
             await tiers.run_ahead.told(self._idle, lambda: f"{self._what} waits for {self._under_way} calls that run on it")
+        self._has_ended = True  # now: what was asked for before, and begins during the waits below, would find its tiles freed
         await tiers.caps.returned()
         await tiers.run_ahead.settle()
         if tiers.run_ahead.stalled is not None:
             raise tiers.run_ahead.stalled
-        self._has_ended = True
         for tier in tiers.from_the_top():
             for residency in list(tier.ledger.resident):
                 tier.release(residency)

@@ -123,6 +123,41 @@ async def test_a_share_that_hangs_at_its_end_keeps_its_place_and_the_engine_clos
     gate.set()
 
 
+async def test_nothing_begins_on_a_share_whose_end_waits_for_a_save():
+    async with Engine("emulated", device_memory=2 * ALL, host_memory=8 * ALL) as engine:
+        lending = engine.share(device_memory=ALL, host_memory=4 * ALL)
+        part = await lending.__aenter__()
+        work, begun = await prepared(part), []
+
+        async def borrowed():
+            async with part.exclusive():
+                return part.borrow(4096, "a save")
+
+        async def late():
+            begun.append(True)
+
+        loan = await part.call(borrowed())
+        ending = asyncio.create_task(lending.__aexit__(None, None, None))
+        await until(lambda: part.tiers.caps._returned is not None)
+        with pytest.raises(DeviceError, match="the share of the engine has ended"):
+            await engine.call(part._counted(late()))
+        assert not begun and not ending.done() and engine.statistics().host_memory_bytes == 4 * ALL
+        assert part.tiers.top.of(work.tiles["c"][0, 0]).slot
+        await engine.call(asyncio.to_thread(lambda: engine._life.loop.post(loan.give_back)))
+        await ending
+        assert engine.statistics().host_memory_bytes == 8 * ALL
+
+
+async def test_a_call_of_a_share_that_is_cancelled_before_it_begins_leaves_no_coroutine_unawaited():
+    async with Engine("cpu", host_memory=8 * ALL) as engine, engine.share(host_memory=ALL) as part:
+        for _ in range(20):
+            call = asyncio.create_task(part.synchronize())
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+        gc.collect()
+
+
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 async def test_a_share_that_is_cancelled_as_its_block_ends_is_taken_back(device, tmp_path):
     sizes = {"host_memory": 2 * ALL, "spill_limit": 40 * 4096} | ({"device_memory": ALL} if device == "emulated" else {})

@@ -175,6 +175,7 @@ class Caps:
             alive = {tile for tile in old.standing if self.top.of(tile).state is not ABSENT}
             if alive:
                 return old
+            self._cut_for = None  # a model that is gone need not be kept
         return demand_of([], sorted(tiles, key=lambda tile: tile.name)) if tiles else None
 
     def _check_spare(self, tier: Tier, nbytes: int) -> None:

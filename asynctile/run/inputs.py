@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 
 from asynctile.memory.tier import Tier
 from asynctile.program.operation import WRITE, Operation
@@ -40,7 +41,7 @@ class Inputs:
             future = self.awaited.get(tile)
             if future is None:
                 future = self.awaited[tile] = asyncio.get_running_loop().create_future()
-            await self._run_ahead.told(future, lambda missing=tile: _waits(entry, missing))  # type: ignore[misc]
+            await self._run_ahead.told(future, partial(_waits, entry, tile))
 
     def announce(self, tiles: Iterable[Tile]) -> None:
         """Somebody has written these tiles, or enqueued the work that does: wake who waits for that."""
