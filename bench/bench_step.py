@@ -20,7 +20,7 @@ import json
 import tempfile
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from common import (
     batch,
     library_gemm_gflops,
     publish,
+    rate_side,
     step_flops,
     steps,
     target,
@@ -51,13 +52,6 @@ MODEL = (
     f"GPT-2, n_layer {CONFIG.n_layer}, n_embd {CONFIG.n_embd}, n_head {CONFIG.n_head}, vocab {CONFIG.vocab_size}, T {LENGTH}, "
     f"B {BATCH}, float32"
 )
-
-
-def rate_side(measure: Callable[[], float]) -> Side:
-    async def side() -> float:
-        return measure()
-
-    return side
 
 
 async def profile(trainer: Trainer, tokens: Any, targets: Any) -> Table:

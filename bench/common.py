@@ -198,6 +198,15 @@ def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Side:
     return side
 
 
+def rate_side(measure: Callable[[], float]) -> Side:
+    """A side for `alternate` from a function that measures once."""
+
+    async def side() -> float:
+        return measure()
+
+    return side
+
+
 def step_flops(config: GPT2Config, tokens: int, length: int) -> int:
     """FLOPs of the GEMMs of a step without recomputation, attention counted in full."""
     d, layers = config.n_embd, config.n_layer

@@ -1,18 +1,23 @@
-"""The same GPT-2 in PyTorch float32, which bench_step.py measures asynctile against; gpu_torch.py takes
+"""The same GPT-2 in PyTorch float32, which bench_step.py and bench_small.py measure asynctile against; gpu_torch.py takes
 its blocks; and PyTorch's GEMM rate.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from common import CORES, Side
 from torch import nn
 from torch.nn import functional
 
-from asynctile.layers import GPT2Config
+from asynctile.layers import AdamW, GPT2Config
+
+#: Linear layers of a block by their Hugging Face names, which hold the transposed weights, and here.
+LINEAR = {"attn.c_attn": "c_attn", "attn.c_proj": "attn_proj", "mlp.c_fc": "c_fc", "mlp.c_proj": "mlp_proj"}
 
 
 class Block(nn.Module):
@@ -57,6 +62,45 @@ class Reference(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Take arrays by their Hugging Face names."""
+        found = {}
+        for name, value in weights.items():
+            own = name.removeprefix("transformer.")
+            for there, here in LINEAR.items():
+                if f".{there}." in own:
+                    own, value = own.replace(there, here), value.T
+            found[own] = torch.from_numpy(np.array(value, order="C"))
+        self.load_state_dict(found)
+
+
+def one_step(run: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, targets: torch.Tensor) -> float:
+    """The loss, after an update. run: the model, or what it was compiled to."""
+    optimizer.zero_grad(set_to_none=True)
+    loss = run(tokens, targets)
+    loss.backward()
+    optimizer.step()
+    return float(loss.item())
+
+
+def torch_training(
+    config: GPT2Config, weights: Mapping[str, Any], settings: AdamW, batches: Iterable[Any], *, compiled: bool
+) -> Iterator[float]:
+    """The loss of each step on `batches`, from these weights and by these settings."""
+    model = Reference(config)
+    model.load(weights)
+    decayed = {True: [], False: []}
+    for parameter in model.parameters():
+        decayed[parameter.dim() == 2].append(parameter)
+    groups = [{"params": decayed[True], "weight_decay": settings.weight_decay}, {"params": decayed[False], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+    run = torch.compile(model) if compiled else model
+    for count, (tokens, targets) in enumerate(batches, 1):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.rate(count)
+        yield one_step(run, optimizer, torch.from_numpy(tokens), torch.from_numpy(targets))
+
+
 def torch_side(config: GPT2Config, tokens: Any, targets: Any, count: int, *, compiled: bool) -> Side:
     """A side for `alternate`: seconds a step, over `count` steps."""
     torch.manual_seed(1)
@@ -69,11 +113,7 @@ def torch_side(config: GPT2Config, tokens: Any, targets: Any, count: int, *, com
         assert torch.get_num_threads() == CORES, "torch must have every core"
         start = time.perf_counter()
         for _ in range(count):
-            optimizer.zero_grad(set_to_none=True)
-            loss = run(*inputs)
-            loss.backward()
-            optimizer.step()
-            loss.item()
+            one_step(run, optimizer, *inputs)
         return (time.perf_counter() - start) / count
 
     return side

@@ -1,7 +1,7 @@
-"""Which model a run trains: the shape that --model names, and its weights.
+"""Which model a run trains: the shape that --model names, its weights, and how a new run trains them.
 
-Covers `choose_shape`, `open_model` and what stands beside the weights. Shapes are checked in asynctile/layers/gpt2_config.py,
-weights read in model.py there.
+Covers `choose_shape`, `open_model`, `new_trainer` and what stands beside the weights. Shapes are checked in
+asynctile/layers/gpt2_config.py, weights read in model.py there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from asynctile import Engine
 from asynctile.cli.options import Options
-from asynctile.layers import GPT2, GPT2Config
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.architectures import config_from_hf
 from asynctile.layers.companions import GENERATION, TOKENIZER
 from asynctile.layers.config import STATES_NBYTES, Config
@@ -24,7 +24,10 @@ from asynctile.layers.tiling import Tiling
 from asynctile.layers.tokenizer import Tokenizer, parse_tokenizer
 from asynctile.storage.input import parse_json, read_file
 
-__all__ = ["companions_with", "choose_shape", "model_folder", "open_model"]
+__all__ = ["companions_with", "choose_shape", "model_folder", "new_trainer", "open_model"]
+
+#: The learning rate ends at this share of its highest.
+_LAST_RATE = 0.1
 
 #: Without --model: what two CPU cores train to readable text in a few minutes.
 SMALL = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64)
@@ -62,6 +65,14 @@ async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
         return await GPT2.from_pretrained(engine, folder, tile=options.tile)
     check_room(engine, Tiling(shape, options.tile, engine.grain), STATES_NBYTES)  # before hours of drawing its weights
     return await GPT2.create(engine, shape, seed=options.seed, tile=options.tile)
+
+
+def new_trainer(options: Options, model: GPT2) -> Trainer:
+    """What trains `model` from its first step."""
+    optimizer = AdamW(lr=options.lr, weight_decay=options.weight_decay, warmup=options.warmup_steps,
+                      decay_steps=options.steps, min_lr=options.lr * _LAST_RATE)
+    return Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.micro_batches,
+                   recompute=options.recompute, update=options.update)
 
 
 def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:

@@ -20,14 +20,14 @@ from asynctile import Engine, __version__
 from asynctile.cli.corpus import Corpus, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
-from asynctile.cli.model import choose_shape, companions_with, open_model
+from asynctile.cli.model import choose_shape, companions_with, new_trainer, open_model
 from asynctile.cli.options import Options, new_options, resumed_options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.run_folder import RunFolder, existing_run
 from asynctile.cli.session import Session, go_on
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
-from asynctile.layers import AdamW, Trainer
+from asynctile.layers import Trainer
 from asynctile.layers.config import Config
 from asynctile.layers.data import Batches, TextSource
 from asynctile.layers.special_tokens import token_ids
@@ -36,8 +36,6 @@ from asynctile.storage.sizes import format_size
 
 __all__ = ["run"]
 
-#: The learning rate ends at this share of its highest.
-_LAST_RATE = 0.1
 _RECORDED = ("numpy", "scipy", "numba", "uvloop", "tokenizers", "safetensors")
 
 
@@ -174,11 +172,7 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
         go_on(trainer, batches, checkpoints[-1])
     else:
         display.stage("making the model")
-        model = await open_model(engine, options, shape)
-        optimizer = AdamW(lr=options.lr, weight_decay=options.weight_decay, warmup=options.warmup_steps,
-                          decay_steps=options.steps, min_lr=options.lr * _LAST_RATE)
-        trainer = Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.micro_batches,
-                          recompute=options.recompute, update=options.update)
+        trainer = new_trainer(options, await open_model(engine, options, shape))
     trainer.model.companions = await asyncio.to_thread(companions_with, corpus.tokenizer, trainer.model)
     return Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
                    display=display, interrupt=interrupt)

@@ -1,0 +1,192 @@
+"""Does the model of `make train` train as fast as in PyTorch, which has all of it in memory?
+
+    python bench/bench_small.py [--rounds 15] [--steps 20] [--write]
+
+The model, the batches and AdamW of `asynctile train` with what `make train` types, float32, on the cores of this machine, in
+turn in one process: on `cpu`; on `emulated` under the cap of `make train`, which is below half of the states; on `emulated`
+with all of it resident; and the same GPT-2 in PyTorch (torch_step.py), eager and compiled, its AdamW fused, with the same
+settings and rates. A step is all that a training pays for one: its batch, the step, its loss. All sides begin with the same
+weights and take the same batches: the losses of the first steps must agree with PyTorch's to 1e-4, and those of asynctile's
+sides with each other in every bit and at every step. Targets: under the cap at least as fast as PyTorch eager, on `cpu` at
+least 1.4 times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+from common import (
+    CORES,
+    Table,
+    alternate,
+    arguments,
+    in_turn,
+    library_gemm_gflops,
+    publish,
+    rate_side,
+    step_flops,
+    target,
+    tile_gemm_gflops,
+)
+from paired import CONFIDENCE, FEWEST, change
+from torch_step import torch, torch_gemm_gflops, torch_training
+
+from asynctile.cli.model import choose_shape, new_trainer, open_model
+from asynctile.cli.options import Options
+from asynctile.cli.placement import engine_of
+from asynctile.layers.data import Batches, TextSource
+from asynctile.layers.tokenizer import ByteTokenizer
+from asynctile.storage.sizes import format_size
+
+#: What `make train` types, and where else the same is trained.
+TYPED: dict[str, Any] = {"lr": 2e-3, "steps": 2500}
+CAP = 4 << 20
+CPU, CAPPED, RESIDENT = "cpu", f"emulated, {format_size(CAP)}", "emulated, all resident"
+PLACES = {
+    CPU: Options(device="cpu", **TYPED),
+    CAPPED: Options(device="emulated", device_memory=CAP, **TYPED),
+    RESIDENT: Options(device="emulated", **TYPED),
+}
+EAGER, COMPILED = "torch eager", "torch compiled"
+#: How many times as fast as PyTorch eager.
+LEAST = {CPU: 1.4, CAPPED: 1.0}
+#: Steps whose losses are compared with PyTorch's, and how close they must be; later ones drift apart by their rounding.
+COMPARED, CLOSE = 3, 1e-4
+
+OPTIONS = PLACES[CAPPED]
+SHAPE = choose_shape(OPTIONS, ByteTokenizer.vocab_size)
+LENGTH = SHAPE.block_size
+
+
+class Training:
+    """A side: a training that goes on by some steps whenever it is measured.
+
+    step: the loss of the next one, and whether it was played (None where that is not known). cpu_ms: CPU time of all threads a
+    step, for each time; losses, played: for each step.
+    """
+
+    def __init__(self, step: Callable[[], Awaitable[tuple[float, bool | None]]], steps: int) -> None:
+        self._step = step
+        self._steps = steps
+        self.cpu_ms: list[float] = []
+        self.losses: list[float] = []
+        self.played: list[bool | None] = []
+
+    async def ms(self) -> float:
+        """Milliseconds a step."""
+        began, used = time.perf_counter(), time.process_time()
+        for _ in range(self._steps):
+            loss, played = await self._step()
+            self.losses.append(loss)
+            self.played.append(played)
+        self.cpu_ms.append((time.process_time() - used) / self._steps * 1e3)
+        return (time.perf_counter() - began) / self._steps * 1e3
+
+    @property
+    def share_played(self) -> float | None:
+        known = [played for played in self.played if played is not None]
+        return sum(known) / len(known) if known else None
+
+
+def batches() -> Batches:
+    """Those of `asynctile train` without --data and --tokenizer, from the first."""
+    text = np.frombuffer(b"".join(TextSource(None).pieces()), np.uint8)
+    return Batches(text, OPTIONS.batch_size, LENGTH, OPTIONS.seed)
+
+
+async def open_trainings(stack: AsyncExitStack, steps: int) -> tuple[dict[str, Training], int]:
+    """All sides, with the same weights; and the edge of asynctile's tiles."""
+    found: dict[str, Training] = {}
+    weights: dict[str, Any] = {}
+    for name, options in PLACES.items():
+        engine = await stack.enter_async_context(engine_of(options))
+        trainer = new_trainer(options, await open_model(engine, options, SHAPE))
+        weights = weights or await trainer.model.state_dict()
+        found[name] = Training(partial(_ours, trainer.run(batches())), steps)
+    for name, compiled in ((EAGER, False), (COMPILED, True)):
+        losses = torch_training(SHAPE, weights, trainer.optimizer, batches(), compiled=compiled)
+        found[name] = Training(partial(_theirs, losses), steps)
+    return found, trainer.model.tiling.tile
+
+
+async def _ours(steps: Any) -> tuple[float, bool | None]:
+    report = await anext(steps)
+    return report.loss, getattr(report, "played", None)
+
+
+async def _theirs(losses: Any) -> tuple[float, None]:
+    return next(losses), None
+
+
+def check_losses(trainings: Mapping[str, Training]) -> float:
+    """The largest difference to PyTorch eager; AssertionError unless all sides compute the same."""
+    ours = [trainings[name].losses for name in PLACES]
+    assert all(losses == ours[0] for losses in ours), "the losses of asynctile's sides differ"
+    first = np.array([training.losses[:COMPARED] for training in trainings.values()])
+    worst = float(np.abs(first - first[list(trainings).index(EAGER)]).max())
+    assert worst <= CLOSE, f"first losses, one row a side, differ by up to {worst:.2g}:\n{first}"
+    return worst
+
+
+async def main() -> None:
+    options = arguments(__doc__, rounds=15, steps=20)
+    if options.rounds < FEWEST or options.steps < COMPARED:
+        raise SystemExit(f"name at least --rounds {FEWEST}, for an interval, and --steps {COMPARED}, whose losses are compared")
+    torch.set_num_threads(CORES)
+    async with AsyncExitStack() as stack:
+        trainings, tile = await open_trainings(stack, options.steps)
+        sides = {name: training.ms for name, training in trainings.items()}
+        await in_turn(sides, 1)  # memory touched, kernels compiled
+        worst = check_losses(trainings)
+        for training in trainings.values():
+            training.cpu_ms, training.played = [], []
+        found = await in_turn(sides, options.rounds)
+        check_losses(trainings)
+        rates = await alternate({
+            "tiles": rate_side(partial(tile_gemm_gflops, (tile, tile, tile))),
+            "BLAS": rate_side(library_gemm_gflops),
+            "torch": rate_side(torch_gemm_gflops),
+        }, 3)  # fmt: skip
+    tokens = OPTIONS.batch_size * LENGTH
+    bound_ms = step_flops(SHAPE, tokens, LENGTH) / rates["tiles"] / 1e6
+    gemm = Table("GEMM rate, GFLOP/s on all cores", ("library", "GFLOP/s"))
+    gemm.rows = [
+        (f"asynctile: tiles of {tile} x {tile} x {tile}, one BLAS thread a worker", rates["tiles"]),
+        ("the same BLAS: 4096 square, all threads", rates["BLAS"]),
+        ("torch: 4096 square, all threads", rates["torch"]),
+    ]
+    configuration = {
+        "model": f"GPT-2, {SHAPE.summary}, T {LENGTH}, B {OPTIONS.batch_size}, float32",
+        "states": format_size(SHAPE.states_nbytes),
+        "tile": tile,
+        "recompute": OPTIONS.recompute,
+        "losses": f"of the first {COMPARED} steps at most {worst:.1g} from those of PyTorch eager, asynctile's equal at all",
+        "repeats": f"median of {options.rounds} rounds of {options.steps} steps, its {CONFIDENCE:.0%} interval, sides in turn",
+    }
+    publish("bench_small", __doc__, configuration, [*results(trainings, found, bound_ms), gemm], write=options.write)
+
+
+def results(trainings: Mapping[str, Training], found: Mapping[str, list[float]], bound_ms: float) -> list[Table]:
+    """found: milliseconds a step of each side, a value for each round; bound_ms: what FLOPs alone would take."""
+    step = Table("a step", ("side", "ms", "from", "to", "CPU ms", "played"))
+    speed = Table("speed against PyTorch eager", ("side", "times", "from", "to", "target"))
+    for name, values in found.items():
+        one, training = change(values), trainings[name]
+        step.rows.append((name, one.median, one.low, one.high, statistics.median(training.cpu_ms), training.share_played))
+        if name != EAGER:
+            times = change([theirs / own for theirs, own in zip(found[EAGER], values, strict=True)])
+            goal = target(times.median, LEAST[name]) if name in LEAST else None
+            speed.rows.append((name, times.median, times.low, times.high, goal))
+    step.rows.append(("bound: FLOPs at our tile GEMM rate", bound_ms, None, None, None, None))
+    return [step, speed]
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
