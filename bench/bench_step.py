@@ -3,9 +3,9 @@
     python bench/bench_step.py [--rounds 5] [--steps 2] [--profile] [--write]
 
 tokens/s of asynctile on `cpu` and of the same GPT-2 in PyTorch float32 (bench/torch_step.py), eager and compiled, both with
-fused AdamW and scaled_dot_product_attention, all in turn in one process. Targets: 2.2 times eager, 1.5 times compiled, 0.65
-of the bound that this machine's own GEMM rate gives. Each library's GEMM rate is printed: it tells how much of a ratio is the
-BLAS.
+fused AdamW and scaled_dot_product_attention, all in turn in one process. Target: by default 0.90 of the bound that this
+machine's own GEMM rate gives. Each library's GEMM rate is printed beside the CPU: it tells how much of a ratio to PyTorch is
+the BLAS, and that is why there is no target for one.
 
     python bench/bench_step.py --against TREE [--starts 9] [--rounds 2]
 
@@ -52,6 +52,8 @@ MODEL = (
     f"GPT-2, n_layer {CONFIG.n_layer}, n_embd {CONFIG.n_embd}, n_head {CONFIG.n_head}, vocab {CONFIG.vocab_size}, T {LENGTH}, "
     f"B {BATCH}, float32"
 )
+#: The side that a user gets who chooses nothing.
+DEFAULT = "asynctile"
 
 
 async def profile(trainer: Trainer, tokens: Any, targets: Any) -> Table:
@@ -88,7 +90,12 @@ async def trainers() -> AsyncIterator[dict[str, Trainer]]:
     """Of one model, by the names of their sides."""
     async with Engine(device="cpu") as engine:
         keep = await trainer_on(engine, CONFIG, recompute=False)
-        yield {"asynctile": keep, "asynctile, recompute": Trainer(keep.model, keep.optimizer, recompute=True)}
+        model, optimizer = keep.model, keep.optimizer
+        yield {
+            DEFAULT: Trainer(model, optimizer),
+            "asynctile, activations kept": keep,
+            "asynctile, recompute": Trainer(model, optimizer, recompute=True),
+        }
 
 
 @asynccontextmanager
@@ -124,7 +131,7 @@ async def beside_torch(options: Namespace) -> None:
         }
         found = await alternate({**sides, **rates}, options.rounds)
         tables = [await profile(trainer, tokens, targets) for trainer in ours.values() if options.profile]
-        tile = ours["asynctile"].model.tiling.tile
+        tile = ours[DEFAULT].model.tiling.tile
 
     flops = step_flops(CONFIG, tokens.size, LENGTH)
     bound = tokens.size * found["tile GEMM"] * 1e9 / flops
@@ -133,11 +140,9 @@ async def beside_torch(options: Namespace) -> None:
     table.rows = [(name, found[name], value, value / bound, flops / found[name] / 1e9) for name, value in speed.items()]
     table.rows.append(("bound: FLOPs at our tile GEMM rate", tokens.size / bound, bound, 1.0, found["tile GEMM"]))
     shares = Table("asynctile", ("against", "ratio", "target"))
-    own = speed["asynctile"]
-    for name, other, least in (("torch eager", None, 2.2), ("torch compiled", None, 1.5), ("the bound", bound, 0.65)):
-        value = other or speed.get(name)
-        if value:
-            shares.rows.append((name, own / value, target(own / value, least)))
+    own = speed[DEFAULT]
+    shares.rows = [(name, own / value, None) for name, value in speed.items() if name.startswith("torch")]
+    shares.rows.append(("the bound", own / bound, target(own / bound, 0.90)))
     gemm = Table("GEMM rate, GFLOP/s on all cores", ("library", "GFLOP/s"))
     gemm.rows = [
         ("asynctile: tiles of 512 x 768 x 768, one BLAS thread a worker", found["tile GEMM"]),

@@ -3,8 +3,9 @@
     python bench/bench_stream.py [--rounds 5] [--steps 2] [--tile N] [--caps 0.25 0.10] [--write]
 
 Caps of 25% and 10% of the states. The link's rate is set so that the slower direction alone takes 0.6 of the resident step:
-a perfect overlap then hides it all, none at all gives 1 / 1.6 = 0.62. Targets: with prefetch 2 at least 0.90 of the resident
-speed; bytes loaded at most 1.05 of MIN (Belady) on the same program with the same slots.
+a perfect overlap then hides it all, none at all gives 1 / 1.6 = 0.62. Targets: with prefetch 2 at least 0.97 of the resident
+speed at 25% and 0.95 at 10%; bytes loaded at most 1.05 of MIN (Belady) on the same program with the same slots. What `emulated`
+copies is copied by the cores that compute.
 
     python bench/bench_stream.py --against TREE [--starts 9] [--caps 0.25 0.10]
 
@@ -37,6 +38,8 @@ MODEL = (
 STATES = f"{CONFIG.states_nbytes / 1e6:.0f} MB"
 LINK_SHARE = 0.6
 RESIDENT = "resident"
+#: The least share of the resident speed, by cap; of another cap nothing is said.
+LEAST = {0.25: 0.97, 0.10: 0.95}
 
 
 async def engine_of(stack: AsyncExitStack, tile: int | None, **options: Any) -> Trainer:
@@ -127,7 +130,7 @@ async def beside_resident(options: Namespace) -> None:
             for name, seconds in found.items():
                 ratio = found[RESIDENT] / seconds
                 stalled = (await trainers[name].step(tokens, targets)).stall_s / seconds
-                goal = target(ratio, 0.90) if name == "prefetch 2" else None
+                goal = target(ratio, LEAST[share]) if name == "prefetch 2" and share in LEAST else None
                 speed.rows.append((label, rate / 1e6, name, seconds, ratio, stalled, goal))
             link_s = max(up, down) / rate
             speed.rows.append((label, rate / 1e6, "the slower link alone", link_s, link_s / found[RESIDENT], None, None))
