@@ -36,33 +36,14 @@ from common import (
     tile_gemm_gflops,
 )
 from paired import CONFIDENCE, FEWEST, change
+from small_model import CAPPED, CPU, LENGTH, MODEL, OPTIONS, PLACES, SHAPE, batches, open_trainer
 from torch_step import torch, torch_gemm_gflops, torch_training
 
-from asynctile.cli.model import choose_shape, new_trainer, open_model
-from asynctile.cli.options import Options
-from asynctile.cli.placement import engine_of
-from asynctile.layers.data import Batches, TextSource
-from asynctile.layers.tokenizer import ByteTokenizer
-from asynctile.storage.sizes import format_size
-
-#: What `make train` types, and where else the same is trained.
-TYPED: dict[str, Any] = {"lr": 2e-3, "steps": 2500}
-CAP = 4 << 20
-CPU, CAPPED, RESIDENT = "cpu", f"emulated, {format_size(CAP)}", "emulated, all resident"
-PLACES = {
-    CPU: Options(device="cpu", **TYPED),
-    CAPPED: Options(device="emulated", device_memory=CAP, **TYPED),
-    RESIDENT: Options(device="emulated", **TYPED),
-}
 EAGER, COMPILED = "torch eager", "torch compiled"
 #: How many times as fast as PyTorch eager.
 LEAST = {CPU: 1.4, CAPPED: 1.0}
 #: Steps whose losses are compared with PyTorch's, and how close they must be; later ones drift apart by their rounding.
 COMPARED, CLOSE = 3, 1e-4
-
-OPTIONS = PLACES[CAPPED]
-SHAPE = choose_shape(OPTIONS, ByteTokenizer.vocab_size)
-LENGTH = SHAPE.block_size
 
 
 class Training:
@@ -95,19 +76,12 @@ class Training:
         return sum(known) / len(known) if known else None
 
 
-def batches() -> Batches:
-    """Those of `asynctile train` without --data and --tokenizer, from the first."""
-    text = np.frombuffer(b"".join(TextSource(None).pieces()), np.uint8)
-    return Batches(text, OPTIONS.batch_size, LENGTH, OPTIONS.seed)
-
-
 async def open_trainings(stack: AsyncExitStack, steps: int) -> tuple[dict[str, Training], int]:
     """All sides, with the same weights; and the edge of asynctile's tiles."""
     found: dict[str, Training] = {}
     weights: dict[str, Any] = {}
-    for name, options in PLACES.items():
-        engine = await stack.enter_async_context(engine_of(options))
-        trainer = new_trainer(options, await open_model(engine, options, SHAPE))
+    for name in PLACES:
+        trainer = await open_trainer(stack, name)
         weights = weights or await trainer.model.state_dict()
         found[name] = Training(partial(_ours, trainer.run(batches())), steps)
     for name, compiled in ((EAGER, False), (COMPILED, True)):
@@ -163,8 +137,7 @@ async def main() -> None:
         ("torch: 4096 square, all threads", rates["torch"]),
     ]
     configuration = {
-        "model": f"GPT-2, {SHAPE.summary}, T {LENGTH}, B {OPTIONS.batch_size}, float32",
-        "states": format_size(SHAPE.states_nbytes),
+        "model": MODEL,
         "tile": tile,
         "recompute": OPTIONS.recompute,
         "losses": f"of the first {COMPARED} steps at most {worst:.1g} from those of PyTorch eager, asynctile's equal at all",

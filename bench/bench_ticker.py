@@ -1,0 +1,127 @@
+"""How late does a caller's event loop wake while a model trains beside it?
+
+    python bench/bench_ticker.py [--rounds 9] [--steps 40] [--write]
+
+A task on the caller's loop sleeps 1 ms again and again; its lag is the time between when it was due and when it ran. Beside
+nothing, and beside steps of the model of `make train`, on `cpu` and under its cap: by coroutines, and played. As many threads
+compute as there are cores, so what wakes up meets the operating system's scheduler, which no engine can hurry, and the
+interpreter's lock, which one can leave alone. Beside the lag: milliseconds a step with the ticker, CPU time of all threads
+and that of the caller's thread, which has the ticker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+from common import Table, arguments, in_turn, publish
+from paired import CONFIDENCE, FEWEST, change
+from small_model import CAPPED, CPU, MODEL, batches, open_trainer
+
+PERIOD_S = 1e-3
+NOTHING = "nothing"
+#: What is measured beside lag: milliseconds a step, CPU milliseconds a step of all threads and of the caller's.
+FIGURES = ("ms", "CPU ms", "CPU ms, caller")
+
+
+@asynccontextmanager
+async def ticking() -> AsyncIterator[list[float]]:
+    """Lags in milliseconds, of every tick inside the block."""
+    lags: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            due = time.perf_counter() + PERIOD_S
+            await asyncio.sleep(PERIOD_S)
+            lags.append((time.perf_counter() - due) * 1e3)
+
+    task = asyncio.create_task(tick())
+    try:
+        yield lags
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+class Beside:
+    """A side: ticks while a training goes on by some steps. For each time lags: percentiles 50 and 99 in milliseconds, and
+    figures: FIGURES; for each step played: whether it was, if its report says so. ticks: in all."""
+
+    def __init__(self, steps: Any, count: int) -> None:
+        self._steps = steps
+        self._count = count
+        self.forget()
+
+    def forget(self) -> None:
+        self.lags: list[tuple[float, float]] = []
+        self.figures: list[tuple[float, ...]] = []
+        self.played: list[bool] = []
+        self.ticks = 0
+
+    async def p99(self) -> float:
+        async with ticking() as lags:
+            began, used, here = time.perf_counter(), time.process_time(), time.thread_time()
+            for _ in range(self._count):
+                report = await anext(self._steps)
+                self.played += [report.played] if hasattr(report, "played") else []
+            spent = (time.perf_counter() - began, time.process_time() - used, time.thread_time() - here)
+        self.ticks += len(lags)
+        self.lags.append(tuple(np.percentile(lags, (50, 99))))
+        self.figures.append(tuple(value / self._count * 1e3 for value in spent))
+        return self.lags[-1][1]
+
+
+async def pauses(seconds: float) -> AsyncIterator[None]:
+    """Steps of nothing."""
+    while True:
+        await asyncio.sleep(seconds)
+        yield None
+
+
+async def main() -> None:
+    options = arguments(__doc__, rounds=9, steps=40)
+    if options.rounds < FEWEST:
+        raise SystemExit(f"--rounds {options.rounds} gives no interval of {CONFIDENCE:.0%}: name at least {FEWEST}")
+    beside = {NOTHING: Beside(pauses(0.05), options.steps)}
+    async with AsyncExitStack() as stack:
+        for place in (CPU, CAPPED):
+            for how, plays in (("by coroutines", False), ("played", True)):
+                trainer = await open_trainer(stack, place)
+                if hasattr(trainer.engine, "plays"):
+                    trainer.engine.plays = plays
+                elif plays:
+                    continue
+                beside[f"{place}, {how}"] = Beside(trainer.run(batches()), options.steps)
+        sides = {name: one.p99 for name, one in beside.items()}
+        await in_turn(sides, 1)
+        for one in beside.values():
+            one.forget()
+        await in_turn(sides, options.rounds)
+    configuration = {
+        "model": MODEL,
+        "lag": f"of a sleep of {PERIOD_S * 1e3:g} ms, on asyncio's own loop",
+        "repeats": f"median of {options.rounds} rounds of {options.steps} steps, its {CONFIDENCE:.0%} interval, sides in turn",
+    }
+    publish("bench_ticker", __doc__, configuration, results(beside), write=options.write)
+
+
+def results(beside: Mapping[str, Beside]) -> list[Table]:
+    lag = Table("lag of a tick, ms", ("beside", "p50", "from", "to", "p99", "from", "to", "ticks"))
+    step = Table("a step beside the ticker", ("step", *FIGURES, "played"))
+    for name, one in beside.items():
+        middle, late = (change(values) for values in zip(*one.lags, strict=True))
+        shown = (middle.median, middle.low, middle.high, late.median, late.low, late.high)
+        lag.rows.append((name, *shown, one.ticks))
+        if name != NOTHING:
+            share = sum(one.played) / len(one.played) if one.played else None
+            step.rows.append((name, *(statistics.median(values) for values in zip(*one.figures, strict=True)), share))
+    return [lag, step]
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
