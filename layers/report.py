@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from asynctile.measure.statistics import Statistics
@@ -58,10 +58,9 @@ class StepReport:
 
     def as_dict(self) -> dict[str, Any]:
         """For json; numbers that are not finite become strings, since JSON has none."""
-        finite = (float("inf"), float("-inf"))
+        line = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
-            key: str(value) if isinstance(value, float) and (value != value or value in finite) else value
-            for key, value in asdict(self).items()
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
         }
 
 

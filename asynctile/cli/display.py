@@ -125,18 +125,26 @@ class PlainDisplay:
     def step(self, report: StepReport) -> None:
         self._pace.add(report)
         pace = self._pace
+        if not self._is_due(always=pace.done in (1, pace.steps)):
+            return
         tiers = [] if self._statistics is None else _tiers(self._statistics())
         parts = [
             f"step {pace.done} of {pace.steps}", f"loss {pace.loss:.4f}", f"{pace.tokens_per_s:,.0f} tokens/s",
             f"{pace.left} left", f"stalled {pace.stalled:.0%}", *(f"{tier.name} {tier}" for tier in tiers),
         ]  # fmt: skip
-        self._say("  ".join(parts), always=pace.done in (1, pace.steps))
+        _print(self._console, "  ".join(parts))
 
-    def _say(self, text: str, always: bool = False) -> None:
+    def _say(self, text: str) -> None:
+        if self._is_due():
+            _print(self._console, text)
+
+    def _is_due(self, *, always: bool = False) -> bool:
+        """Whether a line is written now: asked before it is made, since most steps of a small model write none."""
         now = time.monotonic()
         if always or now - self._last >= _LINE_EVERY_S:
             self._last = now
-            _print(self._console, text)
+            return True
+        return False
 
 
 class TerminalDisplay:

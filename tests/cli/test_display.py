@@ -50,6 +50,21 @@ def test_plain_lines_are_few_and_whole() -> None:
     assert lines[1].endswith("emulated 6.00 MiB of 8.00 MiB (peak 8.00 MiB)  RAM 3.00 MiB (peak 3.00 MiB)")
 
 
+def test_a_step_without_a_line_asks_for_nothing() -> None:
+    asked: list[None] = []
+
+    def statistics() -> Statistics:
+        asked.append(None)
+        return STATISTICS
+
+    out = console(False)
+    with open_display(out, 50, 0) as display:
+        display.watch(statistics)
+        for step in range(1, 50):
+            display.step(report(step))
+    assert len(said(out).splitlines()) == len(asked) == 1
+
+
 def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("asynctile.cli.display.time", SimpleNamespace(monotonic=lambda: clock.now))
