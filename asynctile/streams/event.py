@@ -103,8 +103,10 @@ class Runner(Protocol):
 
     name: str
     trace: list[Span] | None
-    finished: int
     waiting: set[StreamTask]
+
+    @property
+    def finished(self) -> int: ...
 
     @property
     def running(self) -> Mapping[str, tuple[StreamTask, float]]: ...

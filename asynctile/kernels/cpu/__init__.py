@@ -22,22 +22,24 @@ from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its ke
     layernorm,
 )
 from asynctile.kernels.cpu.compiler import compile_apart
-from asynctile.kernels.cpu.jit import KERNELS, has_cache, is_ready, prepare
+from asynctile.kernels.cpu.jit import KERNELS, LOOPS, has_cache, is_ready, prepare
 
 __all__ = ["KERNELS", "warm"]
 
 
 def warm(
     report: Callable[[str, int, int], None] | None = None,
-    names: Collection[str] = KERNELS,
+    names: Collection[str] | None = None,
     stop: threading.Event | None = None,
 ) -> bool:
     """Make kernels ready to run; report(name, ready, total) before each one that is compiled. All take about 10 s.
 
+    names: of kernels; without them all, and the loops that run them, of those modules that are imported.
     Where a folder can keep them a child process compiles (compiler.py), else this one. stop: may be set meanwhile, from any
     thread; False is then returned soon, and no child is left. DeviceError if the child was killed.
     """
     stop = threading.Event() if stop is None else stop
+    names = [*KERNELS, *LOOPS] if names is None else names
     missing = [name for name in names if not is_ready(name)]
     ready = len(names) - len(missing)
 

@@ -6,6 +6,7 @@ Nothing is compiled when these modules are imported.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -31,13 +32,18 @@ REDUCE = {"contract", "reassoc"}
 
 #: All and only the functions that devices call, by the name that operations use.
 KERNELS: dict[str, Any] = {}
+#: What runs kernels and is compiled and kept like them, by its module and name: it stands in rooms above this one.
+LOOPS: dict[str, Any] = {}
 #: The argument types each of them is compiled for.
 SIGNATURES: dict[str, tuple[tuple[Any, ...], ...]] = {}
 
+
+def _stamp(folder: Path) -> tuple[Any, ...]:
+    return tuple((path.name, path.stat().st_mtime, path.stat().st_size) for path in sorted(folder.glob("*.py")))
+
+
 #: Changes when any source of this package does: kernels cached with another stamp are compiled anew.
-STAMP = tuple(
-    (path.name, path.stat().st_mtime, path.stat().st_size) for path in sorted(Path(__file__).parent.glob("*.py"))
-)
+STAMP = _stamp(Path(__file__).parent)
 
 
 def kernel(*signatures: tuple[Any, ...], fastmath: Any = False) -> Callable[[Callable[..., None]], Any]:
@@ -48,7 +54,7 @@ def kernel(*signatures: tuple[Any, ...], fastmath: Any = False) -> Callable[[Cal
             if len(signature) != len(inspect.signature(function).parameters):
                 raise TypeError(f"{function.__name__}: {len(signature)} types do not fit its parameters")
         dispatcher = njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
-        _cache(dispatcher)
+        _cache(dispatcher, STAMP)
         KERNELS[function.__name__] = dispatcher
         SIGNATURES[function.__name__] = signatures
         return dispatcher
@@ -56,20 +62,41 @@ def kernel(*signatures: tuple[Any, ...], fastmath: Any = False) -> Callable[[Cal
     return register
 
 
-def _cache(dispatcher: Any) -> None:
+def loop(*signatures: tuple[Any, ...]) -> Callable[[Callable[..., None]], Any]:
+    """Register a function of another room that runs kernels, to be compiled and kept like one."""
+
+    def register(function: Callable[..., None]) -> Any:
+        dispatcher = njit(nogil=True, error_model="numpy")(function)
+        _cache(dispatcher, STAMP + _stamp(Path(function.__code__.co_filename).parent))
+        name = f"{function.__module__}.{function.__name__}"
+        LOOPS[name], SIGNATURES[name] = dispatcher, signatures
+        return dispatcher
+
+    return register
+
+
+def _cache(dispatcher: Any, stamp: tuple[Any, ...]) -> None:
     """Keep its machine code on disk, where a folder for it can be written; if none can, it is compiled every time."""
     try:
         dispatcher.enable_caching()
     except RuntimeError:
         return
-    # Numba watches the kernel's own file only; a kernel is also made of pieces from its neighbours.
-    dispatcher._cache._cache_file._source_stamp = STAMP
+    # Numba watches the function's own file only; it is also made of pieces from its neighbours.
+    dispatcher._cache._cache_file._source_stamp = stamp
+
+
+def _dispatcher(name: str) -> Any:
+    """A kernel by its name, or a loop, whose module a process that compiles has not imported."""
+    if name not in KERNELS and name not in LOOPS:
+        importlib.import_module(name.rpartition(".")[0])
+    return KERNELS[name] if name in KERNELS else LOOPS[name]
 
 
 def prepare(name: str) -> None:
-    """Make a kernel ready to run: loaded from the cache, or compiled and kept there."""
+    """Make a kernel or a loop ready to run: loaded from the cache, or compiled and kept there."""
+    dispatcher = _dispatcher(name)
     for signature in SIGNATURES[name]:
-        KERNELS[name].compile(signature)
+        dispatcher.compile(signature)
 
 
 def is_ready(name: str) -> bool:
@@ -77,7 +104,7 @@ def is_ready(name: str) -> bool:
 
     Nothing is loaded. Numba has no public way to ask.
     """
-    dispatcher = KERNELS[name]
+    dispatcher = _dispatcher(name)
     missing = [signature for signature in SIGNATURES[name] if signature not in dispatcher.overloads]
     if not missing or not has_cache(name):
         return not missing
@@ -89,7 +116,7 @@ def is_ready(name: str) -> bool:
 
 def has_cache(name: str) -> bool:
     """Whether there is a folder for its machine code."""
-    return KERNELS[name].stats.cache_path is not None
+    return _dispatcher(name).stats.cache_path is not None
 
 
 def inline(fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:

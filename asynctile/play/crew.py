@@ -1,0 +1,72 @@
+"""The threads of a player: how they are started, given another schedule, and ended, also by the end of the interpreter.
+
+What they do while they have one is worker.py's; what else a player is, player.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from asynctile.play.state import State
+from asynctile.play.worker import work
+
+#: How long the end of the interpreter waits for a kernel that runs.
+LAST_PATIENCE_S = 5.0
+
+
+class Crew:
+    """The threads, and what they hold: not the player, which may be dropped while they sleep."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.state: State | None = None
+        self.attached = 0  # how often something was
+        self.closing = False
+        self.threads: list[threading.Thread] = []
+
+    def hire(self, count: int) -> None:
+        names = [f"asynctile-player-{index}" for index in range(count)]
+        self.threads = [
+            threading.Thread(target=self._serve, args=(index,), name=name, daemon=True) for index, name in enumerate(names)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def change(self, state: State | None) -> None:
+        """Let what was attached go: workers return from it when they have run what they run now."""
+        with self.changed:
+            before, self.state = self.state, state
+            self.attached += 1
+            if before is not None:
+                before.quit()
+            self.changed.notify_all()
+
+    def dismiss(self, patience_s: float | None) -> None:
+        self.closing = True
+        self.change(None)
+        until = None if patience_s is None else time.monotonic() + patience_s
+        for thread in self.threads:
+            if thread is not threading.current_thread():
+                thread.join(None if until is None else max(0.0, until - time.monotonic()))
+
+    def _serve(self, index: int) -> None:
+        seen = 0
+        while True:
+            with self.changed:
+                while not self.closing and (self.state is None or self.attached == seen):
+                    self.changed.wait()
+                if self.closing:
+                    return
+                state, seen = self.state, self.attached
+            assert state is not None
+            work(state.frame, index)
+            del state  # a thread that rests must not hold the arrays
+
+
+def drop(crew: Crew, eventfd: int, pid: int) -> None:
+    """When a player is closed, dropped without that, or the interpreter ends: no worker may run code that is taken down."""
+    if os.getpid() == pid and not crew.closing:
+        crew.dismiss(LAST_PATIENCE_S)
+    os.close(eventfd)

@@ -1,0 +1,258 @@
+"""The compiled loop of a worker: take what is ready, run it, hand it on; no Python and no GIL.
+
+One mutex guards all that is shared (places.py says what stands where); it is held between two entries, not while one runs. What
+is needed first is taken first: a copy whose link is free, then the ready operation that is earliest in the program. A copy
+over a link of a limited rate ends when that link would have carried it, and no worker sleeps for the rest of it. Workers
+without work look for some microseconds and then sleep until they are signalled, or until a copy ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray, types
+
+from asynctile.kernels.cpu.jit import inline, loop
+from asynctile.play import native, places
+from asynctile.play.heap import pop, push
+from asynctile.play.native import CLOCK_MONOTONIC, CLOCK_MONOTONIC_COARSE, player_supported
+from asynctile.play.rest import acquire, count_moves, count_stall, look, sleep, wakes
+from asynctile.play.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+
+
+class Graph(NamedTuple):
+    """What a run does not change."""
+
+    kinds: Any
+    successors_at: Any
+    successors: Any
+    travels: Any
+    stretches: Any
+    reports: Any
+    address: Any
+    words: Any
+    words_at: Any
+    counts: Any
+    words_from: Any
+    reals_from: Any
+
+
+class Run(NamedTuple):
+    """What it changes."""
+
+    control: Any
+    times: Any
+    waiting: Any
+    statuses: Any
+    poison: Any
+    ready_at: Any
+    heaps: Any
+    stack: Any
+    ring: Any
+    arrivals: Any
+    left: Any
+    reports_left: Any
+
+
+@inline()
+def _tell(control: Any) -> None:
+    if control[places.EVENTFD] >= 0:
+        native.tell(control[places.EVENTFD], control[places.ONE_AT])
+
+
+@inline()
+def _make_ready(graph: Any, run: Any, entry: int) -> None:
+    control, kind = run.control, graph.kinds[entry]
+    if UPLOAD <= kind <= DOWNLOAD:
+        count_moves(control, run.times, 1)
+        push(control, run.heaps, np.int64(kind), entry)
+    elif kind == TRANSFER:
+        count_moves(control, run.times, 1)
+        run.ring[control[places.OUT]] = entry
+        control[places.OUT] += 1
+        _tell(control)
+    else:
+        push(control, run.heaps, 0, entry)
+
+
+@inline()
+def _complete(graph: Any, run: Any, entry: int, status: int, ended: float) -> None:
+    """An entry is over since `ended` (0: now), and with it all that is ready now but poisoned."""
+    control, stack = run.control, run.stack
+    stack[0], depth = entry, 1
+    while depth > 0:
+        depth -= 1
+        this = np.int64(stack[depth])
+        run.statuses[this] = status
+        control[places.FINISHED] += 1
+        stretch = graph.stretches[this]
+        run.left[stretch] -= 1
+        told = run.left[stretch] == 0
+        if graph.reports[this] != 0:
+            run.reports_left[stretch] -= 1
+            told = told or run.reports_left[stretch] == 0
+        if told:
+            _tell(control)
+        for edge in range(graph.successors_at[this], graph.successors_at[this + 1]):
+            later = np.int64(graph.successors[edge])
+            if status != places.OK and graph.travels[edge] != 0:
+                run.poison[later] = 1
+            kind = graph.kinds[later]
+            if UPLOAD <= kind <= DOWNLOAD and run.times[places.RATE_UP + kind - UPLOAD] > 0:
+                if ended == 0.0:
+                    ended = native.clock(CLOCK_MONOTONIC)
+                run.ready_at[later] = max(run.ready_at[later], ended)
+            run.waiting[later] -= 1
+            if run.waiting[later] == 0 and later < control[places.OPENED]:
+                if run.poison[later] != 0:
+                    stack[depth] = later
+                    depth += 1
+                else:
+                    _make_ready(graph, run, later)
+        status = places.POISONED
+
+
+@inline()
+def _serve(graph: Any, run: Any) -> None:
+    """What Python has asked for since, and copies that have ended."""
+    control, times = run.control, run.times
+    for way in range(2):
+        if control[places.LINK_UP + way] == places.DUE and native.clock(CLOCK_MONOTONIC) >= times[places.DUE_UP + way]:
+            control[places.LINK_UP + way] = places.FREE
+            count_moves(control, times, -1)
+            _complete(graph, run, control[places.COPIED_UP + way], places.OK, times[places.DUE_UP + way])
+    while control[places.TAKEN] < control[places.ARRIVED]:
+        arrival = run.arrivals[control[places.TAKEN]]
+        control[places.TAKEN] += 1
+        count_moves(control, times, -1)
+        _complete(graph, run, arrival >> 1, places.OK if arrival & 1 else places.FAILED, 0.0)
+    if control[places.OPENED] < control[places.ASKED]:
+        now = native.clock(CLOCK_MONOTONIC)
+        while control[places.OPENED] < control[places.ASKED]:
+            entry = control[places.OPENED]
+            control[places.OPENED] = entry + 1
+            run.ready_at[entry] = max(run.ready_at[entry], now)
+            if run.waiting[entry] == 0:
+                if run.poison[entry] != 0:
+                    _complete(graph, run, entry, places.POISONED, now)
+                else:
+                    _make_ready(graph, run, entry)
+
+
+@inline()
+def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
+    """An entry has been run. A copy over a link that is slower than memory has not ended by that."""
+    control, times, kind = run.control, run.times, graph.kinds[entry]
+    ended = 0.0
+    if UPLOAD <= kind <= DOWNLOAD:
+        way = np.int64(kind) - UPLOAD
+        rate = times[places.RATE_UP + way]
+        if rate > 0:
+            # Counted from when the copy could begin, not from when a busy core let a worker see it: a link has no such wait.
+            nbytes = graph.words[graph.words_at[entry] + 2]
+            ended = max(times[places.FREE_AT_UP + way], run.ready_at[entry]) + nbytes / rate
+            times[places.FREE_AT_UP + way] = times[places.DUE_UP + way] = ended
+            if ended > native.clock(CLOCK_MONOTONIC):
+                control[places.LINK_UP + way], control[places.COPIED_UP + way] = places.DUE, entry
+                return
+        control[places.LINK_UP + way] = places.FREE
+        count_moves(control, times, -1)
+    _complete(graph, run, entry, status, ended)
+
+
+@inline()
+def _take(run: Any) -> Any:
+    """What to run now, -1 if there is nothing."""
+    control = run.control
+    for way in range(2):
+        if control[places.READY_UP + way] > 0 and control[places.LINK_UP + way] == places.FREE:
+            control[places.LINK_UP + way] = places.COPYING
+            return pop(control, run.heaps, 1 + way)
+    return pop(control, run.heaps, 0) if control[places.READY] > 0 else np.int64(-1)
+
+
+@inline()
+def _perform(graph: Any, entry: int, scratch: int) -> int:
+    first = graph.words_at[entry]
+    if graph.kinds[entry] != OPERATION:
+        native.copy(graph.words[first], graph.words[first + 1], graph.words[first + 2])
+        return places.OK
+    function, words, reals = graph.address[entry], graph.words_from + 8 * first, graph.reals_from + 32 * entry
+    count = graph.counts[entry]
+    if count <= 16:
+        status = native.call(function, scratch, words, 16, reals)
+    elif count <= 48:
+        status = native.call(function, scratch, words, 48, reals)
+    else:
+        status = native.call(function, scratch, words, 128, reals)
+    return places.OK if status == 0 or status == -2 else places.FAILED
+
+
+@inline()
+def _graph(frame: Any) -> Any:
+    n = frame[0]
+    a = frame[3:]
+    return Graph(
+        carray(native.at(a[0]), n, np.int8), carray(native.at(a[1]), n + 1, np.int64), carray(native.at(a[2]), 1, np.int32),
+        carray(native.at(a[3]), 1, np.int8), carray(native.at(a[4]), n, np.int32), carray(native.at(a[5]), n, np.int8),
+        carray(native.at(a[6]), n, np.int64), carray(native.at(a[7]), 1, np.int64), carray(native.at(a[8]), n, np.int64),
+        carray(native.at(a[9]), n, np.int32), a[7], a[10],
+    )  # fmt: skip
+
+
+@inline()
+def _run(frame: Any) -> Any:
+    n, stretches = frame[0], frame[1]
+    a = frame[14:]
+    return Run(
+        carray(native.at(a[0]), 64, np.int64), carray(native.at(a[1]), 16, np.float64), carray(native.at(a[2]), n, np.int32),
+        carray(native.at(a[3]), n, np.int8), carray(native.at(a[4]), n, np.int8), carray(native.at(a[5]), n, np.float64),
+        carray(native.at(a[6]), (3, n), np.int32), carray(native.at(a[7]), n, np.int32), carray(native.at(a[8]), n, np.int32),
+        carray(native.at(a[9]), n, np.int64), carray(native.at(a[10]), stretches, np.int32),
+        carray(native.at(a[11]), stretches, np.int32),
+    )  # fmt: skip
+
+
+def work(frame: Any, me: int) -> None:
+    """Serve the tables of a State as its worker `me` until it is told to quit."""
+    graph, run = _graph(frame), _run(frame)
+    control, times = run.control, run.times
+    lane = carray(native.at(frame[26] + 8 * places.LANE * me), places.LANE, np.int64)
+    since = carray(native.at(frame[26] + 8 * (places.LANE * me + places.SINCE)), 1, np.float64)
+    scratch = frame[26] + 8 * (places.LANE * me + places.SCRATCH)
+    calls_at = frame[14] + 8 * places.CALLS
+    entry, status, has_looked = np.int64(-1), np.int64(places.OK), False
+    acquire(control)
+    while True:
+        if entry >= 0:
+            _settle(graph, run, entry, status)
+        _serve(graph, run)
+        if control[places.QUIT] != 0:
+            break
+        entry = _take(run)
+        if entry >= 0:
+            lane[places.RUNNING], since[0], has_looked = entry, native.clock(CLOCK_MONOTONIC_COARSE), False
+            sleepers = wakes(control, times)
+            native.unlock(control[places.MUTEX_AT])
+            for _ in range(sleepers):
+                native.signal(control[places.CONDITION_AT])
+            status = np.int64(_perform(graph, entry, scratch))
+            acquire(control)
+        else:
+            lane[places.RUNNING] = -1
+            count_stall(control, times)
+            control[places.IDLE] += 1
+            if has_looked:
+                sleep(control, times)
+            else:
+                look(control, calls_at)
+            has_looked = not has_looked
+            count_stall(control, times)
+            control[places.IDLE] -= 1
+    lane[places.RUNNING] = -1
+    native.unlock(control[places.MUTEX_AT])
+
+
+if player_supported():
+    work = loop((types.int64[::1], types.int64))(work)

@@ -1,0 +1,92 @@
+"""Schedules of marks: entries that leave a mark, and look for those of all that they must come after.
+
+Each entry has a mark in `marks`. An operation adds one to its own and counts in `missing` how many of the marks before it were
+not there yet. A copy writes a 1 over its own. What does a transfer does as it likes.
+"""
+
+import numpy as np
+from numba import njit, types
+
+from asynctile.play.layout import layout
+from asynctile.play.tables import OPERATION, TRANSFER, Tables, room
+
+WORDS = types.int64[::1]
+
+
+@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+def mark(marks, before, missing, entry):
+    for other in before:
+        missing[entry] += marks[other] == 0
+    marks[entry] += 1
+
+
+@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+def fail(marks, before, missing, entry):
+    """Raises where an entry has a mark before it."""
+    marks[entry] += 1
+    if before.size >= 0:
+        raise ValueError("an entry that fails")
+
+
+@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+def overdraw(marks, before, missing, entry):
+    """Asks for more memory than there is."""
+    marks[entry] += 1
+    missing[entry] += np.ones(1 << 60)[entry] > 2
+
+
+class Marked:
+    """A schedule of `kinds`, edges (earlier, later[, travels]), and what its entries have left behind."""
+
+    def __init__(self, kinds, edges=(), stretches=None, reports=(), kernels=None, nbytes=8):
+        n = len(kinds)
+        self.marks, self.missing = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self.ones, self.before = np.ones(n, np.int64), []
+        edges = sorted((edge[0], edge[1], edge[2] if len(edge) > 2 else 1) for edge in edges)
+        first, later, travels = np.array(edges, np.int64).reshape(-1, 3).T
+        words, words_at, counts, address = [], [], np.zeros(n, np.int32), np.zeros(n, np.int64)
+        for entry, kind in enumerate(kinds):
+            self.before.append(np.array(first[later == entry], np.int64))
+            words_at.append(len(words))
+            if kind == OPERATION:
+                block = self._call((kernels or {}).get(entry, mark), entry)
+                address[entry], counts[entry] = block.address, block.count
+                words += [*block.words, *[0] * (room(block.count) - block.count)]
+            elif kind != TRANSFER:
+                words += [self.marks[entry:].ctypes.data, self.ones.ctypes.data, nbytes]
+        reports_of = np.zeros(n, np.int8)
+        reports_of[list(reports)] = 1
+        self.tables = Tables(
+            kinds=np.array(kinds, np.int8),
+            needs=np.bincount(later, minlength=n).astype(np.int32),
+            successors_at=np.searchsorted(first, np.arange(n + 1)),
+            successors=later.astype(np.int32),
+            travels=travels.astype(np.int8),
+            stretches=np.zeros(n, np.int32) if stretches is None else np.array(stretches, np.int32),
+            reports=reports_of,
+            address=address,
+            words=np.array(words, np.int64),
+            words_at=np.array(words_at, np.int64),
+            counts=counts,
+            reals=np.zeros((n, 4)),
+            what=[f"entry {entry}" for entry in range(n)],
+            keep=self,
+        )
+
+    def _call(self, kernel, entry):
+        arrays = self.marks, self.before[entry], self.missing
+        block = layout(kernel, [(array.shape, array.dtype) for array in arrays], (entry,), False)
+        for place, array in zip(block.pointers, arrays, strict=True):
+            block.words[place] = array.ctypes.data
+        return block
+
+
+async def play(player, tables, stretches=1):
+    """A run of them from beginning to end, without a look at how it went."""
+    if player.tables is not tables:
+        player.attach(tables)
+    player.begin()
+    for stretch in range(stretches):
+        player.release(stretch)
+    for stretch in range(stretches):
+        await player.ended(stretch).settled()

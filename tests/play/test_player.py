@@ -1,0 +1,206 @@
+"""A schedule is played in its order, each entry once, and the loop is told of stretches, failures and transfers."""
+
+import asyncio
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynctile.errors import DeviceError
+from asynctile.play.places import FAILED, OK, PENDING, POISONED
+from asynctile.play.player import Player, player_supported
+from asynctile.play.tables import COPY, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from tests.play.schedules import Marked, fail, overdraw, play
+from tests.settle import turns, until
+
+pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
+
+
+@pytest.fixture
+def players():
+    made = []
+
+    def make(threads=2, rate=None):
+        made.append(Player(threads, rate, rate))
+        return made[-1]
+
+    yield make
+    for player in made:
+        player.close(10)
+
+
+@st.composite
+def schedules(draw):
+    n = draw(st.integers(1, 60))
+    kinds = draw(st.lists(st.sampled_from([OPERATION] * 4 + [UPLOAD, DOWNLOAD, COPY, TRANSFER]), min_size=n, max_size=n))
+    pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1), st.integers(0, 1))
+    edges = {(min(a, b), max(a, b)): travels for a, b, travels in draw(st.lists(pairs, max_size=3 * n)) if a != b}
+    borders = sorted(draw(st.lists(st.integers(0, n), max_size=3)))
+    stretches = [sum(border <= entry for border in borders) for entry in range(n)]
+    failing = [entry for entry in draw(st.sets(st.integers(0, n - 1), max_size=3)) if kinds[entry] in (OPERATION, TRANSFER)]
+    reports = draw(st.sets(st.integers(0, n - 1)))
+    return Marked(
+        kinds, [(a, b, travels) for (a, b), travels in edges.items()], stretches, reports,
+        {entry: fail for entry in failing if kinds[entry] == OPERATION},
+    ), {entry for entry in failing if kinds[entry] == TRANSFER}  # fmt: skip
+
+
+def expected_statuses(tables, failing):
+    """By the definition, entry after entry."""
+    statuses = np.full(tables.count, OK)
+    for entry in range(tables.count):
+        if statuses[entry] == OK and entry in failing:
+            statuses[entry] = FAILED
+        edges = slice(*tables.successors_at[entry : entry + 2])
+        if statuses[entry] != OK:
+            later = tables.successors[edges][tables.travels[edges] == 1]
+            statuses[later] = POISONED
+    return statuses
+
+
+async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel_where_they_should(players):
+    by_hand = threading.Thread  # transfers are answered from threads of their own
+
+    async def run(player, marked, failing):
+        tables = marked.tables
+
+        def transfer(entry):
+            assert all(marked.marks[other] or statuses[other] != OK for other in marked.before[entry])
+            marked.marks[entry] += 1
+            by_hand(target=player.transferred, args=(entry, entry not in failing)).start()
+
+        raising = set(np.flatnonzero(tables.address == Marked([OPERATION], kernels={0: fail}).tables.address))
+        statuses = expected_statuses(tables, failing | raising)
+        player.on_transfer = transfer
+        for _ in range(2):
+            marked.marks[:] = marked.missing[:] = 0
+            finished = player.finished
+            await play(player, tables, len(tables.stretch_at) - 1)
+            assert (player.statuses == statuses).all()
+            assert (marked.marks == (statuses < POISONED)).all()
+            ordered = [all(statuses[other] != POISONED for other in before) for before in marked.before]
+            assert not marked.missing[np.array(ordered) & (statuses == OK)].any()
+            assert player.finished - finished == tables.count
+
+    player = players()
+
+    @settings(max_examples=60, deadline=None)
+    @given(schedules())
+    def check(example):
+        asyncio.run_coroutine_threadsafe(run(player, *example), loop).result(60)
+
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(check)
+
+
+async def test_an_entry_begins_when_its_stretch_is_released_and_not_before(players):
+    marked, player = Marked([OPERATION] * 6, [(0, 5)], [0, 0, 1, 1, 2, 2]), players()
+    player.attach(marked.tables)
+    player.begin()
+    await asyncio.sleep(0.01)
+    assert not marked.marks.any()
+    player.release(0)
+    await player.ended(0).landed()
+    assert marked.marks.tolist() == [1, 1, 0, 0, 0, 0] and not player.ended(1).done
+    player.release(2)
+    await player.ended(2).landed()
+    await player.ended(1).landed()
+    assert marked.marks.tolist() == [1] * 6
+
+
+async def test_a_transfer_that_is_awaited_holds_up_its_stretch_but_not_what_reports(players):
+    marked, player, asked = Marked([OPERATION, TRANSFER, OPERATION], [(1, 2)], reports=[0]), players(), []
+    player.on_transfer = asked.append
+    player.attach(marked.tables)
+    player.begin()
+    player.release(0)
+    await player.reported(0).landed()
+    await until(lambda: asked == [1])
+    await turns()
+    assert not player.ended(0).done and player.statuses.tolist() == [OK, PENDING, PENDING]
+    with pytest.raises(ValueError, match="entry 0 has no transfer under way"):
+        player.transferred(0, True)
+    player.transferred(1, True)
+    await player.ended(0).landed()
+    assert marked.marks.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("kernel", [fail, overdraw])
+async def test_what_fails_is_named_and_only_what_reads_from_it_is_skipped(players, kernel):
+    marked = Marked([OPERATION] * 5, [(1, 2, 1), (1, 3, 0), (2, 4, 1)], [0, 0, 0, 1, 1], kernels={1: kernel})
+    player = players()
+    await play(player, marked.tables, 2)
+    assert player.statuses.tolist() == [OK, FAILED, POISONED, OK, POISONED]
+    assert marked.marks.tolist() == [1, 1, 0, 1, 0]
+    for stretch in range(2):
+        with pytest.raises(DeviceError, match="entry 1 failed while a schedule was played"):
+            await player.ended(stretch).landed()
+
+
+async def test_a_limited_link_carries_one_copy_at_a_time_for_as_long_as_its_rate_says(players):
+    kinds = [UPLOAD, DOWNLOAD, UPLOAD, OPERATION, DOWNLOAD]
+    marked, player, rate = Marked(kinds, [(2, 3), (3, 4)]), players(rate=8 / 0.02), 8 / 0.02
+    began = time.perf_counter()
+    await play(player, marked.tables)
+    took = time.perf_counter() - began
+    assert took >= 3 * 8 / rate, "two copies up, then one down behind the operation"
+    assert marked.marks.tolist() == [1] * 5 and not marked.missing.any()
+    assert 0 < player.stall_s <= took
+
+
+async def test_a_player_without_work_uses_no_processor(players):
+    marked, player = Marked([OPERATION, UPLOAD]), players()
+    await play(player, marked.tables)
+    before = time.process_time()
+    await asyncio.sleep(0.2)
+    assert time.process_time() - before < 0.1
+
+
+async def test_other_tables_are_played_by_the_same_threads_and_the_arrays_before_are_let_go(players):
+    player, many = players(), threading.active_count()
+    for count in (3, 1, 40):
+        marked = Marked([OPERATION] * count)
+        await play(player, marked.tables)
+        assert marked.marks.tolist() == [1] * count
+        assert threading.active_count() == many + 2
+    assert player.finished == 44
+    player.detach()
+    last = Marked([OPERATION])
+    await play(player, last.tables)
+    assert last.marks == 1
+
+
+async def test_two_players_at_once_do_not_meet(players):
+    both = [(players(), Marked([OPERATION] * 200, [(i, i + 1) for i in range(199)])) for _ in range(2)]
+    await asyncio.gather(*(play(player, marked.tables) for player, marked in both))
+    assert all((marked.marks == 1).all() for _, marked in both)
+
+
+async def test_closing_ends_the_threads_and_who_waits_is_told(players):
+    marked, player = Marked([OPERATION, TRANSFER]), players()
+    player.on_transfer = lambda entry: None
+    player.attach(marked.tables)
+    player.begin()
+    player.release(0)
+    ended = player.ended(0)
+    player.close(10)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("asynctile-player")]
+    with pytest.raises(DeviceError, match="closed"):
+        await ended.landed()
+    with pytest.raises(DeviceError, match="closed"):
+        player.attach(marked.tables)
+
+
+async def test_a_player_that_is_dropped_ends_its_threads():
+    player = Player(2, None, None)
+    await play(player, Marked([OPERATION]).tables)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("asynctile-player")]
+    assert len(threads) == 2
+    await turns()  # while a run is under way the loop has the player
+    del player
+    gc.collect()
+    assert not [thread for thread in threads if thread.is_alive()]
