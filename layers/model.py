@@ -213,6 +213,20 @@ class Model:
         """Why it is torn, and the way out."""
         return f"{self.torn}; load the last checkpoint ({self.last_checkpoint or 'none was saved'})"
 
+    async def recorded(
+        self,
+        kind: str,
+        batch: int,
+        length: int,
+        micro_batches: int = 1,
+        recompute: bool = True,
+        on_host: frozenset[Tile] = frozenset(),
+    ) -> Program:
+        """On the device's loop: `program`, in a thread if it has to be recorded, and at once while it is kept."""
+        key = (kind, batch, length, micro_batches, recompute, on_host)
+        kept = self._programs.kept(key)
+        return await self.engine.compute(self.program, *key) if kept is None else kept
+
     def program(
         self,
         kind: str,
@@ -263,7 +277,7 @@ class Model:
 
         async def job() -> None:
             rows = self.tiling.rows(*ids.shape)
-            program = await self.engine.compute(self.program, "logits", *ids.shape)
+            program = await self.recorded("logits", *ids.shape)
             await self.run(program, token_inputs(rows, ids), {"logits": flat})
 
         await self.engine.call(job())
@@ -278,7 +292,7 @@ class Model:
         del inputs["scale"]  # only a gradient is scaled
 
         async def job() -> float:
-            program = await self.engine.compute(self.program, "loss", *ids.shape)
+            program = await self.recorded("loss", *ids.shape)
             numbers = await self.run(program, inputs, {})
             return sum(numbers[: len(program.numbers)].tolist()) / count
 

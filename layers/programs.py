@@ -23,12 +23,18 @@ class Programs:
         self._kept: OrderedDict[Hashable, Program] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, record: Callable[[], Program]) -> Program:
-        """The program of `key`, recorded if it is not there; the ones unused for longest go, if there are too many."""
+    def kept(self, key: Hashable) -> Program | None:
+        """The program of `key`, which was used just now; None if it is not there."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key]
+            return self._kept.get(key)
+
+    def get(self, key: Hashable, record: Callable[[], Program]) -> Program:
+        """The program of `key`, recorded if it is not there; the ones unused for longest go, if there are too many."""
+        found = self.kept(key)
+        if found is not None:
+            return found
         program = record()  # not under the lock: it takes up to seconds
         with self._lock:
             program = self._kept.setdefault(key, program)

@@ -49,6 +49,32 @@ def test_long_ones_are_fewer_but_a_training_keeps_what_it_needs(monkeypatch: pyt
     assert len(kept) == FEW
 
 
+async def test_what_is_kept_needs_no_thread_and_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[Any] = []
+    ((tokens, targets),) = batches_of(SMALL, 1)
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SMALL)
+        compute = engine.compute
+
+        async def counted(work: Any, *given: Any) -> Any:
+            computed.append(work)
+            return await compute(work, *given)
+
+        monkeypatch.setattr(engine, "compute", counted)
+        monkeypatch.setattr(programs, "PROGRAMS", 2)
+        logits, loss = await model.logits(tokens), await model.loss(tokens, targets)
+        assert len(computed) == 2
+        assert (await model.logits(tokens) == logits).all()
+        assert await model.loss(tokens, targets) == loss
+        await model.logits(tokens)
+        await model.logits(tokens[:1])  # a third program: the loss, which is unused for longest, goes
+        assert len(computed) == 3
+        await model.logits(tokens)
+        assert len(computed) == 3
+        await model.loss(tokens, targets)
+        assert len(computed) == 4
+
+
 async def test_a_program_that_is_dropped_while_it_runs_ends_well_and_then_all_of_it_goes(
     soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
