@@ -142,10 +142,12 @@ class Player:
         """Nothing: threads are started for the first tables."""
 
     def close(self, patience_s: float | None = None) -> None:
-        """Entries that run end, and the threads with them; after `patience_s` they are left behind (they are daemons)."""
+        """From any thread: entries that run end, and the threads with them; after `patience_s` these are left behind."""
+        loop = self._loop
         self._let_go()
         self._crew.dismiss(patience_s)
-        self._finalizer()
+        if loop is None or not _post(loop, self._finalizer):
+            self._finalizer()
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
         raise NotImplementedError("tasks are enqueued on streams; a player has tables")
@@ -198,7 +200,9 @@ class Player:
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
             pass
-        state = self._attached()
+        state = self._state
+        if state is None:
+            return  # let go meanwhile
         is_over = not state.left.any()  # before events are looked at: one that comes later is told of once more
         out = int(state.control[OUT])
         for entry in state.ring[self._told_of : out].tolist():
@@ -229,14 +233,30 @@ class Player:
             return
         self._finished, self._stall_s = self.finished, self.stall_s
         self._state = None
-        for event in self._events.values():
+        events, self._events = self._events, {}
+        for event in events.values():
             if not event.done:
                 event.error = DeviceError("the player was closed, or given another schedule, while it played this one")
                 event.done = True
                 event.wake()
-        self._events.clear()
 
     def _stop_listening(self) -> None:
         loop, self._loop = self._loop, None
-        if loop is not None and not loop.is_closed():
-            loop.remove_reader(self._eventfd)
+        if loop is not None:
+            _post(loop, lambda: loop.remove_reader(self._eventfd))
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> bool:
+    """Call it on the loop: now, if this is its thread, or soon; False if the loop is closed."""
+    try:
+        is_here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        is_here = False
+    if is_here:
+        call()
+        return True
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        return False
+    return True

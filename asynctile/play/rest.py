@@ -48,8 +48,8 @@ def count_moves(control: Any, times: Any, more: int) -> None:
 @inline()
 def next_end(control: Any, times: Any) -> float:
     """When the first copy under way ends, of those that only wait for that."""
-    up = times[places.DUE_UP] if control[places.LINK_UP] == places.DUE else NEVER
-    down = times[places.DUE_DOWN] if control[places.LINK_DOWN] == places.DUE else NEVER
+    up = times[places.FREE_AT_UP] if control[places.LINK_UP] == places.DUE else NEVER
+    down = times[places.FREE_AT_DOWN] if control[places.LINK_DOWN] == places.DUE else NEVER
     return min(up, down)
 
 

@@ -27,19 +27,19 @@ class State:
     def __init__(self, tables: Tables, threads: int, rates: tuple[float, float], eventfd: int) -> None:
         n, stretches = tables.count, len(tables.stretch_at) - 1
         self.tables = tables
-        self.control = np.zeros(places.CONTROL, np.int64)
+        self.control = _on_lines(places.CONTROL)
         self.times = np.zeros(16)
         self.waiting = np.zeros(n, np.int32)
         self.statuses = np.zeros(n, np.int8)
         self.poison = np.zeros(n, np.int8)
-        self.ready_at = np.zeros(n)
+        self.ready_at, self.ended_at = np.zeros((2, n))
         self.heaps = np.zeros((3, n), np.int32)
         self.stack = np.zeros(n, np.int32)
         self.ring = np.zeros(n, np.int32)
         self.arrivals = np.zeros(n, np.int64)
         self.left = np.zeros(stretches, np.int32)
         self.reports_left = np.zeros(stretches, np.int32)
-        self.lanes = np.zeros((threads, places.LANE), np.int64)
+        self.lanes = _on_lines(threads * places.LANE).reshape(threads, places.LANE)
         self._entries = np.diff(tables.stretch_at).astype(np.int32)
         self._reports = np.bincount(tables.stretches, tables.reports != 0, stretches).astype(np.int32)
         self._pid = os.getpid()
@@ -51,8 +51,8 @@ class State:
         t = self.tables
         return (
             t.kinds, t.successors_at, t.successors, t.travels, t.stretches, t.reports, t.address, t.words, t.words_at, t.counts,
-            t.reals, self.control, self.times, self.waiting, self.statuses, self.poison, self.ready_at, self.heaps, self.stack,
-            self.ring, self.arrivals, self.left, self.reports_left, self.lanes,
+            t.reals, self.control, self.times, self.waiting, self.statuses, self.poison, self.ready_at, self.ended_at,
+            self.heaps, self.stack, self.ring, self.arrivals, self.left, self.reports_left, self.lanes,
         )  # fmt: skip
 
     def _arrange(self, rates: tuple[float, float], eventfd: int) -> None:
@@ -126,3 +126,10 @@ class State:
             yield
         finally:
             _libc.pthread_mutex_unlock(self._mutex)
+
+
+def _on_lines(count: int) -> np.ndarray:
+    """Zeros that begin on a cache line."""
+    room = np.zeros(count + 7, np.int64)
+    start = -room.ctypes.data % 64 // 8
+    return room[start : start + count]

@@ -47,6 +47,7 @@ class Run(NamedTuple):
     statuses: Any
     poison: Any
     ready_at: Any
+    ended_at: Any
     heaps: Any
     stack: Any
     ring: Any
@@ -77,40 +78,85 @@ def _make_ready(graph: Any, run: Any, entry: int) -> None:
 
 
 @inline()
-def _complete(graph: Any, run: Any, entry: int, status: int, ended: float) -> None:
-    """An entry is over since `ended` (0: now), and with it all that is ready now but poisoned."""
-    control, stack = run.control, run.stack
-    stack[0], depth = entry, 1
-    while depth > 0:
-        depth -= 1
-        this = np.int64(stack[depth])
-        run.statuses[this] = status
-        control[places.FINISHED] += 1
-        stretch = graph.stretches[this]
-        run.left[stretch] -= 1
-        told = run.left[stretch] == 0
-        if graph.reports[this] != 0:
-            run.reports_left[stretch] -= 1
-            told = told or run.reports_left[stretch] == 0
-        if told:
-            _tell(control)
-        for edge in range(graph.successors_at[this], graph.successors_at[this + 1]):
+def _end(run: Any, entry: int, status: int) -> None:
+    """An entry is over; what follows from that is for `_spread`."""
+    control = run.control
+    run.statuses[entry] = status
+    run.stack[control[places.OVER]] = entry
+    control[places.OVER] += 1
+
+
+@inline()
+def _open(graph: Any, run: Any, entry: int) -> None:
+    """An entry waits for nothing any more."""
+    if run.poison[entry] != 0:
+        _end(run, entry, places.POISONED)
+    else:
+        _make_ready(graph, run, entry)
+
+
+@inline()
+def _spread(graph: Any, run: Any) -> None:
+    """Those that are over let go of those that waited for them, and so on through what is poisoned."""
+    control, times = run.control, run.times
+    now = 0.0
+    while control[places.OVER] > 0:
+        control[places.OVER] -= 1
+        entry = np.int64(run.stack[control[places.OVER]])
+        is_bad = run.statuses[entry] != places.OK
+        _count(graph, run, entry)
+        for edge in range(graph.successors_at[entry], graph.successors_at[entry + 1]):
             later = np.int64(graph.successors[edge])
-            if status != places.OK and graph.travels[edge] != 0:
+            if is_bad and graph.travels[edge] != 0:
                 run.poison[later] = 1
-            kind = graph.kinds[later]
-            if UPLOAD <= kind <= DOWNLOAD and run.times[places.RATE_UP + kind - UPLOAD] > 0:
-                if ended == 0.0:
-                    ended = native.clock(CLOCK_MONOTONIC)
+            if _is_timed(graph, times, later):
+                ended = run.ended_at[entry]
+                if not (_is_timed(graph, times, entry) and not is_bad):
+                    now = ended = native.clock(CLOCK_MONOTONIC) if now == 0 else now
                 run.ready_at[later] = max(run.ready_at[later], ended)
             run.waiting[later] -= 1
             if run.waiting[later] == 0 and later < control[places.OPENED]:
-                if run.poison[later] != 0:
-                    stack[depth] = later
-                    depth += 1
-                else:
-                    _make_ready(graph, run, later)
-        status = places.POISONED
+                _open(graph, run, later)
+
+
+@inline()
+def _count(graph: Any, run: Any, entry: int) -> None:
+    """One more is over: Python is told if it is the last of its stretch, or the last there that reports."""
+    stretch = graph.stretches[entry]
+    run.control[places.FINISHED] += 1
+    run.left[stretch] -= 1
+    is_last = run.left[stretch] == 0
+    if graph.reports[entry] != 0:
+        run.reports_left[stretch] -= 1
+        is_last = is_last or run.reports_left[stretch] == 0
+    if is_last:
+        _tell(run.control)
+
+
+@inline()
+def _is_timed(graph: Any, times: Any, entry: int) -> Any:
+    """Whether it is a copy over a link of a limited rate."""
+    kind = np.int64(graph.kinds[entry])
+    return UPLOAD <= kind <= DOWNLOAD and times[places.RATE_UP + kind - UPLOAD] > 0
+
+
+@inline()
+def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
+    """An entry has been run. A copy over a link that is slower than memory has not ended by that."""
+    control, times, kind = run.control, run.times, np.int64(graph.kinds[entry])
+    if UPLOAD <= kind <= DOWNLOAD:
+        way = kind - UPLOAD
+        if _is_timed(graph, times, entry):
+            # Counted from when the copy could begin, not from when a busy core let a worker see it: a link has no such wait.
+            nbytes = graph.words[graph.words_at[entry] + 2]
+            ended = max(times[places.FREE_AT_UP + way], run.ready_at[entry]) + nbytes / times[places.RATE_UP + way]
+            run.ended_at[entry] = times[places.FREE_AT_UP + way] = ended
+            if ended > native.clock(CLOCK_MONOTONIC):
+                control[places.LINK_UP + way], control[places.COPIED_UP + way] = places.DUE, entry
+                return
+        control[places.LINK_UP + way] = places.FREE
+        count_moves(control, times, -1)
+    _end(run, entry, status)
 
 
 @inline()
@@ -118,15 +164,15 @@ def _serve(graph: Any, run: Any) -> None:
     """What Python has asked for since, and copies that have ended."""
     control, times = run.control, run.times
     for way in range(2):
-        if control[places.LINK_UP + way] == places.DUE and native.clock(CLOCK_MONOTONIC) >= times[places.DUE_UP + way]:
+        if control[places.LINK_UP + way] == places.DUE and native.clock(CLOCK_MONOTONIC) >= times[places.FREE_AT_UP + way]:
             control[places.LINK_UP + way] = places.FREE
             count_moves(control, times, -1)
-            _complete(graph, run, control[places.COPIED_UP + way], places.OK, times[places.DUE_UP + way])
+            _end(run, control[places.COPIED_UP + way], places.OK)
     while control[places.TAKEN] < control[places.ARRIVED]:
         arrival = run.arrivals[control[places.TAKEN]]
         control[places.TAKEN] += 1
         count_moves(control, times, -1)
-        _complete(graph, run, arrival >> 1, places.OK if arrival & 1 else places.FAILED, 0.0)
+        _end(run, arrival >> 1, places.OK if arrival & 1 else places.FAILED)
     if control[places.OPENED] < control[places.ASKED]:
         now = native.clock(CLOCK_MONOTONIC)
         while control[places.OPENED] < control[places.ASKED]:
@@ -134,31 +180,7 @@ def _serve(graph: Any, run: Any) -> None:
             control[places.OPENED] = entry + 1
             run.ready_at[entry] = max(run.ready_at[entry], now)
             if run.waiting[entry] == 0:
-                if run.poison[entry] != 0:
-                    _complete(graph, run, entry, places.POISONED, now)
-                else:
-                    _make_ready(graph, run, entry)
-
-
-@inline()
-def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
-    """An entry has been run. A copy over a link that is slower than memory has not ended by that."""
-    control, times, kind = run.control, run.times, graph.kinds[entry]
-    ended = 0.0
-    if UPLOAD <= kind <= DOWNLOAD:
-        way = np.int64(kind) - UPLOAD
-        rate = times[places.RATE_UP + way]
-        if rate > 0:
-            # Counted from when the copy could begin, not from when a busy core let a worker see it: a link has no such wait.
-            nbytes = graph.words[graph.words_at[entry] + 2]
-            ended = max(times[places.FREE_AT_UP + way], run.ready_at[entry]) + nbytes / rate
-            times[places.FREE_AT_UP + way] = times[places.DUE_UP + way] = ended
-            if ended > native.clock(CLOCK_MONOTONIC):
-                control[places.LINK_UP + way], control[places.COPIED_UP + way] = places.DUE, entry
-                return
-        control[places.LINK_UP + way] = places.FREE
-        count_moves(control, times, -1)
-    _complete(graph, run, entry, status, ended)
+                _open(graph, run, entry)
 
 
 @inline()
@@ -206,11 +228,12 @@ def _run(frame: Any) -> Any:
     n, stretches = frame[0], frame[1]
     a = frame[14:]
     return Run(
-        carray(native.at(a[0]), 64, np.int64), carray(native.at(a[1]), 16, np.float64), carray(native.at(a[2]), n, np.int32),
-        carray(native.at(a[3]), n, np.int8), carray(native.at(a[4]), n, np.int8), carray(native.at(a[5]), n, np.float64),
-        carray(native.at(a[6]), (3, n), np.int32), carray(native.at(a[7]), n, np.int32), carray(native.at(a[8]), n, np.int32),
-        carray(native.at(a[9]), n, np.int64), carray(native.at(a[10]), stretches, np.int32),
-        carray(native.at(a[11]), stretches, np.int32),
+        carray(native.at(a[0]), places.CONTROL, np.int64), carray(native.at(a[1]), 16, np.float64),
+        carray(native.at(a[2]), n, np.int32), carray(native.at(a[3]), n, np.int8), carray(native.at(a[4]), n, np.int8),
+        carray(native.at(a[5]), n, np.float64), carray(native.at(a[6]), n, np.float64),
+        carray(native.at(a[7]), (3, n), np.int32), carray(native.at(a[8]), n, np.int32), carray(native.at(a[9]), n, np.int32),
+        carray(native.at(a[10]), n, np.int64), carray(native.at(a[11]), stretches, np.int32),
+        carray(native.at(a[12]), stretches, np.int32),
     )  # fmt: skip
 
 
@@ -218,9 +241,10 @@ def work(frame: Any, me: int) -> None:
     """Serve the tables of a State as its worker `me` until it is told to quit."""
     graph, run = _graph(frame), _run(frame)
     control, times = run.control, run.times
-    lane = carray(native.at(frame[26] + 8 * places.LANE * me), places.LANE, np.int64)
-    since = carray(native.at(frame[26] + 8 * (places.LANE * me + places.SINCE)), 1, np.float64)
-    scratch = frame[26] + 8 * (places.LANE * me + places.SCRATCH)
+    lanes_at = frame[27]
+    lane = carray(native.at(lanes_at + 8 * places.LANE * me), places.LANE, np.int64)
+    since = carray(native.at(lanes_at + 8 * (places.LANE * me + places.SINCE)), 1, np.float64)
+    scratch = lanes_at + 8 * (places.LANE * me + places.SCRATCH)
     calls_at = frame[14] + 8 * places.CALLS
     entry, status, has_looked = np.int64(-1), np.int64(places.OK), False
     acquire(control)
@@ -228,6 +252,7 @@ def work(frame: Any, me: int) -> None:
         if entry >= 0:
             _settle(graph, run, entry, status)
         _serve(graph, run)
+        _spread(graph, run)
         if control[places.QUIT] != 0:
             break
         entry = _take(run)

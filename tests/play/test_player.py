@@ -11,13 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynctile.errors import DeviceError
-from asynctile.play.places import FAILED, OK, PENDING, POISONED
+from asynctile.play.places import FAILED, FREE_AT_UP, OK, PENDING, POISONED
 from asynctile.play.player import Player, player_supported
 from asynctile.play.tables import COPY, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
 from tests.play.schedules import Marked, fail, overdraw, play
 from tests.settle import turns, until
 
 pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
+
+
+#: Bytes a second: a copy of 8 bytes takes 0.1 ms.
+RATE = 80e3
 
 
 @pytest.fixture
@@ -62,7 +66,21 @@ def expected_statuses(tables, failing):
     return statuses
 
 
-async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel_where_they_should(players):
+def check_link(state, way):
+    """By its own times: one copy after another, each for as long as it takes, none before what it waits for."""
+    copies = np.flatnonzero(state.tables.kinds == way)
+    copies = copies[state.statuses[copies] == OK]
+    ended = state.ended_at[copies]
+    assert (ended >= state.ready_at[copies] + 8 / RATE).all() and (np.diff(np.sort(ended)) >= 7.99 / RATE).all()
+    assert ended.max(initial=0) == state.times[FREE_AT_UP + way - UPLOAD] or not copies.size
+    for earlier in np.flatnonzero((state.tables.kinds == UPLOAD) | (state.tables.kinds == DOWNLOAD)):
+        later = state.tables.successors[slice(*state.tables.successors_at[earlier : earlier + 2])]
+        later = later[(state.tables.kinds[later] == way) & (state.statuses[later] == OK)]
+        assert (state.ready_at[later] >= state.ended_at[earlier]).all()
+
+
+@pytest.mark.parametrize(("threads", "rate"), [(1, None), (2, None), (3, RATE), (2, RATE)])
+async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel_where_they_should(players, threads, rate):
     by_hand = threading.Thread  # transfers are answered from threads of their own
 
     async def run(player, marked, failing):
@@ -85,10 +103,12 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
             ordered = [all(statuses[other] != POISONED for other in before) for before in marked.before]
             assert not marked.missing[np.array(ordered) & (statuses == OK)].any()
             assert player.finished - finished == tables.count
+            for way in (UPLOAD, DOWNLOAD) if rate else ():
+                check_link(player._state, way)
 
-    player = players()
+    player = players(threads, rate)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(schedules())
     def check(example):
         asyncio.run_coroutine_threadsafe(run(player, *example), loop).result(60)
