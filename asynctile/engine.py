@@ -200,6 +200,7 @@ class Engine(Share):
     async def _share(self, on_device: int, in_ram: int, on_disk: int) -> LentShare:
         """On the device's loop; whole, or not at all."""
         async with self.exclusive():
+            self._schedules.leave()
             spill, caps = self.tiers.spill, self.tiers.caps
             region = SpillRegion(spill, on_disk) if spill is not None and on_disk else None
             is_lent = False
@@ -224,6 +225,7 @@ class Engine(Share):
         options = part.options
         await part.end()
         async with self.exclusive():
+            self._schedules.leave()
             await self.tiers.caps.regain(options.device_memory or 0, options.host_memory or 0)
 
 

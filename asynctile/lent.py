@@ -60,9 +60,12 @@ class LentShare(Share):
         await tiers.run_ahead.settle()
         if tiers.run_ahead.stalled is not None:
             raise tiers.run_ahead.stalled
+        self._schedules.leave()
         for tier in tiers.from_the_top():
             for residency in list(tier.ledger.resident):
                 tier.release(residency)
+        if tiers.player is not None:
+            await self.compute(tiers.player.close)
         tiers.close()
         self._life.tiers.remove(tiers)
         if self._region is not None:

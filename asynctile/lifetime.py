@@ -147,6 +147,9 @@ class Lifetime:
         """End the streams, let the memory and the spill folder go. Blocks."""
         patience_s = LAST_PATIENCE_S if any(tiers.run_ahead.hangs for tiers in self.tiers) else None
         try:
+            for tiers in self.tiers:
+                if tiers.player is not None:
+                    tiers.player.close(patience_s)
             self.device.close(patience_s)
         finally:
             for tiers in self.tiers:

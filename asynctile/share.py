@@ -25,6 +25,8 @@ from asynctile.measure.rates import Rates, measure_rates
 from asynctile.measure.statistics import Statistics, snapshot
 from asynctile.memory.caps import Loan
 from asynctile.memory.tiers import Tiers
+from asynctile.play.played_job import PlayedJob
+from asynctile.play.schedules import Schedules
 from asynctile.program.grain import Grain
 from asynctile.program.operation import Operation
 from asynctile.program.precision import compute_dtype
@@ -59,6 +61,7 @@ class Share:
     def _put_together(self, tiers: Tiers, files: Stream) -> None:
         """From now on it can be used. files: the stream of file work."""
         self._assembly = Assembly(tiers)
+        self._schedules = Schedules(self._assembly, self.compute)
         self._life.tiers.append(tiers)
         self._files = files
         self.busy = self.lock(self._what)
@@ -90,6 +93,15 @@ class Share:
     def dependents(self) -> WeakSet[Dependent]:
         """What has threads of its own and is closed with the engine, unless it has ended before."""
         return self._life.dependents
+
+    @property
+    def plays(self) -> bool:
+        """Whether programs that repeat are played by compiled workers; results are the same. Set it to False to do without."""
+        return self._schedules.is_on
+
+    @plays.setter
+    def plays(self, value: bool) -> None:
+        self._schedules.is_on = value
 
     @property
     def device_cap(self) -> int:
@@ -224,13 +236,16 @@ class Share:
         demand: Demand,
         inputs: Mapping[str, np.ndarray],
         outputs: dict[str, np.ndarray] | None = None,
-    ) -> Job:
-        """On the device's loop, inside `exclusive`: begin a run of `program`.
+    ) -> Job | PlayedJob:
+        """On the device's loop, inside `exclusive`: begin a run of `program`, played if it repeats.
 
         demand: what it asks of the arena, which another program may have cut for itself since. outputs: what its fetches fill.
         BudgetError, before any work, if the caps are below its floor.
         """
         assembly = self.assembly
+        played = await self._schedules.begin(program, demand, inputs)
+        if played is not None:
+            return played
         await assembly.cut(demand)
         try:
             for name, value in inputs.items():
@@ -239,10 +254,6 @@ class Share:
         except BaseException:
             assembly.release(program.inputs.values())
             raise
-
-    async def put(self, tile: Tile, value: np.ndarray) -> None:
-        """On the device's loop: put host bytes in a tile that no work in flight uses."""
-        await self.assembly.put(tile, value)
 
     async def copies(self, tiles: Iterable[Tile]) -> list[np.ndarray]:
         """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""
@@ -263,6 +274,7 @@ class Share:
 
     async def _measure(self, demand: Demand) -> Rates | None:
         async with self.exclusive():
+            self._schedules.leave()
             await self.assembly.cut(demand)
             return await measure_rates(self.tiers, compute_dtype(self.precision))
 
@@ -272,6 +284,7 @@ class Share:
 
     async def _reserve(self, demand: Demand) -> None:
         async with self.exclusive():
+            self._schedules.leave()
             await self.assembly.cut(demand)
 
     async def _store(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
@@ -291,5 +304,6 @@ class Share:
 
     async def _release(self, tiles: list[Tile]) -> None:
         async with self.exclusive():
+            self._schedules.leave()
             await self.tiers.run_ahead.settle()
             self.assembly.release(tiles)

@@ -53,7 +53,8 @@ class Gradients:
 
         Last complete, first updated: those are most likely still on the device.
         """
-        self.program.mark("update")
+        assert self._hyper is not None, "a program that updates has hyper"
+        self.program.mark("update", rewrites=(self._hyper,))  # now the norm is known, and the factor with it
         for parameter, key, tile, number in reversed(self._kept):
             # The sum of squares is the one that is there already; it is written again under its number.
             self._adamw(parameter, key, tile, number)

@@ -34,6 +34,7 @@ from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
+from asynctile.play.played_job import PlayedJob
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.run.job import Job
@@ -340,7 +341,7 @@ class Model:
                 raise
             return run.numbers
 
-    async def abandon(self, run: Job, why: BaseException | None = None) -> None:
+    async def abandon(self, run: Job | PlayedJob, why: BaseException | None = None) -> None:
         """On the engine's loop: end a run that failed or was given up; the model is torn if that lost weights."""
         lost = await run.abandon()
         if isinstance(why, StalledError):

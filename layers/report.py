@@ -23,7 +23,8 @@ PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 class StepReport:
     """One step. Seconds, bytes and nats; grad_norm is before clipping; peaks since the engine opened.
 
-    skipped: the loss (or, with clip_norm, the gradient) was not finite and nothing was updated.
+    skipped: the loss (or, with clip_norm, the gradient) was not finite and nothing was updated. played: it went by a schedule,
+    without Python, else by coroutines; the results are the same.
     stall_s: seconds in which compute waited for a transfer. device_peak_bytes: 0 on cpu, where RAM is the device.
     """
 
@@ -43,6 +44,7 @@ class StepReport:
     host_peak_bytes: int
     spill_peak_bytes: int
     skipped: bool = False
+    played: bool = False
 
     @classmethod
     def between(cls, before: Statistics, after: Statistics, *, step_s: float, tokens: int, **values: Any) -> Self:

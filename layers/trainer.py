@@ -38,6 +38,7 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
 from asynctile.measure.statistics import Statistics
+from asynctile.play.played_job import PlayedJob
 from asynctile.program.program import Program
 from asynctile.run.job import Job
 from asynctile.storage.tile import Tile
@@ -258,14 +259,14 @@ class Trainer:
                     if not math.isfinite(norm):
                         return await self._skip(run, report, loss, norm)
                     factor = min(1.0, self.clip_norm / (norm + 1e-6))
-                    await self.engine.put(program.inputs["hyper"], self.optimizer.hyper(self.step_count + 1, factor))
+                    await run.put(program.inputs["hyper"], self.optimizer.hyper(self.step_count + 1, factor))
             except BaseException as error:
                 await self._break_off(run, error)
                 raise
             return await self._update(program, run, report, counted, loss)
 
     async def _update(
-        self, program: Program, run: Job, report: Reporter, counted: Callable[[], None], loss: float
+        self, program: Program, run: Job | PlayedJob, report: Reporter, counted: Callable[[], None], loss: float
     ) -> StepReport:
         """The part that changes weights; a cancellation is raised after it has ended."""
         try:
@@ -282,20 +283,20 @@ class Trainer:
             self.model.torn = f"a gradient of step {self.step_count + 1} was not finite ({name})"
             raise TornModelError(self.model.torn_message() + "; clip_norm skips such steps instead")
         self.model.step_count += 1
-        self.last_report = report(loss, norm)
+        self.last_report = report(run, loss, norm)
         counted()
         if cancelled:
             raise asyncio.CancelledError
         return self.last_report
 
-    async def _skip(self, run: Job, report: Reporter, loss: float, norm: float) -> StepReport:
+    async def _skip(self, run: Job | PlayedJob, report: Reporter, loss: float, norm: float) -> StepReport:
         await self.model.abandon(run)
         if self.model.torn is not None:
             raise TornModelError(self.model.torn_message())
         self.skipped_count += 1
-        return report(loss, norm, skipped=True)
+        return report(run, loss, norm, skipped=True)
 
-    async def _break_off(self, run: Job, error: BaseException) -> None:
+    async def _break_off(self, run: Job | PlayedJob, error: BaseException) -> None:
         """Before the first update: let what was enqueued run out; the model is as it was unless a tier lost bytes."""
         await under_shield(self.model.abandon(run, error))
         if isinstance(error, StalledError):
@@ -308,15 +309,17 @@ class Trainer:
             ) from error
 
     def _report(
-        self, before: Statistics, start: float, tokens: int, loss: float, norm: float, *, skipped: bool = False
+        self, before: Statistics, start: float, tokens: int, run: Job | PlayedJob, loss: float, norm: float, *,
+        skipped: bool = False,
     ) -> StepReport:
         return StepReport.between(
             before, self.engine.statistics(), step_s=time.perf_counter() - start, tokens=tokens, step=self.step_count,
             loss=loss, lr=self.optimizer.rate(self.step_count + int(skipped)), grad_norm=norm, skipped=skipped,
+            played=run.played,
         )  # fmt: skip
 
 
-def _total(program: Program, run: Job, label: str) -> float:
+def _total(program: Program, run: Job | PlayedJob, label: str) -> float:
     """Sum, in float64 and in the program's order, of the numbers whose label begins with `label`."""
     pairs = zip(program.numbers, run.numbers.tolist(), strict=False)
     return sum(value for name, value in pairs if name.startswith(label))

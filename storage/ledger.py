@@ -29,6 +29,7 @@ from asynctile.storage.residency import (
     WRITE_BACK,
     History,
     Residency,
+    State,
     Transition,
 )
 from asynctile.storage.sizes import format_size
@@ -171,6 +172,25 @@ class Ledger:
         else:
             self._leave(residency)
             slot.pool.give(slot, evicted=True)
+
+    def assume(self, found: Sequence[tuple[Residency, State, Slot | None, int]]) -> None:
+        """What ran without the ledger left tiles so: (residency, state, slot, next use) each, slots are theirs or free."""
+        for residency, _, slot, _ in found:
+            old = residency.slot
+            if old is not None and old is not slot:
+                self._leave(residency)
+                old.pool.give(old, evicted=True)
+        for residency, state, slot, next_use in found:
+            if residency.state is not state:
+                self.history.undo(residency, state)
+            residency.next_use = next_use
+            if slot is not None:
+                if residency.slot is None:
+                    slot.pool.claim(slot)
+                    residency.slot = slot
+                    self.resident[residency] = None
+                if slot.pool.limit is not None:
+                    self._push(slot.pool, residency)
 
     def _settle(self, residency: Residency, slot: Slot, load: bool, moves: list[Move]) -> None:
         was = residency.state

@@ -109,9 +109,10 @@ class Residency:
 
 
 class History:
-    """The last transitions of a tier, oldest first."""
+    """The last transitions of a tier, oldest first. count: of all that there were."""
 
     def __init__(self) -> None:
+        self.count = 0
         #: three in a row for each: residency, transition, the state before. An undone move has the state after in place of
         #: a transition. Flat, since objects that live this long are what the garbage collector walks again and again.
         self._last: deque[Any] = deque(maxlen=3 * REMEMBERED)
@@ -126,10 +127,12 @@ class History:
                 f"tile {residency.tile.name} is {old} and cannot {transition.name}: expected it to be "
                 f"{' or '.join(transition.to)}; this is a fault of asynctile, whose last steps were {'; '.join(self.tell(8))}"
             ) from None
+        self.count += 1
         self._last.extend((residency, transition, old))
 
     def undo(self, residency: Residency, state: State) -> None:
-        """Back to the state before a move that was decided and not made."""
+        """To the state before a move that was decided and not made, or to one that was reached without the ledger."""
+        self.count += 1
         self._last.extend((residency, state, residency.state))
         residency.state = state
 

@@ -160,7 +160,7 @@ async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_
             async with engine.exclusive():
                 deaf.hangs.set()
                 engine.tiers.top.admit((engine.tiers.top.of(tile),), "r")
-                filling = asyncio.create_task(engine.put(tile, np.full(tile.shape, 7, np.float32)))
+                filling = asyncio.create_task(engine.assembly.put(tile, np.full(tile.shape, 7, np.float32)))
                 await turns()
                 deaf.answer.set()
                 await filling

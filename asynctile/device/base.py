@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,15 @@ from asynctile.streams.stream import Stream
 
 #: Called while kernels are compiled: (kernel, how many are ready, of how many).
 Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Who can do a device's work in compiled code alone. Rates of its link: bytes a second, None for no limit."""
+
+    threads: int
+    up_rate: float | None = None
+    down_rate: float | None = None
 
 
 class Recorder(Protocol):
@@ -44,13 +54,14 @@ class Device(Protocol):
 
     name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. grain: how large
     its tiles should be. kernels: what `launch` finds by an operation's `kernel`; empty where nothing is computed. host: the RAM
-    that its copies go to and come from.
+    that its copies go to and come from. workers: who else can do its work, None if nobody can.
     """
 
     name: str
     has_link: bool
     grain: Grain
     kernels: dict[str, Callable[..., None]]
+    workers: Workers | None
 
     @property
     def host(self) -> HostMemory: ...

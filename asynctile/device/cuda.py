@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.device.base import Recorder, Report
+from asynctile.device.base import Recorder, Report, Workers
 from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
 from asynctile.device.cuda_stream import CudaEvent, CudaStream
 from asynctile.device.driver import Driver
@@ -52,6 +52,7 @@ class CudaDevice:
         self.driver = driver
         self.precision = precision
         self.kernels: dict[str, Callable[..., None]] = dict(kernels.KERNELS)
+        self.workers: Workers | None = None  # it has graphs
         self.host = PinnedMemory(driver)
         self._lock = threading.Lock()
         self._memory = DeviceMemory(driver)

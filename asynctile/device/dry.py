@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from asynctile.device.base import Recorder, Report
+from asynctile.device.base import Recorder, Report, Workers
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.operation import Operation
 from asynctile.storage.arena import Pool, Slot
@@ -52,6 +52,7 @@ class DryDevice(DryMemory):
         self.has_link = has_link
         self.grain = grain
         self.kernels: dict[str, Callable[..., None]] = {}
+        self.workers: Workers | None = None
         self.host: HostMemory = DryMemory()
 
     def budget(self, wanted: int | None) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from asynctile.device.base import Workers
 from asynctile.device.workers import WorkerDevice
 from asynctile.storage.limits import spare_memory
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
@@ -48,6 +49,7 @@ class EmulatedDevice(WorkerDevice):
         super().__init__(threads)
         self._up = OneWay("upload", link_rate, self._lock)
         self._down = OneWay("download", link_rate, self._lock)
+        self.workers = Workers(self.threads, link_rate, link_rate)
 
     def budget(self, wanted: int | None) -> int | None:
         """If nothing was said, half of the RAM that tiles may take: the tier below is in RAM too."""

@@ -57,5 +57,5 @@ def snapshot(assembly: Assembly) -> Statistics:
         spill_written_bytes=0 if spill is None else spill.written_nbytes,
         spill_retries=0 if spill is None else spill.retries,
         operations=assembly.operations,
-        stall_s=device.stall_s(),
+        stall_s=device.stall_s() + (0.0 if tiers.player is None else tiers.player.stall_s),
     )

@@ -26,6 +26,7 @@ from asynctile.storage.residency import (
     REPLACE,
     STORED,
     Residency,
+    State,
     Transition,
 )
 from asynctile.storage.tile import Tile
@@ -155,6 +156,17 @@ class Tier:
         """Move every tile out."""
         for residency in list(self.ledger.resident):
             self.give_up(residency)
+
+    def assume(self, found: Sequence[tuple[Residency, State, Slot | None, int]]) -> None:
+        """What ran without this tier has left tiles so, and is over; see Ledger.assume."""
+        self.ledger.assume(found)
+        for residency, _, slot, _ in found:
+            residency.written = residency.saved = None
+            residency.reads = []
+            residency.array = None
+            if slot is not None:
+                slot.guard = ()
+                residency.array = self.memory.array(slot, residency.tile.shape, residency.tile.dtype)
 
     def cut(self, demand: Demand, foreign: dict[int, int]) -> None:
         """Make the pools serve `demand`. They must be empty if arena.must_be_empty says so; nothing may be in flight."""

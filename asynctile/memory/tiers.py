@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from asynctile.device.base import Device
 from asynctile.memory.caps import Caps
@@ -22,9 +22,17 @@ from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 from asynctile.storage.ledger import Ledger
 from asynctile.storage.spill import SpillTier
+from asynctile.streams.event import Runner
 from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
 from asynctile.streams.stream import Stream
+
+
+class Playing(Runner, Protocol):
+    """A runner beside the device's streams (asynctile/play/player.py). stall_s: seconds in which it only waited for copies."""
+
+    @property
+    def stall_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +54,23 @@ class Tiers:
 
     transfers: the stream of spill's.
     link: between the two, None where they are one. caps: how they are cut. positions: of what runs over them, in its order.
+    run_ahead: of what was enqueued on the device. player: who runs over them what is not enqueued there, None before the first.
     """
 
-    def __init__(self, device: Device, spill: SpillTier | None, transfers: Stream | None, options: TierOptions) -> None:
+    def __init__(
+        self,
+        device: Device,
+        spill: SpillTier | None,
+        transfers: Stream | None,
+        options: TierOptions,
+        run_ahead: RunAhead | None = None,
+    ) -> None:
         self.device = device
         self.spill = spill
         self.prefetch = options.prefetch
         self.positions = Positions()
-        self.run_ahead = RunAhead(device.streams, options.watchdog)
+        self.player: Playing | None = None
+        self.run_ahead = RunAhead(self.runners, options.watchdog) if run_ahead is None else run_ahead
         self.lockstep = Lockstep() if options.prefetch == 0 else None
         #: the program whose next run the ranks of what stands in the tiers point into; weak, since its graphs end with it
         self._ranked_for: weakref.ref[Program] | None = None
@@ -71,6 +88,10 @@ class Tiers:
             arena = Arena(options.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
             self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep)
         self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)
+
+    def runners(self) -> list[Runner]:
+        """All that its work may run on."""
+        return [*self.device.streams(), *([] if self.player is None else [self.player])]
 
     def from_the_top(self) -> tuple[Tier, ...]:
         """Every tier once, the one below behind the one above."""
@@ -95,6 +116,13 @@ class Tiers:
             tier.cursor = None
         if broken_off:
             self._ranked_for = None
+
+    def unranked(self, program: Program) -> int:
+        """Runs of `program` follow that rank nothing: the position of its first entry, by which to rank where one is left."""
+        self._ranked_for = None
+        base = self.positions.begin()
+        self.positions.end(base, len(program))
+        return base
 
     def next_uses(self, program: Program) -> list[tuple[int, ...]]:
         """The next uses of operands behind each entry, as the tier ranks them that operations run in."""

@@ -92,11 +92,11 @@ class Player:
         state.release(stretch)
 
     def reported(self, stretch: int) -> StreamEvent:
-        """Done when all reporting entries of a stretch are over. error: DeviceError if an entry of it had failed by then."""
+        """Done when all reporting entries of a stretch are over. error: if an entry of it had failed by then."""
         return self._event("reported", stretch)
 
     def ended(self, stretch: int) -> StreamEvent:
-        """Done when all entries of a stretch are over. error: DeviceError if one failed, or read what a failed one wrote."""
+        """Done when all entries of a stretch are over. error: if one failed, or read what a failed one wrote."""
         return self._event("ended", stretch)
 
     def transferred(self, entry: int, ok: bool) -> None:
@@ -181,7 +181,7 @@ class Player:
         event.done = True
         event.wake()
 
-    def _error(self, stretch: int) -> DeviceError | None:
+    def _error(self, stretch: int) -> RuntimeError | None:
         state = self._attached()
         start, stop = state.tables.stretch_at[stretch : stretch + 2]
         statuses = state.statuses[start:stop]
@@ -189,10 +189,7 @@ class Player:
             return None
         failed = np.flatnonzero(statuses == FAILED) + start
         first = int((failed if failed.size else np.flatnonzero(state.statuses == FAILED))[0])
-        return DeviceError(
-            f"{state.tables.what[first]} failed while a schedule was played, and what reads from it was skipped; the step "
-            "is not done: load a checkpoint if the model is torn, and step again"
-        )
+        return RuntimeError(f"{state.tables.what[first]} failed while it was played, and what reads from it was skipped")
 
     def _told(self) -> None:
         """On the loop: workers have written to the eventfd."""

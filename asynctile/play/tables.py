@@ -77,12 +77,15 @@ class Tables:
         last = int(self.stretches[-1]) if self.count else -1
         return np.searchsorted(self.stretches, np.arange(last + 2)).astype(np.int64)
 
-    def bound(self, words: np.ndarray) -> Tables:
-        """The same entries with other words, of which there are as many; nothing else is copied or checked again."""
+    def bound(self, words: np.ndarray, keep: Any) -> Tables:
+        """The same entries with other words, of which there are as many; nothing else is copied or checked again.
+
+        keep: what must live while the addresses in these words are used.
+        """
         if words.dtype != np.int64 or words.shape != self.words.shape or not words.flags.c_contiguous:
             raise ValueError(f"a schedule of {self.words.size} words was given {words.shape} {words.dtype}; give as many int64")
         other = object.__new__(Tables)
-        other.__dict__.update(self.__dict__, words=words)
+        other.__dict__.update(self.__dict__, words=words, keep=keep)
         return other
 
     def _check_shapes(self) -> None:

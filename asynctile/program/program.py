@@ -6,7 +6,7 @@ Layers record it once for a key (kind, config, B, T, ...); the engine runs it ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -62,6 +62,7 @@ class Program:
     numbers: labels of the float64 numbers that operations report, by index.
     inputs: small tiles that the host fills before a run, by name.
     temporaries: tiles that live within one run.
+    marks: where they are, by name. rewritten: by mark, the inputs that get another value there.
     next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
     overwritten); persistent tiles continue into the next run of the same program (position + len).
     device_uses: the same as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
@@ -75,6 +76,7 @@ class Program:
         self.inputs: dict[str, Tile] = {}
         self.temporaries: list[Tile] = []
         self.marks: dict[str, int] = {}
+        self.rewritten: dict[str, tuple[Tile, ...]] = {}
         self.next_uses: list[tuple[int, ...]] = []
         self.device_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
@@ -106,8 +108,10 @@ class Program:
     def fetch(self, tile: Tile, key: str, index: tuple[slice, ...]) -> None:
         self.entries.append(Fetch(tile, key, index))
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: str, rewrites: Sequence[Tile] = ()) -> None:
+        """rewrites: inputs that the host gives another value there, in every run."""
         self.marks[name] = len(self.entries)
+        self.rewritten[name] = tuple(rewrites)
         self.entries.append(Mark(name))
 
     def finish(self) -> Program:

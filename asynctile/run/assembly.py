@@ -68,10 +68,7 @@ class Assembly:
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
         """Put host bytes in a tile that no work in flight uses. Cancelled, it leaves the tile as it was."""
-        if value.shape != tile.shape:
-            raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
-        if not np.can_cast(value.dtype, tile.dtype, "same_kind"):
-            raise TypeError(f"{tile.name} takes an array of {tile.dtype}, not {value.dtype}")
+        check_value(tile, value)
         in_ram, placed = self._in_ram(tile)
         try:
             for event in (*in_ram.reads, *unfinished(in_ram.written)):  # also what still loads older bytes into the slot
@@ -145,3 +142,11 @@ class Assembly:
                 f"tile {residency.name} cannot be read, since the work that wrote it failed: {error}"
             ) from error
         await self.run_ahead.settle()
+
+
+def check_value(tile: Tile, value: np.ndarray) -> None:
+    """ValueError or TypeError for an array that a tile cannot take."""
+    if value.shape != tile.shape:
+        raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
+    if not np.can_cast(value.dtype, tile.dtype, "same_kind"):
+        raise TypeError(f"{tile.name} takes an array of {tile.dtype}, not {value.dtype}")

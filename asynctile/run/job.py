@@ -29,8 +29,10 @@ class Job:
 
     demand: what the tiers were cut for. outputs: host arrays that the program's fetches fill; None in a run without bytes.
     numbers: float64, by the program's indices, valid once `reported` or `finish` has returned. issued: entries issued so far.
-    AsynctileError for a program that reads a tile which nobody has written.
+    AsynctileError for a program that reads a tile which nobody has written. played: it is not (asynctile/play/played_job.py).
     """
+
+    played = False
 
     def __init__(
         self, assembly: Assembly, program: Program, demand: Demand, outputs: dict[str, np.ndarray] | None = None
@@ -60,10 +62,22 @@ class Job:
 
     async def finish(self) -> None:
         """Perform the rest and wait until all of it has run; raises the first error."""
-        await self._advance(len(self.program))
+        await self.issue()
         await self._assembly.run_ahead.drain()
         self.numbers = self.numbers.copy()  # the next run writes there
         self._release(self.program.inputs.values())
+        self.end()
+
+    async def issue(self) -> None:
+        """Perform the rest."""
+        await self._advance(len(self.program))
+
+    async def put(self, tile: Tile, value: np.ndarray) -> None:
+        """At a mark that allows it (Program.mark): give an input another value, for what comes behind."""
+        await self._assembly.put(tile, value)
+
+    def end(self) -> None:
+        """Everything was performed: the tiers know of it no more."""
         self._assembly.tiers.end(self._base, self.program)
 
     async def reported(self) -> None:

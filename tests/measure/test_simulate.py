@@ -14,6 +14,7 @@ from tests.matmul import Matmul
 async def test_a_simulated_run_moves_what_a_real_one_moves(slots, prefetch):
     work, twin = Matmul(), Matmul()
     async with Engine("emulated", device_memory=slots * work.nbytes, prefetch=prefetch) as engine:
+        engine.plays = False
         await work.prepare(engine)
         await work.run(engine)
         first = engine.statistics()

@@ -157,7 +157,7 @@ async def test_what_fails_is_named_and_only_what_reads_from_it_is_skipped(player
     assert player.statuses.tolist() == [OK, FAILED, POISONED, OK, POISONED]
     assert marked.marks.tolist() == [1, 1, 0, 1, 0]
     for stretch in range(2):
-        with pytest.raises(DeviceError, match="entry 1 failed while a schedule was played"):
+        with pytest.raises(RuntimeError, match="entry 1 failed while it was played"):
             await player.ended(stretch).landed()
 
 

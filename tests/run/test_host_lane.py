@@ -77,6 +77,7 @@ async def test_a_simulated_run_moves_what_a_real_one_moves(mixture, place, tmp_p
     work, twin = (Matmul(on_host=MIXTURES[mixture]) for _ in range(2))
     options = folder_of(place, tmp_path)
     async with Engine("emulated", device_memory=place[0] * NBYTES, prefetch=place[2], **options) as engine:
+        engine.plays = False
         await work.prepare(engine)
         await work.run(engine)
         first = engine.statistics()

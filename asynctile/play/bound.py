@@ -1,0 +1,91 @@
+"""A schedule on the slots of real tiers: which slot each place is, and whether that still holds.
+
+A place is a number, and ledgers take any free slot for a tile; so a schedule fits every cut that has enough slots, without a
+byte moved, once the right tiles stand in the right tiers (arrival.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from asynctile.memory.tier import Tier
+from asynctile.memory.tiers import Tiers
+from asynctile.play.tables import Tables
+from asynctile.play.template import Kernels, Template
+from asynctile.schedule.schedule import Place, Schedule
+from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.tile import Tile
+
+
+class Bound:
+    """template on `tiers`, where its tiles are arranged. slots: of all its places. tables: what is played. base: of its ranks.
+
+    numbers: what its kernels report, float64 by the program's indices. inputs: arrays of the program's inputs, where the host
+    writes them. ValueError if a tier has too few slots.
+    """
+
+    def __init__(self, template: Template, tiers: Tiers, base: int) -> None:
+        self.template = template
+        self.tiers = tiers
+        self.base = base
+        self.slots: Mapping[Place, Slot] = _slots(self.schedule, tiers)
+        self.numbers = tiers.device.numbers(len(self.schedule.program.numbers) + 1)
+        views = [_bytes(tiers, place.tier, self.slots[place]) for place in template.places]
+        addresses = np.array([view.ctypes.data for view in views], np.int64)
+        self.tables: Tables = template.bound(addresses, self.numbers, views)
+        self.inputs: dict[Tile, np.ndarray] = {
+            tile: tiers.host.of(tile).array for tile in self.schedule.program.inputs.values()
+        }
+        self._stamp = _stamp(tiers)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.template.schedule
+
+    def holds(self, kernels: Kernels) -> bool:
+        """Whether the tiers, and the kernels, are as they were: nothing has come, gone or been cut since."""
+        return self._stamp == _stamp(self.tiers) and all(
+            kernels.get(name) is kernel for name, kernel in self.template.kernels.items()
+        )
+
+
+def _stamp(tiers: Tiers) -> tuple[Any, ...]:
+    """Another one whenever a tile stands elsewhere or a slot may be gone."""
+    return tuple((tier.ledger.history.count, tier.arena.made_nbytes, *tier.arena.pools) for tier in tiers.from_the_top())
+
+
+def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
+    """A tile's place is the slot in which it stands; the others are any free ones."""
+    found: dict[Place, Slot] = {}
+    others: dict[Pool, dict[Place, None]] = defaultdict(dict)
+    from_the_top = tiers.from_the_top()
+    for one in schedule.start:
+        if one.place is not None:
+            slot = from_the_top[one.tier].of(one.tile).slot
+            assert slot is not None, f"{one.tile.name} was to be brought in"
+            found[one.place] = slot
+    for place in schedule.places():
+        if place not in found:
+            others[_pool(from_the_top[place.tier], place)][place] = None
+    for pool, places in others.items():
+        taken = [pool.take(for_load=False) for _ in places]
+        free = [slot for slot in taken if slot is not None]
+        for slot in reversed(free):
+            pool.give(slot, evicted=False)
+        if len(free) < len(places):
+            raise ValueError(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, expected {len(places)}")
+        found.update(zip(places, free, strict=True))
+    return found
+
+
+def _pool(tier: Tier, place: Place) -> Pool:
+    return next(pool for pool in tier.arena.pools if pool.slot_nbytes == place.nbytes)
+
+
+def _bytes(tiers: Tiers, number: int, slot: Slot) -> np.ndarray:
+    array: np.ndarray = tiers.from_the_top()[number].memory.array(slot, (slot.pool.slot_nbytes,), np.uint8)
+    return array

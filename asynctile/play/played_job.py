@@ -1,0 +1,116 @@
+"""A job that is played: the run of a program by its schedule, with the face of asynctile/run/job.py.
+
+The workers run a stretch, the host looks at marks. What depends on a failed entry is skipped, and the rest of the stretch
+runs; so a step that fails or is given up is left at a mark, where the schedule knows where every tile stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from asynctile.play.arrival import stand
+from asynctile.play.bound import Bound
+from asynctile.play.places import OK
+from asynctile.play.player import Player
+from asynctile.program.operation import DEVICE
+from asynctile.run.assembly import Assembly
+from asynctile.schedule.schedule import Kind, Standing
+from asynctile.storage.tile import Tile
+from asynctile.streams.event import StreamEvent
+
+
+class PlayedJob:
+    """Begun when it is made, on the device's loop; its inputs are in place. The rest is as Job's, `played` aside."""
+
+    played = True
+
+    def __init__(self, assembly: Assembly, player: Player, bound: Bound) -> None:
+        self.program = bound.schedule.program
+        self.numbers = bound.numbers
+        self._assembly = assembly
+        self._player = player
+        self._bound = bound
+        self._released = 0
+        player.begin()
+
+    async def until(self, mark: str) -> None:
+        """Let everything before `mark` run. KeyError if the program has no such mark."""
+        self._release(self._bound.schedule.marks[mark])
+
+    async def put(self, tile: Tile, value: np.ndarray) -> None:
+        """At a mark that allows it (Program.mark): give an input another value, for what comes behind."""
+        await self._wait(self._ended())  # what still reads the old one
+        np.copyto(self._bound.inputs[tile], value)
+
+    async def reported(self) -> None:
+        """Wait for the numbers of everything before the mark."""
+        await self._wait([self._player.reported(stretch) for stretch in self._begun()])
+
+    async def finish(self) -> None:
+        """Let the rest run and wait until all of it has; raises the first error."""
+        self._release(len(self._bound.schedule.stretches))
+        await self._wait(self._ended())
+        self.numbers = self.numbers.copy()  # the next run writes there
+        self._count()
+
+    async def abandon(self) -> list[Tile]:
+        """Let what was released run out, then leave at the mark; returns persistent tiles whose bytes are lost."""
+        tiers, schedule = self._assembly.tiers, self._bound.schedule
+        try:
+            for event in self._ended():
+                await tiers.run_ahead.settled(event)
+        except Exception:
+            if tiers.run_ahead.stalled is None:
+                raise
+            return []  # what is whole cannot be known while something still hangs
+        self._count()
+        stand(tiers, self._standing(), self._bound.slots, self._bound.base, self._failure)
+        for tile in (*schedule.program.temporaries, *schedule.program.inputs.values()):
+            residency = tiers.top.of(tile)
+            if residency.slot is not None or residency.backing is not None:
+                tiers.top.release(residency)
+        return [tile for tile in schedule.program.standing if not tiers.top.rescue(tiers.top.of(tile))]
+
+    def _release(self, stretches: int) -> None:
+        """Let the stretches before this one run."""
+        if stretches > self._released:
+            self._released = stretches
+            for stretch in self._begun():
+                self._player.release(stretch)
+
+    def _begun(self) -> range:
+        """The stretches that were released and have entries at all."""
+        return range(min(self._released, len(self._bound.tables.stretch_at) - 1))
+
+    def _ended(self) -> list[StreamEvent]:
+        return [self._player.ended(stretch) for stretch in self._begun()]
+
+    async def _wait(self, events: Iterable[StreamEvent]) -> None:
+        for event in events:
+            await self._assembly.run_ahead.landed(event)
+
+    def _standing(self) -> tuple[Standing, ...]:
+        """Where tiles stand behind the last stretch that was released."""
+        schedule = self._bound.schedule
+        if self._released == len(schedule.stretches):
+            return schedule.end
+        marks = schedule.marks.items()
+        return next((schedule.at[name] for name, stretch in marks if stretch == self._released), schedule.start)
+
+    def _failure(self, entry: int) -> BaseException | None:
+        """Of an entry that was to run; None for one that went well."""
+        if self._player.statuses[entry] == OK:
+            return None
+        return self._player.ended(self._bound.schedule.entries[entry].stretch).error
+
+    def _count(self) -> None:
+        """What moved, and how many operations there were, among the entries that ran."""
+        template, tiers = self._bound.template, self._assembly.tiers
+        counts = template.counts(self._player.statuses == OK)
+        tiers.top.loaded_nbytes += counts[Kind.UPLOAD]
+        tiers.top.written_nbytes += counts[Kind.DOWNLOAD]
+        self._assembly.lanes[DEVICE].operations += counts[Kind.OPERATION]
+        for tier, peak in zip(tiers.from_the_top(), template.schedule.peaks, strict=True):
+            tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak)

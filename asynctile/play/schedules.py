@@ -1,0 +1,159 @@
+"""Which programs are played: those that run twice in a row. Their schedules, and the one that is bound to the tiers now.
+
+The first run of a program goes by coroutines, and so does whatever cannot be played: programs that fetch results, kernels that
+are not compiled, tiers without prefetch, a traced engine. From the second run in a row on the schedule decides. It is a
+function of the program and of how the caps are cut for it, so what moves still depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from asynctile.memory.tiers import Tiers
+from asynctile.play.arrival import arrange, is_arranged
+from asynctile.play.bound import Bound
+from asynctile.play.native import player_supported
+from asynctile.play.played_job import PlayedJob
+from asynctile.play.player import Player
+from asynctile.play.rehearsal import rehearse
+from asynctile.play.template import Kernels, Template
+from asynctile.program.program import Fetch, Program
+from asynctile.run.assembly import Assembly, check_value
+from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
+
+#: Schedules that are kept for one share: a training needs its step and its validation, of each shape that comes again.
+KEPT = 8
+
+
+class Schedules:
+    """Those of one share. is_on: whether anything is played."""
+
+    def __init__(self, assembly: Assembly, compute: Callable[..., Awaitable[Any]]) -> None:
+        self.is_on = True
+        self._assembly = assembly
+        self._tiers: Tiers = assembly.tiers
+        self._compute = compute
+        self._last: Callable[[], Program | None] = lambda: None
+        #: by program and cut, the one used last at the end; None for a program that cannot be played there
+        self._kept: OrderedDict[Any, Template | None] = OrderedDict()
+        self._bound: Bound | None = None
+
+    async def begin(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> PlayedJob | None:
+        """A run of `program` that is played, or None: then it goes by coroutines. Raises what cutting the tiers may raise."""
+        bound = self._bound
+        if bound is not None and bound.schedule.program is program and self._may(program) and bound.holds(self._kernels):
+            for name, value in inputs.items():
+                tile = program.inputs[name]
+                check_value(tile, value)
+                np.copyto(bound.inputs[tile], value)
+        else:
+            self.leave()
+            again = self._last() is program
+            self._last = weakref.ref(program)
+            bound = await self._bind(program, demand, inputs) if again and self._may(program) else None
+        return None if bound is None else PlayedJob(self._assembly, self._player(), bound)
+
+    def leave(self) -> None:
+        """Nothing is played for now; the tiers are as after any other job, and the workers hold no memory of theirs."""
+        bound, self._bound = self._bound, None
+        if bound is None:
+            return
+        self._player().detach()
+        self._release(bound.schedule.program.inputs.values())
+
+    @property
+    def _kernels(self) -> Kernels:
+        return self._tiers.device.kernels
+
+    def _may(self, program: Program) -> bool:
+        """Whether there is somebody to play it, and nobody looks at each operation."""
+        device, tiers = self._tiers.device, self._tiers
+        return (
+            self.is_on
+            and player_supported()
+            and device.workers is not None
+            and tiers.lockstep is None
+            and not any(stream.trace is not None for stream in device.streams())
+        )
+
+    async def _bind(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> Bound | None:
+        """Bring the tiers to where its schedule begins, and let the workers have it."""
+        tiers, assembly = self._tiers, self._assembly
+        await assembly.cut(demand)
+        template = await self._template(program, demand)
+        if template is None:
+            return None
+        try:
+            for name, value in inputs.items():
+                await assembly.put(program.inputs[name], value)
+            arrange(tiers, template.schedule)
+            await tiers.run_ahead.drain()
+            if not is_arranged(tiers, template.schedule):
+                return None
+            bound = self._bound = Bound(template, tiers, tiers.unranked(program))
+            self._player().attach(bound.tables)
+            return bound
+        except BaseException:
+            self._bound = None
+            self._release(program.inputs.values())
+            raise
+
+    async def _template(self, program: Program, demand: Demand) -> Template | None:
+        if self._tiers.spill is not None and self._tiers.host.arena.divided:
+            return None
+        if any(isinstance(entry, Fetch) for entry in program.entries):
+            return None
+        key = program, _cut(self._tiers)
+        if key in self._kept and self._fits(self._kept[key]):
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        self._kept[key] = template = await self._compute(_made, program, demand, self._tiers)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return template
+
+    def _fits(self, template: Template | None) -> bool:
+        """Whether its kernels are those of now."""
+        return template is None or all(self._kernels.get(name) is kernel for name, kernel in template.kernels.items())
+
+    def _player(self) -> Player:
+        """That of the share, made when it is first wanted; the engine closes it."""
+        if self._tiers.player is None:
+            workers = self._tiers.device.workers
+            assert workers is not None
+            self._tiers.player = Player(workers.threads, workers.up_rate, workers.down_rate)
+        player = self._tiers.player
+        assert isinstance(player, Player)
+        return player
+
+    def _release(self, tiles: Iterable[Tile]) -> None:
+        top = self._tiers.top
+        for tile in tiles:
+            residency = top.of(tile)
+            if residency.slot is not None or residency.backing is not None:
+                top.release(residency)
+
+
+def _cut(tiers: Tiers) -> tuple[Any, ...]:
+    """How the caps are cut, as far as decisions depend on it."""
+    return tuple(
+        tuple((pool.slot_nbytes, pool.limit) for pool in tier.arena.pools) if tier.arena.divided else ()
+        for tier in tiers.from_the_top()
+    )
+
+
+def _made(program: Program, demand: Demand, tiers: Tiers) -> Template | None:
+    """In a thread."""
+    schedule = rehearse(program, demand, tiers)
+    if schedule is None:
+        return None
+    try:
+        return Template(schedule, tiers.device.kernels)
+    except ValueError:
+        return None

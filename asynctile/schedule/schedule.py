@@ -1,0 +1,141 @@
+"""A schedule: one step of a program in its steady state, every move with its place and what it waits for, from a start to
+that same start again.
+
+What a run decides anew each time is written here once: operations, loads, write-backs, in the order in which a run would
+enqueue them. Pure and frozen. It is worked out by asynctile/play/rehearsal.py, and played by workers that know nothing of tiles
+(asynctile/play). The way not taken: wait until the moves of a program repeat by themselves. Some settle after a dozen steps,
+some never; so the last entries of a schedule bring every tile back to where the step began.
+
+Places are numbers of slots in a tier, not addresses. Which slot of the arena each of them is, is settled when playing begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from asynctile.program.operation import Operation
+from asynctile.program.program import Program
+from asynctile.storage.residency import State
+from asynctile.storage.tile import NEVER, Tile
+
+#: Tiers by number, from the top down. Where RAM is the device there is only the first.
+TOP, RAM = 0, 1
+#: No entry has written it.
+NOBODY = -1
+
+
+class Kind(IntEnum):
+    """What an entry does: run a kernel; copy over the link, up or down, or within the device; move between RAM and a file."""
+
+    OPERATION = 0
+    UPLOAD = 1
+    DOWNLOAD = 2
+    COPY = 3
+    TRANSFER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A slot: the tier, the size of its pool's slots in bytes, and its number there."""
+
+    tier: int
+    nbytes: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scheduled:
+    """One entry.
+
+    what: the operation, or the tile that is copied. places: of the operation's operands; of a copy, where to and where from.
+    waits: earlier entries whose bytes it needs. after: those that must only be over, since it takes their slot or overwrites
+    what they read. stretch: its number, see Schedule.
+    """
+
+    kind: Kind
+    what: Operation | Tile
+    places: tuple[Place, ...]
+    waits: tuple[int, ...]
+    after: tuple[int, ...]
+    stretch: int
+
+    @property
+    def nbytes(self) -> int:
+        """What a copy moves."""
+        return self.what.nbytes if isinstance(self.what, Tile) else 0
+
+    def __str__(self) -> str:
+        where = " ".join(f"{place.tier}:{place.index}" for place in self.places)
+        what = self.what.name if isinstance(self.what, Tile) else f"{self.what.kernel}({self.what.operands[0].name})"
+        return f"{self.kind.name.lower()} {what} at {where} waits {list(self.waits)} after {list(self.after)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """Where a tile stands in one tier at some moment of a schedule.
+
+    next_use: relative to the first entry of the program, as tiers rank them. backed: it has a place in the tier below.
+    written: the entry that wrote it here last, NOBODY if that was before the step.
+    """
+
+    tile: Tile
+    tier: int
+    state: State
+    place: Place | None
+    next_use: int
+    backed: bool
+    written: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """program: of which this is one step. entries: in program order.
+
+    A stretch is what may run once the host has looked at what came before: stretches[i] is the first entry of the i-th. marks:
+    by the name of a mark the stretch behind it. start: where all tiles stand when the step begins, and when it ends.
+    at: the same at each mark, so that a step can be left there; end: at the end, as `start` but for who wrote it. peaks: the
+    most bytes that stand in each tier.
+    """
+
+    program: Program
+    entries: tuple[Scheduled, ...]
+    stretches: tuple[int, ...]
+    marks: Mapping[str, int]
+    start: tuple[Standing, ...]
+    at: Mapping[str, tuple[Standing, ...]]
+    end: tuple[Standing, ...]
+    peaks: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def places(self) -> Iterator[Place]:
+        """Every place that is used, each as often as it is."""
+        for entry in self.entries:
+            yield from entry.places
+        for standing in (self.start, *self.at.values()):
+            yield from (one.place for one in standing if one.place is not None)
+
+    def lines(self) -> Iterator[str]:
+        """As text, an entry a line, for whoever looks for what went wrong."""
+        for index, entry in enumerate(self.entries):
+            if index in self.stretches:
+                yield f"stretch {entry.stretch}"
+            yield f"{index:6} {entry}"
+
+
+def relative(rank: int, base: int) -> int:
+    """A rank as tiers count it, seen from the position of a run's first entry. What no program uses keeps its rank."""
+    return rank - base if is_counted(rank) else rank
+
+
+def absolute(rank: int, base: int) -> int:
+    """The reverse of `relative`."""
+    return rank + base if is_counted(rank) else rank
+
+
+def is_counted(rank: int) -> bool:
+    """Whether a rank is a position of a program, or AT_HOST and a position."""
+    return rank < NEVER and not (1 << 59) < rank <= (1 << 60)

@@ -1,0 +1,105 @@
+"""A schedule, run in orders drawn by chance, gives the bits of the engine's own steps, and ends where it began."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import Engine
+from asynctile.layers import GPT2, AdamW, Trainer
+from asynctile.layers.batch import loss_inputs
+from asynctile.layers.model import Model
+from asynctile.play.rehearsal import rehearse
+from asynctile.program.program import Program
+from asynctile.schedule.schedule import Kind, Schedule
+from asynctile.storage.tile import Tile
+from tests.layers.training import RAGGED, SMALL, lively
+from tests.play.by_chance import ByChance
+
+OPTIMIZER = AdamW(lr=1e-2)
+CASES = {
+    "cpu": ("cpu", {}, {}),
+    "all resident": ("emulated", {}, {}),
+    "a cap": ("emulated", {"device_memory": 0.25}, {}),
+    "a small cap": ("emulated", {"device_memory": 0.12}, {}),
+    "a cap, kept": ("emulated", {"device_memory": 0.3}, {"recompute": False}),
+    "a cap, clipped": ("emulated", {"device_memory": 0.25}, {"clip_norm": 0.1}),
+    "a cap, updated in RAM": ("emulated", {"device_memory": 0.25}, {"update": "host"}),
+    "a cap, clipped, updated in RAM": ("emulated", {"device_memory": 0.25}, {"clip_norm": 0.1, "update": "host"}),
+}
+
+
+async def rehearsed(engine: Engine, trainer: Trainer, shape: Any) -> Schedule:
+    """That of the trainer's step; nothing of the engine moves."""
+    model = trainer.model
+    kind = "step" if trainer.clip_norm is None else "step_clipped"
+    rows = model.tiling.rows(shape.batch, shape.length, shape.micro_batches)
+
+    async def job() -> Schedule | None:
+        program = trainer._record(kind, rows, await trainer._on_host(kind, rows))
+        async with engine.exclusive():
+            await engine.assembly.cut(model.demand(program))
+            return rehearse(program, model.demand(program), engine.tiers)
+
+    found = await engine.call(job())
+    assert found is not None
+    return found
+
+
+async def bytes_of(engine: Engine, model: Model) -> dict[Tile, np.ndarray]:
+    tiles = list(model.parameters.states())
+    return dict(zip(tiles, await engine.read_all(tiles), strict=True))
+
+
+def put_inputs(chance: ByChance, program: Program, shape: Any, model: Model, seed: int, step: int) -> None:
+    tokens, targets = (array.astype(np.int32) for array in shape.batch_of_tokens(seed))
+    inputs, _ = loss_inputs(model.tiling.rows(shape.batch, shape.length, shape.micro_batches), tokens, targets)
+    for name, value in {**inputs, "hyper": OPTIMIZER.hyper(step)}.items():
+        chance.put(program.inputs[name], value)
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_a_schedule_gives_the_bits_of_a_run_in_every_order_that_its_edges_allow(case: str) -> None:
+    device, caps, options = CASES[case]
+    if options.get("clip_norm"):
+        pytest.skip("the factor is the host's: tests/play/test_played_job.py")
+    caps = {name: int(share * SMALL.config.states_nbytes) for name, share in caps.items()}
+    async with Engine(device, **caps) as engine:
+        model = await lively(engine, SMALL)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, **{"update": "device", **options})
+        await trainer.step(*SMALL.batch_of_tokens(0))
+        schedule = await rehearsed(engine, trainer, SMALL)
+        chance = ByChance(schedule, engine.kernels)
+        chance.fill(await bytes_of(engine, model))
+        for step in (1, 2):
+            put_inputs(chance, schedule.program, SMALL, model, step, step + 1)
+            chance.run(step)
+            report = await trainer.step(*SMALL.batch_of_tokens(step))
+            labelled = zip(schedule.program.numbers, chance.numbers, strict=False)
+            losses = [number for label, number in labelled if label.startswith("loss")]
+            assert sum(losses) / (SMALL.batch_of_tokens(step)[1] >= 0).sum() == report.loss
+            for tile, value in (await bytes_of(engine, model)).items():
+                np.testing.assert_array_equal(chance.value(tile), value, err_msg=tile.name)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("share", [None, 0.12, 0.2, 0.5])
+async def test_a_schedule_ends_where_it_begins_and_edges_point_back(case: str, share: float | None) -> None:
+    device, caps, options = CASES[case]
+    if share is not None and caps:
+        caps = {"device_memory": share}
+    caps = {name: int(share * RAGGED.config.states_nbytes) for name, share in caps.items()}
+    async with Engine(device, **caps) as engine:
+        model = await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=RAGGED.micro_batches, **{"update": "device", **options})
+        await trainer.step(*RAGGED.batch_of_tokens(0))
+        schedule = await rehearsed(engine, trainer, RAGGED)
+        assert {(one.tile, one.tier, one.state, one.place) for one in schedule.start} == {
+            (one.tile, one.tier, one.state, one.place) for one in schedule.end
+        }
+        assert all(max((*entry.waits, *entry.after), default=-1) < i for i, entry in enumerate(schedule.entries))
+        performed = [entry.what for entry in schedule.entries if entry.kind is Kind.OPERATION]
+        assert performed == [entry for entry in schedule.program.entries if entry.tiles], "each once, in order"
+        assert not any(tier.ledger in tile.at for tile in schedule.program.standing for tier in ()), "forgotten"
