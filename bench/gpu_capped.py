@@ -105,7 +105,7 @@ class Measured:
 async def program_of(trainer: Trainer, options: Namespace) -> Program:
     """The step as it was run, with the updates where the trainer has placed them."""
     rows = trainer.model.tiling.rows(options.batch, options.length, trainer.micro_batches)
-    return trainer._record("step", rows, await trainer._on_host("step", rows))
+    return await trainer._recorded("step", rows, await trainer._on_host("step", rows))
 
 
 def least_loads(trainer: Trainer, program: Program) -> int:

@@ -43,6 +43,9 @@ from asynctile.program.program import Program
 from asynctile.run.job import Job
 from asynctile.storage.tile import Tile
 
+#: Numbers of a batch that are checked and cut on the loop: a thread takes as long to begin.
+AT_ONCE = 1 << 14
+
 #: Trainer._report of a step that has begun.
 Reporter = Callable[..., StepReport]
 
@@ -118,11 +121,10 @@ class Trainer:
 
     async def _step(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
         kind = "step" if self.clip_norm is None else "step_clipped"
-        compute = self.engine.compute
         async with self.model.changing.held():
             self.model.check_whole("step")
-            rows, inputs, count = await compute(self._inputs, tokens, targets)
-            program = await compute(self._record, kind, rows, await self._on_host(kind, rows))
+            rows, inputs, count = await self._cut(tokens, targets)
+            program = await self._recorded(kind, rows, await self._on_host(kind, rows))
             await self._prepare(program)
             inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
             report = partial(self._report, self.engine.statistics(), time.perf_counter(), int(np.asarray(tokens).size))
@@ -141,8 +143,8 @@ class Trainer:
 
         async def job() -> dict[str, NDArray[np.float32]]:
             async with self.model.changing.held():
-                rows, inputs, _ = await self.engine.compute(self._inputs, tokens, targets)
-                program = await self.engine.compute(self._record, "gradients", rows)
+                rows, inputs, _ = await self._cut(tokens, targets)
+                program = await self._recorded("gradients", rows)
                 outputs = {name: np.empty(item.shape, np.float32) for name, item in self.model.parameters.items()}
                 await self.model.run(program, inputs, outputs)
                 return outputs
@@ -196,6 +198,12 @@ class Trainer:
         trainer.data_state = training.data_state
         return trainer
 
+    async def _cut(self, tokens: Any, targets: Any) -> tuple[Rows, dict[str, Any], int]:
+        """`_inputs`; in a thread if that takes longer than a thread to begin."""
+        if isinstance(tokens, np.ndarray) and isinstance(targets, np.ndarray) and tokens.size + targets.size <= AT_ONCE:
+            return self._inputs(tokens, targets)
+        return await self.engine.compute(self._inputs, tokens, targets)
+
     def _inputs(self, tokens: Any, targets: Any) -> tuple[Rows, dict[str, Any], int]:
         """How a batch is cut, its inputs, and how many targets count."""
         config = self.model.config
@@ -205,8 +213,8 @@ class Trainer:
         rows = self.model.tiling.rows(batch, length, self.micro_batches)
         return rows, *loss_inputs(rows, ids, wanted)
 
-    def _record(self, kind: str, rows: Rows, on_host: frozenset[Tile] = NOWHERE) -> Program:
-        return self.model.program(kind, rows.batch, rows.length, rows.micro_batches, self.recompute, on_host)
+    async def _recorded(self, kind: str, rows: Rows, on_host: frozenset[Tile] = NOWHERE) -> Program:
+        return await self.model.recorded(kind, rows.batch, rows.length, rows.micro_batches, self.recompute, on_host)
 
     async def _on_host(self, kind: str, rows: Rows) -> frozenset[Tile]:
         """The weight tiles to update on the host."""
@@ -214,7 +222,7 @@ class Trainer:
             return NOWHERE
         if self.update == "host":
             return frozenset(self.model.weights())
-        program = await self.engine.compute(self._record, kind, rows)
+        program = await self._recorded(kind, rows)
         if program not in self._chosen:
             self._chosen[program] = await self._choose(program, kind, rows)
         return self._chosen[program]
@@ -227,7 +235,7 @@ class Trainer:
         rates = await self.engine.rates(demand)
         chosen = NOWHERE if rates is None else tiles_to_update_on_host(program, demand, cap, rates)
         if chosen:
-            placed = await self.engine.compute(self._record, kind, rows, chosen)
+            placed = await self._recorded(kind, rows, chosen)
             try:
                 self.engine.check_floor(self.model.demand(placed))
             except BudgetError:

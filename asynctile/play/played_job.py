@@ -77,8 +77,8 @@ class PlayedJob:
         """Let the stretches before this one run."""
         if stretches > self._released:
             self._released = stretches
-            for stretch in self._begun():
-                self._player.release(stretch)
+            if self._begun():
+                self._player.release(self._begun()[-1])  # and all before it
 
     def _begun(self) -> range:
         """The stretches that were released and have entries at all."""

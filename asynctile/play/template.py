@@ -42,6 +42,7 @@ class Template:
         self._number_of = {place: number for number, place in enumerate(self.places)}
         self._tables = self._made()
         self._amounts = np.array([entry.nbytes if entry.kind is not Kind.OPERATION else 1 for entry in schedule.entries])
+        self._totals = self._summed(self._amounts)
 
     def bound(self, addresses: NDArray[np.int64], numbers: NDArray[np.float64], keep: Any) -> Tables:
         """The tables, with the address of each place, by number. numbers: where kernels report. keep: what must live."""
@@ -52,7 +53,10 @@ class Template:
 
     def counts(self, ran: NDArray[np.bool_]) -> dict[Kind, int]:
         """Of the entries that ran (n,): how many operations, and how many bytes of copies of each kind."""
-        found = np.bincount(self._tables.kinds, self._amounts * ran, minlength=len(Kind))
+        return self._totals if ran.all() else self._summed(self._amounts * ran)
+
+    def _summed(self, amounts: NDArray[np.float64]) -> dict[Kind, int]:
+        found = np.bincount(self._tables.kinds, amounts, minlength=len(Kind))
         return {kind: int(found[kind]) for kind in Kind}
 
     def _made(self) -> Tables:

@@ -797,7 +797,8 @@ async def test_a_step_that_is_skipped_or_repeated_leaks_nothing() -> None:
             with pytest.raises(DeviceError):
                 await trainer.step(*BATCHES[2])
             disguise.restore()
-        await trainer.step(*BATCHES[2])
+        for _ in range(2):  # the second is played, as the last before was: its inputs keep their places
+            assert await trainer.step(*BATCHES[2])
         assert engine.statistics().host_used_bytes == used
 
 

@@ -38,7 +38,7 @@ async def rehearsed(engine: Engine, trainer: Trainer, shape: Any) -> Schedule:
     rows = model.tiling.rows(shape.batch, shape.length, shape.micro_batches)
 
     async def job() -> Schedule | None:
-        program = trainer._record(kind, rows, await trainer._on_host(kind, rows))
+        program = await trainer._recorded(kind, rows, await trainer._on_host(kind, rows))
         async with engine.exclusive():
             await engine.assembly.cut(model.demand(program))
             return rehearse(program, model.demand(program), engine.tiers)
