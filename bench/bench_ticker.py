@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -50,7 +51,7 @@ async def ticking() -> AsyncIterator[list[float]]:
 
 class Beside:
     """A side: ticks while a training goes on by some steps. For each time lags: percentiles 50 and 99 in milliseconds, and
-    figures: FIGURES; for each step played: whether it was, if its report says so. ticks: in all."""
+    figures: FIGURES; for each step played: whether it was. ticks: in all."""
 
     def __init__(self, steps: Any, count: int) -> None:
         self._steps = steps
@@ -68,7 +69,7 @@ class Beside:
             began, used, here = time.perf_counter(), time.process_time(), time.thread_time()
             for _ in range(self._count):
                 report = await anext(self._steps)
-                self.played += [report.played] if hasattr(report, "played") else []
+                self.played.append(report.played)
             spent = (time.perf_counter() - began, time.process_time() - used, time.thread_time() - here)
         self.ticks += len(lags)
         self.lags.append(tuple(np.percentile(lags, (50, 99))))
@@ -76,11 +77,11 @@ class Beside:
         return self.lags[-1][1]
 
 
-async def pauses(seconds: float) -> AsyncIterator[None]:
-    """Steps of nothing."""
+async def pauses(seconds: float) -> AsyncIterator[Namespace]:
+    """Steps of nothing, and what is read of their reports."""
     while True:
         await asyncio.sleep(seconds)
-        yield None
+        yield Namespace(played=False)
 
 
 async def main() -> None:
@@ -92,10 +93,7 @@ async def main() -> None:
         for place in (CPU, CAPPED):
             for how, plays in (("by coroutines", False), ("played", True)):
                 trainer = await open_trainer(stack, place)
-                if hasattr(trainer.engine, "plays"):
-                    trainer.engine.plays = plays
-                elif plays:
-                    continue
+                trainer.engine.plays = plays
                 beside[f"{place}, {how}"] = Beside(trainer.run(batches()), options.steps)
         sides = {name: one.p99 for name, one in beside.items()}
         await in_turn(sides, 1)
@@ -118,8 +116,8 @@ def results(beside: Mapping[str, Beside]) -> list[Table]:
         shown = (middle.median, middle.low, middle.high, late.median, late.low, late.high)
         lag.rows.append((name, *shown, one.ticks))
         if name != NOTHING:
-            share = sum(one.played) / len(one.played) if one.played else None
-            step.rows.append((name, *(statistics.median(values) for values in zip(*one.figures, strict=True)), share))
+            figures = [statistics.median(values) for values in zip(*one.figures, strict=True)]
+            step.rows.append((name, *figures, sum(one.played) / len(one.played)))
     return [lag, step]
 
 

@@ -44,6 +44,8 @@ class Tiling:
         self.tall = grain.tall
         self._splits = {name: axis.split(self.tile) for name, axis in config.axes.items()}
         self.model = self[MODEL]
+        #: those asked for last, with what was asked: a training asks for the same at every step
+        self._rows: tuple[tuple[int, int, int], Rows] | None = None
 
     def __getitem__(self, axis: str) -> Split:
         """The cut of the axis that the configuration calls so."""
@@ -54,7 +56,10 @@ class Tiling:
         if not 1 <= length <= self.config.block_size:
             raise ValueError(f"sequences of {length} tokens do not fit this model: expected 1 to block_size "
                              f"{self.config.block_size}; shorten them or choose a larger block_size")
-        return Rows(batch, length, micro_batches, self.row_tokens)
+        asked, last = (batch, length, micro_batches), self._rows
+        if last is None or last[0] != asked:
+            last = self._rows = asked, Rows(batch, length, micro_batches, self.row_tokens)
+        return last[1]
 
     @property
     def row_tokens(self) -> int:

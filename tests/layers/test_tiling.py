@@ -74,6 +74,16 @@ def test_rows_hold_whole_sequences_where_they_fit() -> None:
     assert [len(strip) for strip in Rows(5, 10, 1, 10).strips(20)] == [2, 2, 1]
 
 
+def test_rows_asked_for_again_are_those_of_this_batch_and_cut_once() -> None:
+    tiling = Tiling(GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=64, vocab_size=50), tile=32)
+    asked = [(4, 64, 1), (4, 64, 2), (2, 64, 2), (2, 16, 2), (4, 64, 1)]
+    for batch, length, micro_batches in asked:
+        rows = tiling.rows(batch, length, micro_batches)
+        assert list(rows) == list(Rows(batch, length, micro_batches, 32))
+        assert rows.micro_batches == micro_batches
+        assert tiling.rows(batch, length, micro_batches) is rows
+
+
 def test_wrong_shapes_are_refused() -> None:
     tiling = Tiling(GPT2Config(n_layer=1, n_head=2, n_embd=8, block_size=16, vocab_size=11), 8)
     with pytest.raises(ValueError, match="3 sequences is not divisible by micro_batches 2"):
