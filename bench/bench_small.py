@@ -139,7 +139,7 @@ async def main() -> None:
     configuration = {
         "model": MODEL,
         "tile": tile,
-        "recompute": OPTIONS.recompute,
+        "recompute": OPTIONS.recomputing,
         "losses": f"of the first {COMPARED} steps at most {worst:.1g} from those of PyTorch eager, asynctile's equal at all",
         "repeats": f"median of {options.rounds} rounds of {options.steps} steps, its {CONFIDENCE:.0%} interval, sides in turn",
     }

@@ -45,6 +45,7 @@ from common import (
 
 from asynctile import Engine
 from asynctile.layers import GPT2Config, Trainer
+from asynctile.layers.activations import kept_if
 
 BATCH, LENGTH = 4, 512
 CONFIG = GPT2Config(n_layer=4, n_head=12, n_embd=768, block_size=LENGTH, vocab_size=50257)
@@ -68,7 +69,7 @@ async def profile(trainer: Trainer, tokens: Any, targets: Any) -> Table:
     spent: dict[str, list[float]] = defaultdict(list)
     for event in events:
         spent[event["name"]].append(event["dur"] * 1e-6)
-    program = trainer.model.program("step", BATCH, LENGTH, 1, trainer.recompute)
+    program = trainer.model.program("step", BATCH, LENGTH, 1, kept_if(trainer.recompute is True, CONFIG))
     flops: dict[str, int] = defaultdict(int)
     for operation in program.operations():
         flops[operation.kernel] += operation.flops

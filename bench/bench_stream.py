@@ -149,7 +149,7 @@ def bytes_moved(label: str, trainer: Trainer, up: int, down: int, *, counted: bo
     rows: list[tuple[Any, ...]] = [(label, "loaded", up / 1e6, None, None), (label, "written back", down / 1e6, None, None)]
     if counted:
         pools = [(pool.slot_nbytes, pool.limit or 0) for pool in trainer.engine.tiers.top.arena.pools]
-        least = min_loads(trainer.model.program("step", BATCH, LENGTH, 1, trainer.recompute), pools)
+        least = min_loads(trainer.model.program("step", BATCH, LENGTH), pools)
         goal = target(up / least, 1.05, above=False)
         rows[0] = (label, "loaded", up / 1e6, up / least, goal)
         slots = ", ".join(f"{count} of {nbytes // 1024} KiB" for nbytes, count in pools)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpu_common import Speed, engine_of, model_flops, new_trainer, options_of
@@ -105,7 +106,7 @@ class Measured:
 async def program_of(trainer: Trainer, options: Namespace) -> Program:
     """The step as it was run, with the updates where the trainer has placed them."""
     rows = trainer.model.tiling.rows(options.batch, options.length, trainer.micro_batches)
-    return await trainer._recorded("step", rows, await trainer._on_host("step", rows))
+    return await trainer._keeping.run("step", rows, partial(trainer._placed, "step", rows))
 
 
 def least_loads(trainer: Trainer, program: Program) -> int:

@@ -23,7 +23,6 @@ from gpu_rows import PLACED, Row, config_named
 import asynctile.device
 from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
-from asynctile.layers.update_placement import NOWHERE
 from tests.cuda.idle import IdleDriver
 
 
@@ -45,7 +44,7 @@ async def issued(name: str, share: float, options: Namespace) -> tuple[Any, ...]
         model = await GPT2.create(engine, config, seed=1, tile=row.tile)
         trainer = Trainer(model, AdamW(lr=1e-4), recompute=True, micro_batches=parts, update="device")
         step_s = (await Speed.of(trainer, row, options.steps)).step_s
-        operations = len(model.program("step", row.batch, row.length, parts, True, NOWHERE))
+        operations = len(model.program("step", row.batch, row.length, parts))
     return name, share, tile, parts, operations, step_s, step_s / operations * 1e6
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asynctile.layers import GPT2Config
+from asynctile.layers.activations import kept_if
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
@@ -90,7 +91,7 @@ class Row:
         grain = grain_of(device)
         parameters = Parameters(self.config, Tiling(self.config, self.tile, grain), precision)
         rows = parameters.tiling.rows(self.batch, self.length, self.parts)
-        program = record("step", parameters, rows, recompute=self.recompute)
+        program = record("step", parameters, rows, kept=kept_if(self.recompute, self.config))
         floor = floor_demand(self.config, self.tile, grain, precision).rounded(grain.alignment)
         return floor.floor_nbytes, demand_of([program], parameters.states()).resident_nbytes
 

@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_info
 
 from asynctile.engine import Engine
 from asynctile.errors import CheckpointError
+from asynctile.layers.activations import check_recompute
 from asynctile.layers.config import Config
 from asynctile.layers.exchange import (
     CONFIG,
@@ -52,7 +53,8 @@ from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
 from asynctile.storage.tensors import TensorReader
 from asynctile.storage.tile import Tile
 
-FORMAT = 1
+#: 2: recompute may be "auto".
+FORMAT = 2
 TRAINER, OPTIMIZER = "trainer.json", "optimizer.safetensors"
 SETTINGS, COUNTS = tuple(item.name for item in fields(Settings)), ("step_count", "skipped_count")
 #: What trainer.json must hold besides the format.
@@ -208,9 +210,11 @@ def _check_state(state: dict[str, Any], folder: Path) -> None:
     for name in ("data_state", "surroundings"):
         if not isinstance(state[name], dict):
             raise CheckpointError(f"{file} has {name} {shown(state[name])}, expected an object; it was damaged or edited")
-    if not isinstance(state["recompute"], bool):
-        raise CheckpointError(f"{file} has recompute {shown(state['recompute'])}, expected true or false; it was damaged or "
-                              "edited")
+    try:
+        check_recompute(state["recompute"])
+    except ValueError:
+        raise CheckpointError(f"{file} has recompute {shown(state['recompute'])}, expected true, false or \"auto\"; it was "
+                              "damaged or edited") from None
 
 
 def _warn_of_changes(state: dict[str, Any], now: dict[str, Any], folder: Path) -> None:

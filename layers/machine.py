@@ -9,10 +9,13 @@ import os
 from dataclasses import dataclass
 
 from asynctile.device import resolved
+from asynctile.layers.activations import AUTO, Room, check_recompute
 from asynctile.layers.update_placement import check_update
 from asynctile.measure.rates import Rates
 from asynctile.program.grain import Grain, grain_of
 from asynctile.program.precision import check_precision
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import ALIGNMENT
 from asynctile.storage.limits import spare_memory
 from asynctile.storage.sizes import parse_size
 
@@ -27,18 +30,19 @@ LINK_PER_S, UPDATE_PER_S = 12e9, 40e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A batch and how it is trained on, as in Trainer; tile: as in GPT2.create. ValueError for an update that there is not."""
+    """A batch and how it is trained on, as in Trainer; tile: as in GPT2.create. ValueError for a setting that there is not."""
 
     batch_size: int
     seq_len: int
     micro_batches: int = 1
-    recompute: bool = True
+    recompute: bool | str = AUTO
     clip_norm: float | None = None
     tile: int | None = None
     update: str = "auto"
 
     def __post_init__(self) -> None:
         check_update(self.update)
+        check_recompute(self.recompute)
 
     @property
     def kind(self) -> str:
@@ -99,6 +103,21 @@ class Machine:
         """The cap on RAM: over a spill folder what the system can spare, where none is given."""
         host = size(self.host_memory)
         return spare_memory() if self.spill and host is None else host
+
+    @property
+    def rooms(self) -> tuple[Room, ...]:
+        """What the tiers have for a step, from the top down, with the caps that an engine takes where none is given.
+
+        But a GPU that need not be there, and the RAM beside it, are without end then.
+        """
+        device, ram = size(self.device_memory), size(self.host_memory)
+        page = PAGE if self.spill else ALIGNMENT
+        if not self.is_gpu:
+            spare = spare_memory()
+            device = spare // 2 if device is None else device
+            ram = spare - self.has_link * min(device, spare // 2) if ram is None else ram
+        below = Room(ram, page)
+        return (Room(device, self.grain.alignment), below) if self.has_link else (below,)
 
     def cap(self, host: int | None) -> int | None:
         """The cap on the memory that is computed in, with `host` bytes of RAM."""

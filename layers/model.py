@@ -220,13 +220,13 @@ class Model:
         batch: int,
         length: int,
         micro_batches: int = 1,
-        recompute: bool = True,
+        kept: int = 0,
         on_host: frozenset[Tile] = frozenset(),
     ) -> Program:
         """On the device's loop: `program`, in a thread if it has to be recorded, and at once while it is kept."""
-        key = (kind, batch, length, micro_batches, recompute, on_host)
-        kept = self._programs.kept(key)
-        return await self.engine.compute(self.program, *key) if kept is None else kept
+        key = (kind, batch, length, micro_batches, kept, on_host)
+        found = self._programs.kept(key)
+        return await self.engine.compute(self.program, *key) if found is None else found
 
     def program(
         self,
@@ -234,18 +234,18 @@ class Model:
         batch: int,
         length: int,
         micro_batches: int = 1,
-        recompute: bool = True,
+        kept: int = 0,
         on_host: frozenset[Tile] = frozenset(),
     ) -> Program:
         """The recorded program of this kind and shape; recorded once while it is kept.
 
-        on_host: weight tiles that are updated on the host.
+        kept: how many parts keep their activations, as in `record`. on_host: weight tiles that are updated on the host.
         """
-        key = (kind, batch, length, micro_batches, recompute, on_host)
+        key = (kind, batch, length, micro_batches, kept, on_host)
 
         def recorded() -> Program:
             rows = self.tiling.rows(batch, length, micro_batches)
-            return record(kind, self.parameters, rows, recompute=recompute, on_host=on_host)
+            return record(kind, self.parameters, rows, kept=kept, on_host=on_host)
 
         return self._programs.get(key, recorded)
 

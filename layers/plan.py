@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from asynctile.layers.activations import Activations, kept_if, most_kept, sizes_of
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.machine import FLOPS_PER_S, GPU_LINK_PER_S, Machine, Work, size
@@ -33,6 +34,8 @@ class Plan:
     device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
     machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
     the step, in words. copies_bytes: of the weights in bf16, beside the states. row_tokens: the most rows of a row tile.
+    layers, kept: blocks of the model, and how many parts of the step keep their activations, the head first, then the blocks
+    from the last one on; "auto" is settled here as in a run under the same caps.
     updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough
     rates, in a run by measured ones.
     """
@@ -52,6 +55,8 @@ class Plan:
     host_bytes: int
     spill_bytes: int
     operations: int
+    layers: int
+    kept: int
     updates: int
     updates_on_host: int
     flops: int
@@ -77,6 +82,7 @@ class Plan:
             ("host memory for tiles", format_size(self.host_bytes)),
             ("spill folder", "unused" if not self.spill_bytes else f"{format_size(self.spill_bytes)}, the least --spill-limit"),
             ("operations a step", f"{self.operations:,}"),
+            ("activations kept", self._kept()),
             ("weight tiles", f"{self.updates:,}, {self.updates_on_host:,} of them updated on the host"),
             ("GEMM work a step", f"{self.flops / 1e9:,.1f} GFLOP"),
             ("uploaded a step", format_size(self.uploaded_bytes)),
@@ -84,6 +90,9 @@ class Plan:
             *self._disk(),
             ("bound", self.bound),
         ]
+
+    def _kept(self) -> str:
+        return f"of the head and {self.kept - 1} of {self.layers} layers" if self.kept else "none, computed again in backward"
 
     def _disk(self) -> list[tuple[str, str]]:
         if not self.spill_bytes:
@@ -106,11 +115,17 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
     parameters = Parameters(config, tiling, machine.precision)
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)
 
+    standing = list(parameters.states())
+    activations, sizes = Activations(work.kind, config, tiling, rows, machine.precision), sizes_of(standing)
+    if isinstance(work.recompute, bool):
+        least = kept = kept_if(work.recompute, config)
+    else:
+        least, kept = 0, most_kept(activations, sizes, machine.rooms)
+
     def recorded(on_host: frozenset[Tile]) -> Program:
-        return record(work.kind, parameters, rows, recompute=work.recompute, on_host=on_host)
+        return record(work.kind, parameters, rows, kept=kept, on_host=on_host)
 
     program = recorded(NOWHERE)
-    standing = list(parameters.states())
     demand = demand_of([program], standing)
     flops = sum(operation.flops for operation in program.operations())
     in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
@@ -151,7 +166,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         parameters=config.parameter_count,
         states_bytes=config.states_nbytes,
         copies_bytes=sum(copy.nbytes for parameter in parameters.values() for copy in parameter.copies.values()),
-        floor_bytes=floor.floor_nbytes if has_link or spill else in_ram.resident_nbytes,
+        floor_bytes=floor.floor_nbytes if has_link or spill else machine.rooms[-1].nbytes_of(sizes + activations.counts(least)),
         floor_operation=floor.what if has_link or spill else "everything, which stays in RAM on cpu",
         resident_bytes=in_ram.resident_nbytes,
         device_bytes=cap,
@@ -159,6 +174,8 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         host_bytes=_host_bytes(in_ram, host, spill),
         spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),
+        layers=config.n_layer,
+        kept=kept,
         updates=len(updates),
         updates_on_host=sum(operation.device == HOST for operation in updates),
         flops=flops,

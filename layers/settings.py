@@ -9,26 +9,25 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from asynctile.layers.activations import AUTO, check_recompute
 from asynctile.layers.optimizer import AdamW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What results depend on beside the model, the data and the optimizer, as Trainer documents it; ValueError for others."""
+    """How a model is trained beside the data and the optimizer, as Trainer documents it; ValueError for others."""
 
     clip_norm: float | None = None
     micro_batches: int = 1
-    recompute: bool | str = "auto"
+    recompute: bool | str = AUTO
 
     def __post_init__(self) -> None:
-        clip_norm, micro_batches, recompute = self.clip_norm, self.micro_batches, self.recompute
+        clip_norm, micro_batches = self.clip_norm, self.micro_batches
         if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm <= math.inf):
             raise ValueError(f"clip_norm is {clip_norm!r}, expected a number above 0, or None for no clipping")
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"micro_batches is {micro_batches!r}, expected a whole number of at least 1")
-        if not isinstance(recompute, bool) and recompute != "auto":
-            raise ValueError(f"recompute is {recompute!r}, expected True, False or 'auto'")
-        object.__setattr__(self, "recompute", bool(recompute))  # "auto": what holds least
+        check_recompute(self.recompute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

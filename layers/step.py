@@ -1,8 +1,9 @@
 """The order of a step: `record` turns a model of any family and the shape of a batch into a program.
 
 Layer-major: every micro-batch goes through a block before the next block begins, so that its weights are loaded once;
-backward runs the same way in reverse, and a block is computed again right before its backward, while they are there.
-Nothing is computed here; the engine runs the program. What a block is, and what is before and behind all, is architecture.py.
+backward runs the same way in reverse, and a block is computed again right before its backward, while they are there, unless its
+activations were kept. Nothing is computed here; the engine runs the program. What a block is, and what is before and behind
+all, is architecture.py; how many keep them is chosen by activations.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from asynctile.layers.architecture import Architecture
 from asynctile.layers.architectures import architecture_of
+from asynctile.layers.config import Config
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Grid, Recording
 from asynctile.layers.rows import Rows
@@ -23,58 +25,87 @@ from asynctile.storage.tile import Tile
 KINDS = ("step", "step_clipped", "gradients", "loss", "logits")
 
 
+def parts_of(config: Config) -> int:
+    """How many parts of a step have activations that may be kept: its blocks, and the head behind them."""
+    return config.n_layer + 1
+
+
 def record(
-    kind: str, parameters: Parameters, rows: Rows, *, recompute: bool = True, on_host: Collection[Tile] = ()
+    kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = ()
 ) -> Program:
     """The program of one step on a batch cut into `rows`: a pure function of its arguments.
 
-    recompute: keep only each block's input and compute the rest again backward; else keep what backward needs. on_host:
-    weight tiles whose update runs on the host. The results are equal bit for bit.
+    kept: of how many parts, counted from the last, what backward needs is kept: the head first, then the blocks from the last
+    to the first. Backward comes to them in that order, so what is kept longest is kept by few. Of the other blocks only the
+    input is kept and the rest computed again. on_host: weight tiles whose update runs on the host. Whatever both are, results
+    are equal bit for bit.
+    """
+    return record_parts(kind, parameters, rows, kept=kept, on_host=on_host)[0]
+
+
+def record_parts(
+    kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = ()
+) -> tuple[Program, list[int]]:
+    """The same, and where its stretches begin: each block, the head, each block's backward pass, and what is behind them.
+
+    The entries before all these are the embedding's.
     """
     if kind not in KINDS:
         raise ValueError(f"no program is called {kind!r}; choose one of {', '.join(KINDS)}")
+    parts = parts_of(parameters.config)
+    if isinstance(kept, bool) or not 0 <= kept <= parts:
+        raise ValueError(f"kept is {kept!r}, expected a whole number from 0 to {parts}, the parts of this model's step")
     recording, architecture = Recording(kind, parameters, rows, on_host), architecture_of(parameters.config)
-    keep = recording.backward and not recompute
-    x, kept = _blocks(recording, architecture, keep)
+    begins: list[int] = []
+    x, whole = _blocks(recording, architecture, range(parts - kept, parts - 1), begins)
     if kind == "logits":
         architecture.head.logits(recording, x[-1])
     elif kind == "loss":
         architecture.head.losses(recording, x[-1])
     else:
         recording.gradients.closing = True
-        dx = architecture.head.forward_backward(recording, x[-1], recompute=recompute)
-        _backward(recording, architecture, x, kept, dx)
+        begins.append(len(recording.program))
+        dx = architecture.head.forward_backward(recording, x[-1], recompute=not kept)
+        _backward(recording, architecture, x, whole, dx, begins)
         if kind == "step_clipped":
             recording.gradients.update_kept()
-    return recording.program.finish()
+    return recording.program.finish(), begins
 
 
 def _blocks(
-    recording: Recording, architecture: Architecture, keep: bool
+    recording: Recording, architecture: Architecture, keeping: range, begins: list[int]
 ) -> tuple[list[Grid], dict[tuple[int, int], Any]]:
-    """Embedding and all blocks forward: the input of each block, the last output, and what is kept of each."""
+    """Embedding and all blocks forward: the input of each block, the last output, and what is kept of those in `keeping`."""
     x = [architecture.embedding.forward(recording)]
     kept = {}
     for layer in range(recording.config.n_layer):
+        begins.append(len(recording.program))
         out = recording.residual(f"h.{layer + 1}.x")
         for micro_batch in range(recording.rows.micro_batches):
             rows = recording.rows.of(micro_batch)
             whole = architecture.block.forward(recording, rows, layer, x[-1], out)
-            if keep:
+            if layer in keeping:
                 kept[layer, micro_batch] = whole
         x.append(out)
     return x, kept
 
 
 def _backward(
-    recording: Recording, architecture: Architecture, x: list[Grid], kept: dict[tuple[int, int], Any], dx: Grid
+    recording: Recording,
+    architecture: Architecture,
+    x: list[Grid],
+    kept: dict[tuple[int, int], Any],
+    dx: Grid,
+    begins: list[int],
 ) -> None:
     """From the gradient of the last block's output to the embeddings."""
     gradients, micro_batches = recording.gradients, recording.rows.micro_batches
     for layer in reversed(range(recording.config.n_layer)):
+        begins.append(len(recording.program))
         for micro_batch in range(micro_batches):
             gradients.closing = micro_batch == micro_batches - 1
             rows = recording.rows.of(micro_batch)
             whole = kept.get((layer, micro_batch)) or architecture.block.again(recording, rows, layer, x[layer])
             architecture.block.backward(recording, rows, layer, whole, dx)
+    begins.append(len(recording.program))
     architecture.embedding.backward(recording, dx)

@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 
 from asynctile.engine import Engine
 from asynctile.errors import AsynctileError, BudgetError, DeviceError, StalledError, TornModelError
+from asynctile.layers.activations import AUTO
 from asynctile.layers.batch import check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.feed import Steps
+from asynctile.layers.keeping import Keeping
 from asynctile.layers.model import Model
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
@@ -55,7 +57,8 @@ class Trainer:
 
     clip_norm: scale gradients to at most this global norm (then updates are a second pass); None: update each tile as
     soon as its gradient is complete. micro_batches: parts of a batch that go through a layer one after another.
-    recompute: recompute activations in backward rather than keep them; "auto" does. update: where AdamW runs, "device", "host"
+    recompute: True computes activations again in backward, False keeps them, "auto" keeps those of as many layers as fit under
+    the caps beside everything else, from the last one on; no result depends on it. update: where AdamW runs, "device", "host"
     (in RAM, so that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
     ValueError for any other setting.
 
@@ -74,7 +77,7 @@ class Trainer:
         *,
         clip_norm: float | None = None,
         micro_batches: int = 1,
-        recompute: bool | str = "auto",
+        recompute: bool | str = AUTO,
         update: str = "auto",
     ) -> None:
         self.settings = Settings(clip_norm=clip_norm, micro_batches=micro_batches, recompute=recompute)
@@ -88,6 +91,7 @@ class Trainer:
         self.data_state: dict[str, Any] = {}
         #: by program with every update on the device, what "auto" came to
         self._chosen: WeakKeyDictionary[Program, frozenset[Tile]] = WeakKeyDictionary()
+        self._keeping = Keeping(model, self.settings.recompute)
         self._saving = Saving(self.engine)
 
     @property
@@ -103,8 +107,9 @@ class Trainer:
         return self.settings.micro_batches
 
     @property
-    def recompute(self) -> bool:
-        return bool(self.settings.recompute)
+    def recompute(self) -> bool | str:
+        """As it was asked for: True, False or "auto"."""
+        return self.settings.recompute
 
     async def step(self, tokens: Any, targets: Any) -> StepReport:
         """One update from int arrays (B, T); targets of -100 are ignored.
@@ -124,11 +129,15 @@ class Trainer:
         async with self.model.changing.held():
             self.model.check_whole("step")
             rows, inputs, count = await self._cut(tokens, targets)
-            program = await self._recorded(kind, rows, await self._on_host(kind, rows))
-            await self._prepare(program)
-            inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
-            report = partial(self._report, self.engine.statistics(), time.perf_counter(), int(np.asarray(tokens).size))
-            return await self._run(program, inputs, count, report, counted)
+
+            async def run(kept: int) -> StepReport:
+                program = await self._placed(kind, rows, kept)
+                await self._prepare(program)
+                inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
+                report = partial(self._report, self.engine.statistics(), time.perf_counter(), int(np.asarray(tokens).size))
+                return await self._run(program, inputs, count, report, counted)
+
+            return await self._keeping.run(kind, rows, run)
 
     def run(self, batches: Any, *, steps: int | None = None) -> Steps:
         """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them; TypeError for anything else.
@@ -144,9 +153,12 @@ class Trainer:
         async def job() -> dict[str, NDArray[np.float32]]:
             async with self.model.changing.held():
                 rows, inputs, _ = await self._cut(tokens, targets)
-                program = await self._recorded("gradients", rows)
                 outputs = {name: np.empty(item.shape, np.float32) for name, item in self.model.parameters.items()}
-                await self.model.run(program, inputs, outputs)
+
+                async def run(kept: int) -> None:
+                    await self.model.run(await self._recorded("gradients", rows, kept), inputs, outputs)
+
+                await self._keeping.run("gradients", rows, run)
                 return outputs
 
         return await self.engine.call(job())
@@ -213,21 +225,25 @@ class Trainer:
         rows = self.model.tiling.rows(batch, length, self.micro_batches)
         return rows, *loss_inputs(rows, ids, wanted)
 
-    async def _recorded(self, kind: str, rows: Rows, on_host: frozenset[Tile] = NOWHERE) -> Program:
-        return await self.model.recorded(kind, rows.batch, rows.length, rows.micro_batches, self.recompute, on_host)
+    async def _placed(self, kind: str, rows: Rows, kept: int) -> Program:
+        """The program of a step, its updates where they are to run."""
+        return await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
 
-    async def _on_host(self, kind: str, rows: Rows) -> frozenset[Tile]:
+    async def _recorded(self, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile] = NOWHERE) -> Program:
+        return await self.model.recorded(kind, rows.batch, rows.length, rows.micro_batches, kept, on_host)
+
+    async def _on_host(self, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
         """The weight tiles to update on the host."""
         if self.update == "device" or not self.engine.has_link:
             return NOWHERE
         if self.update == "host":
             return frozenset(self.model.weights())
-        program = await self._recorded(kind, rows)
+        program = await self._recorded(kind, rows, kept)
         if program not in self._chosen:
-            self._chosen[program] = await self._choose(program, kind, rows)
+            self._chosen[program] = await self._choose(program, kind, rows, kept)
         return self._chosen[program]
 
-    async def _choose(self, program: Program, kind: str, rows: Rows) -> frozenset[Tile]:
+    async def _choose(self, program: Program, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
         """The cheapest placement of the updates of `program`, which has all of them on the device."""
         demand, cap = self.model.demand(program), self.engine.device_cap
         if demand.resident_nbytes <= cap:
@@ -235,7 +251,7 @@ class Trainer:
         rates = await self.engine.rates(demand)
         chosen = NOWHERE if rates is None else tiles_to_update_on_host(program, demand, cap, rates)
         if chosen:
-            placed = await self._recorded(kind, rows, chosen)
+            placed = await self._recorded(kind, rows, kept, chosen)
             try:
                 self.engine.check_floor(self.model.demand(placed))
             except BudgetError:

@@ -126,11 +126,11 @@ class Model:
         return _mean_loss(self._run(record("loss", self.parameters, rows), rows, tokens, targets), targets)
 
     def gradients(
-        self, tokens: Array, targets: Array, micro_batches: int = 1, *, recompute: bool = True
+        self, tokens: Array, targets: Array, micro_batches: int = 1, *, kept: int = 0
     ) -> tuple[float, dict[str, Array]]:
         rows = self._rows(tokens, micro_batches)
         gradients = {name: np.full(p.shape, np.nan, np.float32) for name, p in self.parameters.items()}
-        program = record("gradients", self.parameters, rows, recompute=recompute)
+        program = record("gradients", self.parameters, rows, kept=kept)
         numbers = self._run(program, rows, tokens, targets, outputs=gradients)
         return _mean_loss(numbers, targets), gradients
 
@@ -143,12 +143,12 @@ class Model:
         *,
         kind: str = "step",
         micro_batches: int = 1,
-        recompute: bool = True,
+        kept: int = 0,
         on_host: frozenset[Tile] = frozenset(),
     ) -> tuple[float, float]:
         """One update; the loss and the gradient's norm."""
         rows = self._rows(tokens, micro_batches)
-        program = record(kind, self.parameters, rows, recompute=recompute, on_host=on_host)
+        program = record(kind, self.parameters, rows, kept=kept, on_host=on_host)
         hyper = (optimizer or AdamW()).hyper(step)
         numbers = self._run(program, rows, tokens, targets, hyper=hyper)
         squares = sum(value for label, value in numbers.items() if label.startswith("norm["))

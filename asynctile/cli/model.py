@@ -72,7 +72,7 @@ def new_trainer(options: Options, model: GPT2) -> Trainer:
     optimizer = AdamW(lr=options.lr, weight_decay=options.weight_decay, warmup=options.warmup_steps,
                       decay_steps=options.steps, min_lr=options.lr * _LAST_RATE)
     return Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.micro_batches,
-                   recompute=options.recompute, update=options.update)
+                   recompute=options.recomputing, update=options.update)
 
 
 def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 from asynctile.cli import values
+from asynctile.layers.activations import AUTO
 from asynctile.layers.gpt2_config import STANDARD
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
@@ -64,7 +65,8 @@ class Options:
     """Where AdamW runs."""
     precision: str = "fp32"
     tile: int | None = None
-    recompute: bool = True
+    recompute: bool | None = None
+    """Whether activations are computed again in backward; None: those that do not fit under the caps."""
     steps: int = 2000
     batch_size: int = 12
     """Sequences a step."""
@@ -81,6 +83,11 @@ class Options:
     save_every: int = 500
     keep: int = 2
     trace: str | None = None
+
+    @property
+    def recomputing(self) -> bool | str:
+        """`recompute` as a Trainer takes it."""
+        return AUTO if self.recompute is None else self.recompute
 
     @property
     def warmup_steps(self) -> int:
@@ -154,9 +161,9 @@ def _checked(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         value, kind = recorded[option], kinds[option]
         whole_for_float = kind in (float, float | None) and type(value) is int
         try:
-            if not (isinstance(value, kind) or whole_for_float) or isinstance(value, bool) != (kind is bool):
+            if not (isinstance(value, kind) or whole_for_float) or (isinstance(value, bool) and kind != bool | None):
                 raise argparse.ArgumentTypeError(f"{shown(value)} cannot be used")
-            found[option] = value if value is None or kind is bool else CHECKS[option](str(value))
+            found[option] = value if value is None or isinstance(value, bool) else CHECKS[option](str(value))
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"{folder / 'run.json'} was damaged or edited, its {option}: {error}; put it back, or "
                              "start another run with another --out") from error

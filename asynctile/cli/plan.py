@@ -30,7 +30,7 @@ def run(given: dict[str, Any]) -> int:
     shape = choose_shape(options, _vocab_size(options))
     seq_len = options.seq_len or shape.block_size
     work = Work(batch_size=options.batch_size, seq_len=seq_len, micro_batches=options.micro_batches, tile=options.tile,
-                recompute=options.recompute, clip_norm=options.clip_norm, update=options.update)  # fmt: skip
+                recompute=options.recomputing, clip_norm=options.clip_norm, update=options.update)  # fmt: skip
     machine = Machine(device=options.device, precision=options.precision, device_memory=options.device_memory,
                       host_memory=options.host_memory, spill=options.spill is not None, spill_limit=options.spill_limit,
                       prefetch=options.prefetch, link_rate=options.link_rate)  # fmt: skip

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,21 +24,11 @@ from asynctile.play.rehearsal import rehearse
 from asynctile.play.template import Kernels, Template
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly, check_value
-from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
 #: Schedules that are kept for one share: a training needs its step and its validation, of each shape that comes again.
 KEPT = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is known of a program under one cut: its schedule, and the template for these kernels; None where there is none."""
-
-    schedule: Schedule | None
-    kernels: dict[str, Callable[..., None]]
-    template: Template | None
 
 
 class Schedules:
@@ -51,8 +40,8 @@ class Schedules:
         self._tiers: Tiers = assembly.tiers
         self._compute = compute
         self._last: Callable[[], Program | None] = lambda: None
-        #: by program and cut, the one used last at the end
-        self._kept: OrderedDict[Any, Kept] = OrderedDict()
+        #: by program and cut, the one used last at the end; None for a program that cannot be played there
+        self._kept: OrderedDict[Any, Template | None] = OrderedDict()
         self._bound: Bound | None = None
 
     async def begin(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> PlayedJob | None:
@@ -120,20 +109,18 @@ class Schedules:
             return None
         if any(isinstance(entry, Fetch) for entry in program.entries):
             return None
-        key, kernels = (program, _cut(self._tiers)), self._called(program)
-        kept = self._kept.get(key)
-        if kept is None or kept.kernels != kernels:
-            schedule = kept.schedule if kept is not None else await self._compute(rehearse, program, demand, self._tiers)
-            kept = self._kept[key] = Kept(schedule, kernels, await self._compute(_template_of, schedule, kernels))
-        self._kept.move_to_end(key)
+        key = program, _cut(self._tiers)
+        if key in self._kept and self._fits(self._kept[key]):
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        self._kept[key] = template = await self._compute(_made, program, demand, self._tiers)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return kept.template
+        return template
 
-    def _called(self, program: Program) -> dict[str, Callable[..., None]]:
-        """The kernels of a program, as they are now: tests put others in their places."""
-        names = {operation.kernel for operation in program.operations()}
-        return {name: self._kernels[name] for name in names if name in self._kernels}
+    def _fits(self, template: Template | None) -> bool:
+        """Whether its kernels are those of now."""
+        return template is None or all(self._kernels.get(name) is kernel for name, kernel in template.kernels.items())
 
     def _player(self) -> Player:
         """That of the share, made when it is first wanted; the engine closes it."""
@@ -161,9 +148,12 @@ def _cut(tiers: Tiers) -> tuple[Any, ...]:
     )
 
 
-def _template_of(schedule: Schedule | None, kernels: Kernels) -> Template | None:
-    """None where there is no schedule, or a kernel without machine code in it."""
+def _made(program: Program, demand: Demand, tiers: Tiers) -> Template | None:
+    """In a thread."""
+    schedule = rehearse(program, demand, tiers)
+    if schedule is None:
+        return None
     try:
-        return None if schedule is None else Template(schedule, kernels)
+        return Template(schedule, tiers.device.kernels)
     except ValueError:
         return None

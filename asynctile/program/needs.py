@@ -6,7 +6,7 @@ Pure; storage/arena.py divides a cap by it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from asynctile.program.operation import DEVICE, HOST, Operation
 from asynctile.program.program import Entry, Program
@@ -65,20 +65,30 @@ def _union(counters: Iterable[Counter[int]]) -> Counter[int]:
     return union
 
 
-def _live_peak(program: Program) -> Counter[int]:
-    """For each size, the most temporaries of it that are alive at once."""
+def lives(program: Program) -> Iterator[tuple[list[int], list[int]]]:
+    """For each entry the sizes, aligned, of the temporaries that come to life with it, and of those that are dead behind it."""
     alive: set[Tile] = set()
-    count: Counter[int] = Counter()
-    peak: Counter[int] = Counter()
     for entry, uses in zip(program.entries, program.next_uses, strict=True):
+        born, dead = [], []
         for tile in entry.tiles:
             if not tile.persistent and tile not in alive:
                 alive.add(tile)
-                size = align(tile.nbytes)
-                count[size] += 1
-                peak[size] = max(peak[size], count[size])
+                born.append(align(tile.nbytes))
         for tile, use in zip(entry.tiles, uses, strict=True):
             if use == NEVER and tile in alive:
                 alive.remove(tile)
-                count[align(tile.nbytes)] -= 1
+                dead.append(align(tile.nbytes))
+        yield born, dead
+
+
+def _live_peak(program: Program) -> Counter[int]:
+    """For each size, the most temporaries of it that are alive at once."""
+    count: Counter[int] = Counter()
+    peak: Counter[int] = Counter()
+    for born, dead in lives(program):
+        for size in born:
+            count[size] += 1
+            peak[size] = max(peak[size], count[size])
+        for size in dead:
+            count[size] -= 1
     return peak

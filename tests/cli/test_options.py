@@ -27,7 +27,7 @@ def remembered(**changes: Any) -> dict[str, Any]:
         ("steps", None), ("batch_size", 10**30), ("batch_size", []), ("seed", -1), ("seed", 10**90), ("seed", 1.5),
         ("lr", float("nan")), ("lr", float("inf")), ("lr", "0.1"), ("lr", 0), ("lr", False), ("clip_norm", -1.0),
         ("weight_decay", -0.1), ("warmup", -1), ("host_memory", "lots"), ("host_memory", 0), ("host_memory", 1.5),
-        ("device", ["cpu"]), ("device", ""), ("device", None), ("recompute", "no"), ("recompute", 1), ("recompute", None),
+        ("device", ["cpu"]), ("device", ""), ("device", None), ("recompute", "no"), ("recompute", 1), ("recompute", "auto"),
         ("data", "a\0b"), ("data", 7), ("model", {}), ("spill", ""), ("spill_limit", -1), ("prefetch", -1), ("tile", 0),
         ("data", "x" * 1000 + "\0"),
     ],

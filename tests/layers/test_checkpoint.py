@@ -82,7 +82,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 async def test_a_later_format_is_named_before_anything_else(copied: Path) -> None:
     rewrite(copied, format=99)
     async with Engine("cpu") as engine:
-        with pytest.raises(CheckpointError, match="has checkpoint format 99, this version reads up to 1"):
+        with pytest.raises(CheckpointError, match="has checkpoint format 99, this version reads up to 2"):
             await Trainer.load(engine, copied)
 
 
@@ -129,12 +129,20 @@ async def test_what_nobody_saved_is_not_replaced(tmp_path: Path, wait: bool) -> 
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize(("recompute", "expected"), [("auto", True), (True, True), (False, False)])
-async def test_whether_to_recompute_is_kept(recompute: bool | str, expected: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recompute", ["auto", True, False])
+async def test_whether_to_recompute_is_kept_as_it_was_asked_for(recompute: bool | str, tmp_path: Path) -> None:
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine, recompute=recompute)
         await trainer.save(tmp_path / "c")
-        assert trainer.recompute is (await Trainer.load(engine, tmp_path / "c")).recompute is expected
+        assert (await Trainer.load(engine, tmp_path / "c")).recompute == trainer.recompute == recompute
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+async def test_a_checkpoint_of_before_there_was_a_choice_goes_on_as_it_did(copied: Path, recompute: bool) -> None:
+    rewrite(copied, format=1, recompute=recompute)
+    (copied / "checksums.json").unlink()
+    async with Engine("cpu") as engine:
+        assert (await Trainer.load(engine, copied)).recompute is recompute
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])
@@ -165,7 +173,7 @@ async def test_a_resumed_training_is_bitwise_the_same(
         expected = await states_of(trainer)
     async with Engine("emulated", device_memory=await floor_of(), prefetch=0) as engine:
         again = await Trainer.load(engine, tmp_path / "c")
-        assert (again.clip_norm, again.micro_batches, again.recompute) == (clip_norm, micro_batches, True)
+        assert (again.clip_norm, again.micro_batches, again.recompute) == (clip_norm, micro_batches, "auto")
         assert (again.step_count, again.skipped_count) == (2, 1)
         for batch in BATCHES[3:]:
             await again.step(*batch)

@@ -14,7 +14,7 @@ import pytest
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import Parameters
-from asynctile.layers.step import KINDS, record
+from asynctile.layers.step import KINDS, parts_of, record
 from asynctile.layers.tiling import Tiling
 from asynctile.measure.simulate import simulate
 from asynctile.program.needs import demand_of
@@ -24,6 +24,7 @@ from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
 from tests.interpreter import Model
 from tests.layers.shapes import SHAPES, Shape
+from tests.layers.test_record import KEPT
 from tests.layers.test_step import assert_same_bits, determined, distance
 
 #: What kernels are built for, an operand a letter: f float32, b bf16, i int32.
@@ -63,10 +64,10 @@ def parameters_of(shape: Shape, precision: str = "bf16") -> Parameters:
     return Parameters(shape.config, Tiling(shape.config, shape.tile), precision)
 
 
-def recorded(shape: Shape, kind: str, precision: str = "bf16", **options: Any) -> tuple[Parameters, Program]:
+def recorded(shape: Shape, kind: str, precision: str = "bf16", *, kept: int = 0) -> tuple[Parameters, Program]:
     parameters = parameters_of(shape, precision)
     rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)
-    return parameters, record(kind, parameters, rows, **options)
+    return parameters, record(kind, parameters, rows, kept=min(kept, parts_of(shape.config)))
 
 
 def model_of(shape: Shape, precision: str) -> Model:
@@ -84,10 +85,10 @@ def outline(program: Program) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("recompute", [True, False])
-def test_every_operation_is_one_that_kernels_are_built_for(shape: Shape, kind: str, recompute: bool) -> None:
+@pytest.mark.parametrize("kept", KEPT)
+def test_every_operation_is_one_that_kernels_are_built_for(shape: Shape, kind: str, kept: int) -> None:
     for precision in ("fp32", "tf32", "bf16"):
-        _, program = recorded(shape, kind, precision, recompute=recompute)
+        _, program = recorded(shape, kind, precision, kept=kept)
         for operation in program.operations():
             found = "".join(LETTERS[tile.dtype] for tile in operation.operands)
             assert found in ALLOWED[operation.kernel].split(), operation
@@ -95,9 +96,9 @@ def test_every_operation_is_one_that_kernels_are_built_for(shape: Shape, kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("recompute", [True, False])
-def test_which_tiles_are_bf16(shape: Shape, kind: str, recompute: bool) -> None:
-    parameters, program = recorded(shape, kind, recompute=recompute)
+@pytest.mark.parametrize("kept", KEPT)
+def test_which_tiles_are_bf16(shape: Shape, kind: str, kept: int) -> None:
+    parameters, program = recorded(shape, kind, kept=kept)
     for tile in {*program.temporaries, *parameters.states(), *program.inputs.values()}:
         narrow = NARROW.fullmatch(tile.name) is not None or (tile.name.startswith("logits[") and kind != "logits")
         assert (tile.dtype == BF16) == narrow, tile.name
@@ -184,13 +185,13 @@ def test_losses_logits_and_gradients_are_near_those_of_fp32(shape: Shape) -> Non
 def test_keep_and_recompute_fused_and_two_phase_are_equal_bit_for_bit(shape: Shape) -> None:
     tokens, targets = shape.batch_of_tokens()
     model = model_of(shape, "bf16")
-    kept, again = (model.gradients(tokens, targets, shape.micro_batches, recompute=way) for way in (False, True))
+    kept, again = (model.gradients(tokens, targets, shape.micro_batches, kept=way) for way in (parts_of(shape.config), 0))
     assert kept[0] == again[0]
     assert_same_bits(kept[1], again[1])
     fused, clipped = model_of(shape, "bf16"), model_of(shape, "bf16")
     for step in (1, 2):
         one = fused.step(tokens, targets, step, micro_batches=shape.micro_batches)
-        other = clipped.step(tokens, targets, step, kind="step_clipped", micro_batches=shape.micro_batches, recompute=False)
+        other = clipped.step(tokens, targets, step, kind="step_clipped", micro_batches=shape.micro_batches, kept=1)
         assert one == other
     for family in ("weights", "exp_avg", "exp_avg_sq"):
         assert_same_bits(fused.state(family), clipped.state(family))

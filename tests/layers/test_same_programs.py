@@ -9,6 +9,7 @@ import hashlib
 
 import pytest
 
+from asynctile.layers.activations import kept_if
 from asynctile.layers.step import KINDS, record
 from asynctile.program.operation import Operation
 from asynctile.program.program import Fetch
@@ -32,7 +33,7 @@ def outline(shape: Shape) -> tuple[int, str]:
         for recompute in (True, False):
             parameters = shape.parameters()
             rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)
-            program = record(kind, parameters, rows, recompute=recompute)
+            program = record(kind, parameters, rows, kept=kept_if(recompute, shape.config))
             for entry in program.entries:
                 if isinstance(entry, Operation):
                     count += 1

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from asynctile.kernels.cpu import KERNELS
 from asynctile.layers.optimizer import AdamW
+from asynctile.layers.step import parts_of
 from tests.interpreter import Model
 from tests.layers.shapes import SHAPES, Shape
 
@@ -35,15 +36,16 @@ def assert_same_bits(one: Tensors, other: Tensors) -> None:
         assert np.array_equal(value, other[name]), name
 
 
-def test_keep_and_recompute_are_equal_bit_for_bit(shape: Shape) -> None:
+def test_however_many_parts_keep_their_activations_bits_are_equal(shape: Shape) -> None:
     tokens, targets = shape.batch_of_tokens()
     model = model_of(shape)
-    kept = model.gradients(tokens, targets, shape.micro_batches, recompute=False)
-    again = model.gradients(tokens, targets, shape.micro_batches, recompute=True)
-    assert kept[0] == again[0]
+    loss, again = model.gradients(tokens, targets, shape.micro_batches)
     if shape.micro_batches == 1:
-        assert kept[0] == model.loss(tokens, targets)
-    assert_same_bits(kept[1], again[1])
+        assert loss == model.loss(tokens, targets)
+    for kept in range(1, parts_of(shape.config) + 1):
+        found = model.gradients(tokens, targets, shape.micro_batches, kept=kept)
+        assert found[0] == loss
+        assert_same_bits(found[1], again)
 
 
 def test_fused_and_two_phase_are_equal_bit_for_bit(shape: Shape) -> None:
@@ -52,7 +54,7 @@ def test_fused_and_two_phase_are_equal_bit_for_bit(shape: Shape) -> None:
         tokens, targets = shape.batch_of_tokens(step)
         one = fused.step(tokens, targets, step, micro_batches=shape.micro_batches)
         other = clipped.step(
-            tokens, targets, step, kind="step_clipped", micro_batches=shape.micro_batches, recompute=False)
+            tokens, targets, step, kind="step_clipped", micro_batches=shape.micro_batches, kept=step)
         assert one == other
     for family in ("weights", "exp_avg", "exp_avg_sq"):
         assert_same_bits(fused.state(family), clipped.state(family))
@@ -109,7 +111,7 @@ def test_the_cpus_kernels_agree_with_plain_numpy(name: str) -> None:
     for tensor in one:
         found, wanted = (determined(tensor, side[tensor], shape.length) for side in (other, one))
         assert distance(found, wanted) < 5e-6, tensor
-    kept = compiled.gradients(tokens, targets, shape.micro_batches, recompute=False)[1]
+    kept = compiled.gradients(tokens, targets, shape.micro_batches, kept=parts_of(shape.config))[1]
     assert_same_bits(other, kept)
     fused = compiled.step(tokens, targets, micro_batches=shape.micro_batches)
     again = model_of(shape, kernels=KERNELS)

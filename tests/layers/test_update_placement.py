@@ -116,7 +116,7 @@ async def test_no_mixture_changes_a_bit(
     chance = random.Random(seed)
     mixture: list[int] = []
 
-    async def drawn(self: Trainer, kind: str, rows: Any) -> Any:
+    async def drawn(self: Trainer, *_: Any) -> Any:
         weights = list(self.model.weights())
         mixture[:] = mixture or [index for index in range(len(weights)) if chance.random() < (0.1, 0.5, 0.9)[seed % 3]]
         return frozenset(weights[index] for index in mixture)

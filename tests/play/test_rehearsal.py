@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ async def rehearsed(engine: Engine, trainer: Trainer, shape: Any) -> Schedule:
     rows = model.tiling.rows(shape.batch, shape.length, shape.micro_batches)
 
     async def job() -> Schedule | None:
-        program = await trainer._recorded(kind, rows, await trainer._on_host(kind, rows))
+        program = await trainer._keeping.run(kind, rows, partial(trainer._placed, kind, rows))
         async with engine.exclusive():
             await engine.assembly.cut(model.demand(program))
             return rehearse(program, model.demand(program), engine.tiers)

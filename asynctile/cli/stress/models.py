@@ -18,6 +18,7 @@ from asynctile import Engine
 from asynctile.cli.stress.finding import expect_bytes
 from asynctile.cli.stress.place import Place, draw_place
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.activations import AUTO, kept_if
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import MOMENTS, Parameters
 from asynctile.layers.step import record
@@ -41,11 +42,11 @@ State = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training's bits depend on, beside model and data."""
+    """What a training's bits depend on, beside model and data; and `recompute`, on which they do not."""
 
     clip_norm: float | None = None
     micro_batches: int = 1
-    recompute: bool = True
+    recompute: bool | str = AUTO
 
 
 def batch(step: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -79,7 +80,7 @@ def expect_state(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndar
 
 
 def draw_recipe(chance: random.Random) -> Recipe:
-    return Recipe(chance.choice((None, None, 0.5)), chance.choice((1, 2)), chance.random() < 0.7)
+    return Recipe(chance.choice((None, None, 0.5)), chance.choice((1, 2)), chance.choice((True, False, AUTO)))
 
 
 def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> Place:
@@ -96,7 +97,8 @@ def step_demand(recipe: Recipe, update: str) -> Demand:
     kind = "step" if recipe.clip_norm is None else "step_clipped"
     rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches)
     on_host = (tile for parameter in parameters.values() for tile in parameter.weights.values() if update == "host")
-    program = record(kind, parameters, rows, recompute=recipe.recompute, on_host=frozenset(on_host))
+    kept = kept_if(recipe.recompute is True, CONFIG)
+    program = record(kind, parameters, rows, kept=kept, on_host=frozenset(on_host))
     return demand_of([program], parameters.states())
 
 

@@ -1,0 +1,215 @@
+"""recompute="auto" on an engine: what it keeps under which caps, equal bits, and that nothing is refused for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile import BudgetError, Engine
+from asynctile.layers import Trainer, keeping
+from asynctile.layers.machine import Machine
+from asynctile.layers.plan import plan_step
+from asynctile.layers.step import parts_of, record
+from asynctile.program.needs import demand_of
+from asynctile.storage.demand import Demand
+from tests.layers.shapes import shape
+from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, moments_of
+
+#: Three blocks, and a vocabulary that makes the head one more to keep: 0 to 4 parts.
+DEEP = shape(20, 2, 150, 24, tile=12, batch=2, length=17, micro_batches=2, n_layer=3)
+PARTS = parts_of(DEEP.config)
+STATES = DEEP.config.states_nbytes
+#: What bounds the memory that is computed in.
+CAP = {"cpu": "host_memory", "emulated": "device_memory"}
+_yardsticks: dict[float | None, Tensors] = {}
+
+
+@cache
+def program(kept: int, kind: str = "step") -> tuple[int, Demand]:
+    """How many operations it has, and what it demands, if so many parts keep their activations."""
+    parameters = DEEP.parameters()
+    found = record(kind, parameters, parameters.tiling.rows(DEEP.batch, DEEP.length, DEEP.micro_batches), kept=kept)
+    return sum(1 for _ in found.operations()), demand_of([found], parameters.states())
+
+
+NBYTES = [program(kept)[1].resident_nbytes for kept in range(PARTS + 1)]
+#: By the operations of a step.
+KEPT = {program(kept, kind)[0]: kept for kept in range(PARTS + 1) for kind in ("step", "step_clipped")}
+#: Of another model that is not trained.
+OTHER = demand_of([], (tile for item in DEEP.parameters().values() for tile in item.weights.values())).resident_nbytes
+
+
+async def step_on(trainer: Trainer, number: int = 1) -> int:
+    """Do a step; how many parts have kept their activations in it, told by the number of its operations."""
+    before = trainer.engine.statistics().operations
+    await trainer.step(*DEEP.batch_of_tokens(number))
+    return KEPT[trainer.engine.statistics().operations - before]
+
+
+async def trainer_on(engine: Any, **options: Any) -> Trainer:
+    model = await lively(engine, DEEP)
+    return Trainer(model, OPTIMIZER, micro_batches=DEEP.micro_batches, **{"update": "device", **options})
+
+
+@asynccontextmanager
+async def training(device: str, **caps: Any) -> AsyncIterator[Trainer]:
+    async with Engine(device, **caps) as engine:
+        yield await trainer_on(engine)
+
+
+async def course(engine: Any, **options: Any) -> tuple[list[int], Tensors]:
+    """How much is kept in each of two steps, and every weight and moment behind them."""
+    trainer = await trainer_on(engine, **options)
+    kept = [await step_on(trainer, number) for number in (1, 2)]
+    return kept, await trainer.model.state_dict() | await moments_of(trainer)
+
+
+async def yardstick(clip_norm: float | None) -> Tensors:
+    if clip_norm not in _yardsticks:
+        async with Engine("cpu") as engine:
+            _yardsticks[clip_norm] = (await course(engine, recompute=True, clip_norm=clip_norm))[1]
+    return _yardsticks[clip_norm]
+
+
+def test_the_operations_tell_how_much_is_kept() -> None:
+    assert sorted(KEPT.values()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert sorted(set(NBYTES)) == NBYTES
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])
+@pytest.mark.parametrize("kept", range(PARTS + 1))
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_as_much_is_kept_as_stays_on_the_device_and_no_bit_depends_on_it(
+    device: str, kept: int, clip_norm: float | None
+) -> None:
+    nbytes = program(kept, "step" if clip_norm is None else "step_clipped")[1].resident_nbytes
+    async with Engine(device, **{CAP[device]: nbytes}) as engine:
+        found, states = await course(engine, clip_norm=clip_norm)
+    assert found == [kept, kept]
+    assert_same_tensors(states, await yardstick(clip_norm))
+
+
+async def test_where_tiles_have_to_move_nothing_is_kept() -> None:
+    for nbytes in (NBYTES[0] - 1, STATES // 3):
+        async with training("emulated", device_memory=nbytes) as trainer:
+            assert await step_on(trainer) == 0
+
+
+async def test_ram_below_a_device_must_hold_it_as_well() -> None:
+    async with training("emulated", device_memory=2 * NBYTES[-1], host_memory=NBYTES[2]) as trainer:
+        assert await step_on(trainer) == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_nothing_is_kept_that_would_go_to_the_disk(device: str, tmp_path: Path) -> None:
+    """The spill folder holds a step that keeps nothing, and no more; tiles there and in RAM are whole pages."""
+    none, some = (program(kept)[1].rounded(4096).resident_nbytes for kept in (0, 2))
+    more = {} if device == "cpu" else {"device_memory": 2 * NBYTES[-1]}
+    async with training(device, host_memory=none - 1, spill=tmp_path, spill_limit=none + 4096, **more) as trainer:
+        assert await step_on(trainer) == 0
+        assert trainer.engine.statistics().spill_written_bytes > 0 or device == "emulated"
+    async with training(device, host_memory=some, spill=tmp_path, **more) as trainer:
+        assert await step_on(trainer) == 2
+        assert trainer.engine.statistics().spill_written_bytes == 0
+
+
+async def test_gradients_choose_for_themselves() -> None:
+    async with training("cpu", host_memory=NBYTES[1]) as trainer:
+        expected = await trainer.gradients(*DEEP.batch_of_tokens())
+        assert await step_on(trainer) == 1
+    async with Engine("cpu") as engine:
+        again = await (await trainer_on(engine, recompute=True)).gradients(*DEEP.batch_of_tokens())
+    assert all(expected[name].tobytes() == value.tobytes() for name, value in again.items())
+
+
+async def test_what_stands_of_another_model_comes_first() -> None:
+    async with Engine("cpu", host_memory=NBYTES[3] + OTHER) as engine:
+        await lively(engine, DEEP, seed=2)
+        assert await step_on(await trainer_on(engine)) == 3
+
+
+async def test_a_model_that_comes_later_takes_the_room_of_activations() -> None:
+    """On RAM alone, where a step that keeps as before would be refused; then the choice stays."""
+    async with training("cpu", host_memory=NBYTES[2] + OTHER) as trainer:
+        assert await step_on(trainer) == PARTS
+        other = await lively(trainer.engine, DEEP, seed=2)
+        assert [await step_on(trainer, number) for number in (2, 3)] == [0, 0]
+        assert (await trainer.gradients(*DEEP.batch_of_tokens()))
+        await other.release()
+        found = await trainer.model.state_dict()
+    async with training("cpu") as trainer:
+        for number in (1, 2, 3):
+            await step_on(trainer, number)
+        again = await trainer.model.state_dict()
+    assert all(again[name].tobytes() == value.tobytes() for name, value in found.items())
+
+
+async def test_a_step_that_fits_no_way_is_refused_by_what_it_needs_at_least() -> None:
+    async with training("cpu", host_memory=NBYTES[0] - 1) as trainer:
+        with pytest.raises(BudgetError) as caught:
+            await trainer.step(*DEEP.batch_of_tokens())
+        assert caught.value.floor == NBYTES[0]
+        assert trainer.step_count == 0
+
+
+async def test_ram_lent_to_a_save_changes_no_choice(tmp_path: Path) -> None:
+    """Steps beside it are the same program; the one whose tiles it is in the way of waits."""
+    async with training("cpu", host_memory=NBYTES[3] + STATES) as trainer:
+        assert await step_on(trainer) == PARTS
+    async with training("cpu", host_memory=NBYTES[2] + STATES // 2) as trainer:
+        kept = await step_on(trainer)
+        await trainer.save(tmp_path / "one", wait=False)
+        assert await step_on(trainer, 2) == kept
+        await trainer.saved()
+        assert await step_on(trainer, 3) == kept
+
+
+async def test_shares_choose_by_their_own_caps_and_the_engine_by_what_is_left() -> None:
+    async with Engine("cpu", host_memory=NBYTES[1] + NBYTES[3]) as engine:
+        own = await trainer_on(engine)
+        async with engine.share(host_memory=NBYTES[3]) as part:
+            assert await step_on(await trainer_on(part)) == 3
+            assert await step_on(own) == 1
+        assert await step_on(own, 2) == PARTS
+
+
+async def test_updates_are_placed_for_the_program_that_was_chosen() -> None:
+    async with Engine("emulated", device_memory=NBYTES[2]) as engine:
+        assert await step_on(await trainer_on(engine, update="auto")) == 2
+
+
+@pytest.mark.parametrize("kept", range(PARTS + 1))
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_a_plan_keeps_what_a_run_keeps(device: str, kept: int) -> None:
+    plan = plan_step(DEEP.config, DEEP.work(), Machine(device=device, **{CAP[device]: NBYTES[kept]}))
+    assert plan.kept == kept
+    told = dict(plan.lines())["activations kept"]
+    assert told == (f"of the head and {kept - 1} of 3 layers" if kept else "none, computed again in backward")
+    assert plan.resident_bytes == NBYTES[kept]
+    if device == "cpu":
+        assert plan.floor_bytes == NBYTES[0]
+        assert plan_step(DEEP.config, DEEP.work(recompute=False), Machine(device=device)).floor_bytes == NBYTES[-1]
+
+
+async def test_true_and_false_look_at_no_caps() -> None:
+    async with Engine("emulated", device_memory=STATES // 3) as engine:
+        assert await step_on(await trainer_on(engine, recompute=False)) == PARTS
+    async with Engine("cpu") as engine:
+        assert await step_on(await trainer_on(engine, recompute=True)) == 0
+        assert await step_on(await trainer_on(engine)) == PARTS
+
+
+async def test_choices_are_forgotten_like_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "PROGRAMS", 3)
+    async with training("cpu") as trainer:
+        tokens, targets = DEEP.batch_of_tokens()
+        for length in (1, 2, 3, 4, 3, 1):
+            await trainer.gradients(tokens[:, :length], targets[:, :length])
+            assert len(trainer._keeping._chosen) <= 3
+
+
