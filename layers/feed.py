@@ -14,12 +14,14 @@ import threading
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Self
 
 from asynctile.engine import Engine
 from asynctile.layers.report import StepReport
+from asynctile.streams.event import resolve
 
 #: A step on (tokens, targets), which calls the first argument once it has counted.
 Step = Callable[[Callable[[], None], Any, Any], Awaitable[StepReport]]
@@ -56,7 +58,7 @@ class Feed:
             self._taken = self._ask()
         while True:
             taken = self._taken
-            await asyncio.wait([taken if isinstance(taken, asyncio.Future) else asyncio.wrap_future(taken)])
+            await _over(taken)
             self._taken = None
             item = taken.result()
             if isinstance(item, BaseException):
@@ -138,6 +140,22 @@ class Steps:
         self._batch = None
         if self._left is not None:
             self._left -= 1
+
+
+async def _over(taken: Future[Any] | asyncio.Future[Any]) -> None:
+    """Wait until it is done; a cancellation leaves it as it is."""
+    if isinstance(taken, asyncio.Future):
+        await asyncio.wait([taken])
+        return
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def tell(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(resolve, ready)
+
+    taken.add_done_callback(tell)  # one turn of the loop, where a wrapped future takes three
+    await ready
 
 
 def _serve(batches: Iterable[Any], wishes: queue.SimpleQueue[Future[Any] | None]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,21 @@ from asynctile.play.rehearsal import rehearse
 from asynctile.play.template import Kernels, Template
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly, check_value
+from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
 #: Schedules that are kept for one share: a training needs its step and its validation, of each shape that comes again.
 KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of a program under one cut: its schedule, and the template for these kernels; None where there is none."""
+
+    schedule: Schedule | None
+    kernels: dict[str, Callable[..., None]]
+    template: Template | None
 
 
 class Schedules:
@@ -40,8 +51,8 @@ class Schedules:
         self._tiers: Tiers = assembly.tiers
         self._compute = compute
         self._last: Callable[[], Program | None] = lambda: None
-        #: by program and cut, the one used last at the end; None for a program that cannot be played there
-        self._kept: OrderedDict[Any, Template | None] = OrderedDict()
+        #: by program and cut, the one used last at the end
+        self._kept: OrderedDict[Any, Kept] = OrderedDict()
         self._bound: Bound | None = None
 
     async def begin(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> PlayedJob | None:
@@ -109,18 +120,20 @@ class Schedules:
             return None
         if any(isinstance(entry, Fetch) for entry in program.entries):
             return None
-        key = program, _cut(self._tiers)
-        if key in self._kept and self._fits(self._kept[key]):
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        self._kept[key] = template = await self._compute(_made, program, demand, self._tiers)
+        key, kernels = (program, _cut(self._tiers)), self._called(program)
+        kept = self._kept.get(key)
+        if kept is None or kept.kernels != kernels:
+            schedule = kept.schedule if kept is not None else await self._compute(rehearse, program, demand, self._tiers)
+            kept = self._kept[key] = Kept(schedule, kernels, await self._compute(_template_of, schedule, kernels))
+        self._kept.move_to_end(key)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return template
+        return kept.template
 
-    def _fits(self, template: Template | None) -> bool:
-        """Whether its kernels are those of now."""
-        return template is None or all(self._kernels.get(name) is kernel for name, kernel in template.kernels.items())
+    def _called(self, program: Program) -> dict[str, Callable[..., None]]:
+        """The kernels of a program, as they are now: tests put others in their places."""
+        names = {operation.kernel for operation in program.operations()}
+        return {name: self._kernels[name] for name in names if name in self._kernels}
 
     def _player(self) -> Player:
         """That of the share, made when it is first wanted; the engine closes it."""
@@ -148,12 +161,9 @@ def _cut(tiers: Tiers) -> tuple[Any, ...]:
     )
 
 
-def _made(program: Program, demand: Demand, tiers: Tiers) -> Template | None:
-    """In a thread."""
-    schedule = rehearse(program, demand, tiers)
-    if schedule is None:
-        return None
+def _template_of(schedule: Schedule | None, kernels: Kernels) -> Template | None:
+    """None where there is no schedule, or a kernel without machine code in it."""
     try:
-        return Template(schedule, tiers.device.kernels)
+        return None if schedule is None else Template(schedule, kernels)
     except ValueError:
         return None

@@ -1,0 +1,51 @@
+"""Batches from a caller's iterable, whose loop may end while one is on its way. Runs with an engine are in test_trainer.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from asynctile.layers.feed import Feed
+
+
+def numbers(gate: threading.Event) -> Iterator[int]:
+    """1 behind the gate, then 2."""
+    gate.wait(10)
+    yield 1
+    yield 2
+
+
+async def cancelled_take(feed: Feed) -> None:
+    task = asyncio.create_task(feed.take())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_item_that_nobody_waits_for_any_more_is_the_next() -> None:
+    gate = threading.Event()
+    feed = Feed(numbers(gate))
+    for _ in range(3):
+        await cancelled_take(feed)
+    gate.set()
+    assert [await feed.take(), await feed.take()] == [1, 2]
+    with pytest.raises(StopAsyncIteration):
+        await feed.take()
+    feed.close()
+
+
+def test_an_item_that_comes_after_the_loop_has_ended_is_the_next_of_another_loop(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+    feed = Feed(numbers(gate))
+    with caplog.at_level(logging.DEBUG):
+        asyncio.run(cancelled_take(feed))  # and its loop is closed
+        gate.set()
+        assert asyncio.run(feed.take()) == 1
+        assert asyncio.run(feed.take()) == 2
+    feed.close()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
