@@ -345,5 +345,5 @@ class Trainer:
 
 def _total(program: Program, run: Job | PlayedJob, label: str) -> float:
     """Sum, in float64 and in the program's order, of the numbers whose label begins with `label`."""
-    pairs = zip(program.numbers, run.numbers.tolist(), strict=False)
-    return sum(value for name, value in pairs if name.startswith(label))
+    values = run.numbers.tolist()
+    return sum([values[index] for index in program.numbers_of(label)])

@@ -81,6 +81,7 @@ class Program:
         self.device_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
         self.standing: list[Tile] = []
+        self._numbers_of: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -101,6 +102,12 @@ class Program:
         """Reserve one float64 that an operation reports to the host."""
         self.numbers.append(label)
         return len(self.numbers) - 1
+
+    def numbers_of(self, beginning: str) -> list[int]:
+        """Of a finished program: the numbers whose label begins so, in order; looked for once."""
+        if beginning not in self._numbers_of:
+            self._numbers_of[beginning] = [i for i, label in enumerate(self.numbers) if label.startswith(beginning)]
+        return self._numbers_of[beginning]
 
     def add(self, operation: Operation) -> None:
         self.entries.append(operation)

@@ -1,4 +1,4 @@
-"""A program, once it is recorded: what it cannot do is refused before it runs."""
+"""A program, once it is recorded: what it cannot do is refused before it runs, and its numbers are found by their labels."""
 
 from __future__ import annotations
 
@@ -44,3 +44,14 @@ def test_inputs_and_standing_tiles_may_be_read_first() -> None:
     program.add(gemm(program.input("given", SHAPE, np.float32), x, sum_of))
     program.add(copy(sum_of, x))
     assert program.finish().next_uses[0][2] == 1
+
+
+def test_numbers_are_found_in_order_by_how_their_labels_begin() -> None:
+    program = Program("test")
+    for label in ("loss[0]", "norm[a]", "loss[1]", "norm[b]"):
+        program.number(label)
+    program.finish()
+    for _ in range(2):
+        assert program.numbers_of("norm") == [1, 3]
+        assert program.numbers_of("loss") == [0, 2]
+        assert program.numbers_of("other") == []
