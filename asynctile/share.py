@@ -270,6 +270,7 @@ class Share:
             await inputs.enqueued(operation)  # not while others are kept out, who may be the ones to write them
             async with self.exclusive():
                 if inputs.missing(operation) is None:
+                    self._schedules.leave()  # the workers know nothing of it
                     return await self.assembly.launch(operation, number)
 
     async def _measure(self, demand: Demand) -> Rates | None:

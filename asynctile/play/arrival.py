@@ -59,10 +59,12 @@ def take_as_changed(tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
 
 
 def is_arranged(tiers: Tiers, schedule: Schedule) -> bool:
-    """Whether every tile is where the schedule expects it, and as it does."""
+    """Whether every tile is where the schedule expects it, and as it does, with bytes that are whole."""
     for one in schedule.start:
         residency = tiers.from_the_top()[one.tier].of(one.tile)
         if residency.state is not one.state or (residency.slot is None) is not (one.place is None):
+            return False
+        if residency.written is not None and (not residency.written.done or residency.written.error is not None):
             return False
     return True
 

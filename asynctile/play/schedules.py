@@ -104,7 +104,7 @@ class Schedules:
             for name, value in inputs.items():
                 await assembly.put(program.inputs[name], value)
             arrange(tiers, template.schedule)
-            await tiers.run_ahead.drain()
+            await tiers.run_ahead.settle()  # what failed is met by coroutines, which can tell what that means for the tiles
             if not is_arranged(tiers, template.schedule):
                 return None
             bound = self._bound = Bound(template, tiers, tiers.unranked(program))
