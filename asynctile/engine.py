@@ -211,6 +211,7 @@ class Engine(Share):
                     raise asyncio.CancelledError
                 options = replace(self._options, device_memory=on_device, host_memory=in_ram, host_remedy="")
                 part = LentShare(self._life, "its share of the engine", self.precision, self.prefetch, region, options)
+                part.plays = self.plays
                 part._put_together(Tiers(self._device, region, self._spills, options), self._files)
                 return part
             except BaseException:

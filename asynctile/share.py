@@ -47,12 +47,14 @@ T = TypeVar("T")
 class Share:
     """What models, trainers and services work on. Made by `Engine` and by `Engine.share`.
 
-    what: it is, for messages. precision, prefetch: as given to Engine.
+    what: it is, for messages. precision, prefetch: as given to Engine. plays: whether programs that repeat are played by
+    compiled workers; set it to False to do without, the results are the same.
     """
 
     def __init__(self, life: Lifetime, what: str, precision: str, prefetch: int) -> None:
         self.precision = precision
         self.prefetch = prefetch
+        self.plays = True
         self._life = life
         self._what = what
         self._assembly: Assembly | None = None
@@ -61,7 +63,7 @@ class Share:
     def _put_together(self, tiers: Tiers, files: Stream) -> None:
         """From now on it can be used. files: the stream of file work."""
         self._assembly = Assembly(tiers)
-        self._schedules = Schedules(self._assembly, self.compute)
+        self._schedules = Schedules(self._assembly, self.compute, lambda: self.plays)
         self._life.tiers.append(tiers)
         self._files = files
         self.busy = self.lock(self._what)
@@ -93,15 +95,6 @@ class Share:
     def dependents(self) -> WeakSet[Dependent]:
         """What has threads of its own and is closed with the engine, unless it has ended before."""
         return self._life.dependents
-
-    @property
-    def plays(self) -> bool:
-        """Whether programs that repeat are played by compiled workers; results are the same. Set it to False to do without."""
-        return self._schedules.is_on
-
-    @plays.setter
-    def plays(self, value: bool) -> None:
-        self._schedules.is_on = value
 
     @property
     def device_cap(self) -> int:
@@ -242,18 +235,8 @@ class Share:
         demand: what it asks of the arena, which another program may have cut for itself since. outputs: what its fetches fill.
         BudgetError, before any work, if the caps are below its floor.
         """
-        assembly = self.assembly
-        played = await self._schedules.begin(program, demand, inputs)
-        if played is not None:
-            return played
-        await assembly.cut(demand)
-        try:
-            for name, value in inputs.items():
-                await assembly.put(program.inputs[name], value)
-            return Job(assembly, program, demand, {} if outputs is None else outputs)
-        except BaseException:
-            assembly.release(program.inputs.values())
-            raise
+        self._life.check_process()
+        return await self._schedules.start(program, demand, inputs, {} if outputs is None else outputs)
 
     async def copies(self, tiles: Iterable[Tile]) -> list[np.ndarray]:
         """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""

@@ -42,6 +42,7 @@ class CudaDevice:
 
     has_link = True
     grain = COARSE
+    workers: Workers | None = None  # it has graphs
 
     def __init__(self, driver: Driver, precision: str = "fp32") -> None:
         if precision != "fp32" and driver.capability < (8, 0):
@@ -52,7 +53,6 @@ class CudaDevice:
         self.driver = driver
         self.precision = precision
         self.kernels: dict[str, Callable[..., None]] = dict(kernels.KERNELS)
-        self.workers: Workers | None = None  # it has graphs
         self.host = PinnedMemory(driver)
         self._lock = threading.Lock()
         self._memory = DeviceMemory(driver)

@@ -25,6 +25,7 @@ from asynctile.play.rehearsal import rehearse
 from asynctile.play.template import Kernels, Template
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly, check_value
+from asynctile.run.job import Job
 from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
@@ -43,17 +44,33 @@ class Kept:
 
 
 class Schedules:
-    """Those of one share. is_on: whether anything is played."""
+    """Those of one share. compute: runs Python in a thread. is_on: whether anything is played."""
 
-    def __init__(self, assembly: Assembly, compute: Callable[..., Awaitable[Any]]) -> None:
-        self.is_on = True
+    def __init__(self, assembly: Assembly, compute: Callable[..., Awaitable[Any]], is_on: Callable[[], bool]) -> None:
         self._assembly = assembly
         self._tiers: Tiers = assembly.tiers
         self._compute = compute
+        self._is_on = is_on
         self._last: Callable[[], Program | None] = lambda: None
         #: by program and cut, the one used last at the end
         self._kept: OrderedDict[Any, Kept] = OrderedDict()
         self._bound: Bound | None = None
+
+    async def start(
+        self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
+    ) -> Job | PlayedJob:
+        """Begin a run of `program`; see Share.start."""
+        played = await self.begin(program, demand, inputs)
+        if played is not None:
+            return played
+        await self._assembly.cut(demand)
+        try:
+            for name, value in inputs.items():
+                await self._assembly.put(program.inputs[name], value)
+            return Job(self._assembly, program, demand, outputs)
+        except BaseException:
+            self._assembly.release(program.inputs.values())
+            raise
 
     async def begin(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> PlayedJob | None:
         """A run of `program` that is played, or None: then it goes by coroutines. Raises what cutting the tiers may raise."""
@@ -86,7 +103,7 @@ class Schedules:
         """Whether there is somebody to play it, and nobody looks at each operation."""
         device, tiers = self._tiers.device, self._tiers
         return (
-            self.is_on
+            self._is_on()
             and player_supported()
             and device.workers is not None
             and tiers.lockstep is None
