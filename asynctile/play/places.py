@@ -19,10 +19,10 @@ MUTEX, CONDITION, CALLS = 0, 16, 32  # CALLS grows when there is more than one w
     COPIED_UP, COPIED_DOWN,  # which entry is due then
     MOVES,  # copies over the link and transfers that are ready or under way
     IDLE, SPINNING, PARKED, WOKEN,  # workers without work; those who look, who sleep, and of these who have been signalled
-    FINISHED,
+    FINISHED, BEFORE,  # entries that are over, those of runs before included; and of these alone
     EVENTFD,
     MUTEX_AT, CONDITION_AT, ONE_AT, ONE,  # addresses of things in here, and a 1
-) = range(40, 65)  # fmt: skip
+) = range(40, 66)  # fmt: skip
 CONTROL = 72
 FREE, COPYING, DUE = range(3)
 

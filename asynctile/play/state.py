@@ -1,24 +1,22 @@
 """What workers and Python share while tables are attached: counters, heaps and rings in arrays, under one mutex.
 
-Covers the arrays, and what Python does to them: a new run, a stretch released, a transfer over, the end. What the workers do
-is worker.py's, where in an array something stands places.py. The mutex is held for microseconds, and nobody who holds it asks
-for the GIL.
+Covers the arrays, and what Python asks of the workers: a new run, a stretch released, a transfer over, the end. How that is
+said is ask.py's, what the workers do worker.py's, and where in an array something stands places.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
 from asynctile.play import places
+from asynctile.play.ask import ARRIVE, LEAVE, RELEASE, RESET, ask
 from asynctile.play.native import CLOCK_MONOTONIC
 from asynctile.play.tables import Tables
 
-_libc = ctypes.PyDLL(None)  # keeps the GIL: the mutex is free again in microseconds
+_libc = ctypes.CDLL(None)
 
 
 class State:
@@ -63,69 +61,40 @@ class State:
         self.times[[places.RATE_UP, places.RATE_DOWN]] = rates
         self.times[places.TIMER] = np.inf
         self.lanes[:, places.RUNNING] = -1
-        self._mutex, self._condition = ctypes.c_void_p(mutex), ctypes.c_void_p(condition)
         attributes = (ctypes.c_int64 * 8)()
         _libc.pthread_condattr_init(attributes)
         _libc.pthread_condattr_setclock(attributes, CLOCK_MONOTONIC)
-        _libc.pthread_mutex_init(self._mutex, None)
-        _libc.pthread_cond_init(self._condition, attributes)
+        _libc.pthread_mutex_init(ctypes.c_void_p(mutex), None)
+        _libc.pthread_cond_init(ctypes.c_void_p(condition), attributes)
 
     @property
     def finished(self) -> int:
         return int(self.control[places.FINISHED])
 
-    @property
-    def released(self) -> int:
-        """Entries of released stretches."""
-        return int(self.control[places.ASKED])
-
     def reset(self) -> None:
         """As at the start of a run, nothing released. Only when nothing runs: RuntimeError otherwise."""
-        with self._locked():
-            asked = self.control[places.ASKED]
-            if (self.statuses[:asked] == places.PENDING).any():
-                raise RuntimeError("a run of these tables has not ended: wait for its released stretches, or attach others")
-            self.waiting[:] = self.tables.needs
-            self.left[:], self.reports_left[:] = self._entries, self._reports
-            self.statuses[:] = places.PENDING
-            self.poison[:] = 0
-            self.control[[places.ASKED, places.OPENED, places.ARRIVED, places.TAKEN, places.OUT]] = 0
+        if not self._ask(RESET):
+            raise RuntimeError("a run of these tables has not ended: wait for its released stretches, or attach others")
+        # Until something is released no worker looks at these.
+        self.waiting[:] = self.tables.needs
+        self.left[:], self.reports_left[:] = self._entries, self._reports
+        self.statuses[:] = places.PENDING
+        self.poison[:] = 0
 
     def release(self, stretch: int) -> None:
-        with self._locked():
-            self.control[places.ASKED] = max(self.control[places.ASKED], self.tables.stretch_at[stretch + 1])
-            self._call()
+        self._ask(RELEASE, int(self.tables.stretch_at[stretch + 1]))
 
     def arrive(self, entry: int, ok: bool) -> None:
         """A transfer is over; at most once an entry."""
-        with self._locked():
-            self.arrivals[self.control[places.ARRIVED]] = 2 * entry + ok
-            self.control[places.ARRIVED] += 1
-            self._call()
+        self._ask(ARRIVE, 2 * entry + ok)
 
     def quit(self) -> None:
         """Workers leave after the entries that they run; Python is told no more."""
-        if os.getpid() != self._pid:
-            return  # a forked child has none of the workers, and the mutex may be held by one of them for ever
-        with self._locked():
-            self.control[places.QUIT], self.control[places.EVENTFD] = 1, -1
-            self._call()
-            _libc.pthread_cond_broadcast(self._condition)
+        if os.getpid() == self._pid:  # a forked child has no workers, and the mutex may be held by one of them for ever
+            self._ask(LEAVE)
 
-    def _call(self) -> None:
-        """Under the mutex: somebody is to look."""
-        self.control[places.CALLS] += 1
-        if self.control[places.PARKED] > self.control[places.WOKEN]:
-            self.control[places.WOKEN] += 1
-            _libc.pthread_cond_signal(self._condition)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        _libc.pthread_mutex_lock(self._mutex)
-        try:
-            yield
-        finally:
-            _libc.pthread_mutex_unlock(self._mutex)
+    def _ask(self, what: int, value: int = 0) -> bool:
+        return bool(ask(self.control, self.arrivals, what, value))
 
 
 def _on_lines(count: int) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit, types
 
 from asynctile.play.layout import layout
+from asynctile.play.native import look
 from asynctile.play.tables import OPERATION, TRANSFER, Tables, room
 
 WORDS = types.int64[::1]
@@ -33,6 +34,13 @@ def overdraw(marks, before, missing, entry):
     """Asks for more memory than there is."""
     marks[entry] += 1
     missing[entry] += np.ones(1 << 60)[entry] > 2
+
+
+@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+def hold(marks, before, missing, entry):
+    """Runs until somebody has set its mark."""
+    while look(marks[entry:].ctypes.data) == 0:
+        pass
 
 
 class Marked:

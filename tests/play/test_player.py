@@ -1,7 +1,6 @@
 """A schedule is played in its order, each entry once, and the loop is told of stretches, failures and transfers."""
 
 import asyncio
-import gc
 import threading
 import time
 
@@ -213,14 +212,3 @@ async def test_closing_ends_the_threads_and_who_waits_is_told(players):
         await ended.landed()
     with pytest.raises(DeviceError, match="closed"):
         player.attach(marked.tables)
-
-
-async def test_a_player_that_is_dropped_ends_its_threads():
-    player = Player(2, None, None)
-    await play(player, Marked([OPERATION]).tables)
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("asynctile-player")]
-    assert len(threads) == 2
-    await turns()  # while a run is under way the loop has the player
-    del player
-    gc.collect()
-    assert not [thread for thread in threads if thread.is_alive()]

@@ -62,11 +62,11 @@ def kernel(*signatures: tuple[Any, ...], fastmath: Any = False) -> Callable[[Cal
     return register
 
 
-def loop(*signatures: tuple[Any, ...]) -> Callable[[Callable[..., None]], Any]:
-    """Register a function of another room that runs kernels, to be compiled and kept like one."""
+def loop(*signatures: tuple[Any, ...], nogil: bool = True) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function of another room that has to do with running kernels, to be compiled and kept like one."""
 
-    def register(function: Callable[..., None]) -> Any:
-        dispatcher = njit(nogil=True, error_model="numpy")(function)
+    def register(function: Callable[..., Any]) -> Any:
+        dispatcher = njit(nogil=nogil, error_model="numpy")(function)
         _cache(dispatcher, STAMP + _stamp(Path(function.__code__.co_filename).parent))
         name = f"{function.__module__}.{function.__name__}"
         LOOPS[name], SIGNATURES[name] = dispatcher, signatures

@@ -1,0 +1,127 @@
+"""The threads of a player end with it, with its interpreter, or are left behind; a forked child has none of them."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from asynctile.play.player import Player, player_supported
+from asynctile.play.tables import OPERATION, TRANSFER, UPLOAD
+from asynctile.streams.stall import describe
+from tests.play.schedules import Marked, hold, play
+from tests.settle import turns, until
+
+pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
+
+#: Ends with players that nobody closed: one at rest, one that waits for a transfer and a copy, one that runs a kernel. With an
+#: argument it does so in a forked child as well, and closes one there.
+PROGRAM = """
+import asyncio, os, sys, threading, time, warnings
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the case here
+
+from asynctile.play.player import Player
+from asynctile.play.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from tests.play.schedules import Marked, hold, play
+
+async def main():
+    players = [Player(2, rate, rate) for rate in (None, 1.0, None)]
+    await play(players[0], Marked([OPERATION]).tables)
+    for player, marked in ((players[1], Marked([UPLOAD, TRANSFER])), (players[2], Marked([OPERATION], kernels={0: hold}))):
+        player.on_transfer = lambda entry: None
+        player.attach(marked.tables)
+        player.begin()
+        player.release(0)
+    while not players[2].running:
+        await asyncio.sleep(0.001)
+    threading.Timer(0.3, marked.marks.fill, (1,)).start()
+    return players
+
+loop = asyncio.new_event_loop()
+players = loop.run_until_complete(main())
+loop.close()
+if sys.argv[1:]:
+    if child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    else:
+        players[0].close()
+        sys.exit(3)
+print("to its end")
+"""
+
+
+def of_players():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("asynctile-player")]
+
+
+@pytest.fixture
+async def held():
+    """A player one thread of which runs what `marks` holds up, and these."""
+    player, marked = Player(2, None, None), Marked([OPERATION], kernels={0: hold})
+    player.attach(marked.tables)
+    player.begin()
+    player.release(0)
+    await until(lambda: player.running)
+    yield player, marked.marks
+    marked.marks[0] = 1
+    player.close(10)
+
+
+@pytest.mark.parametrize("forking", [[], ["fork"]])
+def test_an_interpreter_ends_beside_players_that_nobody_closed(forking):
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, *forking]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "to its end\n", "")
+
+
+async def test_what_runs_is_named_with_its_thread(held):
+    player, marks = held
+    ((name, (task, since)),) = player.running.items()
+    assert name in [thread.name for thread in of_players()] and task.event.what == "entry 0"
+    assert 0 <= time.perf_counter() - since < 60
+    assert f"entry 0 has run on {name} for" in describe([player], 5)
+    marks[0] = 1
+    await player.ended(0).landed()
+    await until(lambda: not player.running)
+
+
+async def test_closing_waits_for_what_runs_but_not_longer_than_it_is_told_to(held):
+    player, marks = held
+    ended = player.ended(0)
+    player.close(0.01)
+    assert len(of_players()) == 1 and ended.done and ended.error is not None
+    descriptors = os.listdir("/proc/self/fd")
+    marks[0] = 1
+    await until(lambda: not of_players())
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+
+
+async def test_closing_from_another_thread_ends_the_threads_and_takes_the_descriptor_back():
+    descriptors = len(os.listdir("/proc/self/fd"))
+    player = Player(2, None, None)
+    player.on_transfer = lambda entry: None
+    player.attach(Marked([OPERATION, UPLOAD, TRANSFER]).tables)
+    player.begin()
+    player.release(0)
+    closing = threading.Thread(target=player.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive() and not of_players()
+    await turns()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+async def test_a_player_that_is_dropped_ends_its_threads():
+    player = Player(2, None, None)
+    await play(player, Marked([OPERATION]).tables)
+    threads = of_players()
+    assert len(threads) == 2
+    await turns()  # while a run is under way the loop has the player
+    del player
+    gc.collect()
+    assert not [thread for thread in threads if thread.is_alive()]
