@@ -170,11 +170,11 @@ async def open_side(
     trainers = {depth: await trainer_on(engine, config_of(depth), tile=tile) for depth in layers}
     if policy == GREEDY:
         for trainer in trainers.values():
-            key = ("step", BATCH, LENGTH, 1, True, frozenset())
-            program = trainer.model.program(*key)
-            await trainer.engine.reserve(trainer.model.demand(program))
+            await trainer.step(*batch(trainer.model.config, BATCH, LENGTH))
+            kept = trainer.model._programs._kept
+            key, program = next(reversed(kept.items()))  # what that step has run, with some updates on the host
             pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine.tiers.top.arena.pools]
-            trainer.model._programs._kept[key] = greedy(program, pools)
+            kept[key] = greedy(program, pools)
     return trainers
 
 

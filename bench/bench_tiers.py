@@ -70,7 +70,7 @@ async def serve(options: Any) -> None:
                 pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine.tiers.top.arena.pools]
                 answer = {"digest": digest.hexdigest(), "pools": pools}
                 if options.side == "prefetch 2":
-                    program = trainer.model.program("step", options.batch, options.length, 1, True)
+                    program = trainer.model.program("step", options.batch, options.length)
                     answer["least"] = min_loads(program, pools)
             answer["rss"] = peak_rss()
             print(json.dumps(answer), flush=True)

@@ -17,6 +17,7 @@ from common import Table, alternate, arguments, batch, publish, step_flops, step
 
 from asynctile import Engine
 from asynctile.layers import GPT2Config
+from asynctile.layers.activations import kept_if
 from asynctile.program.grain import FINE
 from asynctile.program.needs import demand_of
 
@@ -45,7 +46,7 @@ async def main() -> None:
     best = min(found.values())
     for tile, trainer in trainers.items():
         seconds, parameters = found[tile], trainer.model.parameters
-        program = trainer.model.program("step", BATCH, LENGTH, 1, False)
+        program = trainer.model.program("step", BATCH, LENGTH, 1, kept_if(False, CONFIG))
         count = sum(1 for _ in program.operations())
         floor = demand_of([program], parameters.states()).floor_nbytes
         gemm = tile_gemm_gflops(_gemm_shape(tile), 0.2)
