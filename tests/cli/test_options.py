@@ -53,6 +53,15 @@ def test_what_a_run_remembers_is_read_back_as_it_was() -> None:
     assert resumed_options({}, remembered(lr=1, other="later", trace=None), RUN).lr == 1.0
 
 
+def test_a_run_that_remembers_whether_to_recompute_goes_on_so_and_one_that_does_not_chooses() -> None:
+    """Before there was a choice each run remembered true or false."""
+    for recompute in (True, False):
+        assert resumed_options({}, remembered(recompute=recompute), RUN).recomputing is recompute
+    assert resumed_options({}, remembered(), RUN).recomputing == Options().recomputing == "auto"
+    with pytest.raises(ValueError, match="--recompute False differs from True"):
+        resumed_options({"recompute": False}, remembered(recompute=True), RUN)
+
+
 def test_where_to_write_is_neither_remembered_nor_taken_from_a_file() -> None:
     assert not Options(trace="/a/trace", out="/a/run").to_json().keys() & FORGOTTEN
     options = resumed_options({}, remembered(trace="/etc/passwd", out="/etc"), RUN)

@@ -157,16 +157,24 @@ async def test_a_step_that_fits_no_way_is_refused_by_what_it_needs_at_least() ->
         assert trainer.step_count == 0
 
 
-async def test_ram_lent_to_a_save_changes_no_choice(tmp_path: Path) -> None:
-    """Steps beside it are the same program; the one whose tiles it is in the way of waits."""
-    async with training("cpu", host_memory=NBYTES[3] + STATES) as trainer:
-        assert await step_on(trainer) == PARTS
-    async with training("cpu", host_memory=NBYTES[2] + STATES // 2) as trainer:
-        kept = await step_on(trainer)
-        await trainer.save(tmp_path / "one", wait=False)
-        assert await step_on(trainer, 2) == kept
-        await trainer.saved()
-        assert await step_on(trainer, 3) == kept
+async def test_ram_that_is_lent_changes_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a save, say: the step chooses as if it were there, and waits for it."""
+    async with training("cpu", host_memory=NBYTES[-1]) as trainer:
+        engine = trainer.engine
+        reserve = engine.reserve
+
+        async def lend() -> Any:
+            async with engine.exclusive():
+                return engine.borrow(NBYTES[-1] - NBYTES[1], "a test")
+
+        async def give_back_and_reserve(demand: Demand) -> None:  # by now the choice is made
+            loan.give_back()
+            await reserve(demand)
+
+        loan = await engine.call(lend())
+        assert loan is not None
+        monkeypatch.setattr(engine, "reserve", give_back_and_reserve)
+        assert [await step_on(trainer, number) for number in (1, 2)] == [PARTS, PARTS]
 
 
 async def test_shares_choose_by_their_own_caps_and_the_engine_by_what_is_left() -> None:
