@@ -212,3 +212,34 @@ async def test_closing_ends_the_threads_and_who_waits_is_told(players):
         await ended.landed()
     with pytest.raises(DeviceError, match="closed"):
         player.attach(marked.tables)
+
+
+async def test_a_transfer_that_cannot_be_begun_fails_and_says_why(players):
+    marked, player, told = Marked([TRANSFER, OPERATION], [(0, 1)]), players(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(str(context["exception"])))
+    await play(player, marked.tables)
+    assert player.statuses.tolist() == [FAILED, POISONED]
+    assert told == ["a schedule has transfers, and nobody to do that of entry 0; set on_transfer"]
+
+
+async def test_what_does_not_fit_the_state_of_a_player_is_refused(players):
+    marked, player = Marked([OPERATION, TRANSFER], stretches=[0, 1]), players()
+    player.on_transfer = lambda entry: None
+    with pytest.raises(RuntimeError, match="no tables; attach"):
+        player.begin()
+    player.attach(marked.tables)
+    with pytest.raises(RuntimeError, match="begin one first"):
+        player.release(0)
+    player.begin()
+    with pytest.raises(ValueError, match="stretch 2 was released of a schedule that has 2"):
+        player.release(2)
+    player.release(0)
+    await player.ended(0).landed()
+    player.begin()  # of which the second stretch was never released
+    player.release(1)
+    with pytest.raises(RuntimeError, match="has not ended"):
+        player.begin()
+    ended = player.ended(1)
+    player.detach()
+    with pytest.raises(DeviceError, match="given another schedule"):
+        await ended.landed()

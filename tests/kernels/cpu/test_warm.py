@@ -12,7 +12,8 @@ from numba import njit
 import asynctile.ops as ops
 from asynctile.kernels import cpu
 from asynctile.kernels.cpu.exp import exp
-from asynctile.kernels.cpu.jit import FUSE, SIGNATURES
+from asynctile.kernels.cpu.jit import FUSE, LOOPS, SIGNATURES
+from asynctile.play import worker
 from tests.verbs import VERBS
 
 #: Makes two kernels ready, in a process that has compiled nothing, and prints what was reported and who compiled.
@@ -25,6 +26,24 @@ x = np.empty(2, np.float32)
 cpu.KERNELS["column_sums"](np.ones((3, 2), np.float32), x, False)
 assert (x == 3).all()
 print(names, sum(sum(function.stats.cache_misses.values()) for function in cpu.KERNELS.values()))
+"""
+
+
+#: A module with a loop, in a folder that knows nothing of this package.
+LOOP = """
+from numba import types
+from asynctile.kernels.cpu.jit import loop
+
+@loop((types.int64,))
+def again(n):
+    return n + 1
+"""
+LOOPED = """
+import room
+from asynctile.kernels import cpu
+names = []
+assert cpu.warm(lambda *report: names.append(report), ["room.again"])
+print(names, sum(room.again.stats.cache_misses.values()), room.again(6))
 """
 
 
@@ -45,6 +64,30 @@ def test_a_child_compiles_what_is_missing_and_later_processes_load_it(tmp_path):
         for _ in range(2)
     ]
     assert told == ["[('fill', 0, 2), ('column_sums', 1, 2)] 0", "[] 0"]
+
+
+def test_a_loop_of_another_room_is_compiled_apart_and_kept_like_a_kernel(tmp_path):
+    (tmp_path / "room.py").write_text(LOOP)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    environment["NUMBA_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-P", "-c", LOOPED]
+    told = [
+        subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+        for _ in range(2)
+    ]
+    assert told == ["[('room.again', 0, 1)] 0 7", "[] 0 7"]
+    neighbour = tmp_path / "neighbour.py"  # a loop is made of pieces from the files beside it
+    neighbour.write_text("")
+    told = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+    assert told == "[('room.again', 0, 1)] 0 7"
+
+
+def test_all_kernels_and_the_loops_that_were_imported_are_made_ready(monkeypatch):
+    ready = []
+    monkeypatch.setattr(cpu, "is_ready", lambda name: True)
+    monkeypatch.setattr(cpu, "prepare", ready.append)
+    assert cpu.warm()
+    assert ready == [*cpu.KERNELS, *LOOPS] and (not worker.player_supported() or f"{worker.__name__}.work" in ready)
 
 
 def test_where_nothing_can_be_kept_this_process_compiles(monkeypatch):
