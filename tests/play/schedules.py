@@ -22,6 +22,13 @@ def mark(marks, before, missing, entry):
 
 
 @njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
+def number(marks, before, missing, entry):
+    """Leaves in `missing` how many marks there were."""
+    missing[entry] = marks.sum()
+    marks[entry] += 1
+
+
+@njit([types.void(WORDS, WORDS, WORDS, types.int64)], nogil=True)
 def fail(marks, before, missing, entry):
     """Raises where an entry has a mark before it."""
     marks[entry] += 1

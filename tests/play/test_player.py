@@ -13,7 +13,7 @@ from asynctile.errors import DeviceError
 from asynctile.play.places import FAILED, FREE_AT_UP, OK, PENDING, POISONED
 from asynctile.play.player import Player, player_supported
 from asynctile.play.tables import COPY, DOWNLOAD, OPERATION, TRANSFER, UPLOAD
-from tests.play.schedules import Marked, fail, overdraw, play
+from tests.play.schedules import Marked, fail, number, overdraw, play
 from tests.settle import turns, until
 
 pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
@@ -114,6 +114,22 @@ async def test_any_schedule_is_played_in_order_each_entry_once_and_errors_travel
 
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(check)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_of_what_is_ready_the_earliest_is_played_first(players, seed):
+    """Edges lead forward, so one worker alone plays operations in their order."""
+    pairs = np.random.default_rng(seed).integers(0, 60, (70, 2)).tolist()
+    edges = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
+    marked, player = Marked([OPERATION] * 60, edges, kernels=dict.fromkeys(range(60), number)), players(threads=1)
+    await play(player, marked.tables)
+    assert marked.missing.tolist() == list(range(60))
+
+
+async def test_a_copy_over_the_link_goes_before_operations(players):
+    marked, player = Marked([OPERATION, OPERATION, DOWNLOAD, UPLOAD], kernels={0: number, 1: number}), players(threads=1)
+    await play(player, marked.tables)
+    assert marked.missing.tolist() == [2, 3, 0, 0]
 
 
 async def test_an_entry_begins_when_its_stretch_is_released_and_not_before(players):
