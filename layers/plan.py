@@ -155,6 +155,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         spill=spill,
         spill_limit=size(machine.spill_limit),
         prefetch=machine.prefetch,
+        played=not machine.is_gpu,
     )
     compute_s, rate = flops / machine.flops_per_s, machine.link_per_s
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate

@@ -198,6 +198,12 @@ class Arena:
             return False
         return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
 
+    def is_cut_for(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
+        """Whether the present cut is the one that `cut` would make."""
+        if not self.divided or self.cap is None or _everything(demand, foreign) <= self._room():
+            return not self.divided and self.fits(demand, foreign)
+        return [(pool.slot_nbytes, pool.limit) for pool in self.pools] == demand.divide(self.cap, self.argument)
+
     def holds(self, demand: Demand) -> bool:
         """Whether every tile of `demand` can stay at once."""
         if not self.divided:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: the others but errors; `engine`: the modules that users open.
 FLOORS = (
     "storage", "system", "program", "schedule", "streams", "ops", "kernels", "device", "memory", "loop", "run",
-    "measure", "play", "engine", "layers", "cli",
+    "play", "measure", "engine", "layers", "cli",
 )  # fmt: skip
 #: The floor of each module that stands in asynctile/ itself.
 AT_THE_TOP = {

@@ -1,6 +1,7 @@
 """A run without bytes: what a program would move under given caps, by the very code that decides in a run.
 
-It sends the very coroutines of a job (asynctile/run/job.py) through a dry device and counts; `layers/plan.py` reports it.
+It sends the very coroutines of a job (asynctile/run/job.py) through a dry device and counts; `layers/plan.py` reports it. Where
+steps that repeat are played, a step moves what its schedule says (asynctile/play/rehearsal.py), which is such a run too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from dataclasses import dataclass
 
 from asynctile.device.dry import DryDevice, DrySpill
 from asynctile.memory.tiers import TierOptions, Tiers
+from asynctile.play.rehearsal import rehearse
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import at_once
 from asynctile.run.job import Job
+from asynctile.schedule.schedule import TOP, Kind, Schedule
+from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
 
@@ -48,10 +52,12 @@ def simulate(
     spill: bool = False,
     spill_limit: int | None = None,
     prefetch: int = 2,
+    played: bool = False,
 ) -> Traffic:
     """Traffic of `program` on a device with a link, or on RAM alone, under caps in bytes.
 
-    standing: the persistent tiles, which must be fresh (they are moved about). BudgetError if a cap is below what is needed.
+    standing: the persistent tiles, which must be fresh (they are moved about). played: of a step that is played, if it can be.
+    BudgetError if a cap is below what is needed.
     """
     device = DryDevice("emulated" if has_link else "cpu", has_link, grain)
     places = DrySpill(spill_limit) if spill else None
@@ -62,23 +68,41 @@ def simulate(
     for tile in standing:
         if tile in program.first_uses:  # what is overwritten first need not be there
             assembly.put_dry(tile)
-    before = [0, 0, 0, 0]
-    for _ in range(2):
-        before = _moved(tiers)
-        for tile in program.inputs.values():
-            assembly.put_dry(tile)
-        at_once(Job(assembly, program, demand).finish())
-    moved = [after - first for after, first in zip(_moved(tiers), before, strict=True)]
+    schedule = rehearse(program, demand, tiers) if played and not tiers.host.arena.divided else None
+    if schedule is not None:
+        moved, peaks = _scheduled(schedule), schedule.peaks
+    else:
+        moved = _moved_twice(assembly, program, demand)
+        peaks = tuple(tier.ledger.peak_nbytes for tier in tiers.from_the_top())
     return Traffic(
         uploaded_nbytes=moved[0],
         downloaded_nbytes=moved[1],
         fetched_nbytes=sum(entry.tile.nbytes for entry in program.entries if isinstance(entry, Fetch)),
         spill_read_nbytes=moved[2],
         spill_written_nbytes=moved[3],
-        device_peak_nbytes=tiers.top.ledger.peak_nbytes if has_link else 0,
-        host_peak_nbytes=tiers.host.ledger.peak_nbytes,
+        device_peak_nbytes=peaks[TOP] if has_link else 0,
+        host_peak_nbytes=peaks[-1],
         spill_needed_nbytes=places.needed_nbytes if places is not None else 0,
     )
+
+
+def _moved_twice(assembly: Assembly, program: Program, demand: Demand) -> list[int]:
+    """By the second of two runs."""
+    before = [0, 0, 0, 0]
+    for _ in range(2):
+        before = _moved(assembly.tiers)
+        for tile in program.inputs.values():
+            assembly.put_dry(tile)
+        at_once(Job(assembly, program, demand).finish())
+    return [after - first for after, first in zip(_moved(assembly.tiers), before, strict=True)]
+
+
+def _scheduled(schedule: Schedule) -> list[int]:
+    """By a step that is played: bytes up, down, from the file, to the file."""
+    moved = dict.fromkeys(Kind, 0)
+    for entry in schedule.entries:
+        moved[entry.kind] += entry.nbytes
+    return [moved[Kind.UPLOAD], moved[Kind.DOWNLOAD], 0, 0]
 
 
 def _moved(tiers: Tiers) -> list[int]:

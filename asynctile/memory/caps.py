@@ -74,13 +74,17 @@ class Caps:
                 floor=nbytes - disk,
             )
 
-    async def cut(self, demand: Demand) -> None:
-        """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
+    async def cut(self, demand: Demand, *, exactly: bool = False) -> None:
+        """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs.
+
+        exactly: as if nothing had been cut before; else a cut for more than this stays.
+        """
         await self.run_ahead.settle()
         await self._called_back(demand)
         wanted, foreign = self._check(demand)
         for tier in self.tiers:
-            if tier.arena.fits(wanted[tier], foreign[tier]):
+            serves = tier.arena.is_cut_for if exactly else tier.arena.fits
+            if serves(wanted[tier], foreign[tier]):
                 tier.back()
                 continue
             if tier.arena.must_be_empty(wanted[tier], foreign[tier]):

@@ -113,7 +113,7 @@ class Schedules:
     async def _bind(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> Bound | None:
         """Bring the tiers to where its schedule begins, and let the workers have it."""
         tiers, assembly = self._tiers, self._assembly
-        await assembly.cut(demand)
+        await assembly.cut(demand, exactly=True)  # so that a schedule depends on no program that ran before
         template = await self._template(program, demand)
         if template is None:
             return None

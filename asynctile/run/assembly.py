@@ -52,9 +52,9 @@ class Assembly:
         """Bytes of results copied to the host."""
         return self.lanes[DEVICE].fetched_nbytes
 
-    async def cut(self, demand: Demand) -> None:
-        """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs."""
-        await self.tiers.caps.cut(demand)
+    async def cut(self, demand: Demand, *, exactly: bool = False) -> None:
+        """Make the tiers serve `demand`, see Caps.cut."""
+        await self.tiers.caps.cut(demand, exactly=exactly)
         link = self.tiers.link
         if link is not None:
             self.lanes[DEVICE].on_use = link.used if self.tiers.host.arena.divided else None

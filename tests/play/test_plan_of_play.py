@@ -1,0 +1,30 @@
+"""A plan says what each step that is played moves, to the byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynctile import Engine
+from asynctile.layers import GPT2, Trainer
+from asynctile.layers.machine import Machine
+from asynctile.layers.plan import plan_step
+from tests.layers.training import OPTIMIZER, SMALL, batches_of
+
+STATES = SMALL.config.states_nbytes
+
+
+@pytest.mark.parametrize("share", [0.12, 0.3, 2.0])
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"recompute": False}], ids=str)
+async def test_every_step_that_is_played_moves_what_its_plan_says(share: float, options: dict[str, Any]) -> None:
+    cap = int(share * STATES)
+    plan = plan_step(SMALL.config, SMALL.work(update="device", **options), Machine(device="emulated", device_memory=cap))
+    async with Engine("emulated", device_memory=cap) as engine:
+        trainer = Trainer(await GPT2.create(engine, SMALL.config, tile=SMALL.tile), OPTIMIZER,
+                          micro_batches=SMALL.micro_batches, update="device", **options)  # fmt: skip
+        reports = [report async for report in trainer.run(batches_of(SMALL, 4))]
+    assert [report.played for report in reports] == [False, True, True, True]
+    for report in reports[2:]:  # the second also brings the tiles to where the schedule begins
+        assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
+    assert reports[-1].device_peak_bytes <= cap
