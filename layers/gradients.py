@@ -13,7 +13,7 @@ from dataclasses import replace
 from asynctile import ops
 from asynctile.layers.parameters import Key, Parameter
 from asynctile.program.operation import HOST, NO_NUMBER
-from asynctile.program.program import Program
+from asynctile.program.program import UPDATE, Program
 from asynctile.storage.tile import Tile
 
 
@@ -54,7 +54,7 @@ class Gradients:
         Last complete, first updated: those are most likely still on the device.
         """
         assert self._hyper is not None, "a program that updates has hyper"
-        self.program.mark("update", rewrites=(self._hyper,))  # now the norm is known, and the factor with it
+        self.program.mark(UPDATE, rewrites=(self._hyper,))  # now the norm is known, and the factor with it
         for parameter, key, tile, number in reversed(self._kept):
             # The sum of squares is the one that is there already; it is written again under its number.
             self._adamw(parameter, key, tile, number)
@@ -64,8 +64,8 @@ class Gradients:
         if parameter.weights[key] in self.on_host:
             # Before the gradient leaves, so that the norm is the device's own wherever updates run.
             self.program.add(ops.sum_squares(tile, number=number))
-        if "update" not in self.program.marks:
-            self.program.mark("update")
+        if UPDATE not in self.program.marks:
+            self.program.mark(UPDATE)
         self._adamw(parameter, key, tile, number)
 
     def _keep(self, parameter: Parameter, key: Key, tile: Tile) -> None:

@@ -41,7 +41,7 @@ from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_up
 from asynctile.loop.thread import under_shield
 from asynctile.measure.statistics import Statistics
 from asynctile.play.played_job import PlayedJob
-from asynctile.program.program import Program
+from asynctile.program.program import UPDATE, Program
 from asynctile.run.job import Job
 from asynctile.storage.tile import Tile
 
@@ -276,7 +276,7 @@ class Trainer:
                 loss = _total(program, run, "loss") / count
                 if not math.isfinite(loss):
                     return await self._skip(run, report, loss, math.nan)
-                await run.until("update")
+                await run.until(UPDATE)
                 if self.clip_norm is not None:
                     await run.reported()
                     norm = math.sqrt(_total(program, run, "norm"))

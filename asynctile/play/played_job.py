@@ -15,6 +15,7 @@ from asynctile.play.bound import Bound
 from asynctile.play.places import OK
 from asynctile.play.player import Player
 from asynctile.program.operation import DEVICE
+from asynctile.program.program import UPDATE
 from asynctile.run.assembly import Assembly
 from asynctile.schedule.schedule import Kind, Standing
 from asynctile.storage.tile import Tile
@@ -32,12 +33,17 @@ class PlayedJob:
         self._assembly = assembly
         self._player = player
         self._bound = bound
-        self._released = 0
+        self._asked = self._released = 0
         player.begin()
 
     async def until(self, mark: str) -> None:
-        """Let everything before `mark` run. KeyError if the program has no such mark."""
-        self._release(self._bound.schedule.marks[mark])
+        """Let everything before `mark` run, and what changes nothing yet behind it: workers need not rest while the host looks.
+
+        KeyError if the program has no such mark.
+        """
+        marks = self._bound.schedule.marks
+        self._asked = marks[mark]
+        self._release(max(self._asked, marks.get(UPDATE, 0)))
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
         """At a mark that allows it (Program.mark): give an input another value, for what comes behind."""
@@ -45,8 +51,8 @@ class PlayedJob:
         np.copyto(self._bound.inputs[tile], value)
 
     async def reported(self) -> None:
-        """Wait for the numbers of everything before the mark."""
-        await self._wait([self._player.reported(stretch) for stretch in self._begun()])
+        """Wait for the numbers of everything before the mark that was asked for."""
+        await self._wait([self._player.reported(stretch) for stretch in self._begun() if stretch < self._asked])
 
     async def finish(self) -> None:
         """Let the rest run and wait until all of it has; raises the first error."""

@@ -45,6 +45,9 @@ class Mark:
 
 Entry = Operation | Fetch | Mark
 
+#: The mark before which no run changes what outlives it: whatever the host looks at before, the rest up to here may run.
+UPDATE = "update"
+
 #: What the device ranks tiles by is its own next use of their bytes. AT_HOST + position: it has none, the host uses them then.
 #: So such a tile is the first to leave, and RAM still knows when it is wanted.
 AT_HOST = NEVER >> 1
