@@ -288,6 +288,6 @@ class Share:
 
     async def _release(self, tiles: list[Tile]) -> None:
         async with self.exclusive():
-            self._schedules.leave()
+            self._schedules.forget(tiles)
             await self.tiers.run_ahead.settle()
             self.assembly.release(tiles)

@@ -1,4 +1,5 @@
-"""The one place where tests and benchmarks reach inside an engine, for its device: links, driver, launches to watch.
+"""The one place where tests and benchmarks reach inside an engine: for its device, links, driver, launches to watch; and for
+what is played.
 
 Another kernel is put in through Engine.kernels.
 """
@@ -6,8 +7,16 @@ Another kernel is put in through Engine.kernels.
 from typing import Any
 
 from asynctile import Engine
+from asynctile.schedule.schedule import Schedule
 
 
 def device_of(engine: Engine) -> Any:
     """As the class that it is, since what is looked at is not in the contract of every device."""
     return engine._device
+
+
+def schedule_of(engine: Engine) -> Schedule:
+    """That of the program which is played now."""
+    bound = engine._schedules._bound
+    assert bound is not None, "nothing is played"
+    return bound.schedule

@@ -95,6 +95,13 @@ class Schedules:
         self._player().detach()
         self._release(bound.schedule.program.inputs.values())
 
+    def forget(self, tiles: Iterable[Tile]) -> None:
+        """These are gone for good, and with them the programs that train them: their schedules hold as much as they do."""
+        self.leave()
+        gone = set(tiles)
+        for key in [key for key in self._kept if not gone.isdisjoint(key[0].standing)]:
+            del self._kept[key]
+
     @property
     def _kernels(self) -> Kernels:
         return self._tiers.device.kernels

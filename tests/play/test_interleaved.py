@@ -6,9 +6,12 @@ What the workers do by themselves is test_player.py, how a step is left at its m
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,39 +21,10 @@ from asynctile.layers import Trainer
 from asynctile.ops import fill
 from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
-from tests.layers.training import OPTIMIZER, SMALL, Tensors, assert_same_tensors, batches_of, lively, moments_of
+from tests.inside_engine import schedule_of
+from tests.layers.training import OPTIMIZER, SMALL, Tensors, assert_same_tensors, lively
+from tests.play.interleaving import BATCHES, played, states_of, training
 from tests.settle import settle
-
-BATCHES = batches_of(SMALL, 6)
-PLACES: dict[str, dict[str, Any]] = {
-    "cpu": {"device": "cpu"},
-    "resident": {"device": "emulated"},
-    "under a cap": {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 5},
-}
-
-
-@pytest.fixture(params=PLACES.values(), ids=PLACES.keys())
-def place(request: pytest.FixtureRequest) -> dict[str, Any]:
-    found: dict[str, Any] = request.param
-    return found
-
-
-@asynccontextmanager
-async def training(place: dict[str, Any], *, plays: bool = True, **options: Any) -> AsyncIterator[tuple[Engine, Trainer]]:
-    """An engine on `place`, and a trainer of a small model there. options: of Trainer."""
-    async with Engine(**place) as engine:
-        engine.plays = plays
-        model = await lively(engine, SMALL)
-        yield engine, Trainer(model, OPTIMIZER, **{"micro_batches": SMALL.micro_batches, "update": "device", **options})
-
-
-async def played(trainer: Trainer, *numbers: int) -> list[bool]:
-    """Step over these batches, and say which steps were played."""
-    return [(await trainer.step(*BATCHES[number])).played for number in numbers]
-
-
-async def states_of(trainer: Trainer) -> Tensors:
-    return await trainer.model.state_dict() | await moments_of(trainer)
 
 
 def a_weight(trainer: Trainer) -> Tile:
@@ -98,3 +72,108 @@ async def test_what_a_launch_by_hand_failed_to_write_is_not_trained_on(place: di
             await engine.synchronize()
         with pytest.raises(TornModelError, match=r"c_fc\.bias.* was lost.*the launch broke"):
             await trainer.step(*BATCHES[3])
+
+
+async def test_a_step_is_back_in_play_one_step_after_a_validation(place: dict[str, Any]) -> None:
+    found, losses = [], []
+    for plays in (True, False):
+        async with training(place, plays=plays) as (_, trainer):
+            flags = await played(trainer, 0, 1)
+            losses.append([await trainer.model.loss(*BATCHES[number]) for number in (3, 4, 5)])
+            flags += await played(trainer, 2, 3, 4)
+            assert flags == [False, plays, False, plays, plays]
+            found.append(await states_of(trainer))
+    assert losses[0] == losses[1]
+    assert_same_tensors(*found)
+
+
+async def test_what_only_reads_between_steps_leaves_them_in_play(place: dict[str, Any], tmp_path: Path) -> None:
+    async with training(place) as (engine, trainer):
+        await played(trainer, 0, 1)
+        await trainer.model.state_dict()
+        assert await played(trainer, 2) == [True]
+        await trainer.save(tmp_path / "checkpoint", wait=False)
+        assert await played(trainer, 3) == [True]
+        await trainer.saved()
+        await trainer.model.save_pretrained(tmp_path / "model")
+        assert await played(trainer, 4) == [True]
+        expected = await states_of(trainer)
+        other = await Trainer.load(engine, tmp_path / "checkpoint", update="device")
+        await played(other, 3, 4)
+        assert_same_tensors(await states_of(other), expected)
+
+
+async def test_steps_of_other_shapes_other_models_and_answers_between_change_no_bit(place: dict[str, Any]) -> None:
+    async def story(plays: bool) -> tuple[list[Any], Tensors, Tensors]:
+        seen: list[Any] = []
+        async with training(place, plays=plays, clip_norm=0.3) as (engine, trainer):
+            other = Trainer(await lively(engine, SMALL, seed=2), OPTIMIZER, update="host")
+            tokens, targets = BATCHES[0]
+            for number in range(3):
+                flags = await played(trainer, number, number + 1) + await played(other, number, number + 1, number + 2)
+                assert flags == [False, plays, False, plays, plays]
+                seen.append((await trainer.step(tokens[:, :9], targets[:, :9])).loss)
+                seen += [token async for token in trainer.model.generate([1, 2], max_new_tokens=2, seed=number)]
+                seen += [loss async for loss in _in_a_share(engine, plays)]
+                seen.append((await other.model.logits(tokens)).tobytes())
+            return seen, await states_of(trainer), await states_of(other)
+
+    one, another = await story(True), await story(False)
+    assert one[0] == another[0]
+    assert_same_tensors(one[1], another[1])
+    assert_same_tensors(one[2], another[2])
+
+
+async def _in_a_share(engine: Engine, plays: bool) -> AsyncIterator[float]:
+    """The losses of a training that takes a part of the caps for as long as it goes on."""
+    small: dict[str, Any] = {"device_memory": SMALL.config.states_nbytes // 12} if engine.has_link else {}
+    async with engine.share(host_memory="4MiB", **small) as part:
+        part.plays = plays
+        trainer = Trainer(await lively(part, SMALL, seed=3), OPTIMIZER, update="device")
+        for number in range(3):
+            report = await trainer.step(*BATCHES[number])
+            assert report.played is (plays and number > 0)
+            yield report.loss
+
+
+async def test_two_shares_play_at_the_same_time(place: dict[str, Any]) -> None:
+    async def steps(trainer: Trainer) -> list[bool]:
+        return await played(trainer, *range(6))
+
+    found = []
+    for plays in (True, False):
+        async with training(place, plays=plays) as (engine, trainer):
+            small: dict[str, Any] = {"device_memory": SMALL.config.states_nbytes // 12} if engine.has_link else {}
+            async with engine.share(host_memory="4MiB", **small) as part:
+                part.plays = plays
+                other = Trainer(await lively(part, SMALL, seed=3), OPTIMIZER, update="device")
+                flags = await asyncio.gather(steps(trainer), steps(other))
+                assert flags == [[False] + 5 * [plays]] * 2
+                found.append(await states_of(trainer) | {f"other {name}": x for name, x in (await states_of(other)).items()})
+    assert_same_tensors(*found)
+
+
+async def test_a_released_model_leaves_no_bytes_and_no_program_behind(place: dict[str, Any]) -> None:
+    async with Engine(**place) as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, update="device")
+        await played(trainer, 0, 1, 2)
+        program = weakref.ref(schedule_of(engine).program)
+        await trainer.model.release()
+        left = engine.statistics()
+        assert (left.device_used_bytes, left.host_used_bytes) == (0, 0)
+        del trainer
+        await settle(engine)
+        gc.collect()
+        assert program() is None
+
+
+async def test_engines_that_played_leave_no_thread_and_no_descriptor(place: dict[str, Any]) -> None:
+    def held() -> tuple[int, list[str]]:
+        names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("asynctile"))
+        return len(os.listdir("/proc/self/fd")), names
+
+    before = held()
+    for _ in range(2):
+        async with training(place) as (_, trainer):
+            assert (await played(trainer, 0, 1))[1]
+        assert held() == before

@@ -1,0 +1,36 @@
+"""Small trainings that are played, with other work between; for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from asynctile import Engine
+from asynctile.layers import Trainer
+from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively, moments_of
+
+BATCHES = batches_of(SMALL, 6)
+PLACES: dict[str, dict[str, Any]] = {
+    "cpu": {"device": "cpu"},
+    "resident": {"device": "emulated"},
+    "under a cap": {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 5},
+}
+
+
+@asynccontextmanager
+async def training(place: dict[str, Any], *, plays: bool = True, **options: Any) -> AsyncIterator[tuple[Engine, Trainer]]:
+    """An engine on `place`, and a trainer of a small model there. options: of Trainer."""
+    async with Engine(**place) as engine:
+        engine.plays = plays
+        model = await lively(engine, SMALL)
+        yield engine, Trainer(model, OPTIMIZER, **{"micro_batches": SMALL.micro_batches, "update": "device", **options})
+
+
+async def played(trainer: Trainer, *numbers: int) -> list[bool]:
+    """Step over these batches, and say which steps were played."""
+    return [(await trainer.step(*BATCHES[number])).played for number in numbers]
+
+
+async def states_of(trainer: Trainer) -> Tensors:
+    return await trainer.model.state_dict() | await moments_of(trainer)
