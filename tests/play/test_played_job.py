@@ -1,0 +1,168 @@
+"""A played step that fails, is skipped or is cancelled is left at a mark, and the training goes on as if it had not begun.
+
+What tests/layers/test_trainer.py asks of coroutines, of the same step played. Other work between steps is test_interleaved.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any
+
+import pytest
+
+from asynctile import DeviceError, TornModelError
+from asynctile.schedule.schedule import Kind
+from tests.inside_engine import schedule_of
+from tests.layers.training import Tensors, assert_same_tensors
+from tests.play.interleaving import BATCHES, PLACES, played, states_of, training
+from tests.play.traps import set_trap
+
+#: clip_norm and where updates are made, each on every place.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fused": {}, "two-phase": {"clip_norm": 0.3}, "updates on the host": {"update": "host"}, "kept": {"recompute": False},
+}  # fmt: skip
+#: (options, kernel, call) before the loss is known.
+BEFORE = {
+    "the first operation": ("fused", "embed_tokens", 1), "in a block": ("two-phase", "gelu", 5),
+    "in the head": ("kept", "cross_entropy", 9), "before updates on the host": ("updates on the host", "gelu", 7),
+}  # fmt: skip
+_undisturbed: dict[Any, Tensors] = {}
+
+
+@pytest.fixture(params=OPTIONS.values(), ids=OPTIONS.keys())
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    found: dict[str, Any] = request.param
+    return found
+
+
+async def undisturbed(options: dict[str, Any], *batches: int) -> Tensors:
+    """Weights and moments after these batches, by coroutines with everything in RAM."""
+    key = (json.dumps(options), batches)
+    if key not in _undisturbed:
+        async with training(PLACES["cpu"], plays=False, **options) as (_, trainer):
+            assert not any(await played(trainer, *batches))
+            _undisturbed[key] = await states_of(trainer)
+    return _undisturbed[key]
+
+
+async def test_played_steps_have_the_bits_of_coroutines(place: dict[str, Any], options: dict[str, Any]) -> None:
+    async with training(place, **options) as (_, trainer):
+        assert await played(trainer, 0, 1, 2, 3) == [False, True, True, True]
+        assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(("name", "kernel", "call"), BEFORE.values(), ids=BEFORE.keys())
+async def test_a_failure_before_the_loss_leaves_the_model_as_it_was(
+    place: dict[str, Any], name: str, kernel: str, call: int
+) -> None:
+    options = OPTIONS[name]
+    async with training(place, **options) as (engine, trainer):
+        trap = set_trap(engine, kernel)
+        assert await played(trainer, 0, 1) == [False, True]
+        trap.spring_at(call)
+        with pytest.raises(DeviceError, match=rf"step 3 failed before it changed the model: .*{kernel}.*can be repeated"):
+            await trainer.step(*BATCHES[2])
+        assert trap.has_sprung
+        assert trainer.model.torn is None
+        assert trainer.step_count == 2
+        assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1))
+        assert (await played(trainer, 2, 3))[1], "back in play at the next border"
+        assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1, 2, 3))
+
+
+async def test_a_failure_in_the_first_phase_of_a_clipped_step_leaves_the_model_as_it_was(place: dict[str, Any]) -> None:
+    options = OPTIONS["two-phase"]
+    async with training(place, **options) as (engine, trainer):
+        trap = set_trap(engine, "layernorm_backward")
+        await played(trainer, 0, 1)
+        trap.spring_at(4)
+        with pytest.raises(DeviceError, match=r"step 3 failed before it changed the model"):
+            await trainer.step(*BATCHES[2])
+        assert trap.has_sprung
+        assert (await played(trainer, 2, 3))[1]
+        assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1, 2, 3))
+
+
+async def test_a_failure_among_the_updates_tears_the_model(place: dict[str, Any], options: dict[str, Any]) -> None:
+    async with training(place, **options) as (engine, trainer):
+        trap = set_trap(engine, "adamw")
+        await played(trainer, 0, 1)
+        trap.spring_at(3)
+        with pytest.raises(TornModelError, match=r"step 3 failed after its first update.*adamw"):
+            await trainer.step(*BATCHES[2])
+        with pytest.raises(TornModelError, match="cannot step"):
+            await trainer.step(*BATCHES[2])
+        await trainer.model.release()
+        left = engine.statistics()
+        assert (left.device_used_bytes, left.host_used_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["two-phase", "updates on the host"])
+async def test_a_loss_that_is_not_finite_skips_the_step(place: dict[str, Any], name: str) -> None:
+    options = OPTIONS[name]
+    async with training(place, **options) as (engine, trainer):
+        trap = set_trap(engine, "cross_entropy", breaks=False)
+        await played(trainer, 0, 1)
+        trap.spring_at(12)  # of the last piece of the vocabulary, which reports
+        report = await trainer.step(*BATCHES[2])
+        assert (report.skipped, report.played, math.isnan(report.loss)) == (True, True, True)
+        assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1))
+        assert (await played(trainer, 2, 3))[1]
+        assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1, 2, 3))
+
+
+async def test_a_norm_that_is_not_finite_skips_a_clipped_step(place: dict[str, Any]) -> None:
+    options = OPTIONS["two-phase"]
+    async with training(place, **options) as (engine, trainer):
+        trap = set_trap(engine, "sum_squares", breaks=False)
+        await played(trainer, 0, 1)
+        trap.spring_at(5)
+        report = await trainer.step(*BATCHES[2])
+        assert (report.skipped, report.played, math.isnan(report.grad_norm)) == (True, True, True)
+        assert (await played(trainer, 2, 3))[1]
+        assert_same_tensors(await states_of(trainer), await undisturbed(options, 0, 1, 2, 3))
+
+
+async def test_a_gradient_that_is_not_finite_tears_a_fused_step(place: dict[str, Any]) -> None:
+    async with training(place) as (engine, trainer):
+        trap = set_trap(engine, "adamw", breaks=False)
+        await played(trainer, 0, 1)
+        trap.spring_at(5)
+        with pytest.raises(TornModelError, match=r"a gradient of step 3 was not finite \(norm"):
+            await trainer.step(*BATCHES[2])
+
+
+async def test_a_played_step_counts_what_its_schedule_moves(place: dict[str, Any], options: dict[str, Any]) -> None:
+    async with training(place, **options) as (engine, trainer):
+        await played(trainer, 0, 1)
+        before = engine.statistics()
+        report = await trainer.step(*BATCHES[2])
+        after = engine.statistics()
+        schedule = schedule_of(engine)
+        moved = {kind: sum(entry.nbytes for entry in schedule.entries if entry.kind is kind) for kind in Kind}
+        assert (report.uploaded_bytes, report.downloaded_bytes) == (moved[Kind.UPLOAD], moved[Kind.DOWNLOAD])
+        assert after.operations - before.operations == len(list(schedule.program.operations()))
+        if "device_memory" in place:
+            assert report.uploaded_bytes > 0
+            assert after.device_peak_bytes <= place["device_memory"]
+
+
+async def test_a_step_that_is_cancelled_leaves_at_a_mark_or_counts(place: dict[str, Any], options: dict[str, Any]) -> None:
+    async with training(place, **options) as (engine, trainer):
+        await played(trainer, 0, 1)
+        for turns in (1, 2, 3, 5, 8, 13, 21):
+            before = trainer.step_count
+            step = asyncio.create_task(trainer.step(*BATCHES[before]))
+            for _ in range(turns):
+                await engine.call(asyncio.sleep(0))
+            step.cancel()
+            (ended,) = await asyncio.gather(step, return_exceptions=True)
+            assert trainer.step_count == before or trainer.last_report.step == before + 1
+            assert isinstance(ended, asyncio.CancelledError) or trainer.step_count == before + 1
+            if trainer.step_count == 4:
+                break
+        done = trainer.step_count
+        assert (await played(trainer, *range(done, 6)))[-1]
+        assert_same_tensors(await states_of(trainer), await undisturbed(options, *range(6)))
