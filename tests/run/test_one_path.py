@@ -1,4 +1,4 @@
-"""One way for all that is not played: each operation goes through the tile coroutine, each load ahead of its use through a stage."""
+"""One way for all that is not played: operations go through the tile coroutine, loads ahead of their use through a stage."""
 
 from __future__ import annotations
 
