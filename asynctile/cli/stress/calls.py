@@ -39,7 +39,7 @@ from asynctile.storage.tile import Tile
 
 __all__ = ["play_calls", "play_lives"]
 
-_STEPS = 6
+_STEPS = 12
 #: Calls in the life of one engine, and lives in a round.
 _CALLS, _LIVES = 24, 6
 #: What is supposed of a call that has not been seen to its end yet.
@@ -47,6 +47,8 @@ _AWAITS = 12
 #: What a share gets of each cap.
 _LENT_NBYTES = 64 << 10
 _STEPPING = {"Trainer.step", "Trainer.run"}
+#: So often is each of these in the draw: steps in a row are what is played.
+_OFTEN = 4
 #: Between two looks at what closes by itself.
 _LOOK_S = 0.005
 
@@ -193,13 +195,15 @@ async def play_calls(round: Round) -> None:
     if round.chance.random() < 0.5:  # room for the copy of a save behind training
         place = replace(place, host_memory=None)
     async with round.engine(place) as engine:
-        trainer = await new_trainer(engine, recipe, place.update)
+        trainer = await new_trainer(engine, recipe, place.update, round.tally)
         base = round.folder / "base"
         await trainer.save(base)
         calls = Calls(round, engine, trainer, round.folder, base)
         for _ in range(_CALLS):
-            names = set(calls.all) if trainer.step_count + 2 <= _STEPS else calls.all.keys() - _STEPPING
-            await calls.disturb(round.chance.choice(sorted(names)))
+            names = sorted(calls.all.keys() - _STEPPING)
+            if trainer.step_count + 2 <= _STEPS:
+                names += _OFTEN * sorted(_STEPPING)
+            await calls.disturb(round.chance.choice(names))
         await _expect_undisturbed(engine, trainer, states, round.folder / "checkpoint")
 
 
@@ -223,7 +227,7 @@ async def play_lives(round: Round) -> None:
 
     async def live() -> None:
         async with StressEngine(place, round.spill, watchdog=WATCHDOG_S) as engine:
-            trainer = await new_trainer(engine, recipe, place.update)
+            trainer = await new_trainer(engine, recipe, place.update, round.tally)
             await trainer.save(round.folder / "checkpoint", wait=False)
 
     turns = await _turns_of(live())

@@ -24,7 +24,7 @@ from asynctile.layers import Trainer
 
 __all__ = ["play"]
 
-_STEPS, _AT_MOST = 3, 8
+_STEPS, _AT_MOST = 7, 14
 _TURNS = 40
 
 
@@ -56,9 +56,10 @@ async def _train(round: Round) -> None:
     states, _ = await round.course.follow(recipe, _STEPS)
     place = draw_training_place(round.chance, recipe)
     async with round.engine(place) as engine:
-        trainer = await new_trainer(engine, recipe, place.update)
-        began = time.monotonic()
+        trainer = await new_trainer(engine, recipe, place.update, round.tally)
         await trainer.step(*batch(1))
+        began = time.monotonic()
+        await trainer.step(*batch(2))
         usual_s = time.monotonic() - began
         for _ in range(_AT_MOST):
             if trainer.step_count == _STEPS:

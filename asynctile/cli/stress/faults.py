@@ -20,6 +20,7 @@ from asynctile.cli.stress.models import (
     draw_recipe,
     draw_training_place,
     expect_state,
+    loaded_trainer,
     new_trainer,
     state_of,
 )
@@ -37,7 +38,7 @@ from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Faults
 __all__ = ["play"]
 
 _TRAINED, _LASTING = 0.2, 0.3
-_STEPS = 3
+_STEPS, _SAVED = 5, (2, 4)
 #: Tile, what failed, tier, file and place in it.
 _SENTENCE = re.compile(r"tile \S+: cannot (read|write) .+ in the spill tier, spill file in .+, offset \d+: ")
 
@@ -98,15 +99,16 @@ async def play(round: Round) -> bool:
 
 
 async def _program(trial: _Trial) -> None:
-    """A program twice: once to see how much it moves, once with the fault."""
+    """A program three times: first of all, then to see how much it moves, and with the fault."""
     round = trial.round
     work = write_program(round.chance)
     place = draw_place(round.chance, work.demand, spill=True)
-    expected = work.interpret(work.interpret(work.values).tiles)
+    expected = work.interpret(work.interpret(work.interpret(work.values).tiles).tiles)
     async with round.engine(place, wrap_spill=trial.faults.wrap) as engine:
         await work.store(engine)
-        before = engine.statistics()
         await work.run(engine)
+        before = engine.statistics()
+        round.tally.run((await work.run(engine)).played)
         trial.arm(before, engine.statistics(), max(work.demand.sizes))
 
         async def again() -> None:
@@ -138,7 +140,7 @@ async def _train(trial: _Trial) -> None:
     states, _ = await round.course.follow(recipe, _STEPS)
     checkpoint = round.folder / "checkpoint"
     async with round.engine(place, wrap_spill=trial.faults.wrap) as engine:
-        trainer = await new_trainer(engine, recipe, place.update)
+        trainer = await new_trainer(engine, recipe, place.update, round.tally)
         before = engine.statistics()
         await trainer.step(*batch(1))
         after = engine.statistics()
@@ -150,7 +152,7 @@ async def _train(trial: _Trial) -> None:
     if trial.error is not None:
         place = draw_training_place(round.chance, recipe)
         async with round.engine(place) as engine:
-            trainer = await Trainer.load(engine, checkpoint, update=place.update)
+            trainer = await loaded_trainer(engine, checkpoint, place.update, round.tally)
             await _go_on(trainer, states[_STEPS], checkpoint)
             await trainer.model.release()
 
@@ -159,7 +161,7 @@ async def _go_on(trainer: Trainer, last: State, checkpoint: Path) -> None:
     """To the last step, with a checkpoint on the way; Finding if anything differs from a run all in RAM."""
     while trainer.step_count < _STEPS:
         await trainer.step(*batch(trainer.step_count + 1))
-        if trainer.step_count == 2:
+        if trainer.step_count in _SAVED:
             await trainer.save(checkpoint)
     expect_state(await state_of(trainer), last, f"after step {_STEPS}")
 

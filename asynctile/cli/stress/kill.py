@@ -27,5 +27,7 @@ class Killer(Partner):
         killed = await self.ask(seed)
         tally.kills += killed["kills"]
         tally.kills_in_save += killed["in_save"]
+        for played in killed["played"]:
+            tally.step(played)
         if killed["failure"] is not None:
             raise Finding(*killed["failure"])

@@ -35,10 +35,11 @@ _IN_SAVE, _TWICE = 0.4, 0.3
 
 @dataclass
 class Killed:
-    """What a round came to. failure: (kind, sentence), or None."""
+    """What a round came to. played: of each step, whether it was. failure: (kind, sentence), or None."""
 
     kills: int = 0
     in_save: int = 0
+    played: list[bool] = field(default_factory=list)
     failure: tuple[Kind, str] | None = None
 
 
@@ -57,6 +58,11 @@ class _Life:
     @property
     def in_save(self) -> bool:
         return self.killed and len(self.times("save")) > len(self.times("saved"))
+
+    @property
+    def played(self) -> list[bool]:
+        """Of each step that was told of, whether it was played."""
+        return [said.endswith(" played") for said, _ in self.lines if said.startswith("step ")]
 
     @property
     def digest(self) -> str | None:
@@ -93,11 +99,13 @@ def _round(folder: Path, chance: random.Random, whole: _Life) -> Killed:
         life = _live(folder, chance.getrandbits(32), _Moment(chance, whole))
         killed.kills += life.killed
         killed.in_save += life.in_save
+        killed.played += life.played
         spill = folder / "spill"
         if left := os.listdir(spill) if spill.is_dir() else []:
             killed.failure = "leaked", f"a training that was killed left {', '.join(left)} in its spill folder"
             return killed
     life = _live(folder, chance.getrandbits(32), None)
+    killed.played += life.played
     killed.failure = _judge(life, whole, folder)
     return killed
 

@@ -6,9 +6,10 @@ Covers the model, its batches and its states after each step. Scenarios `train`,
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +18,20 @@ from numpy.typing import NDArray
 from asynctile import Engine
 from asynctile.cli.stress.finding import expect_bytes
 from asynctile.cli.stress.place import Place, draw_place
+from asynctile.cli.stress.tally import Tally
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.activations import AUTO, kept_if
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import MOMENTS, Parameters
+from asynctile.layers.report import StepReport
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.program.needs import demand_of
 from asynctile.storage.demand import Demand
 
 __all__ = [
-    "CONFIG", "TILE", "Course", "Recipe", "State", "batch", "draw_recipe", "draw_training_place", "expect_state",
-    "floor_of", "new_trainer", "state_of",
+    "CONFIG", "TILE", "Course", "Recipe", "State", "StressTrainer", "batch", "draw_recipe", "draw_training_place",
+    "expect_state", "floor_of", "loaded_trainer", "new_trainer", "state_of",
 ]  # fmt: skip
 
 CONFIG = GPT2Config(n_layer=1, n_head=2, n_embd=20, block_size=16, vocab_size=35)
@@ -56,11 +59,34 @@ def batch(step: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return tokens, targets
 
 
-async def new_trainer(engine: Engine, recipe: Recipe, update: str = "device") -> Trainer:
+class StressTrainer(Trainer):
+    """tally: where its steps are counted, whoever awaits them; None: nowhere."""
+
+    tally: Tally | None = None
+
+    async def step_for(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
+        def noted() -> None:
+            if self.tally is not None and self.last_report is not None:
+                self.tally.step(self.last_report.played)
+            counted()
+
+        return await super().step_for(noted, tokens, targets)
+
+
+async def new_trainer(engine: Engine, recipe: Recipe, update: str = "device", tally: Tally | None = None) -> StressTrainer:
     model = await GPT2.create(engine, CONFIG, seed=_SEED, tile=TILE)
     optimizer = AdamW(lr=1e-2, warmup=2)
-    return Trainer(model, optimizer, clip_norm=recipe.clip_norm, micro_batches=recipe.micro_batches,
-                   recompute=recipe.recompute, update=update)
+    trainer = StressTrainer(model, optimizer, clip_norm=recipe.clip_norm, micro_batches=recipe.micro_batches,
+                            recompute=recipe.recompute, update=update)
+    trainer.tally = tally
+    return trainer
+
+
+async def loaded_trainer(engine: Engine, path: Path, update: str, tally: Tally) -> StressTrainer:
+    """From a checkpoint."""
+    trainer = await StressTrainer.load(engine, path, update=update)
+    trainer.tally = tally
+    return trainer
 
 
 async def state_of(trainer: Trainer) -> State:

@@ -81,6 +81,7 @@ class Tally:
     all bytes were right. reported: those that ended in a typed error. refusals: budgets below the floor that were refused.
     disturbed: of the cancellations, timeouts and lost loops, by public coroutine and kind.
     kills_in_save: those of `kills` that came while a checkpoint was written.
+    steps, played: of trainings, and how many of them went by a schedule; runs, played_runs: the same of programs alone.
     worst_loads: the most that `thrash` has loaded, as a multiple of the least possible.
     """
 
@@ -88,6 +89,10 @@ class Tally:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     void: int = 0
     operations: int = 0
+    steps: int = 0
+    played: int = 0
+    runs: int = 0
+    played_runs: int = 0
     moved: Moved = field(default_factory=Moved)
     retries: int = 0
     injected: Counter[str] = field(default_factory=Counter)
@@ -109,6 +114,16 @@ class Tally:
         self.moved.add(now)
         self.operations += now.operations
         self.retries += now.spill_retries
+
+    def step(self, played: bool) -> None:
+        """A step of a training that counted."""
+        self.steps += 1
+        self.played += played
+
+    def run(self, played: bool) -> None:
+        """A run of a program."""
+        self.runs += 1
+        self.played_runs += played
 
     def failed(self, kind: Kind) -> int:
         return sum(failure.kind == kind for failure in self.failures)

@@ -1,5 +1,6 @@
 """Scenario `train`: a few steps of a very small GPT-2 under any budget, depth and tiers, bitwise those of a run all in RAM.
 
+Most follow each other, and are played; between some there is what a service does meanwhile, which must change no bit of them.
 Now and then the budget is below the floor: that has to be refused before any work.
 """
 
@@ -21,10 +22,13 @@ from asynctile.cli.stress.models import (
 from asynctile.cli.stress.place import Place
 from asynctile.cli.stress.round import Round
 from asynctile.errors import BudgetError
+from asynctile.layers import Trainer
 
 __all__ = ["play"]
 
-_STEPS = 2
+_STEPS = 6
+_BETWEEN = 0.4
+_DONE_BETWEEN = ("loss", "losses", "loss of another shape", "logits", "answer", "gradients", "save", "save behind")
 _REFUSED = 0.2
 
 
@@ -36,15 +40,38 @@ async def play(round: Round) -> bool:
         await _refuse(round, recipe, place)
     states, reports = await round.course.follow(recipe, _STEPS)
     async with round.engine(place) as engine:
-        trainer = await new_trainer(engine, recipe, place.update)
+        trainer = await new_trainer(engine, recipe, place.update, round.tally)
         for number in range(1, _STEPS + 1):
+            if round.chance.random() < _BETWEEN:
+                await _between(round, trainer)
             report = await trainer.step(*batch(number))
             if (report.loss, report.grad_norm) != reports[number - 1]:
                 raise Finding("lost", f"step {number} reported loss {report.loss!r} and norm {report.grad_norm!r}, which are "
                                       f"{reports[number - 1]!r} with everything in RAM")
+        await trainer.saved()
         expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}")
         await trainer.model.release()
     return True
+
+
+async def _between(round: Round, trainer: Trainer) -> None:
+    """One of the things that are done between two steps: a validation, an answer, a save, steps of something else."""
+    model, tokens, targets = trainer.model, *batch(round.chance.randrange(1, 9))
+    what = round.chance.choice(_DONE_BETWEEN)
+    if what in ("loss", "losses"):
+        for _ in range(1 if what == "loss" else 3):
+            await model.loss(tokens, targets)
+    elif what == "loss of another shape":
+        await model.loss(tokens[:, :5], targets[:, :5])
+    elif what == "logits":
+        await model.logits(tokens)
+    elif what == "answer":
+        async for _ in model.generate([1, 2], max_new_tokens=2, seed=1):
+            pass
+    elif what == "gradients":
+        await trainer.gradients(tokens, targets)
+    else:
+        await trainer.save(round.folder / "checkpoint", wait=what == "save")
 
 
 async def _refuse(round: Round, recipe: Recipe, place: Place) -> None:

@@ -45,8 +45,7 @@ async def _train(folder: Path, place: Place, chance: random.Random, pipe: int) -
                          new_trainer(engine, RECIPE, place.update))
         tell(pipe, f"begin {trainer.step_count}")
         while trainer.step_count < STEPS:
-            await trainer.step(*batch(trainer.step_count + 1))
-            tell(pipe, f"step {trainer.step_count}")
+            await _step(trainer, pipe)
             if trainer.step_count % _SAVE_EVERY == 0:
                 await _save(trainer, checkpoints, pipe, wait=chance.random() < 0.5)
         await trainer.saved()
@@ -55,13 +54,18 @@ async def _train(folder: Path, place: Place, chance: random.Random, pipe: int) -
         await trainer.model.release()
 
 
+async def _step(trainer: Trainer, pipe: int) -> None:
+    report = await trainer.step(*batch(trainer.step_count + 1))
+    tell(pipe, f"step {report.step} {'played' if report.played else 'by coroutines'}")
+
+
 async def _save(trainer: Trainer, checkpoints: Path, pipe: int, *, wait: bool) -> None:
     """A checkpoint, written at once or behind the next steps; then older ones go."""
     await trainer.saved()
     tell(pipe, "save")
     await trainer.save(checkpoints / f"step-{trainer.step_count:06d}", wait=wait)
     if not wait and trainer.step_count < STEPS:
-        await trainer.step(*batch(trainer.step_count + 1))
+        await _step(trainer, pipe)
     await trainer.saved()
     tell(pipe, "saved")
     with Folder.open(checkpoints) as inside:

@@ -26,11 +26,12 @@ __all__ = ["Outcome", "Work", "compute"]
 
 @dataclass
 class Outcome:
-    """tiles: persistent ones. outputs: what was fetched on the way. numbers: what operations reported."""
+    """tiles: persistent ones. outputs: what was fetched on the way. numbers: what they reported. played: not by coroutines."""
 
     tiles: dict[Tile, np.ndarray] = field(default_factory=dict)
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
     numbers: list[float] = field(default_factory=list)
+    played: bool = False
 
     def expect(self, other: Outcome) -> None:
         """Finding if `other`, which is right, is not bitwise the same."""
@@ -77,8 +78,8 @@ class Work:
         """One run as a program; the outcome has no tiles yet. On an error the run is given up as a model's would be."""
         outputs = {entry.key: np.empty(entry.tile.shape, entry.tile.dtype)
                    for entry in self.program.entries if isinstance(entry, Fetch)}
-        numbers = await engine.call(self._run(engine, outputs))
-        return Outcome(outputs=outputs, numbers=numbers[: len(self.program.numbers)].tolist())
+        numbers, played = await engine.call(self._run(engine, outputs))
+        return Outcome(outputs=outputs, numbers=numbers[: len(self.program.numbers)].tolist(), played=played)
 
     async def launch(self, engine: Engine) -> Outcome:
         """One run as coroutines, all at once, each on its own; for programs of persistent tiles only."""
@@ -96,7 +97,7 @@ class Work:
     async def release(self, engine: Engine) -> None:
         await engine.release(self.values)
 
-    async def _run(self, engine: Engine, outputs: dict[str, np.ndarray]) -> np.ndarray:
+    async def _run(self, engine: Engine, outputs: dict[str, np.ndarray]) -> tuple[np.ndarray, bool]:
         async with engine.exclusive():
             run = await engine.start(self.program, self.demand, self.inputs, outputs)
             try:
@@ -104,7 +105,7 @@ class Work:
             except BaseException:
                 await under_shield(run.abandon())
                 raise
-            return run.numbers
+            return run.numbers, run.played
 
 
 def compute(operation: Operation, arrays: dict[Tile, np.ndarray], numbers: list[float]) -> None:

@@ -37,6 +37,8 @@ _RECENT = 6
 _TEMPORARIES_ALIVE = 6
 #: Share of the operations that run on the host.
 _ON_HOST = (0.0, 0.0, 0.05, 0.3, 0.8)
+#: Programs with fetches; the others are played when they run again.
+_FETCHING = 0.4
 
 
 def write_program(chance: random.Random, *, passing: bool = True) -> Work:
@@ -53,6 +55,7 @@ class _Writer:
         self.normal = np.random.default_rng(chance.getrandbits(64)).standard_normal
         self.edge = chance.choice(_EDGES)
         self.on_host = chance.choice(_ON_HOST)
+        self.fetching = int(chance.random() < _FETCHING)
         self.shape = (self.edge, self.edge)
         self.program = Program("random")
         self.arrays: dict[Tile, np.ndarray] = {}
@@ -74,7 +77,7 @@ class _Writer:
         kinds: dict[Callable[[], None], int] = {
             self._product: 8, self._product_with_row: 2, self._product_of_halves: 2, self._half_product: 2,
             self._copy: 3, self._fill: 1, self._gelu: 2, self._bend: 2, self._sums: 2, self._normalise: 2, self._adamw: 2,
-            self._norm: 1, self._fetch: 1,
+            self._norm: 1, self._fetch: self.fetching,
         }  # fmt: skip
         draws, weights = list(kinds), list(kinds.values())
         while self.operations < length:
