@@ -771,7 +771,7 @@ async def test_a_report_says_what_happened() -> None:
     cap = SMALL.config.states_nbytes // 4
     async with Engine("emulated", device_memory=cap) as engine:
         trainer = await trainer_on(engine)
-        reports = [report async for report in trainer.run(BATCHES[:3])]
+        reports = [report async for report in trainer.run([*BATCHES[:3], BATCHES[0]])]
         statistics = engine.statistics()
     for number, report in enumerate(reports, 1):
         assert (report.step, report.tokens, report.skipped) == (number, SMALL.batch * SMALL.length, False)
@@ -782,8 +782,9 @@ async def test_a_report_says_what_happened() -> None:
         assert report.downloaded_bytes > 0
         assert report.stall_s >= 0
     assert sum(report.uploaded_bytes for report in reports) == statistics.uploaded_bytes
-    # The same program moves the same bytes, once the first one has found the device empty.
-    assert reports[1].uploaded_bytes == reports[2].uploaded_bytes
+    # The first one finds the device empty, the second brings the tiles to where all that are played begin.
+    assert reports[2].uploaded_bytes == reports[3].uploaded_bytes
+    assert [report.played for report in reports] == [False, True, True, True]
 
 
 async def test_a_step_that_is_skipped_or_repeated_leaks_nothing() -> None:
