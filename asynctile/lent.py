@@ -64,6 +64,7 @@ class LentShare(Share):
         for tier in tiers.from_the_top():
             for residency in list(tier.ledger.resident):
                 tier.release(residency)
+        self._schedules.close()
         if tiers.player is not None:
             await self.compute(tiers.player.close)
         tiers.close()

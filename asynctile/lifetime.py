@@ -27,7 +27,7 @@ LAST_PATIENCE_S = 1.0
 
 
 class Dependent(Protocol):
-    """What is of no use without the engine, such as the batches of a run."""
+    """What is of no use without the engine, such as the batches of a run, or schedules on its memory."""
 
     def close(self) -> None: ...
 

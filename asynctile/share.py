@@ -65,6 +65,7 @@ class Share:
         self._assembly = Assembly(tiers)
         self._schedules = Schedules(self._assembly, self.compute, lambda: self.plays)
         self._life.tiers.append(tiers)
+        self._life.dependents.add(self._schedules)
         self._files = files
         self.busy = self.lock(self._what)
 
@@ -93,7 +94,7 @@ class Share:
 
     @property
     def dependents(self) -> WeakSet[Dependent]:
-        """What has threads of its own and is closed with the engine, unless it has ended before."""
+        """What has threads, or views of the engine's memory, and is closed with the engine, unless it has ended before."""
         return self._life.dependents
 
     @property

@@ -23,11 +23,12 @@ from asynctile.play.played_job import PlayedJob
 from asynctile.play.player import Player
 from asynctile.play.rehearsal import rehearse
 from asynctile.play.template import Kernels, Template
-from asynctile.program.program import Fetch, Program
+from asynctile.program.program import Program
 from asynctile.run.assembly import Assembly, check_value
 from asynctile.run.job import Job
 from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
+from asynctile.storage.residency import ABSENT
 from asynctile.storage.tile import Tile
 
 #: Schedules that are kept for one share: a training needs its step and its validation, of each shape that comes again.
@@ -75,7 +76,8 @@ class Schedules:
     async def begin(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> PlayedJob | None:
         """A run of `program` that is played, or None: then it goes by coroutines. Raises what cutting the tiers may raise."""
         bound = self._bound
-        if bound is not None and bound.schedule.program is program and self._may(program) and bound.holds(self._kernels):
+        may = self._may(program) and program.inputs.keys() <= inputs.keys()  # coroutines say which is missing
+        if bound is not None and bound.schedule.program is program and may and bound.holds(self._kernels):
             for name, value in inputs.items():
                 tile = program.inputs[name]
                 check_value(tile, value)
@@ -84,7 +86,7 @@ class Schedules:
             self.leave()
             again = self._last() is program
             self._last = weakref.ref(program)
-            bound = await self._bind(program, demand, inputs) if again and self._may(program) else None
+            bound = await self._bind(program, demand, inputs) if again and may else None
         return None if bound is None else PlayedJob(self._assembly, self._player(), bound)
 
     def leave(self) -> None:
@@ -102,6 +104,11 @@ class Schedules:
         for key in [key for key in self._kept if not gone.isdisjoint(key[0].standing)]:
             del self._kept[key]
 
+    def close(self) -> None:
+        """Nothing runs any more, and nothing will: keep no schedule, and no view of memory that is about to go."""
+        self._bound = None
+        self._kept.clear()
+
     @property
     def _kernels(self) -> Kernels:
         return self._tiers.device.kernels
@@ -114,6 +121,7 @@ class Schedules:
             and player_supported()
             and device.workers is not None
             and tiers.lockstep is None
+            and not program.fetches
             and not any(stream.trace is not None for stream in device.streams())
         )
 
@@ -127,6 +135,8 @@ class Schedules:
         try:
             for name, value in inputs.items():
                 await assembly.put(program.inputs[name], value)
+            if any(tiers.top.of(tile).state is ABSENT for tile in program.first_uses):
+                return None  # nothing can be played without these, and coroutines say whose bytes there are not
             arrange(tiers, template.schedule)
             await tiers.run_ahead.settle()  # what failed is met by coroutines, which can tell what that means for the tiles
             if not is_arranged(tiers, template.schedule):
@@ -141,8 +151,6 @@ class Schedules:
 
     async def _template(self, program: Program, demand: Demand) -> Template | None:
         if self._tiers.spill is not None and self._tiers.host.arena.divided:
-            return None
-        if any(isinstance(entry, Fetch) for entry in program.entries):
             return None
         key, kernels = (program, _cut(self._tiers)), self._called(program)
         kept = self._kept.get(key)
