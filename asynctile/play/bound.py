@@ -24,6 +24,7 @@ from asynctile.storage.tile import Tile
 class Bound:
     """template on `tiers`, where its tiles are arranged. slots: of all its places. tables: what is played. base: of its ranks.
 
+    others_nbytes: by tier from the top down, of slots that tiles of other programs have.
     numbers: what its kernels report, float64 by the program's indices. inputs: arrays of the program's inputs, where the host
     writes them. ValueError if a tier has too few slots.
     """
@@ -40,6 +41,7 @@ class Bound:
         self.inputs: dict[Tile, np.ndarray] = {
             tile: tiers.host.of(tile).array for tile in self.schedule.program.inputs.values()
         }
+        self.others_nbytes = [_others_nbytes(self.schedule, tier, number) for number, tier in enumerate(tiers.from_the_top())]
         self._stamp = _stamp(tiers)
 
     @property
@@ -56,6 +58,11 @@ class Bound:
 def _stamp(tiers: Tiers) -> tuple[Any, ...]:
     """Another one whenever a tile stands elsewhere or a slot may be gone."""
     return tuple((tier.ledger.history.count, tier.arena.made_nbytes, *tier.arena.pools) for tier in tiers.from_the_top())
+
+
+def _others_nbytes(schedule: Schedule, tier: Tier, number: int) -> int:
+    own = sum(one.place.nbytes for one in schedule.start if one.place is not None and one.tier == number)
+    return tier.arena.used_nbytes - own
 
 
 def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:

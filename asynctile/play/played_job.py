@@ -118,5 +118,5 @@ class PlayedJob:
         tiers.top.loaded_nbytes += counts[Kind.UPLOAD]
         tiers.top.written_nbytes += counts[Kind.DOWNLOAD]
         self._assembly.lanes[DEVICE].operations += counts[Kind.OPERATION]
-        for tier, peak in zip(tiers.from_the_top(), template.schedule.peaks, strict=True):
-            tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak)
+        for tier, peak, others in zip(tiers.from_the_top(), template.schedule.peaks, self._bound.others_nbytes, strict=True):
+            tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak + others + tier.arena.lent_nbytes)

@@ -252,3 +252,17 @@ async def test_engines_that_played_leave_no_thread_and_no_descriptor(place: dict
         async with training(place) as (_, trainer):
             assert (await played(trainer, 0, 1))[1]
         assert held() == before
+
+
+async def test_the_peak_of_a_played_step_counts_what_else_stands_there(place: dict[str, Any]) -> None:
+    peaks = []
+    for plays in (True, False):
+        async with training(place, plays=plays) as (engine, trainer):
+            await played(trainer, 0, 1)
+            await lively(engine, SMALL, seed=2)
+            assert await played(trainer, 2) == [plays]
+            now = engine.statistics()
+            peaks.append((now.device_peak_bytes, now.host_peak_bytes))
+    if "device_memory" in place:  # what a schedule moves, and so what waits in RAM, is not what a run decides anew
+        peaks = [(on_device,) for on_device, _ in peaks]
+    assert peaks[0] == peaks[1]
