@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
 from asynctile.errors import DeviceError
 from asynctile.play.crew import Crew, drop
 from asynctile.play.native import player_supported
-from asynctile.play.places import FAILED, OK, OUT, RUNNING, SINCE, STALL
+from asynctile.play.places import FAILED, OK, OUT, PENDING, RUNNING, SINCE, STALL
 from asynctile.play.state import State
-from asynctile.play.tables import Tables
+from asynctile.play.tables import OPERATION, Tables
 from asynctile.play.worker import work
 from asynctile.streams.event import Span, StreamEvent, StreamTask
 
@@ -37,7 +37,6 @@ class Player:
             raise DeviceError("schedules cannot be played on this machine: it takes Linux on x86-64 or AArch64; use coroutines")
         self.threads = threads
         self.trace: list[Span] | None = None
-        self.waiting: set[StreamTask] = set()
         self.on_transfer: Callable[[int], None] | None = None
         self._rates = float(up_rate or 0), float(down_rate or 0)
         self._crew = Crew()
@@ -137,6 +136,22 @@ class Player:
             for thread, entry, began in zip(self._crew.threads, state.lanes[:, RUNNING], since, strict=True)
             if entry >= 0
         }
+
+    @property
+    def waiting(self) -> Collection[StreamTask]:
+        """Released entries that wait for others, each with those that are not over; operations before what moves tiles."""
+        state = self._state
+        if state is None:
+            return ()
+        tables, is_pending = state.tables, state.statuses == PENDING
+        waits = is_pending & (state.waiting > 0) & (tables.stretches < self._released)
+        found = {entry: self._task(entry) for entry in np.flatnonzero(waits).tolist()}
+        before = np.repeat(np.arange(tables.count), np.diff(tables.successors_at))
+        held = is_pending[before] & waits[tables.successors]
+        for holder, entry in zip(before[held].tolist(), tables.successors[held].tolist(), strict=True):
+            found[entry].order = entry + tables.count * (tables.kinds[entry] != OPERATION)
+            found[entry].waits = (*found[entry].waits, StreamEvent(what=tables.what[holder]))
+        return found.values()
 
     def start(self) -> None:
         """Nothing: threads are started for the first tables."""

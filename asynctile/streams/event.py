@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 #: One piece of work in a trace: stream, work, start and end in seconds.
@@ -103,7 +103,9 @@ class Runner(Protocol):
 
     name: str
     trace: list[Span] | None
-    waiting: set[StreamTask]
+
+    @property
+    def waiting(self) -> Collection[StreamTask]: ...
 
     @property
     def finished(self) -> int: ...
