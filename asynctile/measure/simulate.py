@@ -18,8 +18,9 @@ from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import at_once
 from asynctile.run.job import Job
-from asynctile.schedule.schedule import TOP, Kind, Schedule
-from asynctile.storage.demand import Demand
+from asynctile.schedule.schedule import DISK, TOP, Kind, Schedule
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import Demand, align
 from asynctile.storage.tile import Tile
 
 
@@ -68,7 +69,7 @@ def simulate(
     for tile in standing:
         if tile in program.first_uses:  # what is overwritten first need not be there
             assembly.put_dry(tile)
-    schedule = rehearse(program, demand, tiers) if played and not tiers.host.arena.divided else None
+    schedule = rehearse(program, demand, tiers) if played else None
     if schedule is not None:
         moved, peaks = _scheduled(schedule), schedule.peaks
     else:
@@ -99,10 +100,12 @@ def _moved_twice(assembly: Assembly, program: Program, demand: Demand) -> list[i
 
 def _scheduled(schedule: Schedule) -> list[int]:
     """By a step that is played: bytes up, down, from the file, to the file."""
-    moved = dict.fromkeys(Kind, 0)
+    moved = dict.fromkeys(((kind, way) for kind in Kind for way in (False, True)), 0)
     for entry in schedule.entries:
-        moved[entry.kind] += entry.nbytes
-    return [moved[Kind.UPLOAD], moved[Kind.DOWNLOAD], 0, 0]
+        moved[entry.kind, entry.places[0].tier == DISK] += entry.nbytes
+    filled = sum(align(tile.nbytes, PAGE) for tile in schedule.inputs_below())
+    read, written = moved[Kind.TRANSFER, False], moved[Kind.TRANSFER, True] + filled
+    return [moved[Kind.UPLOAD, False], moved[Kind.DOWNLOAD, False], read, written]
 
 
 def _moved(tiers: Tiers) -> list[int]:

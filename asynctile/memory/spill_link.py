@@ -14,6 +14,7 @@ from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.demand import align
 from asynctile.storage.residency import Residency
 from asynctile.storage.spill import SpillTier
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents, failed_or_unfinished, unfinished
 from asynctile.streams.stream import Stream
 
@@ -49,7 +50,25 @@ class SpillLink:
         return event
 
     def moved_nbytes(self, residency: Residency) -> int:
-        return align(residency.tile.nbytes, ALIGNMENT)
+        return self.pages_nbytes(residency.tile)
+
+    def pages_nbytes(self, tile: Tile) -> int:
+        """What a tile takes in whole pages."""
+        return align(tile.nbytes, ALIGNMENT)
+
+    def pages(self, slot: Slot, tile: Tile) -> np.ndarray:
+        """The bytes of a tile's slot as they move."""
+        array: np.ndarray = self.memory.array(slot, (self.pages_nbytes(tile),), np.uint8)
+        return array
+
+    def move(
+        self, tile: Tile, block: Block, pages: np.ndarray, writes: bool,
+        told: Callable[[BaseException | None], None] = lambda error: None, after: StreamEvents = (),
+    ) -> StreamEvent:  # fmt: skip
+        """Enqueue a transfer that only `after` holds up. told: called by the thread that did it, with its error or None."""
+        work = self.spill.write if writes else self.spill.read
+        args = told, work, block, pages, tile.name
+        return self.stream.enqueue((), _telling, args, after=after, is_copy=True, what=tile)
 
     def is_lost(self, residency: Residency) -> bool:
         return residency.saved is not None and residency.saved.error is not None
@@ -57,6 +76,15 @@ class SpillLink:
     def _enqueue(
         self, work: Callable[..., Any], residency: Residency, slot: Slot, waits: StreamEvents, after: StreamEvents
     ) -> StreamEvent:
-        pages = self.memory.array(slot, (self.moved_nbytes(residency),), np.uint8)
-        args = residency.backing, pages, residency.name
+        args = residency.backing, self.pages(slot, residency.tile), residency.name
         return self.stream.enqueue(waits, work, args, after=after, is_copy=True, what=residency.tile)
+
+
+def _telling(told: Callable[[BaseException | None], None], work: Callable[..., Any], *args: Any) -> None:
+    """Do `work` and say how it went."""
+    try:
+        work(*args)
+    except BaseException as error:
+        told(error)
+        raise
+    told(None)

@@ -27,10 +27,11 @@ def in_slots(stands: Iterable[Standing], number: int) -> dict[Tile, Standing]:
     return {one.tile: one for one in stands if one.tier == number and one.place is not None}
 
 
-def arrange(tiers: Tiers, schedule: Schedule) -> None:
-    """Enqueue the moves after which every tile is in the tiers in which the schedule expects it, in whichever slot.
+async def arrange(tiers: Tiers, schedule: Schedule) -> bool:
+    """Bring every tile to the tiers in which the schedule expects it, in whichever slot; False if that cannot be.
 
-    At most one cap of bytes. What else stands in a tier that is divided leaves. Wait for these moves before playing.
+    At most one cap of bytes a tier. What else stands in a tier that is divided leaves. A move that fails is met by coroutines,
+    which can tell what that means for its tile: until all have gone well, nothing is known here that was not before.
     """
     for number, tier in enumerate(tiers.from_the_top()):
         wanted = in_slots(schedule.start, number)
@@ -40,7 +41,12 @@ def arrange(tiers: Tiers, schedule: Schedule) -> None:
             residency = tier.of(tile)
             if residency.slot is None:
                 tier.admit((residency,), OVERWRITE if residency.state is ABSENT else READ)
-        take_as_changed(tier, wanted)
+    await tiers.run_ahead.settle()
+    if not _are_whole(tiers, schedule):
+        return False
+    for number, tier in enumerate(tiers.from_the_top()):
+        take_as_changed(tiers, tier, in_slots(schedule.start, number))
+    return _is_arranged(tiers, schedule)
 
 
 def send_away(tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
@@ -51,20 +57,28 @@ def send_away(tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
             tier.give_up(residency)
 
 
-def take_as_changed(tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
+def take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
     """What a schedule writes back counts as changed, also if it has come from below just now."""
     for tile, one in wanted.items():
-        if one.state is DIRTY and tier.of(tile).state is CLEAN:
-            tier.ledger.change(tier.of(tile), WRITE)
+        residency = tier.of(tile)
+        if one.state is DIRTY and residency.state is CLEAN:
+            tier.ledger.change(residency, WRITE)
+            if tier.link is tiers.link is not None and tiers.host.arena.divided:
+                tiers.link.used(residency, residency.next_use, True)
 
 
-def is_arranged(tiers: Tiers, schedule: Schedule) -> bool:
-    """Whether every tile is where the schedule expects it, and as it does, with bytes that are whole."""
+def _are_whole(tiers: Tiers, schedule: Schedule) -> bool:
+    """Whether what wrote the tiles here, and below, has gone well."""
+    found = [tiers.from_the_top()[one.tier].of(one.tile) for one in schedule.start]
+    events = [event for residency in found for event in (residency.written, residency.saved) if event is not None]
+    return all(event.done and event.error is None for event in events)
+
+
+def _is_arranged(tiers: Tiers, schedule: Schedule) -> bool:
+    """Whether every tile is where the schedule expects it, and as it does."""
     for one in schedule.start:
         residency = tiers.from_the_top()[one.tier].of(one.tile)
         if residency.state is not one.state or (residency.slot is None) is not (one.place is None):
-            return False
-        if residency.written is not None and (not residency.written.done or residency.written.error is not None):
             return False
     return True
 
@@ -87,12 +101,15 @@ def stand(
             residency = tier.of(one.tile)
             if number == TOP and tiers.link is not None and one.backed and residency.backing is None:
                 residency.backing = tiers.link.take(residency)
-            error = None if one.written == NOBODY else failure(one.written)
-            if error is not None:
-                residency.written = _failed(error)
+            residency.written = _failed(failure, one.written)
+            residency.saved = _failed(failure, one.saved)
 
 
-def _failed(error: BaseException) -> StreamEvent:
+def _failed(failure: Callable[[int], BaseException | None], entry: int) -> StreamEvent | None:
+    """The event of an entry that did not go well."""
+    error = None if entry == NOBODY else failure(entry)
+    if error is None:
+        return None
     event = StreamEvent()
     event.done, event.error = True, error
     return event

@@ -7,16 +7,19 @@ byte moved, once the right tiles stand in the right tiers (arrival.py).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
+from asynctile.play.arrival import in_slots
 from asynctile.play.tables import Tables
 from asynctile.play.template import Kernels, Template
-from asynctile.schedule.schedule import Place, Schedule
+from asynctile.play.transfers import Transfers
+from asynctile.run.assembly import check_value
+from asynctile.schedule.schedule import DISK, Place, Schedule, Standing
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.tile import Tile
 
@@ -25,8 +28,8 @@ class Bound:
     """template on `tiers`, where its tiles are arranged. slots: of all its places. tables: what is played. base: of its ranks.
 
     others_nbytes: by tier from the top down, of slots that tiles of other programs have.
-    numbers: what its kernels report, float64 by the program's indices. inputs: arrays of the program's inputs, where the host
-    writes them. ValueError if a tier has too few slots.
+    numbers: what its kernels report, float64 by the program's indices. transfers: those that the host does for it.
+    ValueError if a tier has too few slots, BudgetError if the spill file has too few blocks.
     """
 
     def __init__(self, template: Template, tiers: Tiers, base: int) -> None:
@@ -38,15 +41,47 @@ class Bound:
         views = [_bytes(tiers, place.tier, self.slots[place]) for place in template.places]
         addresses = np.array([view.ctypes.data for view in views], np.int64)
         self.tables: Tables = template.bound(addresses, self.numbers, views)
-        self.inputs: dict[Tile, np.ndarray] = {
-            tile: tiers.host.of(tile).array for tile in self.schedule.program.inputs.values()
-        }
         self.others_nbytes = [_others_nbytes(self.schedule, tier, number) for number, tier in enumerate(tiers.from_the_top())]
+        self.transfers = Transfers(self.schedule, tiers, self.slots)
+        #: where the host writes inputs before a run, and by mark in the middle of one
+        self._inputs = self._arrays(self.schedule.start)
+        self._rewritten = {mark: self._arrays(stands) for mark, stands in self.schedule.at.items()}
         self._stamp = _stamp(tiers)
 
     @property
     def schedule(self) -> Schedule:
         return self.template.schedule
+
+    async def fill(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Give the program's inputs values, by name; the last run is over. TierError if the spill file does not take one."""
+        events = []
+        for name, value in inputs.items():
+            tile = self.schedule.program.inputs[name]
+            check_value(tile, value)
+            if tile in self._inputs:
+                np.copyto(self._inputs[tile], value)
+            else:
+                events.append(self.transfers.fill(tile, value))
+        for event in events:
+            await self.tiers.run_ahead.settled(event)
+        for event in events:
+            if event.error is not None:
+                await self.tiers.run_ahead.settle()  # nobody else is to meet it
+                raise event.error
+
+    def put(self, mark: str, tile: Tile, value: np.ndarray) -> None:
+        """At a mark that allows it, when everything before it is over."""
+        np.copyto(self._rewritten[mark][tile], value)
+
+    def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
+        """Of the inputs, in RAM, as far as they have slots there."""
+        tiers, inputs = self.tiers, set(self.schedule.program.inputs.values())
+        lowest = len(tiers.from_the_top()) - 1
+        found = in_slots((one for one in stands if one.tile in inputs), lowest)
+        return {
+            tile: tiers.host.memory.array(self.slots[one.place], tile.shape, tile.dtype)
+            for tile, one in found.items() if one.place is not None
+        }  # fmt: skip
 
     def holds(self, kernels: Kernels) -> bool:
         """Whether the tiers, and the kernels, are as they were: nothing has come, gone or been cut since."""
@@ -76,7 +111,7 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
             assert slot is not None, f"{one.tile.name} was to be brought in"
             found[one.place] = slot
     for place in schedule.places():
-        if place not in found:
+        if place not in found and place.tier != DISK:
             others[_pool(from_the_top[place.tier], place)][place] = None
     for pool, places in others.items():
         taken = [pool.take(for_load=False) for _ in places]

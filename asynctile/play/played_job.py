@@ -7,6 +7,7 @@ runs; so a step that fails or is given up is left at a mark, where the schedule 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from asynctile.play.player import Player
 from asynctile.program.operation import DEVICE
 from asynctile.program.program import UPDATE
 from asynctile.run.assembly import Assembly
-from asynctile.schedule.schedule import Kind, Standing
+from asynctile.schedule.schedule import Standing
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 
@@ -34,6 +35,9 @@ class PlayedJob:
         self._player = player
         self._bound = bound
         self._asked = self._released = 0
+        #: what the disk said, by entry
+        self._errors: dict[int, BaseException] = {}
+        player.on_transfer = self._transfer
         player.begin()
 
     async def until(self, mark: str) -> None:
@@ -47,8 +51,9 @@ class PlayedJob:
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
         """At a mark that allows it (Program.mark): give an input another value, for what comes behind."""
-        await self._wait(self._ended())  # what still reads the old one
-        np.copyto(self._bound.inputs[tile], value)
+        await self._wait(self._ended())  # what still reads the old one, or makes room for the new one
+        marks = self._bound.schedule.marks
+        self._bound.put(next(name for name in marks if marks[name] == self._released), tile, value)
 
     async def reported(self) -> None:
         """Wait for the numbers of everything before the mark that was asked for."""
@@ -95,7 +100,9 @@ class PlayedJob:
 
     async def _wait(self, events: Iterable[StreamEvent]) -> None:
         for event in events:
-            await self._assembly.run_ahead.landed(event)
+            await self._assembly.run_ahead.settled(event)
+            if event.error is not None:
+                raise self._cause(event.error)
 
     def _standing(self) -> tuple[Standing, ...]:
         """Where tiles stand behind the last stretch that was released."""
@@ -109,14 +116,31 @@ class PlayedJob:
         """Of an entry that was to run; None for one that went well."""
         if self._player.statuses[entry] == OK:
             return None
-        return self._player.ended(self._bound.schedule.entries[entry].stretch).error
+        error = self._player.ended(self._bound.schedule.entries[entry].stretch).error
+        return None if error is None else self._cause(error)
+
+    def _transfer(self, entry: int) -> None:
+        """The player has one that is due."""
+        self._bound.transfers.begin(entry, partial(self._transferred, entry))
+
+    def _transferred(self, entry: int, error: BaseException | None) -> None:
+        """From the thread that did it."""
+        if error is not None:
+            self._errors[entry] = error
+        self._player.transferred(entry, error is None)
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """What went wrong first: if that was the disk, what it said, else what the player says."""
+        return self._errors[min(self._errors)] if self._errors else error
 
     def _count(self) -> None:
         """What moved, and how many operations there were, among the entries that ran."""
         template, tiers = self._bound.template, self._assembly.tiers
         counts = template.counts(self._player.statuses == OK)
-        tiers.top.loaded_nbytes += counts[Kind.UPLOAD]
-        tiers.top.written_nbytes += counts[Kind.DOWNLOAD]
-        self._assembly.lanes[DEVICE].operations += counts[Kind.OPERATION]
+        tiers.top.loaded_nbytes += counts.uploaded
+        tiers.top.written_nbytes += counts.downloaded
+        tiers.host.loaded_nbytes += counts.read
+        tiers.host.written_nbytes += counts.written
+        self._assembly.lanes[DEVICE].operations += counts.operations
         for tier, peak, others in zip(tiers.from_the_top(), template.schedule.peaks, self._bound.others_nbytes, strict=True):
             tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak + others + tier.arena.lent_nbytes)

@@ -1,103 +1,36 @@
 """A rehearsal: a program runs on tiers without bytes until its moves are those of a steady state, and one step is written down.
 
 The very coroutines of a job (asynctile/run) decide, on tiers that are cut like the real ones, so a schedule moves what a run
-would. A device stands below them on which nothing happens: what it is asked for becomes an entry, and the events that it
-returns say what each entry must wait for. At the end of the step every tile is brought back to where the step began. Who has
-slots, who leaves and when is decided elsewhere (storage/ledger.py, asynctile/schedule/cursor.py).
+would. A device and a spill folder stand below them in which nothing happens: what they are asked for becomes an entry, and the
+events that they return say what each entry must wait for. At the end of the step every tile is brought back to where the step
+began. Who has slots, who leaves and when is decided elsewhere (storage/ledger.py, asynctile/schedule/cursor.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import cast
 
-from asynctile.device.base import Device
-from asynctile.device.dry import DONE, DryDevice, DryMemory
+from asynctile.device.dry import DrySpill
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.play.arrival import in_slots, send_away, take_as_changed
-from asynctile.program.operation import Operation
+from asynctile.play.script import Boundless, DryTransfers, Noted, Script
+from asynctile.program.operation import DEVICE
 from asynctile.program.program import Program
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import at_once
 from asynctile.run.job import Job
-from asynctile.schedule.schedule import NOBODY, RAM, TOP, Kind, Place, Schedule, Scheduled, Standing, relative
+from asynctile.schedule.schedule import NOBODY, Kind, Place, Schedule, Scheduled, Standing, relative
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.demand import Demand
-from asynctile.storage.residency import ABSENT, Residency
+from asynctile.storage.residency import ABSENT, LOSE, STALE, Residency
 from asynctile.storage.tile import Tile
-from asynctile.streams.event import StreamEvent, StreamEvents, unfinished
-from asynctile.streams.run_ahead import RunAhead
+from asynctile.streams.event import StreamEvent, unfinished
+from asynctile.streams.stream import Stream
 
 #: Runs before the one that is written down: it brings the tiles in. More of them change the bytes moved by less than a percent.
 RUNS = 1
-
-
-class Noted(StreamEvent):
-    """The event of an entry, which is never done: so whoever uses its tiles says that it waits for it. index: the entry's."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self.index = index
-
-
-class Boundless(RunAhead):
-    """Remembers nothing of what was enqueued: the host is never too far ahead of a device on which nothing happens."""
-
-    def add(self, event: StreamEvent, nbytes: int = 0, *, beside: bool = False) -> None:
-        pass
-
-
-class PlaceMemory(DryMemory):
-    """Memory whose arrays are places. tier: its number."""
-
-    def __init__(self, tier: int) -> None:
-        self._tier = tier
-
-    def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
-        return Place(self._tier, slot.pool.slot_nbytes, slot.index)
-
-
-class Script(DryDevice):
-    """The device of a rehearsal. entries: what it was asked for since `begin`, None before. stretch: in which that is."""
-
-    def __init__(self, device: Device) -> None:
-        super().__init__(device.name, device.has_link, device.grain)
-        self._memory = PlaceMemory(TOP)
-        self.host = PlaceMemory(RAM)
-        self.entries: list[Scheduled] | None = None
-        self.stretch = 0
-
-    def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self._memory.array(slot, shape, dtype)
-
-    def launch(
-        self, operation: Operation, arrays: Sequence[Any], number: Any, waits: StreamEvents, after: StreamEvents = ()
-    ) -> StreamEvent:
-        return self.write(Kind.OPERATION, operation, arrays, waits, after)
-
-    launch_on_host = launch
-
-    def upload(
-        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
-    ) -> StreamEvent:
-        return self.write(Kind.UPLOAD, what, (target, source), waits, after)
-
-    def download(
-        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
-    ) -> StreamEvent:
-        return self.write(Kind.DOWNLOAD, what, (target, source), waits, after)
-
-    def write(self, kind: Kind, what: Any, places: Sequence[Any], waits: StreamEvents, after: StreamEvents) -> StreamEvent:
-        """Note an entry, if a step is being written down."""
-        if self.entries is None:
-            return DONE
-        needed = sorted(_indices(waits))
-        behind = sorted(_indices(after).difference(needed))
-        self.entries.append(Scheduled(kind, what, tuple(places), tuple(needed), tuple(behind), self.stretch))
-        return Noted(len(self.entries) - 1)
 
 
 def rehearse(program: Program, demand: Demand, real: Tiers) -> Schedule | None:
@@ -121,30 +54,35 @@ class Rehearsal:
         self.demand = demand
         self.script = Script(real.device)
         options = TierOptions(prefetch=real.prefetch)
-        self.tiers = Tiers(self.script, None, None, options, Boundless(self.script.streams, None))
+        spill = None if real.spill is None else DrySpill(None)
+        transfers = None if spill is None else cast(Stream, DryTransfers(self.script, spill))
+        self.tiers = Tiers(self.script, spill, transfers, options, Boundless(self.script.streams, None))
         for tier, model in zip(self.tiers.from_the_top(), real.from_the_top(), strict=True):
             _cut_like(tier, model, demand)
         self.assembly = Assembly(self.tiers)
+        if self.tiers.link is not None and self.tiers.host.arena.divided:
+            self.assembly.lanes[DEVICE].on_use = self.tiers.link.used
         inputs = set(program.inputs.values())
-        self._standing = [tile for tile in program.standing if tile not in inputs and real.top.of(tile).state is not ABSENT]
+        #: what is overwritten first need not be there
+        self._standing = [
+            tile for tile in program.first_uses if tile not in inputs and real.top.of(tile).state is not ABSENT
+        ]
 
     def schedule(self) -> Schedule | None:
         """Run it, and write the last run down."""
-        for tile in self._standing:
-            self.assembly.put_dry(tile)
+        self._take_blocks()
+        self._put(self._standing)
         for _ in range(RUNS):
             self._put(self.program.inputs.values())
             self._run({})
         self._put(self.program.inputs.values())
+        self._drop_stale()
         entries: list[Scheduled] = []
         self.script.entries = entries
         at: dict[str, tuple[Standing, ...]] = {}
         start = tuple(self._stand(self.tiers.positions.last + 1))
         stretches = self._run(at)
-        self._put(self.program.inputs.values())
-        for number, tier in enumerate(self.tiers.from_the_top()):
-            if tier.arena.divided:
-                self._bring_back(tier, in_slots(start, number))
+        self._end(start)
         end = tuple(self._stand(self.tiers.positions.last + 1))
         if not _same(start, end):
             return None
@@ -169,11 +107,12 @@ class Rehearsal:
         self.script.stretch = 0
         for name in sorted(self.program.marks, key=self.program.marks.__getitem__):
             at_once(job.until(name))
+            # Before the mark: what makes room for it is over when the host writes it there.
+            self._put(self.program.rewritten.get(name, ()))
             if self.script.entries is not None:
                 at[name] = tuple(self._stand(base))
                 stretches.append(len(self.script.entries))
                 self.script.stretch += 1
-            self._put(self.program.rewritten.get(name, ()))
         at_once(job.issue())
         job.end()
         return stretches
@@ -185,29 +124,57 @@ class Rehearsal:
                 residency = tile.at.get(tier.ledger)
                 if residency is None or (residency.state is ABSENT and not tile.persistent):
                     continue
-                place = None if residency.slot is None else Place(number, residency.slot.pool.slot_nbytes, residency.slot.index)
-                written = residency.written.index if isinstance(residency.written, Noted) else NOBODY
+                place = _place(residency.slot, number)
+                written, saved = (_index(event) for event in (residency.written, residency.saved))
                 next_use = relative(residency.next_use, base)
-                yield Standing(tile, number, residency.state, place, next_use, residency.backing is not None, written)
+                yield Standing(tile, number, residency.state, place, next_use, residency.backing is not None, written, saved)
 
-    def _bring_back(self, tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
-        """The step is over: bring into `tier` what stood there when it began, each where it was, and let all else leave."""
+    def _take_blocks(self) -> None:
+        """What stands has a place in the file for good: so those of temporaries are theirs alone."""
+        link = self.tiers.host.link
+        if link is not None:
+            for tile in self.program.standing:
+                self.tiers.host.of(tile).backing = link.take(self.tiers.host.of(tile))
+
+    def _drop_stale(self) -> None:
+        """Old copies in RAM leave: nobody will read them, and real tiers need not have the same ones."""
+        for residency in list(self.tiers.host.ledger.resident):
+            if residency.state is STALE:
+                self.tiers.host.give_up(residency)
+
+    def _end(self, start: Sequence[Standing]) -> None:
+        """The step is over: bring every tile back to where it was."""
+        inputs = list(self.program.inputs.values())
+        wanted = [one for one in start if one.tile not in inputs]
+        for number, tier in enumerate(self.tiers.from_the_top()):
+            if tier.arena.divided or tier is not self.tiers.host:
+                for tile in inputs:
+                    tier.drop(tier.of(tile), LOSE)
+            if tier.arena.divided:
+                self._bring_back(number, in_slots(wanted, number))
+        for number, tier in enumerate(self.tiers.from_the_top()):  # the host writes inputs anew, where it did before
+            free = {_place(slot, number): slot for slot in tier.arena.free_slots()}
+            again = [(tier.of(one.tile), one) for one in start if one.tile in inputs and one.tier == number]
+            tier.assume([(found, one.state, found.slot or free.get(one.place), one.next_use) for found, one in again])
+
+    def _bring_back(self, number: int, wanted: Mapping[Tile, Standing]) -> None:
+        """Into tier `number` what stood there when the step began, each where it was; all else leaves."""
+        tier = self.tiers.from_the_top()[number]
         send_away(tier, wanted)
-        pending = [one for tile, one in wanted.items() if not _is_in(tier.of(tile), one.place)]
+        pending = [one for tile, one in wanted.items() if _place(tier.of(tile).slot, number) != one.place]
         while pending:
-            free = {(slot.pool.slot_nbytes, slot.index): slot for slot in tier.arena.free_slots()}
+            free = {_place(slot, number): slot for slot in tier.arena.free_slots()}
             left = []
             for one in pending:
-                assert one.place is not None
-                slot = free.pop((one.place.nbytes, one.place.index), None)
+                slot = free.pop(one.place, None)
                 if slot is None:
                     left.append(one)
                 else:
                     self._settle(tier, tier.of(one.tile), slot)
             if len(left) == len(pending):  # they stand in each other's slots
-                self._step_aside(tier, tier.of(left[0].tile))
+                self._step_aside(tier, next(tier.of(one.tile) for one in left if tier.of(one.tile).slot is not None))
             pending = left
-        take_as_changed(tier, wanted)
+        take_as_changed(self.tiers, tier, wanted)
 
     def _settle(self, tier: Tier, residency: Residency, slot: Slot) -> None:
         if residency.slot is None:
@@ -255,10 +222,10 @@ def _cut_like(tier: Tier, model: Tier, demand: Demand) -> None:
     arena.pools = [Pool(arena, pool.slot_nbytes, pool.limit) for pool in like.pools]
 
 
-def _is_in(residency: Residency, place: Place | None) -> bool:
-    slot = residency.slot
-    return slot is not None and place is not None and (slot.pool.slot_nbytes, slot.index) == (place.nbytes, place.index)
+def _place(slot: Slot | None, number: int) -> Place | None:
+    """That of a slot in tier `number`."""
+    return None if slot is None else Place(number, slot.pool.slot_nbytes, slot.index)
 
 
-def _indices(events: StreamEvents) -> set[int]:
-    return {event.index for event in events if isinstance(event, Noted)}
+def _index(event: StreamEvent | None) -> int:
+    return event.index if isinstance(event, Noted) else NOBODY

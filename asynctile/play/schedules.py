@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.memory.tiers import Tiers
-from asynctile.play.arrival import arrange, is_arranged
+from asynctile.play.arrival import arrange
 from asynctile.play.bound import Bound
 from asynctile.play.native import player_supported
 from asynctile.play.played_job import PlayedJob
@@ -24,7 +24,7 @@ from asynctile.play.player import Player
 from asynctile.play.rehearsal import rehearse
 from asynctile.play.template import Kernels, Template
 from asynctile.program.program import Program
-from asynctile.run.assembly import Assembly, check_value
+from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
 from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
@@ -76,12 +76,11 @@ class Schedules:
     async def begin(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> PlayedJob | None:
         """A run of `program` that is played, or None: then it goes by coroutines. Raises what cutting the tiers may raise."""
         bound = self._bound
+        if self._tiers.run_ahead.stalled is not None:
+            raise self._tiers.run_ahead.stalled  # the last run still hangs in what it would use
         may = self._may(program) and program.inputs.keys() <= inputs.keys()  # coroutines say which is missing
         if bound is not None and bound.schedule.program is program and may and bound.holds(self._kernels):
-            for name, value in inputs.items():
-                tile = program.inputs[name]
-                check_value(tile, value)
-                np.copyto(bound.inputs[tile], value)
+            await bound.fill(inputs)
         else:
             self.leave()
             again = self._last() is program
@@ -95,6 +94,8 @@ class Schedules:
         if bound is None:
             return
         self._player().detach()
+        self._player().on_transfer = None
+        bound.transfers.give_back()
         self._release(bound.schedule.program.inputs.values())
 
     def forget(self, tiles: Iterable[Tile]) -> None:
@@ -137,21 +138,19 @@ class Schedules:
                 await assembly.put(program.inputs[name], value)
             if any(tiers.top.of(tile).state is ABSENT for tile in program.first_uses):
                 return None  # nothing can be played without these, and coroutines say whose bytes there are not
-            arrange(tiers, template.schedule)
-            await tiers.run_ahead.settle()  # what failed is met by coroutines, which can tell what that means for the tiles
-            if not is_arranged(tiers, template.schedule):
+            if not await arrange(tiers, template.schedule):
                 return None
             bound = self._bound = Bound(template, tiers, tiers.unranked(program))
             self._player().attach(bound.tables)
             return bound
         except BaseException:
-            self._bound = None
+            if self._bound is not None:
+                self._bound.transfers.give_back()
+                self._bound = None
             self._release(program.inputs.values())
             raise
 
     async def _template(self, program: Program, demand: Demand) -> Template | None:
-        if self._tiers.spill is not None and self._tiers.host.arena.divided:
-            return None
         key, kernels = (program, _cut(self._tiers)), self._called(program)
         kept = self._kept.get(key)
         if kept is None or kept.kernels != kernels:

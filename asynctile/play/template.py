@@ -6,7 +6,7 @@ What stands in the tables is tables.py, how a call lies in them layout.py, which
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,22 +15,32 @@ from asynctile.play.layout import Block, layout
 from asynctile.play.native import WIDTHS
 from asynctile.play.tables import Tables
 from asynctile.program.operation import NO_NUMBER, Operation
-from asynctile.schedule.schedule import Kind, Schedule
+from asynctile.schedule.schedule import DISK, Kind, Schedule, Scheduled
 
 Kernels = Mapping[str, Callable[..., None]]
 #: Of a copy: where to, where from, how many bytes.
 _COPY_WORDS = 3
 
 
+class Counts(NamedTuple):
+    """How many operations, and how many bytes over the link and between RAM and the file."""
+
+    operations: int
+    uploaded: int
+    downloaded: int
+    read: int
+    written: int
+
+
 class Template:
-    """schedule, and the places that it uses, by number. kernels: all and only those that it calls.
+    """schedule, and the places in memory that it uses, by number. kernels: all and only those that it calls.
 
     ValueError if a kernel cannot be called by its address, since it is none of Numba's for these types.
     """
 
     def __init__(self, schedule: Schedule, kernels: Kernels) -> None:
         self.schedule = schedule
-        self.places = list(dict.fromkeys(schedule.places()))
+        self.places = [place for place in dict.fromkeys(schedule.places()) if place.tier != DISK]
         self.kernels: dict[str, Callable[..., None]] = {}
         self._kernels = kernels
         self._blocks: dict[Any, Block] = {}
@@ -42,6 +52,8 @@ class Template:
         self._number_of = {place: number for number, place in enumerate(self.places)}
         self._tables = self._made()
         self._amounts = np.array([entry.nbytes if entry.kind is not Kind.OPERATION else 1 for entry in schedule.entries])
+        # By kind, and transfers to the file behind those from there.
+        self._ways = np.array([entry.kind + (entry.places[0].tier == DISK) for entry in schedule.entries])
         self._totals = self._summed(self._amounts)
 
     def bound(self, addresses: NDArray[np.int64], numbers: NDArray[np.float64], keep: Any) -> Tables:
@@ -51,22 +63,24 @@ class Template:
         words[self._number_spots] = numbers.ctypes.data + numbers.itemsize * np.asarray(self._numbers_there, np.int64)
         return self._tables.bound(words, (keep, numbers))
 
-    def counts(self, ran: NDArray[np.bool_]) -> dict[Kind, int]:
-        """Of the entries that ran (n,): how many operations, and how many bytes of copies of each kind."""
+    def counts(self, ran: NDArray[np.bool_]) -> Counts:
+        """Of the entries that ran (n,)."""
         return self._totals if ran.all() else self._summed(self._amounts * ran)
 
-    def _summed(self, amounts: NDArray[np.float64]) -> dict[Kind, int]:
-        found = np.bincount(self._tables.kinds, amounts, minlength=len(Kind))
-        return {kind: int(found[kind]) for kind in Kind}
+    def _summed(self, amounts: NDArray[np.int64]) -> Counts:
+        found = np.bincount(self._ways, amounts, minlength=len(Kind) + 1).astype(np.int64).tolist()
+        return Counts(*(found[way] for way in (Kind.OPERATION, Kind.UPLOAD, Kind.DOWNLOAD, Kind.TRANSFER, Kind.TRANSFER + 1)))
 
     def _made(self) -> Tables:
         entries = self.schedule.entries
         blocks = [self._block(entry.what) if isinstance(entry.what, Operation) else None for entry in entries]
-        sizes = [_COPY_WORDS if block is None else block.count for block in blocks]
+        sizes = [_size(entry, block) for entry, block in zip(entries, blocks, strict=True)]
         words_at = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64)
         words = np.zeros(sum(sizes) + WIDTHS[-1], np.int64)
         reals = np.zeros((len(entries), 4))
         for index, (entry, block, start) in enumerate(zip(entries, blocks, words_at.tolist(), strict=True)):
+            if entry.kind is Kind.TRANSFER:
+                continue  # the host knows its places (transfers.py)
             numbers = [self._number_of[place] for place in entry.places]
             if block is None:
                 self._spots += (start, start + 1)
@@ -124,6 +138,13 @@ class Template:
                 raise ValueError(f"kernel {name} has no machine code for {operation}")
             self._blocks[key] = block
         return self._blocks[key]
+
+
+def _size(entry: Scheduled, block: Block | None) -> int:
+    """Its words."""
+    if block is not None:
+        return block.count
+    return 0 if entry.kind is Kind.TRANSFER else _COPY_WORDS
 
 
 def _reports(what: object) -> bool:

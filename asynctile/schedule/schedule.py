@@ -6,7 +6,8 @@ enqueue them. Pure and frozen. It is worked out by asynctile/play/rehearsal.py, 
 (asynctile/play). The way not taken: wait until the moves of a program repeat by themselves. Some settle after a dozen steps,
 some never; so the last entries of a schedule bring every tile back to where the step began.
 
-Places are numbers of slots in a tier, not addresses. Which slot of the arena each of them is, is settled when playing begins.
+Places are numbers of slots in a tier, or of blocks in the spill file, not addresses. Which slot of the arena each of them is,
+and which block of the file, is settled when playing begins.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from asynctile.program.program import Program
 from asynctile.storage.residency import State
 from asynctile.storage.tile import NEVER, Tile
 
-#: Tiers by number, from the top down. Where RAM is the device there is only the first.
-TOP, RAM = 0, 1
+#: Tiers by number, from the top down, and below them the spill file. Where RAM is the device it is the top.
+TOP, RAM, DISK = 0, 1, 2
 #: No entry has written it.
 NOBODY = -1
 
@@ -38,7 +39,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot: the tier, the size of its pool's slots in bytes, and its number there."""
+    """A slot: the tier, the size of its pool's slots in bytes, and its number there. A block of DISK: its size and offset."""
 
     tier: int
     nbytes: int
@@ -49,7 +50,7 @@ class Place:
 class Scheduled:
     """One entry.
 
-    what: the operation, or the tile that is copied. places: of the operation's operands; of a copy, where to and where from.
+    what: the operation, or the tile that is moved. places: of the operation's operands; of a move, where to and where from.
     waits: earlier entries whose bytes it needs. after: those that must only be over, since it takes their slot or overwrites
     what they read. stretch: its number, see Schedule.
     """
@@ -63,7 +64,9 @@ class Scheduled:
 
     @property
     def nbytes(self) -> int:
-        """What a copy moves."""
+        """What a copy moves; a transfer, whole pages."""
+        if self.kind is Kind.TRANSFER:
+            return next(place.nbytes for place in self.places if place.tier == DISK)
         return self.what.nbytes if isinstance(self.what, Tile) else 0
 
     def __str__(self) -> str:
@@ -77,7 +80,7 @@ class Standing:
     """Where a tile stands in one tier at some moment of a schedule.
 
     next_use: relative to the first entry of the program, as tiers rank them. backed: it has a place in the tier below.
-    written: the entry that wrote it here last, NOBODY if that was before the step.
+    written: the entry that wrote it here last, NOBODY if that was before the step. saved: the same of its place below.
     """
 
     tile: Tile
@@ -87,6 +90,7 @@ class Standing:
     next_use: int
     backed: bool
     written: int
+    saved: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,6 +121,11 @@ class Schedule:
             yield from entry.places
         for standing in (self.start, *self.at.values()):
             yield from (one.place for one in standing if one.place is not None)
+
+    def inputs_below(self) -> list[Tile]:
+        """Inputs for which there is no slot when the step begins: the host writes them to their places in the file."""
+        standing = {one.tile for one in self.start if one.place is not None}
+        return [tile for tile in self.program.inputs.values() if tile not in standing]
 
     def lines(self) -> Iterator[str]:
         """As text, an entry a line, for whoever looks for what went wrong."""

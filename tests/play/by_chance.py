@@ -1,19 +1,22 @@
 """A schedule run by NumPy, one entry after another, in an order drawn by chance among those that its edges allow.
 
 So an edge that is missing shows as wrong bits. Every byte that nobody has written yet is 0xff, which makes a NaN of a float.
+A spill file is memory like any other here.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from asynctile.program.operation import Operation
-from asynctile.schedule.schedule import Kind, Place, Schedule
-from asynctile.storage.residency import CLEAN, DIRTY
+from asynctile.schedule.schedule import DISK, Kind, Place, Schedule
+from asynctile.storage.residency import CLEAN, DIRTY, STORED
 from asynctile.storage.tile import Tile
 
 
@@ -24,6 +27,8 @@ class ByChance:
         self.schedule = schedule
         self.kernels = kernels
         self.memory = {place: np.full(place.nbytes, 0xFF, np.uint8) for place in schedule.places()}
+        #: where in the file what stands has its place
+        self.blocks = {entry.what: place for entry in schedule.entries for place in entry.places if place.tier == DISK}
         self.numbers = np.zeros(len(schedule.program.numbers) + 1)
 
     def fill(self, values: dict[Tile, np.ndarray]) -> None:
@@ -36,27 +41,42 @@ class ByChance:
 
     def put(self, tile: Tile, value: np.ndarray) -> None:
         """An input, where the host writes it."""
-        place = next(one.place for one in reversed(self.schedule.start) if one.tile is tile and one.place is not None)
-        self._array(place, tile)[...] = value
+        places = [one.place for one in self.schedule.start if one.tile is tile and one.place is not None]
+        self._array(places[-1] if places else self.blocks[tile], tile)[...] = value
 
-    def run(self, seed: int) -> None:
+    def put_at(self, mark: str, tile: Tile, value: np.ndarray) -> None:
+        """The same at a mark."""
+        places = [one.place for one in self.schedule.at[mark] if one.tile is tile and one.place is not None]
+        self._array(places[-1], tile)[...] = value
+
+    def run(self, seed: int, look: Callable[[str], None] = lambda mark: None) -> None:
+        """look: called at each mark."""
         chance, entries = random.Random(seed), self.schedule.entries
         first = [*self.schedule.stretches, len(entries)]
-        for start, stop in pairwise(first):
-            left = {index: {*entries[index].waits, *entries[index].after} for index in range(start, stop)}
-            for before in left.values():
-                before.difference_update(range(start))
-            while left:
-                index = chance.choice([index for index, before in left.items() if not before])
-                del left[index]
+        marks = {stretch: mark for mark, stretch in self.schedule.marks.items()}
+        for stretch, (start, stop) in enumerate(pairwise(first)):
+            if stretch in marks:
+                look(marks[stretch])
+            waiting, behind = {}, defaultdict(list)
+            for index in range(start, stop):
+                before = [other for other in (*entries[index].waits, *entries[index].after) if other >= start]
+                waiting[index] = len(before)
+                for other in before:
+                    behind[other].append(index)
+            ready = [index for index, count in waiting.items() if not count]
+            while ready:
+                index = ready.pop(chance.randrange(len(ready)))
                 self._perform(index)
-                for before in left.values():
-                    before.discard(index)
+                for later in behind[index]:
+                    waiting[later] -= 1
+                    if not waiting[later]:
+                        ready.append(later)
+            assert not any(waiting.values())
 
     def _perform(self, index: int) -> None:
         entry = self.schedule.entries[index]
         if entry.kind is not Kind.OPERATION:
-            target, source = (self._array(place, entry.what) for place in entry.places)
+            target, source = (self.memory[place][: entry.nbytes] for place in entry.places)
             target[...] = source
             return
         operation = entry.what
@@ -66,10 +86,14 @@ class ByChance:
         self.kernels[operation.kernel](*arrays, *operation.params, *number)
 
     def _newest(self, tile: Tile) -> Place:
-        stands = [one for one in self.schedule.start if one.tile is tile and one.place is not None]
-        newest = [one.place for one in stands if one.state in (CLEAN, DIRTY)]
-        assert newest, f"{tile} stands nowhere"
-        return newest[0]  # from the top down
+        stands = [one for one in self.schedule.start if one.tile is tile]
+        newest = [one.place for one in stands if one.place is not None and one.state in (CLEAN, DIRTY)]
+        if newest:
+            return newest[0]  # from the top down
+        assert stands[-1].state is STORED, f"{tile} stands nowhere"
+        place = self.blocks.setdefault(tile, Place(DISK, tile.nbytes, -1 - len(self.blocks)))
+        self.memory.setdefault(place, np.full(place.nbytes, 0xFF, np.uint8))
+        return place
 
     def _array(self, place: Place, tile: Any) -> np.ndarray:
         return self.memory[place][: tile.nbytes].view(tile.dtype).reshape(tile.shape)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,23 @@ CASES = {
     "a cap, updated in RAM": ("emulated", {"device_memory": 0.25}, {"update": "host"}),
     "a cap, clipped, updated in RAM": ("emulated", {"device_memory": 0.25}, {"clip_norm": 0.1, "update": "host"}),
 }
+
+
+#: Over a spill folder, by shares of the states.
+OVER_A_FILE = {
+    "cpu over a file": ("cpu", {"host_memory": 1.5}, {}),
+    "cpu, kept": ("cpu", {"host_memory": 1.5}, {"recompute": False}),
+    "cpu, inputs in the file": ("cpu", {"host_memory": 0.85}, {}),
+    "cpu over a file, clipped": ("cpu", {"host_memory": 1.2}, {"clip_norm": 0.1}),
+    "emulated over a file": ("emulated", {"device_memory": 0.3, "host_memory": 1.5}, {}),
+    "emulated, one slot of each size in RAM": ("emulated", {"device_memory": 0.3, "host_memory": 0.15}, {}),
+    "emulated, most on the device": ("emulated", {"device_memory": 1.2, "host_memory": 0.6}, {}),
+    "emulated, clipped": ("emulated", {"device_memory": 0.3, "host_memory": 1.5}, {"clip_norm": 0.1}),
+    "emulated, updated in RAM": ("emulated", {"device_memory": 0.3, "host_memory": 1.0}, {"update": "host"}),
+    "emulated, clipped, updated in RAM": (
+        "emulated", {"device_memory": 0.3, "host_memory": 1.0}, {"clip_norm": 0.1, "update": "host"},
+    ),
+}  # fmt: skip
 
 
 async def rehearsed(engine: Engine, trainer: Trainer, shape: Any) -> Schedule:
@@ -61,26 +80,37 @@ def put_inputs(chance: ByChance, program: Program, shape: Any, model: Model, see
         chance.put(program.inputs[name], value)
 
 
-@pytest.mark.parametrize("case", CASES)
-async def test_a_schedule_gives_the_bits_of_a_run_in_every_order_that_its_edges_allow(case: str) -> None:
-    device, caps, options = CASES[case]
-    if options.get("clip_norm"):
-        pytest.skip("the factor is the host's: tests/play/test_played_job.py")
+def total(schedule: Schedule, chance: ByChance, label: str) -> float:
+    labelled = zip(schedule.program.numbers, chance.numbers.tolist(), strict=False)
+    return sum(number for name, number in labelled if name.startswith(label))
+
+
+@pytest.mark.parametrize("case", [*CASES, *OVER_A_FILE])
+async def test_a_schedule_gives_the_bits_of_a_run_in_every_order_that_its_edges_allow(case: str, tmp_path: Path) -> None:
+    device, caps, options = CASES.get(case) or OVER_A_FILE[case]
     caps = {name: int(share * SMALL.config.states_nbytes) for name, share in caps.items()}
+    if case in OVER_A_FILE:
+        caps["spill"] = tmp_path
     async with Engine(device, **caps) as engine:
+        engine.plays = False
         model = await lively(engine, SMALL)
         trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, **{"update": "device", **options})
         await trainer.step(*SMALL.batch_of_tokens(0))
         schedule = await rehearsed(engine, trainer, SMALL)
         chance = ByChance(schedule, engine.kernels)
+        assert any(entry.kind is Kind.TRANSFER for entry in schedule.entries) is (case in OVER_A_FILE)
         chance.fill(await bytes_of(engine, model))
         for step in (1, 2):
             put_inputs(chance, schedule.program, SMALL, model, step, step + 1)
-            chance.run(step)
+
+            def look(mark: str, step: int = step) -> None:
+                if mark == "update" and trainer.clip_norm is not None:
+                    factor = trainer.clip_norm / (math.sqrt(total(schedule, chance, "norm")) + 1e-6)
+                    chance.put_at(mark, schedule.program.inputs["hyper"], OPTIMIZER.hyper(step + 1, min(1.0, factor)))
+
+            chance.run(step, look)
             report = await trainer.step(*SMALL.batch_of_tokens(step))
-            labelled = zip(schedule.program.numbers, chance.numbers, strict=False)
-            losses = [number for label, number in labelled if label.startswith("loss")]
-            assert sum(losses) / (SMALL.batch_of_tokens(step)[1] >= 0).sum() == report.loss
+            assert total(schedule, chance, "loss") / (SMALL.batch_of_tokens(step)[1] >= 0).sum() == report.loss
             for tile, value in (await bytes_of(engine, model)).items():
                 np.testing.assert_array_equal(chance.value(tile), value, err_msg=tile.name)
 

@@ -1,0 +1,88 @@
+"""What a schedule moves between RAM and the spill file: which block each place there is, and each transfer when it is due.
+
+The work is done by the threads of the spill folder's stream (asynctile/memory/spill_link.py), with its retries and checksums;
+the schedule says when. What stands keeps the block that it has in its tier; those of temporaries are the schedule's own, from
+when it is bound until it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from asynctile.memory.spill_link import SpillLink
+from asynctile.memory.tiers import Tiers
+from asynctile.schedule.schedule import DISK, Kind, Place, Schedule
+from asynctile.storage.arena import Slot
+from asynctile.storage.blocks import Block
+from asynctile.storage.container import aligned_array
+from asynctile.storage.tile import Tile
+from asynctile.streams.event import StreamEvent, unfinished
+
+
+class Transfers:
+    """Those of `schedule` on `tiers`. slots: of its places.
+
+    BudgetError if the file has too few blocks.
+    """
+
+    def __init__(self, schedule: Schedule, tiers: Tiers, slots: Mapping[Place, Slot]) -> None:
+        self._schedule = schedule
+        self._tiers = tiers
+        self._host = tiers.host
+        self._slots = slots
+        #: of temporaries, which nobody else knows
+        self._own: dict[Place, Block] = {}
+        try:
+            for entry in schedule.entries:
+                if entry.kind is Kind.TRANSFER:
+                    self._take(entry.what, next(place for place in entry.places if place.tier == DISK))
+        except BaseException:
+            self.give_back()
+            raise
+
+    def begin(self, entry: int, told: Callable[[BaseException | None], None]) -> None:
+        """Enqueue the transfer of an entry. told: called from the thread that did it, with the error if it failed."""
+        scheduled = self._schedule.entries[entry]
+        tile, (to, source) = scheduled.what, scheduled.places
+        assert isinstance(tile, Tile)
+        below, here = (to, source) if to.tier == DISK else (source, to)
+        block: Block = self._host.of(tile).backing if tile.persistent else self._own[below]
+        self._link.move(tile, block, self._link.pages(self._slots[here], tile), to.tier == DISK, told)
+
+    def fill(self, tile: Tile, value: np.ndarray) -> StreamEvent:
+        """Write an input that has its place in the file; returns the event of that."""
+        pages = aligned_array(self._link.pages_nbytes(tile))
+        pages[: tile.nbytes].view(tile.dtype).reshape(tile.shape)[...] = value
+        block: Block = self._host.of(tile).backing
+        event = self._link.move(tile, block, pages, True, after=unfinished(*block.guard))  # one that was given up goes before
+        block.guard = (event,)
+        self._host.written_nbytes += pages.nbytes
+        self._host.run_ahead.add(event, pages.nbytes)
+        return event
+
+    def give_back(self) -> None:
+        """Nothing is under way: the blocks of temporaries are free."""
+        for block in self._own.values():
+            self._link.spill.give(block)
+        self._own.clear()
+
+    @property
+    def _link(self) -> SpillLink:
+        link = self._host.link
+        assert isinstance(link, SpillLink)
+        return link
+
+    def _take(self, tile: object, place: Place) -> None:
+        assert isinstance(tile, Tile)
+        residency = self._host.of(tile)
+        if not tile.persistent:
+            if place not in self._own:
+                self._own[place] = self._link.spill.take(place.nbytes, f"tile {tile.name}")
+            return
+        if residency.backing is None:
+            residency.backing = self._link.take(residency)
+        above = self._tiers.top.of(tile)
+        if self._tiers.link is not None and above.backing is None:  # so that the block goes when the tile does
+            above.backing = self._tiers.link.take(above)
