@@ -41,13 +41,15 @@ class PlayedJob:
         player.begin()
 
     async def until(self, mark: str) -> None:
-        """Let everything before `mark` run, and what changes nothing yet behind it: workers need not rest while the host looks.
+        """Let everything before `mark` run, and what is behind it up to the first update or to where an input is rewritten:
+        workers need not rest while the host looks.
 
         KeyError if the program has no such mark.
         """
-        marks = self._bound.schedule.marks
-        self._asked = marks[mark]
-        self._release(max(self._asked, marks.get(UPDATE, 0)))
+        schedule = self._bound.schedule
+        self._asked = schedule.marks[mark]
+        stops = [stretch for name, stretch in schedule.marks.items() if name == UPDATE or self.program.rewritten[name]]
+        self._release(min((stretch for stretch in stops if stretch >= self._asked), default=self._asked))
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
         """At a mark that allows it (Program.mark): give an input another value, for what comes behind."""

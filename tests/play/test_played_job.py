@@ -10,10 +10,15 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from asynctile import DeviceError, TornModelError
+from asynctile import DeviceError, Engine, TornModelError
+from asynctile.ops import copy
+from asynctile.program.needs import demand_of
+from asynctile.program.program import UPDATE, Program
 from asynctile.schedule.schedule import Kind
+from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
 from tests.layers.training import Tensors, assert_same_tensors
 from tests.play.interleaving import BATCHES, PLACES, played, states_of, training
@@ -147,6 +152,34 @@ async def test_a_played_step_counts_what_its_schedule_moves(place: dict[str, Any
         if "device_memory" in place:
             assert report.uploaded_bytes > 0
             assert after.device_peak_bytes <= place["device_memory"]
+
+
+async def test_no_worker_passes_a_mark_at_which_an_input_gets_another_value(place: dict[str, Any]) -> None:
+    program = Program("rewrites twice")
+    given = program.input("given", (4, 8), np.float32)
+    found = [Tile(f"found {index}", (4, 8), persistent=True) for index in range(3)]
+    program.add(copy(given, found[0]))
+    program.mark("first", rewrites=(given,))
+    program.add(copy(given, found[1]))
+    program.mark(UPDATE, rewrites=(given,))
+    program.add(copy(given, found[2]))
+    program.finish()
+    demand = demand_of([program], found)
+
+    async def run(engine: Engine, number: int) -> bool:
+        async with engine.exclusive():
+            job = await engine.start(program, demand, {"given": np.full((4, 8), number, np.float32)})
+            for later, mark in enumerate(("first", UPDATE), 1):
+                await job.until(mark)
+                await job.put(given, np.full((4, 8), number + later, np.float32))
+            await job.finish()
+            return job.played
+
+    async with Engine(**place) as engine:
+        for number in (10, 20, 30):
+            was_played = await engine.call(run(engine, number))
+            assert [array[0, 0] for array in await engine.read_all(found)] == [number, number + 1, number + 2]
+        assert was_played
 
 
 async def test_a_step_that_is_cancelled_leaves_at_a_mark_or_counts(place: dict[str, Any], options: dict[str, Any]) -> None:
