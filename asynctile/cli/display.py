@@ -62,12 +62,16 @@ class Pace:
 
     def __init__(self, steps: int, done: int) -> None:
         self.steps, self.done = steps, done
-        self._ends: deque[float] = deque([time.monotonic()], maxlen=_RECENT_STEPS + 1)
+        #: when the steps of `_reports` ended, behind the begin of the first of them
+        self._ends: deque[float] = deque(maxlen=_RECENT_STEPS + 1)
         self._reports: deque[StepReport] = deque(maxlen=_RECENT_STEPS)
 
     def add(self, report: StepReport) -> None:
         self.done = report.step
-        self._ends.append(time.monotonic())
+        now = time.monotonic()
+        if not self._ends:  # the text, kernels and the model were made ready before it: that does not come again
+            self._ends.append(now - report.step_s)
+        self._ends.append(now)
         self._reports.append(report)
 
     @property

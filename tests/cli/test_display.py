@@ -65,6 +65,16 @@ def test_a_step_without_a_line_asks_for_nothing() -> None:
     assert len(said(out).splitlines()) == len(asked) == 1
 
 
+def test_time_left_is_not_that_of_making_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("asynctile.cli.display.time", SimpleNamespace(monotonic=lambda: clock.now))
+    out = console(False)
+    with open_display(out, 101, 0) as display:
+        clock.now += 60.0
+        display.step(report(1))
+    assert "0:50 left" in said(out)
+
+
 def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("asynctile.cli.display.time", SimpleNamespace(monotonic=lambda: clock.now))
