@@ -26,8 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for what the user can mend, 130 when stopped by a signal."""
     open_streams()
     parser = build_parser()
-    given = vars(parser.parse_args(join_negative_values(sys.argv[1:] if argv is None else argv)))
+    found, unknown = parser.parse_known_args(join_negative_values(sys.argv[1:] if argv is None else argv))
+    given = vars(found)
     command = given.pop("command")
+    if unknown:  # argparse itself would name the program alone, whose help says nothing of a command's options
+        complain(f"asynctile {command}: unrecognized arguments: {' '.join(unknown)} (see asynctile {command} --help)")
+        return 2
     try:
         _check_files()
         with warnings.catch_warnings():

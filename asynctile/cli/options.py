@@ -140,8 +140,8 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
     for name, value in typed.items():
         was = getattr(options, name)
         if name not in CHANGEABLE and value != was:
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} {value} differs from {_shown(was)} in the run {folder}; leave {flag} out, or "
+            flag, typed_so = _flag(name, value), _as_typed(name, value)
+            raise ValueError(f"{typed_so} differs from {_shown(name, was)} in the run {folder}; leave {flag} out, or "
                              "start another run with another --out")
     changes = {name: value for name, value in typed.items() if name in CHANGEABLE}
     if changes.get("device", options.device) != options.device:
@@ -179,5 +179,16 @@ def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
     return typed
 
 
-def _shown(value: Any) -> str:
-    return "the default" if value is None else str(value)
+def _flag(name: str, value: Any) -> str:
+    return ("--no-" if value is False else "--") + name.replace("_", "-")
+
+
+def _as_typed(name: str, value: Any) -> str:
+    return _flag(name, value) if isinstance(value, bool) else f"{_flag(name, value)} {value}"
+
+
+def _shown(name: str, value: Any) -> str:
+    """What a run remembers: a switch as it is typed, anything else by its value."""
+    if value is None:
+        return "the default"
+    return _flag(name, value) if isinstance(value, bool) else str(value)

@@ -58,8 +58,10 @@ def test_a_run_that_remembers_whether_to_recompute_goes_on_so_and_one_that_does_
     for recompute in (True, False):
         assert resumed_options({}, remembered(recompute=recompute), RUN).recomputing is recompute
     assert resumed_options({}, remembered(), RUN).recomputing == Options().recomputing == "auto"
-    with pytest.raises(ValueError, match="--recompute False differs from True"):
+    with pytest.raises(ValueError, match=r"--no-recompute differs from --recompute in .*; leave --no-recompute out"):
         resumed_options({"recompute": False}, remembered(recompute=True), RUN)
+    with pytest.raises(ValueError, match="--recompute differs from the default in"):
+        resumed_options({"recompute": True}, remembered(), RUN)
 
 
 def test_where_to_write_is_neither_remembered_nor_taken_from_a_file() -> None:

@@ -156,6 +156,11 @@ def test_an_unknown_command(program: Program) -> None:
     assert status == 2 and err.count("\n") == 1 and "fly" in err
 
 
+@pytest.mark.parametrize(("command", "option"), [("train", "--recomput"), ("plan", "--bogus"), ("info", "--steps")])
+def test_an_unknown_option_is_answered_by_its_command(program: Program, command: str, option: str) -> None:
+    refused(program(command, option), option, f"see asynctile {command} --help", command=command)
+
+
 def test_a_negative_word_may_be_a_prompt(program: Program, tmp_path: Path) -> None:
     refused(program("generate", tmp_path, "--prompt", "-5 apples"), "run.json", command="generate")
 
