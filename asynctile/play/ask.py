@@ -1,4 +1,5 @@
-"""What Python asks of the workers, in compiled code: a run begins, entries are released, a transfer is over, workers leave.
+"""What Python asks of the workers, in compiled code: a run begins, entries are released, a transfer is over, workers leave;
+and to see what they have written.
 
 Compiled because the mutex must not be held from one bytecode to the next: another thread might get the GIL between them, and
 wait for the mutex with it. A call of `ask` keeps the GIL, and no worker asks for that while it holds the mutex.
@@ -15,11 +16,15 @@ from asynctile.play import native, places
 from asynctile.play.native import player_supported
 from asynctile.play.rest import acquire
 
-RESET, RELEASE, ARRIVE, LEAVE = range(4)
+RESET, RELEASE, ARRIVE, LEAVE, MEET = range(5)
 
 
 def ask(control: Any, arrivals: Any, what: int, value: int) -> bool:
-    """False for a RESET while something is not over. value: entries to be released; 2 * entry + ok of what has arrived."""
+    """False for a RESET while something is not over. value: entries to be released; 2 * entry + ok of what has arrived.
+
+    MEET asks for nothing: who has seen one word of what a worker wrote under the mutex sees all of it from then on, also where
+    cores show each other their writes in any order.
+    """
     acquire(control)
     is_well, wakes = True, min(1, control[places.PARKED] - control[places.WOKEN])
     if what == RESET:
@@ -34,10 +39,13 @@ def ask(control: Any, arrivals: Any, what: int, value: int) -> bool:
     elif what == ARRIVE:
         arrivals[control[places.ARRIVED]] = value
         control[places.ARRIVED] += 1
-    else:
+    elif what == LEAVE:
         control[places.QUIT], control[places.EVENTFD] = 1, -1
         wakes = control[places.PARKED]
-    control[places.CALLS] += 1
+    if what == MEET:
+        wakes = 0
+    else:
+        control[places.CALLS] += 1
     control[places.WOKEN] += max(wakes, 0)
     native.unlock(control[places.MUTEX_AT])
     for _ in range(wakes):

@@ -192,6 +192,7 @@ class Player:
         left = state.left if kind == "ended" else state.reports_left
         if event.done or stretch >= self._released or left[stretch]:
             return
+        state.meet()
         event.error = self._error(stretch)
         event.done = True
         event.wake()
@@ -217,6 +218,7 @@ class Player:
             return  # let go meanwhile
         is_over = not state.left.any()  # before events are looked at: one that comes later is told of once more
         out = int(state.control[OUT])
+        state.meet()
         for entry in state.ring[self._told_of : out].tolist():
             self._told_of += 1
             self._out.add(entry)

@@ -64,9 +64,7 @@ class Rehearsal:
             self.assembly.lanes[DEVICE].on_use = self.tiers.link.used
         inputs = set(program.inputs.values())
         #: what is overwritten first need not be there
-        self._standing = [
-            tile for tile in program.first_uses if tile not in inputs and real.top.of(tile).state is not ABSENT
-        ]
+        self._standing = [tile for tile in program.first_uses if tile not in inputs and real.top.of(tile).state is not ABSENT]
 
     def schedule(self) -> Schedule | None:
         """Run it, and write the last run down."""

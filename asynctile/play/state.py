@@ -12,7 +12,7 @@ import os
 import numpy as np
 
 from asynctile.play import places
-from asynctile.play.ask import ARRIVE, LEAVE, RELEASE, RESET, ask
+from asynctile.play.ask import ARRIVE, LEAVE, MEET, RELEASE, RESET, ask
 from asynctile.play.native import CLOCK_MONOTONIC
 from asynctile.play.tables import Tables
 
@@ -87,6 +87,10 @@ class State:
     def arrive(self, entry: int, ok: bool) -> None:
         """A transfer is over; at most once an entry."""
         self._ask(ARRIVE, 2 * entry + ok)
+
+    def meet(self) -> None:
+        """What workers wrote before and with a word that was seen here is seen from now on: statuses, numbers, the ring."""
+        self._ask(MEET)
 
     def quit(self) -> None:
         """Workers leave after the entries that they run; Python is told no more."""
