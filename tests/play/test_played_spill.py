@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asynctile import Engine
+from asynctile import Engine, StalledError, TierError, TornModelError
 from asynctile.layers import AdamW, Trainer
 from asynctile.layers.report import StepReport
+from asynctile.storage.faults import SURVIVED, Faults
 from tests.layers.shapes import Shape
 from tests.layers.training import SMALL, Tensors, assert_same_tensors, lively, moments_of
+from tests.test_failures import Deaf
 
 OPTIMIZER = AdamW(lr=1e-2)
 #: Caps by shares of the states.
@@ -65,3 +68,83 @@ async def test_played_steps_over_a_file_have_the_bits_of_coroutines(case: str, t
     assert_same_tensors(found, expected)
     moved = [(r.spill_read_bytes, r.spill_written_bytes, r.uploaded_bytes, r.downloaded_bytes) for r in played[2:]]
     assert moved[0] == moved[1] and moved[0][0] > 0 and moved[0][1] > 0
+
+
+ON_EACH = ["cpu", "emulated"]
+
+
+@pytest.mark.parametrize("kind", sorted(SURVIVED))
+async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_path: Path) -> None:
+    _, expected = await trained("cpu", tmp_path, plays=False, steps=3)
+    faults = Faults(seed=3)
+    async with engine_of("cpu", tmp_path, wrap_spill=faults.wrap) as engine:
+        trainer = await trainer_of("cpu", engine)
+        for seed in range(3):
+            if seed:
+                faults.arm(kind, after=40)
+            assert (await trainer.step(*SMALL.batch_of_tokens(seed))).played is (seed > 0)
+        assert faults.injected[kind] == 2
+        assert_same_tensors(await states_of(trainer), expected)
+
+
+@pytest.mark.parametrize("case", ON_EACH)
+@pytest.mark.parametrize("after", [3, 300])
+async def test_bytes_that_the_disk_lost_in_a_played_step_leave_the_model_torn_or_as_it_was(
+    case: str, after: int, tmp_path: Path
+) -> None:
+    _, before = await trained(case, tmp_path, plays=False, steps=3)
+    faults = Faults(seed=3)
+    async with engine_of(case, tmp_path, wrap_spill=faults.wrap) as engine:
+        trainer = await trainer_of(case, engine)
+        for seed in range(3):
+            await trainer.step(*SMALL.batch_of_tokens(seed))  # and the next one is played at once: nothing is read between
+        faults.arm("eio_read", after=after, lasting=True)
+        with pytest.raises((TierError, TornModelError), match=r"tile .*: cannot read .*spill.* offset \d+") as caught:
+            await trainer.step(*SMALL.batch_of_tokens(3))
+        faults.disarm()
+        assert (trainer.model.torn is not None) is isinstance(caught.value, TornModelError)
+        if trainer.model.torn is None:
+            assert_same_tensors(await states_of(trainer), before)
+            await trainer.step(*SMALL.batch_of_tokens(3))
+    assert after == 300 or trainer.model.torn is None, "a read that fails before the first update loses nothing"
+
+
+@pytest.mark.parametrize("case", ON_EACH)
+async def test_a_disk_that_hangs_in_a_played_step_is_named_and_the_engine_closes(case: str, tmp_path: Path) -> None:
+    deaf = Deaf()
+    async with engine_of(case, tmp_path, wrap_spill=deaf.wrap, watchdog=0.5) as engine:
+        trainer = await trainer_of(case, engine)
+        for seed in range(3):
+            await trainer.step(*SMALL.batch_of_tokens(seed))
+        deaf.hangs.set()
+        async with asyncio.timeout(20):
+            with pytest.raises(StalledError, match=r"the copy of tile .* has run on spill.* waits for"):
+                await trainer.step(*SMALL.batch_of_tokens(3))
+            with pytest.raises((StalledError, TornModelError)):
+                await trainer.step(*SMALL.batch_of_tokens(3))
+    deaf.answer.set()
+
+
+@pytest.mark.parametrize("case", [*ON_EACH, "emulated, one slot of each size in RAM"])
+async def test_what_comes_between_played_steps_over_a_file_changes_no_bit_and_keeps_no_block(case: str, tmp_path: Path) -> None:
+    found = []
+    for plays in (False, True):
+        async with engine_of(case, tmp_path) as engine:
+            engine.plays = plays
+            trainer = await trainer_of(case, engine)
+            tokens, targets = SMALL.batch_of_tokens(9)
+            told: list[Any] = []
+            for seed in range(6):
+                told.append((await trainer.step(*SMALL.batch_of_tokens(seed))).loss)
+                if seed == 2:
+                    told += [await trainer.model.loss(tokens, targets) for _ in range(3)]
+                if seed == 3:
+                    told.append((await trainer.model.logits(tokens)).tobytes())
+                if seed == 4:
+                    told.append((await trainer.step(tokens[:, :9], targets[:, :9])).loss)
+            states = await states_of(trainer)
+            await trainer.model.release()
+            assert engine.statistics().spill_used_bytes == 0
+            found.append((told, states))
+    assert found[0][0] == found[1][0]
+    assert_same_tensors(found[0][1], found[1][1])
