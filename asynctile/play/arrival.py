@@ -35,8 +35,7 @@ async def arrange(tiers: Tiers, schedule: Schedule) -> bool:
     """
     for number, tier in enumerate(tiers.from_the_top()):
         wanted = in_slots(schedule.start, number)
-        if tier.arena.divided:
-            send_away(tier, wanted)
+        send_away(tier, wanted)
         for tile in wanted:
             residency = tier.of(tile)
             if residency.slot is None:
@@ -50,10 +49,10 @@ async def arrange(tiers: Tiers, schedule: Schedule) -> bool:
 
 
 def send_away(tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
-    """Let all leave that are not wanted, or that should be as below and are not."""
+    """Let all leave that should be as below and are not; and where slots are few, those that are not wanted."""
     for residency in list(tier.ledger.resident):
         one = wanted.get(residency.tile)
-        if one is None or (one.state is CLEAN and residency.state is DIRTY):
+        if tier.arena.divided if one is None else (one.state is CLEAN and residency.state is DIRTY):
             tier.give_up(residency)
 
 

@@ -138,6 +138,30 @@ async def test_a_step_is_back_in_play_one_step_after_a_validation(place: dict[st
     assert_same_tensors(*found)
 
 
+async def test_validations_are_played_behind_steps_and_steps_behind_them(place: dict[str, Any]) -> None:
+    async def validated(trainer: Trainer, number: int) -> tuple[bool, bytes]:
+        engine, model = trainer.engine, trainer.model
+        rows, inputs, _ = trainer._inputs(*BATCHES[number])
+        del inputs["scale"]
+        program = await model.recorded("loss", rows.batch, rows.length, rows.micro_batches)
+        async with engine.exclusive():
+            run = await engine.start(program, model.demand(program), inputs)
+            await run.finish()
+            return run.played, run.numbers.tobytes()
+
+    found, numbers = [], []
+    for plays in (True, False):
+        async with training(place, plays=plays) as (engine, trainer):
+            await played(trainer, 0, 1, 2)
+            flags, seen = zip(*[await engine.call(validated(trainer, number)) for number in (3, 4, 5)], strict=True)
+            assert flags == (False, plays, plays)
+            assert await played(trainer, 3, 4) == [False, plays]
+            numbers.append(seen)
+            found.append(await states_of(trainer))
+    assert numbers[0] == numbers[1]
+    assert_same_tensors(*found)
+
+
 async def test_what_only_reads_between_steps_leaves_them_in_play(place: dict[str, Any], tmp_path: Path) -> None:
     async with training(place) as (engine, trainer):
         await played(trainer, 0, 1)
