@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from asynctile import Engine
 from asynctile.layers import Trainer
 from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively, moments_of
 
-BATCHES = batches_of(SMALL, 6)
+#: The model of SMALL on shorter sequences: 300 operations a step.
+SHORT = replace(SMALL, length=6, micro_batches=1)
+BATCHES = batches_of(SHORT, 6)
 PLACES: dict[str, dict[str, Any]] = {
     "cpu": {"device": "cpu"},
     "resident": {"device": "emulated"},
-    "under a cap": {"device": "emulated", "device_memory": SMALL.config.states_nbytes // 5},
+    "under a cap": {"device": "emulated", "device_memory": SHORT.config.states_nbytes // 5},
 }
 
 
@@ -23,8 +26,8 @@ async def training(place: dict[str, Any], *, plays: bool = True, **options: Any)
     """An engine on `place`, and a trainer of a small model there. options: of Trainer."""
     async with Engine(**place) as engine:
         engine.plays = plays
-        model = await lively(engine, SMALL)
-        yield engine, Trainer(model, OPTIMIZER, **{"micro_batches": SMALL.micro_batches, "update": "device", **options})
+        model = await lively(engine, SHORT)
+        yield engine, Trainer(model, OPTIMIZER, **{"update": "device", **options})
 
 
 async def played(trainer: Trainer, *numbers: int) -> list[bool]:

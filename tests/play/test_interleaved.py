@@ -25,8 +25,8 @@ from asynctile.share import Share
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
-from tests.layers.training import OPTIMIZER, SMALL, Tensors, assert_same_tensors, lively
-from tests.play.interleaving import BATCHES, PLACES, played, states_of, training
+from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively
+from tests.play.interleaving import BATCHES, PLACES, SHORT, played, states_of, training
 from tests.settle import settle
 
 
@@ -182,12 +182,12 @@ async def test_steps_of_other_shapes_other_models_and_answers_between_change_no_
     async def story(plays: bool) -> tuple[list[Any], Tensors, Tensors]:
         seen: list[Any] = []
         async with training(place, plays=plays, clip_norm=0.3) as (engine, trainer):
-            other = Trainer(await lively(engine, SMALL, seed=2), OPTIMIZER, update="host")
+            other = Trainer(await lively(engine, SHORT, seed=2), OPTIMIZER, update="host")
             tokens, targets = BATCHES[0]
             for number in range(3):
                 flags = await played(trainer, number, number + 1) + await played(other, number, number + 1, number + 2)
                 assert flags == [False, plays, False, plays, plays]
-                seen.append((await trainer.step(tokens[:, :9], targets[:, :9])).loss)
+                seen.append((await trainer.step(tokens[:, :4], targets[:, :4])).loss)
                 seen += [token async for token in trainer.model.generate([1, 2], max_new_tokens=2, seed=number)]
                 seen += [loss async for loss in _in_a_share(engine, plays)]
                 seen.append((await other.model.logits(tokens)).tobytes())
@@ -201,10 +201,10 @@ async def test_steps_of_other_shapes_other_models_and_answers_between_change_no_
 
 async def _in_a_share(engine: Engine, plays: bool) -> AsyncIterator[float]:
     """The losses of a training that takes a part of the caps for as long as it goes on."""
-    small: dict[str, Any] = {"device_memory": SMALL.config.states_nbytes // 12} if engine.has_link else {}
+    small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.has_link else {}
     async with engine.share(host_memory="4MiB", **small) as part:
         part.plays = plays
-        trainer = Trainer(await lively(part, SMALL, seed=3), OPTIMIZER, update="device")
+        trainer = Trainer(await lively(part, SHORT, seed=3), OPTIMIZER, update="device")
         for number in range(3):
             report = await trainer.step(*BATCHES[number])
             assert report.played is (plays and number > 0)
@@ -218,10 +218,10 @@ async def test_two_shares_play_at_the_same_time(place: dict[str, Any]) -> None:
     found = []
     for plays in (True, False):
         async with training(place, plays=plays) as (engine, trainer):
-            small: dict[str, Any] = {"device_memory": SMALL.config.states_nbytes // 12} if engine.has_link else {}
+            small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.has_link else {}
             async with engine.share(host_memory="4MiB", **small) as part:
                 part.plays = plays
-                other = Trainer(await lively(part, SMALL, seed=3), OPTIMIZER, update="device")
+                other = Trainer(await lively(part, SHORT, seed=3), OPTIMIZER, update="device")
                 flags = await asyncio.gather(steps(trainer), steps(other))
                 assert flags == [[False] + 5 * [plays]] * 2
                 found.append(await states_of(trainer) | {f"other {name}": x for name, x in (await states_of(other)).items()})
@@ -230,7 +230,7 @@ async def test_two_shares_play_at_the_same_time(place: dict[str, Any]) -> None:
 
 async def test_a_released_model_leaves_no_bytes_and_no_program_behind(place: dict[str, Any]) -> None:
     async with Engine(**place) as engine:
-        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, update="device")
+        trainer = Trainer(await lively(engine, SHORT), OPTIMIZER, update="device")
         await played(trainer, 0, 1, 2)
         program = weakref.ref(schedule_of(engine).program)
         await trainer.model.release()
@@ -244,9 +244,9 @@ async def test_a_released_model_leaves_no_bytes_and_no_program_behind(place: dic
 
 async def test_an_engine_that_was_closed_keeps_no_memory_of_tiles_while_somebody_holds_it(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
-        small: dict[str, Any] = {"device_memory": SMALL.config.states_nbytes // 12} if engine.has_link else {}
+        small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.has_link else {}
         async with engine.share(host_memory="4MiB", **small) as part:
-            other = Trainer(await lively(part, SMALL), OPTIMIZER, update="device")
+            other = Trainer(await lively(part, SHORT), OPTIMIZER, update="device")
             assert (await played(other, 0, 1))[1]
             seen = _memory_of(part)
         await settle(engine)
@@ -283,7 +283,7 @@ async def test_the_peak_of_a_played_step_counts_what_else_stands_there(place: di
     for plays in (True, False):
         async with training(place, plays=plays) as (engine, trainer):
             await played(trainer, 0, 1)
-            await lively(engine, SMALL, seed=2)
+            await lively(engine, SHORT, seed=2)
             assert await played(trainer, 2) == [plays]
             now = engine.statistics()
             peaks.append((now.device_peak_bytes, now.host_peak_bytes))

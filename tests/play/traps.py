@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray, njit, types
 
 from asynctile import Engine
 from asynctile.kernels.cpu.jit import KERNELS, SIGNATURES
@@ -16,45 +16,53 @@ from asynctile.play import native
 
 _SOURCE = """
 def {name}({arguments}):
-    left = carray(native.at({address}), 1, np.int64)
-    before = left[0]
-    left[0] = before - 1
-    if before == 1 and {breaks}:
+    told = carray(native.at({address}), 2, np.int64)
+    before = told[0]
+    told[0] = before - 1
+    if before == 1 and told[1] == 1:
         raise RuntimeError("the kernel broke")
     true({arguments})
-    if before == 1 and not {breaks}:
-        {last}[0] = np.nan
+    if before == 1 and told[1] == 0:
+        {spoil}
 """
-_made: dict[tuple[str, bool], Trap] = {}
+_made: dict[str, Trap] = {}
 
 
 class Trap:
     """A kernel by its name; compiled once a process. breaks: it raises; else it makes the number that it reports NaN."""
 
-    def __init__(self, name: str, *, breaks: bool) -> None:
-        self._left = np.full(1, -1, np.int64)
+    def __init__(self, name: str) -> None:
+        self._told = np.array([-1, 1], np.int64)
         names = [f"a{index}" for index in range(len(SIGNATURES[name][0]))]
-        source = _SOURCE.format(
-            name=name, arguments=", ".join(names), address=self._left.ctypes.data, breaks=breaks, last=names[-1]
-        )
+        spoil = f"{names[-1]}[0] = np.nan" if isinstance(SIGNATURES[name][0][-1], types.Array) else "pass"
+        source = _SOURCE.format(name=name, arguments=", ".join(names), address=self._told.ctypes.data, spoil=spoil)
         room: dict[str, Any] = {"carray": carray, "native": native, "np": np, "true": KERNELS[name]}
         exec(source, room)
         self.kernel = njit(list(SIGNATURES[name]), nogil=True, error_model="numpy")(room[name])
 
+    @property
+    def breaks(self) -> bool:
+        return bool(self._told[1])
+
+    @breaks.setter
+    def breaks(self, value: bool) -> None:
+        self._told[1] = value
+
     def spring_at(self, call: int) -> None:
         """The `call`-th call from now, the first being 1."""
-        self._left[0] = call
+        self._told[0] = call
 
     @property
     def has_sprung(self) -> bool:
-        return bool(self._left[0] < 1)
+        return bool(self._told[0] < 1)
 
 
 def set_trap(engine: Engine, name: str, *, breaks: bool = True) -> Trap:
     """Put it in the place of the true kernel; until it is told to, it does what that does."""
-    if (name, breaks) not in _made:
-        _made[name, breaks] = Trap(name, breaks=breaks)
-    trap = _made[name, breaks]
+    if name not in _made:
+        _made[name] = Trap(name)
+    trap = _made[name]
+    trap.breaks = breaks
     trap.spring_at(-1)
     engine.kernels[name] = trap.kernel
     return trap
