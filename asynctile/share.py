@@ -25,12 +25,12 @@ from asynctile.measure.rates import Rates, measure_rates
 from asynctile.measure.statistics import Statistics, snapshot
 from asynctile.memory.caps import Loan
 from asynctile.memory.tiers import Tiers
-from asynctile.play.played_job import PlayedJob
-from asynctile.play.schedules import Schedules
 from asynctile.program.grain import Grain
 from asynctile.program.operation import Operation
 from asynctile.program.precision import compute_dtype
 from asynctile.program.program import Program
+from asynctile.repeat.played_job import PlayedJob
+from asynctile.repeat.schedules import Schedules
 from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
 from asynctile.storage.demand import Demand

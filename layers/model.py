@@ -34,9 +34,9 @@ from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
-from asynctile.play.played_job import PlayedJob
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
+from asynctile.repeat.played_job import PlayedJob
 from asynctile.run.job import Job
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile

@@ -40,8 +40,8 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
 from asynctile.measure.statistics import Statistics
-from asynctile.play.played_job import PlayedJob
 from asynctile.program.program import UPDATE, Program
+from asynctile.repeat.played_job import PlayedJob
 from asynctile.run.job import Job
 from asynctile.storage.tile import Tile
 

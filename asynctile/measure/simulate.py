@@ -1,7 +1,7 @@
 """A run without bytes: what a program would move under given caps, by the very code that decides in a run.
 
 It sends the very coroutines of a job (asynctile/run/job.py) through a dry device and counts; `layers/plan.py` reports it. Where
-steps that repeat are played, a step moves what its schedule says (asynctile/play/rehearsal.py), which is such a run too.
+steps that repeat are played, a step moves what its schedule says (asynctile/repeat/rehearsal.py), which is such a run too.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from asynctile.device.dry import DryDevice, DrySpill
 from asynctile.memory.tiers import TierOptions, Tiers
-from asynctile.play.rehearsal import rehearse
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Fetch, Program
+from asynctile.repeat.rehearsal import rehearse
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import at_once
 from asynctile.run.job import Job

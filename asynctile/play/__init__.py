@@ -1,1 +1,1 @@
-"""A step that repeats, played by compiled workers: its entries as arrays, and the threads that run them without Python."""
+"""A schedule as arrays, and the threads that run it in compiled code; what its entries mean is asynctile/repeat's."""

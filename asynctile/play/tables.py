@@ -1,7 +1,7 @@
 """A schedule as arrays: its entries in program order, what each waits for, and what it calls or copies.
 
 Covers the arrays and their checks. How the words of a call are laid out is layout.py's, what a run of them changes is
-state.py's, and who makes a schedule stands above this room.
+state.py's, and who makes a schedule is asynctile/repeat.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Job:
 
     demand: what the tiers were cut for. outputs: host arrays that the program's fetches fill; None in a run without bytes.
     numbers: float64, by the program's indices, valid once `reported` or `finish` has returned. issued: entries issued so far.
-    AsynctileError for a program that reads a tile which nobody has written. played: it is not (asynctile/play/played_job.py).
+    AsynctileError for a program that reads a tile which nobody has written. played: it is not (asynctile/repeat/played_job.py).
     """
 
     played = False

@@ -2,9 +2,9 @@
 that same start again.
 
 What a run decides anew each time is written here once: operations, loads, write-backs, in the order in which a run would
-enqueue them. Pure and frozen. It is worked out by asynctile/play/rehearsal.py, and played by workers that know nothing of tiles
-(asynctile/play). The way not taken: wait until the moves of a program repeat by themselves. Some settle after a dozen steps,
-some never; so the last entries of a schedule bring every tile back to where the step began.
+enqueue them. Pure and frozen. It is worked out by asynctile/repeat/rehearsal.py, and played by workers that know nothing of
+tiles (asynctile/play). The way not taken: wait until the moves of a program repeat by themselves. Some settle after a dozen
+steps, some never; so the last entries of a schedule bring every tile back to where the step began.
 
 Places are numbers of slots in a tier, or of blocks in the spill file, not addresses. Which slot of the arena each of them is,
 and which block of the file, is settled when playing begins.

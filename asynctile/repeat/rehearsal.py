@@ -14,10 +14,10 @@ from typing import cast
 from asynctile.device.dry import DrySpill
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import TierOptions, Tiers
-from asynctile.play.arrival import in_slots, send_away, take_as_changed
-from asynctile.play.script import Boundless, DryTransfers, Noted, Script
 from asynctile.program.operation import DEVICE
 from asynctile.program.program import Program
+from asynctile.repeat.arrival import in_slots, send_away, take_as_changed
+from asynctile.repeat.script import Boundless, DryTransfers, Noted, Script
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import at_once
 from asynctile.run.job import Job

@@ -14,12 +14,12 @@ from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.batch import loss_inputs
 from asynctile.layers.model import Model
-from asynctile.play.rehearsal import rehearse
 from asynctile.program.program import Program
+from asynctile.repeat.rehearsal import rehearse
 from asynctile.schedule.schedule import Kind, Schedule
 from asynctile.storage.tile import Tile
 from tests.layers.training import RAGGED, SMALL, lively
-from tests.play.by_chance import ByChance
+from tests.repeat.by_chance import ByChance
 
 OPTIMIZER = AdamW(lr=1e-2)
 CASES = {

@@ -14,10 +14,10 @@ import numpy as np
 
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
-from asynctile.play.arrival import in_slots
 from asynctile.play.tables import Tables
-from asynctile.play.template import Kernels, Template
-from asynctile.play.transfers import Transfers
+from asynctile.repeat.arrival import in_slots
+from asynctile.repeat.template import Kernels, Template
+from asynctile.repeat.transfers import Transfers
 from asynctile.run.assembly import check_value
 from asynctile.schedule.schedule import DISK, Place, Schedule, Standing
 from asynctile.storage.arena import Pool, Slot

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from asynctile.memory.tiers import Tiers
-from asynctile.play.arrival import arrange
-from asynctile.play.bound import Bound
 from asynctile.play.native import player_supported
-from asynctile.play.played_job import PlayedJob
 from asynctile.play.player import Player
-from asynctile.play.rehearsal import rehearse
-from asynctile.play.template import Kernels, Template
 from asynctile.program.program import Program
+from asynctile.repeat.arrival import arrange
+from asynctile.repeat.bound import Bound
+from asynctile.repeat.played_job import PlayedJob
+from asynctile.repeat.rehearsal import rehearse
+from asynctile.repeat.template import Kernels, Template
 from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
 from asynctile.schedule.schedule import Schedule

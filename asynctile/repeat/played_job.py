@@ -11,12 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from asynctile.play.arrival import stand
-from asynctile.play.bound import Bound
 from asynctile.play.places import OK
 from asynctile.play.player import Player
 from asynctile.program.operation import DEVICE
 from asynctile.program.program import UPDATE
+from asynctile.repeat.arrival import stand
+from asynctile.repeat.bound import Bound
 from asynctile.run.assembly import Assembly
 from asynctile.schedule.schedule import Standing
 from asynctile.storage.tile import Tile

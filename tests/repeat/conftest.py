@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.play.interleaving import PLACES
+from tests.repeat.interleaving import PLACES
 
 
 @pytest.fixture(params=PLACES.values(), ids=PLACES.keys())

@@ -26,7 +26,7 @@ from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively
-from tests.play.interleaving import BATCHES, PLACES, SHORT, played, states_of, training
+from tests.repeat.interleaving import BATCHES, PLACES, SHORT, played, states_of, training
 from tests.settle import settle
 
 

@@ -21,8 +21,8 @@ from asynctile.schedule.schedule import Kind
 from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
 from tests.layers.training import Tensors, assert_same_tensors
-from tests.play.interleaving import BATCHES, PLACES, played, states_of, training
-from tests.play.traps import set_trap
+from tests.repeat.interleaving import BATCHES, PLACES, played, states_of, training
+from tests.repeat.traps import set_trap
 
 #: clip_norm and where updates are made, each on every place.
 OPTIONS: dict[str, dict[str, Any]] = {
