@@ -154,8 +154,17 @@ class Schedules:
         key, kernels = (program, _cut(self._tiers)), self._called(program)
         kept = self._kept.get(key)
         if kept is None or kept.kernels != kernels:
-            schedule = kept.schedule if kept is not None else await self._compute(rehearse, program, demand, self._tiers)
-            kept = self._kept[key] = Kept(schedule, kernels, await self._compute(_template_of, schedule, kernels))
+            before, made = kept, list[Kept]()
+
+            def make() -> None:
+                schedule = before.schedule if before is not None else rehearse(program, demand, self._tiers)
+                made.append(Kept(schedule, kernels, _template_of(schedule, kernels)))
+
+            try:
+                await self._compute(make)
+            finally:  # a cancellation waits for it as well: what is made is kept, or a short timeout would make it each time
+                self._kept.update((key, one) for one in made)
+            kept = self._kept[key]
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)

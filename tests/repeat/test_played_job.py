@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from asynctile import DeviceError, Engine, TornModelError
 from asynctile.ops import copy
 from asynctile.program.needs import demand_of
 from asynctile.program.program import UPDATE, Program
-from asynctile.schedule.schedule import Kind
+from asynctile.repeat.rehearsal import rehearse
+from asynctile.schedule.schedule import Kind, Schedule
 from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
 from tests.layers.training import Tensors, assert_same_tensors
@@ -208,3 +210,27 @@ async def test_a_step_that_is_cancelled_leaves_at_a_mark_or_counts(case: tuple[d
         done = trainer.step_count
         assert (await played(trainer, *range(done, 6)))[-1]
         assert_same_tensors(await states_of(trainer), await undisturbed(options, *range(6)))
+
+
+async def test_a_schedule_that_is_made_while_its_step_is_cancelled_is_kept(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, made = threading.Event(), 0
+
+    def counted(*args: Any) -> Schedule | None:
+        nonlocal made
+        made += 1
+        begun.set()
+        return rehearse(*args)
+
+    monkeypatch.setattr("asynctile.repeat.schedules.rehearse", counted)
+    async with training(place) as (_, trainer):
+        assert await played(trainer, 0) == [False]
+        step = asyncio.create_task(trainer.step(*BATCHES[1]))
+        await asyncio.to_thread(begun.wait)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert await played(trainer, 1) == [True]
+        assert made == 1
+        assert_same_tensors(await states_of(trainer), await undisturbed({}, 0, 1))
