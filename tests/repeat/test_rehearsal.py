@@ -133,4 +133,8 @@ async def test_a_schedule_ends_where_it_begins_and_edges_point_back(case: str, s
         assert all(max((*entry.waits, *entry.after), default=-1) < i for i, entry in enumerate(schedule.entries))
         performed = [entry.what for entry in schedule.entries if entry.kind is Kind.OPERATION]
         assert performed == [entry for entry in schedule.program.entries if entry.tiles], "each once, in order"
-        assert not any(tier.ledger in tile.at for tile in schedule.program.standing for tier in ()), "forgotten"
+        ours = {tier.ledger for tier in engine.tiers.from_the_top()}
+        assert all(tile.at.keys() <= ours for tile in (*schedule.program.standing, *schedule.program.temporaries)), "forgotten"
+        again = await rehearsed(engine, trainer, RAGGED)
+        assert list(again.lines()) == list(schedule.lines()), "a function of the program and the cut"
+        assert sum(line.startswith("stretch") for line in schedule.lines()) == len(schedule.stretches)
