@@ -160,6 +160,7 @@ class Player:
         """From any thread: entries that run end, and the threads with them; after `patience_s` these are left behind."""
         loop = self._loop
         self._let_go()
+        self.on_transfer = None  # who does transfers may hold all that is played
         self._crew.dismiss(patience_s)
         if loop is None or not _post(loop, self._finalizer):
             self._finalizer()

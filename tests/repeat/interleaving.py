@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from asynctile import Engine
 from asynctile.layers import Trainer
+from asynctile.program.operation import Operation
+from asynctile.storage.tile import Tile
 from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively, moments_of
 
 #: The model of SMALL on shorter sequences: 300 operations a step.
@@ -37,3 +39,19 @@ async def played(trainer: Trainer, *numbers: int) -> list[bool]:
 
 async def states_of(trainer: Trainer) -> Tensors:
     return await trainer.model.state_dict() | await moments_of(trainer)
+
+
+def a_weight(trainer: Trainer) -> Tile:
+    return next(iter(trainer.model.parameters["transformer.h.0.mlp.c_fc.bias"].weights.values()))
+
+
+async def launch_as(engine: Engine, operation: Operation, kernel: Callable[..., None]) -> None:
+    """Launch an operation that does this; what comes later has the true kernel again."""
+    true = engine.kernels[operation.kernel]
+    engine.kernels[operation.kernel] = kernel
+    await engine.launch(operation)
+    engine.kernels[operation.kernel] = true
+
+
+def breaks(*_: Any) -> None:
+    raise RuntimeError("the launch broke")

@@ -1,0 +1,118 @@
+"""Which runs are played and which are left to coroutines, what must be there for that, and what is kept for how long.
+
+Other work between played steps is test_interleaved.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import AsynctileError, TierError
+from asynctile.layers import Trainer
+from asynctile.ops import fill
+from asynctile.share import Share
+from asynctile.storage.demand import Demand
+from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
+from tests.repeat.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, states_of, training
+from tests.settle import settle
+
+
+async def test_weights_that_were_lost_between_steps_are_not_trained_on(place: dict[str, Any]) -> None:
+    async with training(place) as (engine, trainer):
+        await played(trainer, 0, 1, 2)
+        await launch_as(engine, fill(a_weight(trainer), 0.5), breaks)
+        with pytest.raises(RuntimeError, match="the launch broke"):
+            await engine.synchronize()
+        with pytest.raises(TierError, match=r"c_fc\.bias.* cannot be read"):
+            await engine.read(a_weight(trainer))  # from now on nobody has them
+        with pytest.raises(AsynctileError, match=r"c_fc\.bias.* was never written"):
+            await trainer.step(*BATCHES[3])
+
+
+async def test_a_run_without_one_of_its_inputs_is_refused_also_where_runs_before_were_played(place: dict[str, Any]) -> None:
+    async def run(trainer: Trainer, *left_out: str) -> bool:
+        engine, model = trainer.engine, trainer.model
+        program = await model.recorded("loss", 2, 8)
+        rng = np.random.default_rng(0)
+        inputs = {name: rng.integers(0, 4, tile.shape).astype(tile.dtype) for name, tile in program.inputs.items()}
+        async with engine.exclusive():
+            run = await engine.start(
+                program, model.demand(program), {name: x for name, x in inputs.items() if name not in left_out}
+            )
+            await run.finish()
+            return run.played
+
+    async with training(place) as (engine, trainer):
+        for before in (1, 1, 3):
+            flags = [await engine.call(run(trainer)) for _ in range(before)]
+            with pytest.raises(AsynctileError, match=r"targets\[1\].* was never written"):
+                await engine.call(run(trainer, "targets[1]"))
+        assert flags[-1], "the last time it would have been played again"
+
+
+async def test_what_fetches_results_is_not_played_and_cuts_no_cap_as_if_it_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with training(PLACES["under a cap"]) as (engine, trainer):
+        caps, exact = engine.tiers.caps, []
+        cut = caps.cut
+
+        async def seen(demand: Demand, *, exactly: bool = False) -> None:
+            exact.append(exactly)
+            await cut(demand, exactly=exactly)
+
+        monkeypatch.setattr(caps, "cut", seen)
+        for _ in range(3):
+            await trainer.model.logits(BATCHES[0][0])
+        assert exact == [False] * 3
+
+
+async def test_validations_are_played_behind_steps_and_steps_behind_them(place: dict[str, Any]) -> None:
+    async def validated(trainer: Trainer, number: int) -> tuple[bool, bytes]:
+        engine, model = trainer.engine, trainer.model
+        rows, inputs, _ = trainer._inputs(*BATCHES[number])
+        del inputs["scale"]
+        program = await model.recorded("loss", rows.batch, rows.length, rows.micro_batches)
+        async with engine.exclusive():
+            run = await engine.start(program, model.demand(program), inputs)
+            await run.finish()
+            return run.played, run.numbers.tobytes()
+
+    found, numbers = [], []
+    for plays in (True, False):
+        async with training(place, plays=plays) as (engine, trainer):
+            await played(trainer, 0, 1, 2)
+            flags, seen = zip(*[await engine.call(validated(trainer, number)) for number in (3, 4, 5)], strict=True)
+            assert flags == (False, plays, plays)
+            assert await played(trainer, 3, 4) == [False, plays]
+            numbers.append(seen)
+            found.append(await states_of(trainer))
+    assert numbers[0] == numbers[1]
+    assert_same_tensors(*found)
+
+
+async def test_an_engine_that_was_closed_keeps_no_memory_of_tiles_while_somebody_holds_it(place: dict[str, Any]) -> None:
+    async with training(place) as (engine, trainer):
+        small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.has_link else {}
+        async with engine.share(host_memory="4MiB", **small) as part:
+            other = Trainer(await lively(part, SHORT), OPTIMIZER, update="device")
+            assert (await played(other, 0, 1))[1]
+            seen = _memory_of(part)
+        await settle(engine)
+        gc.collect()
+        assert not any(memory() for memory in seen), "of a share that has ended"
+        assert (await played(trainer, 0, 1))[1]
+        seen = _memory_of(engine)
+    gc.collect()
+    assert not any(memory() for memory in seen)
+    assert (trainer.step_count, other.step_count) == (2, 2), "both are still there"
+
+
+def _memory_of(share: Share) -> list[weakref.ref[Any]]:
+    """What the tiles of a share are views of."""
+    resident = [residency for tier in share.tiers.from_the_top() for residency in tier.ledger.resident]
+    assert resident
+    return [weakref.ref(residency.array.base) for residency in resident]
