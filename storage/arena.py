@@ -289,8 +289,8 @@ class Arena:
             pool.expected = max(pool.expected, demand.exact.get(size, 0) + (foreign or {}).get(size, 0))
 
     def _grown_nbytes(self, demand: Demand, foreign: Mapping[int, int] | None) -> int:
-        """Bytes of the pools of an undivided arena once they have grown to `demand`."""
-        made, others = {pool.slot_nbytes: pool.made for pool in self.pools}, foreign or {}
+        """Bytes of the pools of an undivided arena grown to `demand`. Rigid memory is there once it is expected."""
+        made, others = {pool.slot_nbytes: max(pool.made, pool.expected * self.rigid) for pool in self.pools}, foreign or {}
         sizes = {*made, *demand.exact}
         return sum(size * max(made.get(size, 0), demand.exact.get(size, 0) + others.get(size, 0)) for size in sizes)
 

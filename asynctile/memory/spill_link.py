@@ -61,7 +61,7 @@ class SpillLink:
         array: np.ndarray = self.memory.array(slot, (self.pages_nbytes(tile),), np.uint8)
         return array
 
-    def move(
+    def carry(
         self, tile: Tile, block: Block, pages: np.ndarray, writes: bool,
         told: Callable[[BaseException | None], None] = lambda error: None, after: StreamEvents = (),
     ) -> StreamEvent:  # fmt: skip

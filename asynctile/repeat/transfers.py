@@ -49,14 +49,14 @@ class Transfers:
         assert isinstance(tile, Tile)
         below, here = (to, source) if to.tier == DISK else (source, to)
         block: Block = self._host.of(tile).backing if tile.persistent else self._own[below]
-        self._link.move(tile, block, self._link.pages(self._slots[here], tile), to.tier == DISK, told)
+        self._link.carry(tile, block, self._link.pages(self._slots[here], tile), to.tier == DISK, told)
 
     def fill(self, tile: Tile, value: np.ndarray) -> StreamEvent:
         """Write an input that has its place in the file; returns the event of that."""
         pages = aligned_array(self._link.pages_nbytes(tile))
         pages[: tile.nbytes].view(tile.dtype).reshape(tile.shape)[...] = value
         block: Block = self._host.of(tile).backing
-        event = self._link.move(tile, block, pages, True, after=unfinished(*block.guard))  # one that was given up goes before
+        event = self._link.carry(tile, block, pages, True, after=unfinished(*block.guard))  # one that was given up goes before
         block.guard = (event,)
         self._host.written_nbytes += pages.nbytes
         self._host.run_ahead.add(event, pages.nbytes)

@@ -169,6 +169,7 @@ async def test_operands_of_the_host_come_from_the_disk_ahead_of_their_operation(
     tiles = standing(*(f"t{index}" for index in range(120)))
     program = program_of(*(on_host(gelu(tiles[index], tiles[index + 1])) for index in range(0, 120, 2)))
     async with Engine("emulated", host_memory=30 * 4096, spill=tmp_path, prefetch=prefetch) as engine:
+        engine.plays = False
         await prepared(engine, program, tiles)
         await run(engine, program, tiles)
         names = late(engine.tiers.host)
