@@ -19,8 +19,7 @@ from asynctile.play.native import player_supported
 from asynctile.play.places import FAILED, OK, OUT, PENDING, RUNNING, SINCE, STALL
 from asynctile.play.state import State
 from asynctile.play.tables import OPERATION, Tables
-from asynctile.play.worker import work
-from asynctile.streams.event import Span, StreamEvent, StreamTask
+from asynctile.streams.event import Piece, Span, StreamEvent
 
 
 class Player:
@@ -125,27 +124,27 @@ class Player:
         return self._stall_s + here / self.threads
 
     @property
-    def running(self) -> Mapping[str, tuple[StreamTask, float]]:
+    def running(self) -> Mapping[str, tuple[Piece, float]]:
         """By thread, what runs now and since when, to some milliseconds."""
         state = self._state
         if state is None:
             return {}
         since = state.lanes.view(np.float64)[:, SINCE]
         return {
-            thread.name: (self._task(int(entry)), float(began))
+            thread.name: (self._piece(int(entry)), float(began))
             for thread, entry, began in zip(self._crew.threads, state.lanes[:, RUNNING], since, strict=True)
             if entry >= 0
         }
 
     @property
-    def waiting(self) -> Collection[StreamTask]:
+    def waiting(self) -> Collection[Piece]:
         """Released entries that wait for others, each with those that are not over; operations before what moves tiles."""
         state = self._state
         if state is None:
             return ()
         tables, is_pending = state.tables, state.statuses == PENDING
         waits = is_pending & (state.waiting > 0) & (tables.stretches < self._released)
-        found = {entry: self._task(entry) for entry in np.flatnonzero(waits).tolist()}
+        found = {entry: self._piece(entry) for entry in np.flatnonzero(waits).tolist()}
         before = np.repeat(np.arange(tables.count), np.diff(tables.successors_at))
         held = is_pending[before] & waits[tables.successors]
         for holder, entry in zip(before[held].tolist(), tables.successors[held].tolist(), strict=True):
@@ -165,15 +164,8 @@ class Player:
         if loop is None or not _post(loop, self._finalizer):
             self._finalizer()
 
-    def becomes_ready(self, task: StreamTask, by: object) -> None:
-        raise NotImplementedError("tasks are enqueued on streams; a player has tables")
-
-    def fed(self) -> None:
-        raise NotImplementedError("tasks are enqueued on streams; a player has tables")
-
-    def _task(self, entry: int) -> StreamTask:
-        what = self._attached().tables.what[entry]
-        return StreamTask(self, StreamEvent(what=what), work, ())
+    def _piece(self, entry: int) -> Piece:
+        return Piece(StreamEvent(what=self._attached().tables.what[entry]))
 
     def _attached(self) -> State:
         if self._state is None:

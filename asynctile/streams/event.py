@@ -95,7 +95,7 @@ StreamEvents = Sequence[StreamEvent]
 
 
 class Runner(Protocol):
-    """What runs tasks: worker threads here, a device's own queue elsewhere (device/cuda_stream.py).
+    """What runs work: worker threads here, a device's own queue (device/cuda_stream.py), compiled workers (play/player.py).
 
     finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits.
     trace: None, or a list that gets a Span for each piece of work.
@@ -105,17 +105,21 @@ class Runner(Protocol):
     trace: list[Span] | None
 
     @property
-    def waiting(self) -> Collection[StreamTask]: ...
+    def waiting(self) -> Collection[Piece]: ...
 
     @property
     def finished(self) -> int: ...
 
     @property
-    def running(self) -> Mapping[str, tuple[StreamTask, float]]: ...
+    def running(self) -> Mapping[str, tuple[Piece, float]]: ...
 
     def start(self) -> None: ...
 
     def close(self, patience_s: float | None = None) -> None: ...
+
+
+class TaskRunner(Runner, Protocol):
+    """A runner of tasks, which events make ready."""
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
         """Under the lock: what `task` waited for is done."""
@@ -124,19 +128,29 @@ class Runner(Protocol):
         """Under the lock: the last copy that one of its tasks waited for is done."""
 
 
-class StreamTask:
-    """Work that waits: for `waiting` events, `copies` of them copies. waits, after: those events while it waits."""
+class Piece:
+    """A piece of work as a runner shows it: what it is, by its event; what it waits for, while it does; its order."""
 
-    __slots__ = ("order", "stream", "event", "work", "args", "waits", "after", "waiting", "copies", "ready_at")
+    __slots__ = ("order", "event", "waits", "after")
 
-    def __init__(self, stream: Runner, event: StreamEvent, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.stream = stream
+    def __init__(self, event: StreamEvent) -> None:
         self.event = event
-        self.work = work
-        self.args = args
         self.waits: StreamEvents = ()
         self.after: StreamEvents = ()
-        self.order = self.waiting = self.copies = 0
+        self.order = 0
+
+
+class StreamTask(Piece):
+    """Work that waits: for `waiting` events, `copies` of them copies."""
+
+    __slots__ = ("stream", "work", "args", "waiting", "copies", "ready_at")
+
+    def __init__(self, stream: TaskRunner, event: StreamEvent, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        super().__init__(event)
+        self.stream = stream
+        self.work = work
+        self.args = args
+        self.waiting = self.copies = 0
         self.ready_at = 0.0
 
     def __lt__(self, other: StreamTask) -> bool:

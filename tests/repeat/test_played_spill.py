@@ -14,34 +14,18 @@ from asynctile.layers.report import StepReport
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.layers.shapes import Shape
 from tests.layers.training import SMALL, Tensors, assert_same_tensors, lively, moments_of
+from tests.repeat.test_rehearsal import OVER_A_FILE
 from tests.test_failures import Deaf
 
 OPTIMIZER = AdamW(lr=1e-2)
-#: Caps by shares of the states.
-CASES = {
-    "cpu": ("cpu", {"host_memory": 1.5}, {}),
-    "cpu, kept": ("cpu", {"host_memory": 1.5}, {"recompute": False}),
-    "cpu, inputs in the file": ("cpu", {"host_memory": 0.85}, {}),
-    "cpu, clipped": ("cpu", {"host_memory": 1.2}, {"clip_norm": 0.1}),
-    "emulated": ("emulated", {"device_memory": 0.3, "host_memory": 1.5}, {}),
-    "emulated, one slot of each size in RAM": ("emulated", {"device_memory": 0.3, "host_memory": 0.15}, {}),
-    "emulated, most on the device": ("emulated", {"device_memory": 1.2, "host_memory": 0.6}, {}),
-    "emulated, clipped": ("emulated", {"device_memory": 0.3, "host_memory": 1.5}, {"clip_norm": 0.1}),
-    "emulated, updated in RAM": ("emulated", {"device_memory": 0.3, "host_memory": 1.0}, {"update": "host"}),
-    "emulated, clipped, updated in RAM": (
-        "emulated", {"device_memory": 0.3, "host_memory": 1.0}, {"clip_norm": 0.1, "update": "host"},
-    ),
-}  # fmt: skip
-
-
 def engine_of(case: str, folder: Path, shape: Shape = SMALL, **more: Any) -> Engine:
-    device, caps, _ = CASES[case]
+    device, caps, _ = OVER_A_FILE[case]
     sizes = {name: int(share * shape.config.states_nbytes) for name, share in caps.items()}
     return Engine(device, spill=folder, **sizes, **more)
 
 
 async def trainer_of(case: str, engine: Engine, shape: Shape = SMALL) -> Trainer:
-    options = {"update": "device", **CASES[case][2]}
+    options = {"update": "device", **OVER_A_FILE[case][2]}
     return Trainer(await lively(engine, shape), OPTIMIZER, micro_batches=shape.micro_batches, **options)
 
 
@@ -59,7 +43,7 @@ async def trained(
         return reports, await states_of(trainer)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", OVER_A_FILE)
 async def test_played_steps_over_a_file_have_the_bits_of_coroutines(case: str, tmp_path: Path) -> None:
     by_coroutines, expected = await trained(case, tmp_path, plays=False)
     played, found = await trained(case, tmp_path, plays=True)
@@ -70,15 +54,15 @@ async def test_played_steps_over_a_file_have_the_bits_of_coroutines(case: str, t
     assert moved[0] == moved[1] and moved[0][0] > 0 and moved[0][1] > 0
 
 
-ON_EACH = ["cpu", "emulated"]
+ON_EACH = ["cpu over a file", "emulated over a file"]
 
 
 @pytest.mark.parametrize("kind", sorted(SURVIVED))
 async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_path: Path) -> None:
-    _, expected = await trained("cpu", tmp_path, plays=False, steps=3)
+    _, expected = await trained("cpu over a file", tmp_path, plays=False, steps=3)
     faults = Faults(seed=3)
-    async with engine_of("cpu", tmp_path, wrap_spill=faults.wrap) as engine:
-        trainer = await trainer_of("cpu", engine)
+    async with engine_of("cpu over a file", tmp_path, wrap_spill=faults.wrap) as engine:
+        trainer = await trainer_of("cpu over a file", engine)
         for seed in range(3):
             if seed:
                 faults.arm(kind, after=40)
