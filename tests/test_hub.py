@@ -1,0 +1,191 @@
+"""Readers of events without an engine: what a reader gets, what it misses, and that nothing of it is left behind.
+
+What an engine tells is tests/test_events.py's.
+"""
+
+import asyncio
+import gc
+import threading
+import weakref
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile.events import Closing, Fault
+from asynctile.hub import ENGINE, Hub, Tell
+from tests.settle import turns, until
+
+
+def tell_all(hub, *texts):
+    tell = Tell(hub, ENGINE)
+    for text in texts:
+        tell(Fault, kind="retry", text=text)
+
+
+async def rest(reader):
+    """All that it still gets; the hub is closed, or this would wait."""
+    return [event async for event in reader]
+
+
+async def test_every_reader_gets_everything_in_order_and_ends_with_the_hub():
+    hub = Hub()
+    one, other = hub.reader(), hub.reader()
+    tell_all(hub, "a", "b")
+    hub.close()
+    for reader in (one, other):
+        events = await rest(reader)
+        assert [(event.text, event.share, event.dropped) for event in events] == [("a", ENGINE, 0), ("b", ENGINE, 0)]
+        assert events[0].at <= events[1].at
+    assert await rest(one) == []
+
+
+async def test_an_event_cannot_be_changed():
+    hub = Hub()
+    reader = hub.reader()
+    Tell(hub, "part")(Closing)
+    event = await anext(reader)
+    assert event.share == "part"
+    with pytest.raises(FrozenInstanceError):
+        event.at = 0.0
+
+
+async def test_what_was_told_before_the_first_reader_is_not_kept_and_a_reader_of_a_closed_hub_is_over():
+    hub = Hub()
+    tell_all(hub, "before")
+    reader = hub.reader()
+    hub.close()
+    assert await rest(reader) == []
+    assert await rest(hub.reader()) == []
+
+
+def test_nothing_is_built_while_nobody_listens():
+    built, hub = [], Hub()
+    tell = Tell(hub, ENGINE)
+    tell(built.append)
+    assert (built, tell.is_heard) == ([], False)
+    reader = hub.reader()
+    assert tell.is_heard
+    tell(lambda share: built.append(share))
+    assert built == [ENGINE]
+    del reader
+    assert not tell.is_heard
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 7)))
+def test_of_what_is_too_much_the_oldest_goes_and_is_counted_by_the_next_that_is_read(limit, bursts):
+    async def read():
+        hub, told = Hub(), 0
+        slow, quick = hub.reader(limit), hub.reader(1000)
+        for burst in bursts:
+            for _ in range(burst):
+                tell_all(hub, str(told))
+                told += 1
+            got = [await anext(slow) for _ in range(min(burst, limit))]
+            assert [int(event.text) for event in got] == list(range(told - len(got), told))
+            assert [event.dropped for event in got] == [max(burst - limit, 0)] * bool(got) + [0] * (len(got) - 1)
+        hub.close()
+        assert [int(event.text) for event in await rest(quick)] == list(range(told))
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, True, "many"])
+def test_a_limit_that_is_none_is_refused(limit):
+    with pytest.raises(ValueError, match=r"limit is .*: expected how many events may wait for their reader, at least 1"):
+        Hub().reader(limit)
+
+
+async def test_a_reader_that_waits_is_woken_from_any_thread_and_a_wait_that_is_cancelled_loses_nothing():
+    hub = Hub()
+    reader = hub.reader()
+    for text in ("a", "b"):
+        given_up = asyncio.create_task(anext(reader))
+        await turns()
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        waits = asyncio.create_task(anext(reader))
+        await turns()
+        thread = threading.Thread(target=tell_all, args=(hub, text))
+        thread.start()
+        assert (await waits).text == text
+        thread.join()
+
+
+async def test_two_tasks_cannot_wait_for_the_same_reader():
+    hub = Hub()
+    reader = hub.reader()
+    first = asyncio.create_task(anext(reader))
+    await turns()
+    with pytest.raises(RuntimeError, match=r"another task: give each its own engine\.events"):
+        await anext(reader)
+    tell_all(hub, "a")
+    assert (await first).text == "a"
+
+
+@pytest.mark.parametrize("end", ["closed", "cancelled", "left"])
+async def test_a_reader_that_has_gone_leaves_nothing_behind(end):
+    hub, seen = Hub(), []
+
+    async def read(reader):
+        async for event in reader:
+            seen.append(event.text)
+            if end == "left":
+                return
+
+    reader = hub.reader()
+    gone, task = weakref.ref(reader), asyncio.create_task(read(reader))
+    await turns()
+    tell_all(hub, "a")
+    await until(lambda: seen)
+    if end == "closed":
+        await reader.aclose()
+        await reader.aclose()
+    if end == "cancelled":
+        task.cancel()
+    await asyncio.wait([task])
+    del reader, task
+    gc.collect()
+    assert (gone(), hub.is_heard) == (None, False)
+    tell_all(hub, "b")
+    assert seen == ["a"]
+
+
+async def test_a_reader_that_is_closed_while_a_task_waits_for_it_ends_that_task():
+    hub = Hub()
+    reader = hub.reader()
+    task = asyncio.create_task(rest(reader))
+    await turns()
+    await reader.aclose()
+    assert await task == []
+
+
+def test_a_reader_whose_loop_is_closed_while_it_waits_is_forgotten_and_the_others_go_on():
+    hub = Hub()
+    dead, other = hub.reader(), hub.reader()
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    task = loop.create_task(rest(dead))
+    loop.run_until_complete(turns())
+    loop.close()
+    tell_all(hub, "a", "b")
+    assert not dead._ring
+    hub.close()
+    assert [event.text for event in asyncio.run(rest(other))] == ["a", "b"]
+    assert not task.done()
+    task.get_coro().close()
+
+
+async def test_many_threads_may_tell_at_once():
+    hub, told = Hub(), 200
+    reader = hub.reader(10_000)
+    names = "abcd"
+    threads = [threading.Thread(target=tell_all, args=(hub, *(f"{name}{n}" for n in range(told)))) for name in names]
+    for thread in threads:
+        thread.start()
+    texts = [(await anext(reader)).text for _ in range(told * len(names))]
+    for thread in threads:
+        thread.join()
+    for name in names:
+        assert [text for text in texts if text[0] == name] == [f"{name}{n}" for n in range(told)]
