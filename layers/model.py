@@ -29,7 +29,7 @@ from asynctile.layers.exchange import Pretrained, check_place, replaced, write_m
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
-from asynctile.layers.sampling import Context, Sampler
+from asynctile.layers.sampling import Context, Sampler, Sampling
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
 from asynctile.loop.files import Files
@@ -317,10 +317,10 @@ class Model:
         context = Context(seen[0], block_size)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a whole number of at least 0")
-        sampler = Sampler(temperature, top_k, seed)
+        sampler = Sampler(Sampling(temperature=temperature, top_k=top_k, seed=seed))
         for _ in range(max_new_tokens):
             logits = await self.logits(context.padded())
-            token = sampler.choose(logits[0, len(context) - 1])
+            token = sampler.choose(logits[0, len(context) - 1], ())
             context.append(token)
             yield token
 

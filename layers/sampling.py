@@ -1,15 +1,24 @@
-"""Choosing the next token from logits, by temperature and top-k, and the tokens that it follows. Which logits is model.py."""
+"""Choosing the next token from logits: how (`Sampling`), the choices of one text (`Sampler`), and the tokens that it follows.
+
+The order is that of the logits processors of transformers: repetition penalty, temperature, top_k, top_p, min_p. What none of
+them leaves is not looked at again, so a choice among 50,000 tokens costs little more than finding the few likeliest. Which
+logits is model.py; where a text ends is not said here.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import AsynctileError
+from asynctile.layers.config import LARGEST
+from asynctile.storage.input import shown
 
 #: A context is padded to a multiple of this many tokens, so that few programs serve all lengths.
 MULTIPLE = 32
@@ -37,34 +46,117 @@ class Context:
         return padded
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen. TypeError for what is no number (a bool is none), ValueError for one out of range."""
+
+    temperature: float = 0.8
+    """Divides the logits; 0 takes the likeliest token, and of equally likely ones the first."""
+    top_k: int | None = 50
+    """Only so many tokens, the likeliest, and those that are as likely as the last of them; None: all."""
+    top_p: float | None = None
+    """Only the fewest tokens, the likeliest, that have this share of the probability together, above 0 to 1; None: all."""
+    min_p: float | None = None
+    """Only tokens with at least this share of the likeliest one's probability, 0 to 1; None: all."""
+    repetition_penalty: float | None = None
+    """Divides positive logits of tokens that the text has, and multiplies negative ones; above 0, None or 1: none."""
+    seed: int | None = None
+    """Same seed, same choices, at least 0; None: others each time."""
+
+    def __post_init__(self) -> None:
+        self._check("temperature", Real, "a number of at least 0, such as 0.8", 0, LARGEST)
+        self._check("top_k", Integral, "a whole number of at least 1, or None for all", 1, None, or_none=True)
+        self._check("top_p", Real, "a number above 0, at most 1, or None for all", 0, 1, above=True, or_none=True)
+        self._check("min_p", Real, "a number from 0 to 1, or None for all", 0, 1, or_none=True)
+        self._check("repetition_penalty", Real, "a number above 0, such as 1.2, or None for none", 0, LARGEST, above=True,
+                    or_none=True)
+        self._check("seed", Integral, "a whole number of at least 0, or None for any", 0, None, or_none=True)
+
+    def _check(self, name: str, kind: Any, expected: str, least: int, most: float | None, *, above: bool = False,
+               or_none: bool = False) -> None:  # fmt: skip
+        value = getattr(self, name)
+        if value is None and or_none:
+            return
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise TypeError(f"{name} is {shown(value)}, expected {expected}")
+        # A NaN is in no range. Compared before it is converted: an int may be above all floats.
+        if not (value > least if above else value >= least) or (most is not None and not value <= most):
+            raise ValueError(f"{name} is {shown(value)}, expected {expected}")
+        object.__setattr__(self, name, int(value) if kind is Integral else float(value))
+
+
 class Sampler:
-    """Draws token ids; the same seed gives the same choices.
+    """Chooses the token ids of one text; the same seed gives the same choices."""
 
-    temperature: divides the logits; 0 takes the likeliest. top_k: only the k likeliest; None: all.
-    """
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._random = np.random.default_rng(sampling.seed)
 
-    def __init__(self, temperature: float, top_k: int | None, seed: int | None) -> None:
-        if not (isinstance(temperature, int | float) and math.isfinite(temperature) and temperature >= 0):
-            raise ValueError(f"temperature is {temperature!r}, expected a number of at least 0, such as 0.8")
-        if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
-            raise ValueError(f"top_k is {top_k!r}, expected a whole number of at least 1, or None for all")
-        self.temperature = temperature
-        self.top_k = top_k
-        self._random = np.random.default_rng(seed)
+    def choose(self, logits: NDArray[np.float32], seen: Sequence[int] | NDArray[Any]) -> int:
+        """A token id from logits (V,), which stay as they are. AsynctileError if they are not finite.
 
-    def choose(self, logits: NDArray[np.float32]) -> int:
-        """A token id from logits (V,). AsynctileError if they are not finite."""
-        if not np.isfinite(logits).all():
-            count = int(np.count_nonzero(~np.isfinite(logits)))
-            raise AsynctileError(f"{count} of the model's {logits.size} logits are not finite, so that no token can be chosen; "
-                                 "its weights are damaged or have diverged: use another checkpoint")
-        if self.temperature == 0:
-            return int(logits.argmax())
-        # The largest is taken off first: a temperature close to 0 would make it infinite.
-        with np.errstate(over="ignore"):
-            scaled = (logits.astype(np.float64) - float(logits.max())) / self.temperature
-        if self.top_k is not None and self.top_k < scaled.size:
-            threshold = np.partition(scaled, -self.top_k)[-self.top_k]
-            scaled[scaled < threshold] = -np.inf
-        weights = np.exp(scaled)
-        return int(self._random.choice(weights.size, p=weights / weights.sum()))
+        seen: the ids of the text so far, prompt included; looked at for a repetition penalty alone.
+        """
+        ids, weights = weighted(logits, seen, self._sampling)
+        # One uniform number and the sums in order of ids, as `Generator.choice` has it among all tokens.
+        sums = weights.cumsum()
+        sums /= sums[-1]
+        return int(ids[sums.searchsorted(self._random.random(), side="right")])
+
+
+def weighted(
+    logits: NDArray[np.float32], seen: Sequence[int] | NDArray[Any], sampling: Sampling
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Which tokens may follow, ids ascending (n,), and their probabilities (n,), of which the largest is written as 1."""
+    if not np.isfinite(logits).all():
+        count = int(np.count_nonzero(~np.isfinite(logits)))
+        raise AsynctileError(f"{count} of the model's {logits.size} logits are not finite, so that no token can be chosen; "
+                             "its weights are damaged or have diverged: use another checkpoint")
+    if sampling.repetition_penalty is not None and len(seen):
+        logits = _penalised(logits, np.asarray(seen), sampling.repetition_penalty)
+    if sampling.temperature == 0:
+        return np.array([logits.argmax()]), np.ones(1)
+    ids, found = _likeliest(logits, sampling.top_k)
+    weights = found.astype(np.float64)
+    with np.errstate(over="ignore"):  # the largest is taken off first: a temperature close to 0 would make it infinite
+        weights -= weights.max()
+        weights /= sampling.temperature
+    np.exp(weights, out=weights)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        kept = _nucleus(weights, sampling.top_p)
+        ids, weights = ids[kept], weights[kept]
+    if sampling.min_p is not None:
+        kept = np.flatnonzero(weights >= sampling.min_p)
+        ids, weights = ids[kept], weights[kept]
+    return ids, weights
+
+
+def _penalised(logits: NDArray[np.float32], seen: NDArray[Any], penalty: float) -> NDArray[np.float32]:
+    found = logits[seen]
+    with np.errstate(over="ignore"):  # what was finite stays so
+        found = np.where(found < 0, found * np.float32(penalty), found / np.float32(penalty))
+    penalised = logits.copy()
+    penalised[seen] = np.clip(found, -LARGEST, LARGEST)
+    return penalised
+
+
+def _likeliest(logits: NDArray[np.float32], count: int | None) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+    """The `count` largest logits and what is equal to the last of them: ids ascending (n,), and logits (n,)."""
+    if count is None or count >= logits.size:
+        return np.arange(logits.size), logits
+    ids = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
+    return ids, logits[ids]
+
+
+def _nucleus(weights: NDArray[np.float64], share: float) -> NDArray[np.intp]:
+    """Where the fewest of the largest weights stand that have the share of all; of equal ones the first go."""
+    total = float(weights.sum())
+    rest = (1 - share) * total
+    # What is below its part of the rest goes in any case: all such together stay below it. So only the others are sorted.
+    ascending = np.sort(weights[weights >= rest / weights.size])
+    sums = ascending.cumsum() + (total - float(ascending.sum()))
+    gone = min(int(sums.searchsorted(rest, side="right")), ascending.size - 1)
+    last = ascending[gone]
+    kept = np.flatnonzero(weights >= last)
+    more = gone - int(ascending.searchsorted(last))
+    return np.delete(kept, np.flatnonzero(weights[kept] == last)[:more]) if more else kept
