@@ -1,7 +1,7 @@
 # make train   set everything up and train a small GPT-2 under a cap that does not hold it
 # make test    set everything up, check the sources and run the tests
 # make lint    ruff and mypy alone
-# make reference   the comparisons with torch and transformers
+# make reference   the comparisons with torch and transformers, and the types that clients see by pyright
 # The first call makes .venv; a later one only repeats what pyproject.toml changed.
 
 PYTHON ?= python3

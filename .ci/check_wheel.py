@@ -1,4 +1,4 @@
-"""Checks a built wheel: it installs the one name `asynctile`, with every module and CUDA source, and it imports.
+"""Checks a built wheel: it installs the one name `asynctile`, with every module, CUDA source and its types, and it imports.
 
 Called by .ci/run as: check_wheel.py WHEEL INSTALLED, with INSTALLED a folder that holds the wheel's content alone.
 """
@@ -14,11 +14,11 @@ PUBLIC = (("asynctile", "Engine"), ("asynctile.layers", "GPT2"), ("asynctile.lay
 
 
 def source_modules(root: Path) -> set[str]:
-    """Names, as in a wheel, of all modules and CUDA sources of a checkout."""
+    """Names, as in a wheel, of all modules and CUDA sources of a checkout, and of what says that it is typed."""
     modules = set()
     for name, top in (("asynctile", "asynctile"), ("asynctile/layers", "layers"), ("asynctile/storage", "storage")):
         folder = root / top
-        for path in (path for kind in ("*.py", "*.cu", "*.cuh") for path in folder.rglob(kind)):
+        for path in (path for kind in ("*.py", "*.cu", "*.cuh", "py.typed") for path in folder.rglob(kind)):
             inner = path.relative_to(folder).as_posix()
             if not (name == "asynctile" and inner.startswith(("layers/", "storage/"))):  # rglob may follow the links
                 modules.add(f"{name}/{inner}")

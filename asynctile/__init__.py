@@ -15,6 +15,7 @@ from asynctile.errors import (
     TornModelError,
 )
 from asynctile.measure.statistics import Statistics
+from asynctile.share import Share
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "CheckpointError",
     "DeviceError",
     "Engine",
+    "Share",
     "StalledError",
     "Statistics",
     "TierError",

@@ -66,8 +66,8 @@ class Share:
         self._schedules = Schedules(self._assembly, self.compute, lambda: self.plays)
         self._life.tiers.append(tiers)
         self._life.dependents.add(self._schedules)
-        self._files = files
-        self.busy = self.lock(self._what)
+        self._files: Stream = files
+        self.busy: Exclusive = self.lock(self._what)
 
     @property
     def _device(self) -> Device:
@@ -75,6 +75,7 @@ class Share:
 
     @property
     def device(self) -> str:
+        """Its name: "cpu", "emulated" or "cuda:N", whichever "auto" came to."""
         return self._device.name
 
     @property
@@ -138,7 +139,7 @@ class Share:
             self._rates = await self.call(self._measure(demand))
         return self._rates
 
-    def spawn(self, work: Coroutine[Any, Any, T]) -> Any:
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """On the device's loop: a task there that the engine waits for before it closes."""
         return self._life.background.spawn(work)
 

@@ -5,17 +5,23 @@ Callers give int arrays (B, T); programs take one int32 tile for each row tile. 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncIterable, Awaitable, Iterable
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from asynctile.layers.config import Config
 from asynctile.layers.rows import Rows
 from asynctile.ops.cross_entropy import IGNORED
 
+#: (tokens, targets) as callers give them: int arrays (B, T), or what NumPy makes one of.
+Batch: TypeAlias = tuple[ArrayLike, ArrayLike]
+#: What a run goes over; an item may be something to await.
+Batches: TypeAlias = Iterable[Batch | Awaitable[Batch]] | AsyncIterable[Batch | Awaitable[Batch]]
 
-def check_tokens(name: str, tokens: Any, config: Config, *, ignored: bool = False) -> NDArray[np.int32]:
+
+def check_tokens(name: str, tokens: ArrayLike, config: Config, *, ignored: bool = False) -> NDArray[np.int32]:
     """`tokens` as an int32 array (B, T); TypeError or ValueError in one sentence if it cannot be one.
 
     ignored: IGNORED (-100) is allowed beside token ids.

@@ -23,7 +23,6 @@ from typing import Any, TypeGuard
 
 from threadpoolctl import threadpool_info
 
-from asynctile.engine import Engine
 from asynctile.errors import CheckpointError
 from asynctile.layers.activations import check_recompute
 from asynctile.layers.config import Config
@@ -45,6 +44,7 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.snapshot import Snapshot
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
+from asynctile.share import Share
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
 from asynctile.storage.documents import load_json, store_file, store_json
@@ -142,7 +142,7 @@ def _tiles(model: Model) -> Iterator[Tile]:
             yield from getattr(parameter, family).values()
 
 
-async def load(engine: Engine, path: str | os.PathLike[str]) -> tuple[Model, Training]:
+async def load(engine: Share, path: str | os.PathLike[str]) -> tuple[Model, Training]:
     """On the device's loop: a model with its moments, and the training of it, from a checkpoint folder."""
     files = engine.files(f"the load of {os.fspath(path)}")
     folder = await files.run(whole_folder, path)

@@ -19,12 +19,15 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Self
 
-from asynctile.engine import Engine
+from numpy.typing import ArrayLike
+
+from asynctile.layers.batch import Batch, Batches
 from asynctile.layers.report import StepReport
+from asynctile.share import Share
 from asynctile.streams.event import resolve
 
 #: A step on (tokens, targets), which calls the first argument once it has counted.
-Step = Callable[[Callable[[], None], Any, Any], Awaitable[StepReport]]
+Step = Callable[[Callable[[], None], ArrayLike, ArrayLike], Awaitable[StepReport]]
 _END = object()
 #: The end of a caller's iterator (its `finally`) may take so long before its thread is left behind.
 PATIENCE_S = 1.0
@@ -33,7 +36,7 @@ PATIENCE_S = 1.0
 class Feed:
     """`await take()` until it raises StopAsyncIteration, or until `end`. TypeError if `batches` is no iterable."""
 
-    def __init__(self, batches: Any) -> None:
+    def __init__(self, batches: Batches) -> None:
         self.is_over = False
         self._items: AsyncIterator[Any] | None = None
         #: an item that was asked for; a caller that is cancelled leaves it to the next
@@ -52,7 +55,7 @@ class Feed:
         else:
             raise TypeError(f"batches is {type(batches).__name__}, expected an iterable of (tokens, targets)")
 
-    async def take(self) -> Any:
+    async def take(self) -> Batch:
         """The next item, awaited if it is an awaitable. Cancelled, it is not lost: the next call gets it."""
         if self._taken is None:
             self._taken = self._ask()
@@ -100,14 +103,14 @@ class Feed:
 class Steps:
     """What Trainer.run returns: `async for` over reports. Cancelled, it can be gone on with: no batch is lost or used twice."""
 
-    def __init__(self, engine: Engine, step: Step, batches: Any, steps: int | None) -> None:
+    def __init__(self, engine: Share, step: Step, batches: Batches, steps: int | None) -> None:
         self._engine = engine
         self._step = step
         self._feed = Feed(batches)
         engine.dependents.add(self._feed)
         self._left = steps
         #: taken, and no step with it has counted
-        self._batch: Any = None
+        self._batch: Batch | None = None
 
     def __aiter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ Long because a model is one object to its users: making, reading, writing, compu
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from asynctile.engine import Engine
 from asynctile.errors import StalledError, TornModelError
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
@@ -32,12 +31,14 @@ from asynctile.layers.programs import Programs
 from asynctile.layers.sampling import Context, Sampler, Sampling
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
+from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.repeat.played_job import PlayedJob
 from asynctile.run.job import Job
+from asynctile.share import Share
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -45,7 +46,7 @@ from asynctile.storage.tile import Tile
 COUNTED_TILES = 10_000
 
 
-def check_room(engine: Engine, tiling: Tiling, nbytes: int) -> None:
+def check_room(engine: Share, tiling: Tiling, nbytes: int) -> None:
     """BudgetError, without a look at single tiles, if a large model at `nbytes` a parameter fits nowhere at all."""
     if tiling.count > COUNTED_TILES:
         engine.check_room(nbytes * tiling.config.parameter_count)
@@ -60,24 +61,25 @@ class Model:
     last_checkpoint: where the model was last saved to or loaded from, for that message.
     """
 
-    def __init__(self, engine: Engine, config: Config, tile: int | None = None) -> None:
+    def __init__(self, engine: Share, config: Config, tile: int | None = None) -> None:
         self.engine = engine
         self.config = config
-        self.tiling = Tiling(config, tile, engine.grain)
+        self.tiling: Tiling = Tiling(config, tile, engine.grain)
         check_room(engine, self.tiling, WEIGHT_NBYTES)
-        self.parameters = Parameters(config, self.tiling, engine.precision)
-        self.in_training = self.has_moments = False
-        self.step_count = 0
+        self.parameters: Parameters = Parameters(config, self.tiling, engine.precision)
+        self.in_training: bool = False
+        self.has_moments: bool = False
+        self.step_count: int = 0
         self.torn: str | None = None
         self.last_checkpoint: str | None = None
         #: held by whoever changes the weights or must see those of one step
-        self.changing = engine.lock("a model")
+        self.changing: Exclusive = engine.lock("a model")
         self.companions = {}
         self._programs = Programs()
         self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
 
     @classmethod
-    async def create(cls, engine: Engine, config: Config, *, seed: int = 0, tile: int | None = None) -> Self:
+    async def create(cls, engine: Share, config: Config, *, seed: int = 0, tile: int | None = None) -> Self:
         """A new model: same seed, same weights, whatever the budget and the tile.
 
         BudgetError, before any work, if the engine's caps are below the floor.
@@ -91,7 +93,7 @@ class Model:
         return await engine.call(job(), undo=cls.release)
 
     @classmethod
-    async def from_pretrained(cls, engine: Engine, path: str | os.PathLike[str], *, tile: int | None = None) -> Self:
+    async def from_pretrained(cls, engine: Share, path: str | os.PathLike[str], *, tile: int | None = None) -> Self:
         """A model in the Hugging Face layout: a folder with config.json and model.safetensors (or shards).
 
         CheckpointError if files are missing, damaged or of another shape; ValueError for variants that compute
@@ -271,7 +273,7 @@ class Model:
             whole[parameter.index(i, j)] = piece
         return whole
 
-    async def logits(self, tokens: Any) -> NDArray[np.float32]:
+    async def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Logits (B, T, V), float32, of token ids (B, T)."""
         ids = check_tokens("tokens", tokens, self.config)
         flat = np.empty((ids.size, self.config.vocab_size), np.float32)
@@ -284,7 +286,7 @@ class Model:
         await self.engine.call(job())
         return flat.reshape(*ids.shape, self.config.vocab_size)
 
-    async def loss(self, tokens: Any, targets: Any) -> float:
+    async def loss(self, tokens: ArrayLike, targets: ArrayLike) -> float:
         """Mean cross-entropy in nats over targets (B, T) that are not -100."""
         ids = check_tokens("tokens", tokens, self.config)
         wanted = check_tokens("targets", targets, self.config, ignored=True)
@@ -307,7 +309,7 @@ class Model:
         temperature: float = 0.8,
         top_k: int | None = 50,
         seed: int | None = None,
-    ) -> AsyncIterator[int]:
+    ) -> AsyncGenerator[int]:
         """Yield new token ids one by one; the last block_size tokens are the context, computed anew for each.
 
         prompt_ids (T,) may be longer: what stands before the context is neither looked at nor kept.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from asynctile.engine import Engine
 from asynctile.errors import CheckpointError, DeviceError
+from asynctile.share import Share
 
 
 class Saving:
     """The save that was left to a task and that nobody has asked about since, if there is one."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Share) -> None:
         self._engine = engine
         self._task: asyncio.Task[None] | None = None
 

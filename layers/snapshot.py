@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from asynctile.engine import Engine
 from asynctile.memory.caps import Loan
+from asynctile.share import Share
 from asynctile.storage.tile import Tile
 
 
@@ -24,7 +24,7 @@ class Snapshot:
         self._copies: dict[Tile, NDArray[Any]] = {}
 
     @classmethod
-    async def take(cls, engine: Engine, tiles: Iterable[Tile], who: str) -> Self | None:
+    async def take(cls, engine: Share, tiles: Iterable[Tile], who: str) -> Self | None:
         """Copy the tiles; None, with nothing copied, if the engine has no room.
 
         No other program runs meanwhile: one that wanted the RAM back would keep the engine until it has it, and this would

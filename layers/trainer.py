@@ -22,12 +22,11 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from asynctile.engine import Engine
 from asynctile.errors import AsynctileError, BudgetError, DeviceError, StalledError, TornModelError
 from asynctile.layers.activations import AUTO
-from asynctile.layers.batch import check_tokens, loss_inputs
+from asynctile.layers.batch import Batches, check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.feed import Steps
 from asynctile.layers.keeping import Keeping
@@ -43,6 +42,7 @@ from asynctile.measure.statistics import Statistics
 from asynctile.program.program import UPDATE, Program
 from asynctile.repeat.played_job import PlayedJob
 from asynctile.run.job import Job
+from asynctile.share import Share
 from asynctile.storage.tile import Tile
 
 #: Numbers of a batch that are checked and cut on the loop: a thread takes as long to begin.
@@ -80,13 +80,13 @@ class Trainer:
         recompute: bool | str = AUTO,
         update: str = "auto",
     ) -> None:
-        self.settings = Settings(clip_norm=clip_norm, micro_batches=micro_batches, recompute=recompute)
-        self.update = check_update(update)
+        self.settings: Settings = Settings(clip_norm=clip_norm, micro_batches=micro_batches, recompute=recompute)
+        self.update: str = check_update(update)
         model.train()
         self.model = model
-        self.engine: Engine = model.engine
-        self.optimizer = optimizer if optimizer is not None else AdamW()
-        self.skipped_count = 0
+        self.engine: Share = model.engine
+        self.optimizer: AdamW = optimizer if optimizer is not None else AdamW()
+        self.skipped_count: int = 0
         self.last_report: StepReport | None = None
         self.data_state: dict[str, Any] = {}
         #: by program with every update on the device, what "auto" came to
@@ -96,14 +96,17 @@ class Trainer:
 
     @property
     def step_count(self) -> int:
+        """Updates of the model, a count."""
         return self.model.step_count
 
     @property
     def clip_norm(self) -> float | None:
+        """The largest global norm of a gradient, as it was asked for; None: not clipped."""
         return self.settings.clip_norm
 
     @property
     def micro_batches(self) -> int:
+        """Parts that a batch goes through a layer in, a count."""
         return self.settings.micro_batches
 
     @property
@@ -111,7 +114,7 @@ class Trainer:
         """As it was asked for: True, False or "auto"."""
         return self.settings.recompute
 
-    async def step(self, tokens: Any, targets: Any) -> StepReport:
+    async def step(self, tokens: ArrayLike, targets: ArrayLike) -> StepReport:
         """One update from int arrays (B, T); targets of -100 are ignored.
 
         Raises ValueError or TypeError for wrong arrays, BudgetError before any work if the caps are too small,
@@ -120,11 +123,11 @@ class Trainer:
         """
         return await self.step_for(lambda: None, tokens, targets)
 
-    async def step_for(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
+    async def step_for(self, counted: Callable[[], None], tokens: ArrayLike, targets: ArrayLike) -> StepReport:
         """`step`; counted: called on the device's loop once it has counted, also if whoever awaits it was cancelled."""
         return await self.engine.call(self._step(counted, tokens, targets))
 
-    async def _step(self, counted: Callable[[], None], tokens: Any, targets: Any) -> StepReport:
+    async def _step(self, counted: Callable[[], None], tokens: ArrayLike, targets: ArrayLike) -> StepReport:
         kind = "step" if self.clip_norm is None else "step_clipped"
         async with self.model.changing.held():
             self.model.check_whole("step")
@@ -139,7 +142,7 @@ class Trainer:
 
             return await self._keeping.run(kind, rows, run)
 
-    def run(self, batches: Any, *, steps: int | None = None) -> Steps:
+    def run(self, batches: Batches, *, steps: int | None = None) -> Steps:
         """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them; TypeError for anything else.
 
         A plain iterable is advanced in a thread of its own, when a step wants a batch and never ahead. Cancelled in mid-run, go
@@ -147,7 +150,7 @@ class Trainer:
         """
         return Steps(self.engine, self.step_for, batches, steps)
 
-    async def gradients(self, tokens: Any, targets: Any) -> dict[str, NDArray[np.float32]]:
+    async def gradients(self, tokens: ArrayLike, targets: ArrayLike) -> dict[str, NDArray[np.float32]]:
         """Every gradient by parameter name, float32; nothing is updated."""
 
         async def job() -> dict[str, NDArray[np.float32]]:
@@ -197,7 +200,7 @@ class Trainer:
         return self._saving.is_under_way
 
     @classmethod
-    async def load(cls, engine: Engine, path: str | os.PathLike[str], *, update: str = "auto") -> Self:
+    async def load(cls, engine: Share, path: str | os.PathLike[str], *, update: str = "auto") -> Self:
         """A trainer with its model (`trainer.model`) from a checkpoint; goes on bitwise as if never stopped.
 
         update: as in Trainer; it is no part of a checkpoint. CheckpointError if it is damaged or no checkpoint. Warns if it
@@ -210,13 +213,13 @@ class Trainer:
         trainer.data_state = training.data_state
         return trainer
 
-    async def _cut(self, tokens: Any, targets: Any) -> tuple[Rows, dict[str, Any], int]:
+    async def _cut(self, tokens: ArrayLike, targets: ArrayLike) -> tuple[Rows, dict[str, Any], int]:
         """`_inputs`; in a thread if that takes longer than a thread to begin."""
         if isinstance(tokens, np.ndarray) and isinstance(targets, np.ndarray) and tokens.size + targets.size <= AT_ONCE:
             return self._inputs(tokens, targets)
         return await self.engine.compute(self._inputs, tokens, targets)
 
-    def _inputs(self, tokens: Any, targets: Any) -> tuple[Rows, dict[str, Any], int]:
+    def _inputs(self, tokens: ArrayLike, targets: ArrayLike) -> tuple[Rows, dict[str, Any], int]:
         """How a batch is cut, its inputs, and how many targets count."""
         config = self.model.config
         ids = check_tokens("tokens", tokens, config)

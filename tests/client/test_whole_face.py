@@ -1,0 +1,57 @@
+"""What others write against asynctile: the client of whole_face.py, and the examples, as two type checkers see them.
+
+They are looked at from outside, with asynctile installed: that the wheel has py.typed is .ci/check_wheel.py's. What asynctile's
+own sources are checked for is `make lint`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.client import whole_face
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = [ROOT / "tests" / "client" / "whole_face.py"]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has asynctile installed, beside everything that this one has."""
+    place = tmp_path_factory.mktemp("installed")
+    venv.create(place, symlinks=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(place), "platbase": str(place)}))
+    shutil.copytree(ROOT / "asynctile", site / "asynctile", ignore=shutil.ignore_patterns("__pycache__"))
+    others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site / "others.pth").write_text("\n".join(others))
+    return place / "bin" / "python"
+
+
+def checked(tmp_path: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Away from the checkout, so that asynctile is the one installed."""
+    return subprocess.run([sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+
+
+def test_clients_are_clean_under_mypy_strict(python: Path, tmp_path: Path) -> None:
+    done = checked(tmp_path, "mypy", "--strict", "--python-executable", python, "--cache-dir", tmp_path / "cache", *CLIENTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.reference
+def test_clients_are_clean_under_pyright_strict(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    done = checked(tmp_path, "pyright", "--pythonpath", python, *CLIENTS)
+    assert "No source files found" not in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_the_whole_face_does_what_it_says(tmp_path: Path) -> None:
+    statistics = await whole_face.main(tmp_path)
+    assert statistics.device == "emulated"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "of-the-other", "trace.json"]
