@@ -6,7 +6,10 @@ What is done on an engine, and on what it lends of itself, is share.py's.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,11 +18,13 @@ from typing import Self
 
 from asynctile.device import open_device
 from asynctile.device.base import Report
-from asynctile.errors import BudgetError, DeviceError
+from asynctile.errors import BudgetError
+from asynctile.events import Opened
+from asynctile.hub import ENGINE, LIMIT, Events, Tell
 from asynctile.lent import LentShare
 from asynctile.lifetime import Lifetime
 from asynctile.loop.files import THREADS
-from asynctile.loop.thread import in_thread, new_loop, under_shield
+from asynctile.loop.thread import new_loop, under_shield
 from asynctile.measure.trace import Trace
 from asynctile.memory.spill_link import THREADS as TRANSFERS
 from asynctile.memory.tiers import TierOptions, Tiers
@@ -30,9 +35,11 @@ from asynctile.storage.limits import spare_address_space, tightest
 from asynctile.storage.sizes import parse_size
 from asynctile.storage.spill import SpillRegion, SpillTier
 
+logger = logging.getLogger(__name__)
+
 
 class Engine(Share):
-    """Open with `async with`. Arguments as in the README; sizes are ints in bytes or strings such as "512MiB".
+    """Open with `async with`, or `open` and `aclose`. Arguments as in the README; sizes are ints in bytes or "512MiB".
 
     device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated", "cuda:N". device_memory: cap on device bytes; on
     a GPU, if not given, what is free there. host_memory: cap on RAM that tiles may take (on cpu this is the budget, and
@@ -94,12 +101,15 @@ class Engine(Share):
             in_ram, remedy = room.share, room.remedy
             if on_device is not None and isinstance(opened, HostMemory):  # which is RAM as well
                 in_ram -= min(on_device, room.share // 2)
-        super().__init__(Lifetime(opened, folder, make_loop, report), "the engine", precision, prefetch)
+        life = Lifetime(opened, folder, make_loop, report)
+        super().__init__(life, "the engine", life.tell, precision, prefetch)
         self._options = TierOptions(
             device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy
         )
-        self._used = False
         self._trace: Trace | None = None
+        #: by name
+        self._lent: dict[str, LentShare] = {}
+        self._count_lent = itertools.count(1)
 
     @property
     def device_cap(self) -> int:
@@ -110,42 +120,57 @@ class Engine(Share):
         assert cap is not None
         return cap
 
-    async def __aenter__(self) -> Self:
-        """Cancelled, however often, it leaves nothing open and raises CancelledError."""
-        if self._used:
-            raise DeviceError("an engine opens once: make a new Engine to go on")
-        life = self._life
-        self._used, life.process = True, os.getpid()
+    async def open(self) -> Self:
+        """Open it where no block can be put around its use, such as in a service that is told of its start; see `aclose`.
+
+        Cancelled, however often, it leaves nothing open and raises CancelledError. DeviceError if it was opened or closed
+        before, or is closed meanwhile.
+        """
+        began, life = time.monotonic(), self._life
+        life.claim()
         spare_address_space()
         self._spills = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
-        tiers = Tiers(life.device, life.spill, self._spills, self._options)
+        tiers = Tiers(life.device, life.spill, self._spills, self._options, tell=self.tell)
         self._put_together(tiers, life.device.add_stream("files", THREADS))
-        if await in_thread("opening", life.open, on_cancel=life.stop_opening, on_gone=life.abandon):
-            await in_thread("closing", life.break_off)
-            raise asyncio.CancelledError
-        life.is_open = True
+        await life.begin()
+        now, seconds = self.statistics(), time.monotonic() - began
+        caps = now.device_memory_bytes, now.host_memory_bytes, now.spill_limit_bytes
+        logger.info("the engine on %s is open after %.1f s: device_memory %s, host_memory %s, spill_limit %s bytes",
+                    now.device, seconds, *caps)  # fmt: skip
+        self.tell(Opened, device=now.device, device_memory_bytes=caps[0], host_memory_bytes=caps[1], spill_limit_bytes=caps[2],
+                  seconds=seconds)  # fmt: skip
         return self
+
+    async def aclose(self) -> None:
+        """Wait for tasks of `spawn`, end what still runs, run out what was enqueued, end all threads: whole, however often it
+        is cancelled; then the tasks are cancelled too, and CancelledError is raised.
+
+        From any loop, also while another task opens it, which then has DeviceError. A second call waits for the first, and one
+        before the engine was opened leaves it closed. Raises what a task of `spawn` has raised, once; DeviceError in a forked
+        child, and from a job of the engine's own, which it would wait for.
+        """
+        await self._life.end(None)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel what still runs, run out what was enqueued, end all threads: whole, however often it is cancelled.
+        """As `aclose` after a clean end of the block; after an error the tasks of `spawn` are cancelled at once.
 
-        Tasks of `spawn` are awaited after a clean end of the block, and cancelled after an error or when this is cancelled.
         In a forked child nothing is closed: DeviceError after a clean end of the block, while an error or an exit goes its way.
         """
-        life = self._life
-        if kind is not None and life.process != os.getpid():
-            return
-        life.check_process()
-        life.is_open = False
-        if kind is GeneratorExit:  # thrown away, with its loop: it may not wait
-            life.abandon()
-            return
-        if await in_thread("closing", life.close if kind is None else life.break_off, on_cancel=life.hurry):
-            raise asyncio.CancelledError
-        if life.failed is not None and kind is None:
-            raise life.failed
+        await self._life.end(kind)
+
+    def events(self, limit: int = LIMIT) -> Events:
+        """What happens here from now on, for `async for`; see asynctile.events for what is told, and Events for `limit`.
+
+        Before the engine is opened as well. Each call makes a reader of its own; none holds up anything. ValueError for a limit
+        below 1.
+        """
+        self.check_process()
+        return self._life.hub.reader(limit)
 
     @asynccontextmanager
     async def share(
@@ -154,13 +179,15 @@ class Engine(Share):
         host_memory: int | str,
         device_memory: int | str | None = None,
         spill_limit: int | str | None = None,
+        name: str | None = None,
     ) -> AsyncIterator[Share]:
         """Lend a part of the caps to jobs that run beside those of this engine: models and trainers are made on the share.
 
         Sizes as in Engine: device_memory goes with a device that has memory of its own, spill_limit with a spill folder
         (without it the share has none). Results are as on an engine with these caps. At the end of the block its tiles are
-        freed and the engine has its caps back. Both wait for programs of this engine that run. BudgetError if what stands here
-        leaves too little, ValueError for a size that does not go with the device.
+        freed and the engine has its caps back. Both wait for programs of this engine that run. name: for events and metrics,
+        "share-1" and so on if not given. BudgetError if what stands here leaves too little, ValueError for a size that does not
+        go with the device, and for a name that another share has.
         """
         spill = self.tiers.spill
         if self.has_link != (device_memory is not None):
@@ -172,7 +199,7 @@ class Engine(Share):
             raise ValueError("spill_limit without spill: the engine has no spill folder; leave spill_limit out")
         given = (("device_memory", device_memory), ("host_memory", host_memory), ("spill_limit", spill_limit))
         sizes = [0 if value is None else _positive(name, value) for name, value in given]
-        part = await self.call(self._share(*sizes), undo=self._take_back)
+        part = await self.call(self._share(name, *sizes), undo=self._take_back)
         life = self._life
         try:
             yield part
@@ -187,6 +214,11 @@ class Engine(Share):
         if life.is_open:
             await life.open_loop().call_whole(self._take_back(part))
 
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The engine itself and what it has lent, oldest first; from any thread."""
+        return self, *self._lent.values()
+
     def start_trace(self) -> None:
         """Record what every stream runs from now on, for `write_trace`."""
         self._trace = Trace(self._device.streams())
@@ -197,9 +229,10 @@ class Engine(Share):
             raise ValueError("no trace was started: call start_trace() before the work to be traced")
         self._trace.write(path)
 
-    async def _share(self, on_device: int, in_ram: int, on_disk: int) -> LentShare:
+    async def _share(self, name: str | None, on_device: int, in_ram: int, on_disk: int) -> LentShare:
         """On the device's loop; whole, or not at all."""
         async with self.exclusive():
+            tell = Tell(self._life.hub, self._named(name))
             self._schedules.leave()
             spill, caps = self.tiers.spill, self.tiers.caps
             region = SpillRegion(spill, on_disk) if spill is not None and on_disk else None
@@ -210,9 +243,10 @@ class Engine(Share):
                 if cancelled:
                     raise asyncio.CancelledError
                 options = replace(self._options, device_memory=on_device, host_memory=in_ram, host_remedy="")
-                part = LentShare(self._life, "its share of the engine", self.precision, self.prefetch, region, options)
+                part = LentShare(self._life, "its share of the engine", tell, self.precision, self.prefetch, region, options)
                 part.plays = self.plays
-                part._put_together(Tiers(self._device, region, self._spills, options), self._files)
+                part._put_together(Tiers(self._device, region, self._spills, options, tell=tell), self._files)
+                self._lent[tell.share] = part
                 return part
             except BaseException:
                 if is_lent:
@@ -221,10 +255,20 @@ class Engine(Share):
                     region.give_back()
                 raise
 
+    def _named(self, name: str | None) -> str:
+        """The name of a new share; ValueError if another has that one."""
+        taken = {ENGINE, *self._lent}
+        if name in taken:
+            raise ValueError(f"a share named {name!r} stands: expected a name that is none of {', '.join(sorted(taken))}")
+        return name or next(free for number in self._count_lent if (free := f"share-{number}") not in taken)
+
     async def _take_back(self, part: LentShare) -> None:
         """On the device's loop, not to be cancelled: its jobs end, its tiles are freed."""
         options = part.options
-        await part.end()
+        try:
+            await part.end()
+        finally:
+            del self._lent[part.name]
         async with self.exclusive():
             self._schedules.leave()
             await self.tiers.caps.regain(options.device_memory or 0, options.host_memory or 0)

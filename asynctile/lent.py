@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from asynctile.errors import DeviceError
+from asynctile.hub import Tell
 from asynctile.lifetime import Lifetime
 from asynctile.loop.thread import LoopThread, Undo
 from asynctile.memory.tiers import TierOptions
@@ -22,14 +23,25 @@ class LentShare(Share):
     """What `Engine.share` lends. region: of the spill file, None for none. options: its caps."""
 
     def __init__(
-        self, life: Lifetime, what: str, precision: str, prefetch: int, region: SpillRegion | None, options: TierOptions
+        self,
+        life: Lifetime,
+        what: str,
+        tell: Tell,
+        precision: str,
+        prefetch: int,
+        region: SpillRegion | None,
+        options: TierOptions,
     ) -> None:
-        super().__init__(life, what, precision, prefetch)
+        super().__init__(life, what, tell, precision, prefetch)
         self.options = options
         self._region = region
         self._is_ending = self._has_ended = False
         self._under_way = 0
         self._idle: asyncio.Future[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return super().is_open and not self._is_ending
 
     async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
         try:

@@ -3,11 +3,14 @@
 Everything public here may be awaited from any event loop. The work happens on the device's own loop (asynctile/loop/thread.py)
 and streams; the caller's loop stays free. An Engine is the share of all that it has not lent (engine.py), what it lends is in
 lent.py; shares run side by side, and what moves in one is a function of its own programs.
+
+Long because a share is one object to whoever works on it: reading, writing, running and waiting are its methods.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, ParamSpec, TypeVar
@@ -17,6 +20,7 @@ import numpy as np
 
 from asynctile.device.base import Device
 from asynctile.errors import DeviceError
+from asynctile.hub import Tell
 from asynctile.lifetime import Dependent, Lifetime
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
@@ -47,11 +51,14 @@ T = TypeVar("T")
 class Share:
     """What models, trainers and services work on. Made by `Engine` and by `Engine.share`.
 
-    what: it is, for messages. precision, prefetch: as given to Engine. plays: whether programs that repeat are played by
-    compiled workers; set it to False to do without, the results are the same.
+    what: it is, for messages. name: in events and metrics, "engine" for the engine's own. tell: of it, to `Engine.events`.
+    precision, prefetch: as given to Engine. plays: whether programs that repeat are played by compiled workers; set it to
+    False to do without, the results are the same.
     """
 
-    def __init__(self, life: Lifetime, what: str, precision: str, prefetch: int) -> None:
+    def __init__(self, life: Lifetime, what: str, tell: Tell, precision: str, prefetch: int) -> None:
+        self.tell = tell
+        self.name = tell.share
         self.precision = precision
         self.prefetch = prefetch
         self.plays = True
@@ -72,6 +79,11 @@ class Share:
     @property
     def _device(self) -> Device:
         return self._life.device
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes work; from any thread. Never in a forked child of the process that opened it."""
+        return self._life.is_open and self._life.process == os.getpid()
 
     @property
     def device(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asynctile.device.base import Device
+from asynctile.hub import UNHEARD, Tell
 from asynctile.memory.caps import Caps
 from asynctile.memory.host_link import HostLink
 from asynctile.memory.spill_link import SpillLink
@@ -64,13 +65,14 @@ class Tiers:
         transfers: Stream | None,
         options: TierOptions,
         run_ahead: RunAhead | None = None,
+        tell: Tell = UNHEARD,
     ) -> None:
         self.device = device
         self.spill = spill
         self.prefetch = options.prefetch
         self.positions = Positions()
         self.player: Playing | None = None
-        self.run_ahead = RunAhead(self.runners, options.watchdog) if run_ahead is None else run_ahead
+        self.run_ahead = RunAhead(self.runners, options.watchdog, tell) if run_ahead is None else run_ahead
         self.lockstep = Lockstep() if options.prefetch == 0 else None
         #: the program whose next run the ranks of what stands in the tiers point into; weak, since its graphs end with it
         self._ranked_for: weakref.ref[Program] | None = None

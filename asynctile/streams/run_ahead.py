@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from asynctile.errors import StalledError
+from asynctile.hub import UNHEARD, Tell
 from asynctile.streams.event import Runner, StreamEvent
 from asynctile.streams.stall import describe
 
@@ -46,13 +47,14 @@ class Looks:
 class RunAhead:
     """Events in the order in which they were enqueued.
 
-    streams: all that work may run on, for the watchdog. patience_s: None for no watchdog.
+    streams: all that work may run on, for the watchdog. patience_s: None for no watchdog. tell: of what is waited for long.
     stalled: the error of the watchdog once it has spoken of enqueued work. Nothing is waited for any more then: what hangs
     may hang on. hangs: something does, be it a file of a save, which is no reason to stop.
     """
 
-    def __init__(self, streams: Callable[[], Sequence[Runner]], patience_s: float | None) -> None:
+    def __init__(self, streams: Callable[[], Sequence[Runner]], patience_s: float | None, tell: Tell = UNHEARD) -> None:
         self.patience_s = patience_s
+        self.tell = tell
         self.stalled: StalledError | None = None
         self.hangs = False
         #: pieces of Python that compute in threads: they move, and end, though no stream shows it
