@@ -1,0 +1,241 @@
+"""How much later does a service answer while a model trains in its process?
+
+    python bench/bench_service.py [--rounds 2] [--idle 5] [--seconds 10] [--rate 200] [--layers 8] [--width 256] [--write]
+
+A service answers --rate requests a second on its own event loop, asyncio's and uvloop's: a line of JSON is parsed, an await of
+1 ms stands for a database, a line of JSON goes back. It is alone for --idle seconds; then an engine is opened in its process,
+with no kernel compiled before, a model made, and trained with all cores for --seconds after its first steps. Beside it the same
+GPT-2 in PyTorch, whose steps go by `asyncio.to_thread`. Every side is a process of its own, with an empty folder for kernels.
+
+Requests come from a third process (open_loop.py), which never waits for an answer. Latency is counted from the time at which a
+request was due to the time at which the service writes the answer; what the client itself was late, on the cores that train, is
+in it, and stands beside it. Target: from the opening to the end of training p99 at most 5 ms above that of the idle service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import uvloop
+from common import CORES, ROOT, Table, arguments, batch, in_turn, publish, target
+
+from asynctile import Engine
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+OURS, TORCH = "asynctile", "torch in a thread"
+SIDES = tuple(f"{who}, {loop}" for who in (OURS, TORCH) for loop in LOOPS)
+#: Most that p99 may rise, in milliseconds.
+MOST_MS = 5.0
+#: What a request waits for between its question and its answer, and how long requests come before anything is counted.
+DATABASE_S, SETTLE_S = 1e-3, 1.0
+#: What happens in a process, in this order; a side without one of them has no requests in it.
+IDLE, OPENING, FIRST, STEPS, CLOSING = "idle", "engine opened, kernels compiled", "model made, first steps", "steps", "closed"
+#: A service must bear all that a training does.
+WHOLE = "all of the training"
+PERCENTILES = (50, 99, 100)
+
+
+def config_of(options: Namespace) -> GPT2Config:
+    return GPT2Config(n_layer=options.layers, n_head=max(1, options.width // 64), n_embd=options.width,
+                      block_size=options.length, vocab_size=options.vocab)  # fmt: skip
+
+
+class Service:
+    """One side, in its process: the service, and a training beside it."""
+
+    def __init__(self, options: Namespace) -> None:
+        self.options = options
+        self.config = config_of(options)
+        self.inputs = batch(self.config, options.batch, options.length)
+        self.torch_step = None if options.side.startswith(OURS) else importlib.import_module("torch_step")
+        self.steps = 0
+        self.asked = asyncio.Event()
+        self.marks: list[tuple[str, float, float]] = []
+
+    def mark(self, phase: str) -> None:
+        """A phase begins: when, and how much CPU time this process and those that it started have had."""
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        self.marks.append((phase, time.perf_counter(), sum(one.ru_utime + one.ru_stime for one in used)))
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        while line := await reader.readline():
+            self.asked.set()
+            question = json.loads(line)
+            await asyncio.sleep(DATABASE_S)
+            found = {"index": question["index"], "total": sum(question["values"]), "steps": self.steps}
+            writer.write(json.dumps(found | {"answered": time.perf_counter()}).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    async def run(self) -> None:
+        server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
+        async with server:
+            print(server.sockets[0].getsockname()[1], flush=True)
+            await self.asked.wait()
+            await asyncio.sleep(SETTLE_S)
+            self.mark(IDLE)
+            await asyncio.sleep(self.options.idle)
+            await (self.ours() if self.torch_step is None else self.theirs(self.torch_step))
+            self.mark("end")
+            print(json.dumps({"marks": self.marks, "steps": self.steps, "switch": sys.getswitchinterval()}), flush=True)
+            await asyncio.to_thread(sys.stdin.read)  # to its end, when all is answered
+
+    async def ours(self) -> None:
+        self.mark(OPENING)
+        async with Engine("cpu") as engine:
+            self.mark(FIRST)
+            trainer = Trainer(await GPT2.create(engine, self.config, seed=1), AdamW(lr=1e-4))
+
+            async def step() -> bool:
+                return bool((await trainer.step(*self.inputs)).played)
+
+            await self.train(step)
+            self.mark(CLOSING)
+
+    async def theirs(self, torch_step: Any) -> None:
+        torch = torch_step.torch
+        assert torch.get_num_threads() == CORES, "torch must have every core"
+        self.mark(FIRST)
+        inputs = [torch.from_numpy(ids).long() for ids in self.inputs]
+
+        def made() -> tuple[Any, Any]:
+            torch.manual_seed(1)
+            model = torch_step.Reference(self.config)
+            return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        training = await asyncio.to_thread(made)
+
+        async def step() -> bool:
+            await asyncio.to_thread(torch_step.one_step, *training, *inputs)
+            return True
+
+        await self.train(step)
+
+    async def train(self, step: Callable[[], Awaitable[bool]]) -> None:
+        """The first steps, to the first that is as all later ones will be, which step() says; then for as long as was asked."""
+        while not await step():
+            self.steps += 1
+        self.mark(STEPS)
+        self.steps = 0
+        until = time.perf_counter() + self.options.seconds
+        while time.perf_counter() < until:
+            await step()
+            self.steps += 1
+
+
+class Measured:
+    """What requests met on one side, a value for each round. lags: for each phase and percentile, milliseconds from when a
+    request was due; others: for each phase, p99 from when it stood in the socket, p99 of what the client was late, cores used
+    and how many requests there were."""
+
+    def __init__(self, name: str, options: Namespace) -> None:
+        self.name = name
+        self.options = options
+        self.lags: dict[str, list[tuple[float, ...]]] = {}
+        self.others: dict[str, list[tuple[float, ...]]] = {}
+        self.step_ms: list[float] = []
+        self.switch_s = 0.0
+
+    async def added(self) -> float:
+        """One round: milliseconds by which p99 rose."""
+        with tempfile.TemporaryDirectory() as folder:
+            kernels = {} if self.options.keep_kernels else {"NUMBA_CACHE_DIR": folder}
+            found, asked = await self.once(os.environ | kernels)
+        self.switch_s = found["switch"]
+        phases = [(name, begin, end, used) for (name, begin, before), (_, end, after) in pairwise(found["marks"])
+                  for used in ((after - before) / (end - begin),)]  # fmt: skip
+        spent = sum(used * (end - begin) for _, begin, end, used in phases[1:])
+        began, ended = phases[1][1], phases[-1][2]
+        phases.append((WHOLE, began, ended, spent / (ended - began)))
+        for name, begin, end, used in phases:
+            if name == STEPS:
+                self.step_ms.append((end - begin) / found["steps"] * 1e3)
+            times = 1e3 * np.array([one for one in asked if begin <= one[0] < end])
+            if len(times):
+                due, sent, answered = times.T
+                self.lags.setdefault(name, []).append(tuple(np.percentile(answered - due, PERCENTILES)))
+                late = [float(np.percentile(lags, 99)) for lags in (answered - sent, sent - due)]
+                self.others.setdefault(name, []).append((*late, used, len(times)))
+        return self.rise(-1)[1]
+
+    async def once(self, environment: dict[str, str]) -> tuple[dict[str, Any], list[list[float]]]:
+        """What the service says of its phases, and the client of its requests."""
+        given = [f"--{name}={getattr(self.options, name)}" for name in PASSED]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "limit": 1 << 26}
+        service = await asyncio.create_subprocess_exec(
+            sys.executable, __file__, *given, "--side", self.name, env=environment, **pipes)  # fmt: skip
+        assert service.stdout is not None
+        port = (await service.stdout.readline()).decode().strip()
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, str(ROOT / "bench" / "open_loop.py"), port, str(self.options.rate), "1", **pipes)  # fmt: skip
+        found = json.loads(await service.stdout.readline())
+        asked, _ = await client.communicate(b"")
+        await service.communicate(b"")
+        return found, json.loads(asked)
+
+    def rise(self, turn: int) -> list[float]:
+        """In one round, by how many milliseconds each percentile rose."""
+        return [busy - idle for busy, idle in zip(self.lags[WHOLE][turn], self.lags[IDLE][turn], strict=True)]
+
+
+#: What a process is told of the options.
+PASSED = ("idle", "seconds", "layers", "width", "length", "batch", "vocab")
+
+
+def results(sides: list[Measured]) -> list[Table]:
+    """Medians over the rounds; of the longest, the longest."""
+    met = Table("latency of a request, ms", ("service beside", "while", "p50", "p99", "worst", "p99 from the socket on",
+                                             "client late, p99", "cores used", "requests"))  # fmt: skip
+    added = Table("added by all of the training, ms",
+                  ("service beside", "p50", "p99", "worst", "ms a step", "target for p99"))  # fmt: skip
+    for side in sides:
+        for phase, lags in side.lags.items():
+            p50, p99, worst = zip(*lags, strict=True)
+            shown = [statistics.median(p50), statistics.median(p99), max(worst)]
+            socket, late, used, count = (statistics.median(values) for values in zip(*side.others[phase], strict=True))
+            met.rows.append((side.name, phase, *shown, socket, late, used, int(count)))
+        p50, p99, worst = zip(*(side.rise(turn) for turn in range(len(side.lags[WHOLE]))), strict=True)
+        rise = statistics.median(p99)
+        goal = target(rise, MOST_MS, above=False) if side.name.startswith(OURS) else None
+        added.rows.append((side.name, statistics.median(p50), rise, max(worst), statistics.median(side.step_ms), goal))
+    return [added, met]
+
+
+async def main(options: Namespace) -> None:
+    sides = [Measured(name, options) for name in options.sides]
+    await in_turn({side.name: side.added for side in sides}, options.rounds)
+    config = config_of(options)
+    configuration = {
+        "model": f"GPT-2, {config.summary}, T {options.length}, B {options.batch}, float32, on cpu",
+        "service": f"{options.rate:g} requests a second (Poisson), each awaits {DATABASE_S * 1e3:g} ms in it",
+        "interpreter's switch interval": ", ".join(sorted({f"{side.switch_s * 1e3:g} ms" for side in sides})),
+        "kernels": "kept from before" if options.keep_kernels else "compiled in every process",
+        "repeats": f"median of {options.rounds} rounds, sides in turn; the worst of all",
+    }
+    publish("bench_service", __doc__, configuration, results(sides), write=options.write)
+
+
+if __name__ == "__main__":
+    chosen = arguments(__doc__, rounds=2, idle=5.0, seconds=10.0, rate=200.0, layers=8, width=256, length=128, batch=4,
+                       vocab=4096, sides=SIDES, keep_kernels=False, side="")  # fmt: skip
+    if chosen.side:
+        with asyncio.Runner(loop_factory=LOOPS[chosen.side.rpartition(", ")[2]]) as runner:
+            runner.run(Service(chosen).run())
+    else:
+        asyncio.run(main(chosen))
