@@ -1,7 +1,7 @@
 """Every verb once more in plain NumPy, float64 inside, written from the contracts in asynctile/ops alone.
 
 VERBS has the shape of a device's kernels: function(*arrays, *params[, number]). Slow and obvious on purpose. Each verb is
-written for float32 tiles; `with_bf16` lets any of them be bf16: widened before, rounded behind.
+written for float32 tiles; `with_bf16` lets any of them be bf16: widened before, rounded behind. Long because it has every verb.
 """
 
 from __future__ import annotations
@@ -37,6 +37,22 @@ def gemm_onto(a: Array, b: Array, source: Array, c: Array, ta: bool, tb: bool) -
 def gemm_bias_onto(a: Array, b: Array, bias: Array, source: Array, c: Array, ta: bool, tb: bool) -> None:
     c[:] = source
     gemm_bias(a, b, bias, c, ta, tb, True)
+
+
+def gemm_rows(a: Array, b: Array, c: Array, tb: bool, accumulate: bool) -> None:
+    gemm(a[: c.shape[0]], b, c, False, tb, accumulate)
+
+
+def gemm_rows_bias(a: Array, b: Array, bias: Array, c: Array, tb: bool, accumulate: bool) -> None:
+    gemm_bias(a[: c.shape[0]], b, bias, c, False, tb, accumulate)
+
+
+def gemm_rows_onto(a: Array, b: Array, source: Array, c: Array, tb: bool) -> None:
+    gemm_onto(a[: c.shape[0]], b, source, c, False, tb)
+
+
+def gemm_rows_bias_onto(a: Array, b: Array, bias: Array, source: Array, c: Array, tb: bool) -> None:
+    gemm_bias_onto(a[: c.shape[0]], b, bias, source, c, False, tb)
 
 
 def copy(source: Array, target: Array) -> None:
@@ -169,6 +185,28 @@ def attention(
         stats[heads + h, i] = total
 
 
+def attention_page(
+    q: Array, k: Array, v: Array, page: Array, rows: Array, pages: Array, out: Array, stats: Array,
+    number: int, heads: int, first: bool, last: bool,
+) -> None:  # fmt: skip
+    if first:
+        out[:], stats[:heads], stats[heads:] = 0, -np.inf, 0
+    owner, start = pages[2 * number : 2 * number + 2]
+    places = len(page) // 2
+    mine = [(r, rows[2 * r + 1] - start) for r in range(len(q)) if owner != -1 and rows[2 * r] == owner]
+    for r, place in mine:
+        if 0 <= place < places:
+            page[place], page[places + place] = k[r], v[r]
+    for r, place in mine:
+        met = slice(0, min(places, place + 1))
+        if place >= 0:
+            keys, values = page[:places][met], page[places:][met]
+            attention(q[r : r + 1], keys, values, out[r : r + 1], stats[:, r : r + 1], 1, heads, False, False)
+    if last:
+        totals = np.repeat(stats[heads:].T, q.shape[1] // heads, axis=1)
+        out[:] = np.where(totals == 0, 0, out / np.where(totals == 0, 1, totals))
+
+
 def attention_delta(out: Array, dout: Array, delta: Array, heads: int) -> None:
     product = (out.astype(np.float64) * dout).reshape(out.shape[0], heads, -1)
     delta[:] = product.sum(2).T
@@ -288,10 +326,11 @@ def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:
 VERBS: dict[str, Callable[..., None]] = {
     verb.__name__: with_bf16(verb)
     for verb in (
-        adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, column_sums,
-        column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
+        adamw, adamw_bf16, attention, attention_backward, attention_backward_whole, attention_delta, attention_page,
+        column_sums, column_sums_copy, copy, cross_entropy, cross_entropy_backward, embed_positions, embed_positions_backward,
         embed_tokens, embed_tokens_backward, fill, gelu, gelu_and_backward, gelu_backward, gemm, gemm_bias,
-        gemm_bias_onto, gemm_onto, layernorm, layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums,
-        layernorm_whole, layernorm_whole_backward, sum_squares,
+        gemm_bias_onto, gemm_onto, gemm_rows, gemm_rows_bias, gemm_rows_bias_onto, gemm_rows_onto, layernorm,
+        layernorm_backward, layernorm_gradients, layernorm_stats, layernorm_sums, layernorm_whole, layernorm_whole_backward,
+        sum_squares,
     )
 }  # fmt: skip

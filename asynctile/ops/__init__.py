@@ -10,11 +10,13 @@ head, V rows of a vocabulary tile. A row tile holds `seqs` whole sequences of R 
 
 from asynctile.ops.adamw import adamw, adamw_bf16, sum_squares
 from asynctile.ops.attention import attention, attention_backward, attention_backward_whole, attention_delta
+from asynctile.ops.attention_page import attention_page
 from asynctile.ops.cross_entropy import cross_entropy, cross_entropy_backward
 from asynctile.ops.elementwise import column_sums, column_sums_copy, copy, fill
 from asynctile.ops.embedding import embed_positions, embed_positions_backward, embed_tokens, embed_tokens_backward
 from asynctile.ops.gelu import gelu, gelu_and_backward, gelu_backward
 from asynctile.ops.gemm import gemm
+from asynctile.ops.gemm_rows import gemm_rows
 from asynctile.ops.layernorm import (
     layernorm,
     layernorm_backward,
@@ -26,9 +28,9 @@ from asynctile.ops.layernorm import (
 )
 
 __all__ = [
-    "adamw", "adamw_bf16", "attention", "attention_backward", "attention_backward_whole", "attention_delta", "column_sums",
-    "column_sums_copy", "copy", "cross_entropy", "cross_entropy_backward", "embed_positions", "embed_positions_backward",
-    "embed_tokens", "embed_tokens_backward", "fill", "gelu", "gelu_and_backward", "gelu_backward", "gemm", "layernorm",
-    "layernorm_backward", "layernorm_gradients", "layernorm_stats", "layernorm_sums", "layernorm_whole",
-    "layernorm_whole_backward", "sum_squares",
+    "adamw", "adamw_bf16", "attention", "attention_backward", "attention_backward_whole", "attention_delta",
+    "attention_page", "column_sums", "column_sums_copy", "copy", "cross_entropy", "cross_entropy_backward", "embed_positions",
+    "embed_positions_backward", "embed_tokens", "embed_tokens_backward", "fill", "gelu", "gelu_and_backward", "gelu_backward",
+    "gemm", "gemm_rows", "layernorm", "layernorm_backward", "layernorm_gradients", "layernorm_stats", "layernorm_sums",
+    "layernorm_whole", "layernorm_whole_backward", "sum_squares",
 ]  # fmt: skip

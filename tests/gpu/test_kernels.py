@@ -13,7 +13,10 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-MODULES = ("adamw", "attention", "cross_entropy", "elementwise", "embedding", "gelu", "gemm", "layernorm")
+MODULES = (
+    "adamw", "attention", "attention_page", "cross_entropy", "elementwise", "embedding", "gelu", "gemm", "gemm_rows",
+    "layernorm",
+)  # fmt: skip
 
 for verb in MODULES:
     for name, test in vars(importlib.import_module(f"tests.kernels.cuda.test_{verb}")).items():

@@ -38,6 +38,8 @@ ALLOWED = {
     "gelu": "ff bb", "gelu_and_backward": "ffff bbbf",
     "gemm": "fff ffb bbf bbb", "gemm_bias": "ffff fffb bbff bbfb",
     "gemm_onto": "ffff bbff", "gemm_bias_onto": "fffff bbfff",
+    "gemm_rows": "fff bbf bbb", "gemm_rows_bias": "ffff bbff bbfb",
+    "gemm_rows_onto": "ffff bbff bbbb", "gemm_rows_bias_onto": "fffff bbfff bbfbb", "attention_page": "ffffiiff bbbbiibf",
     "layernorm": "fffff ffffb", "layernorm_backward": "ffffff", "layernorm_gradients": "fffff", "layernorm_stats": "ff",
     "layernorm_sums": "fffff", "layernorm_whole": "fffff ffffb", "layernorm_whole_backward": "fffffff",
 }  # fmt: skip

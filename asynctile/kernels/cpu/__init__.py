@@ -14,11 +14,13 @@ from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its ke
     adamw,
     attention,
     attention_backward,
+    attention_page,
     cross_entropy,
     elementwise,
     embedding,
     gelu,
     gemm,
+    gemm_rows,
     layernorm,
 )
 from asynctile.kernels.cpu.compiler import compile_apart

@@ -17,7 +17,11 @@ def operands(name):
     pair, row, tokens = np.abs(random(10, R, 2)), random(11, C), np.arange(R, dtype=np.int32) % C
     stats, delta, wide = np.abs(random(12, 2 * HEADS, R)), random(13, HEADS, R), np.abs(random(14, R, 3))
     number = np.zeros(1)
+    placed, owners = np.array([(r % 3, r) for r in range(R)], np.int32).reshape(-1), np.array([0, 0, 1, 31], np.int32)
     calls = {
+        "gemm_rows": ([x[0], x[1], random(15, R, R)], (True, True)),
+        "gemm_rows_bias_onto": ([x[0], random(18, C, R), random(16, R), random(15, R, R), random(17, R, R)], (False,)),
+        "attention_page": ([*x[:3], random(15, 40, C), placed, owners, x[3], stats], (1, HEADS, False, True)),
         "gemm": ([x[0], x[1], random(15, R, R)], (False, True, True)),
         "gemm_bias_onto": ([x[0], x[1], random(16, R), random(15, R, R), random(17, R, R)], (False, True)),
         "column_sums": ([x[0], row], (True,)),
@@ -54,9 +58,10 @@ def run(name, shift):
 
 
 NAMES = [
-    "gemm", "gemm_bias_onto", "column_sums", "gelu", "gelu_backward", "gelu_and_backward", "layernorm_stats", "layernorm_sums",
-    "layernorm_gradients", "layernorm_whole", "layernorm_whole_backward", "cross_entropy", "cross_entropy_backward",
-    "attention", "attention_delta", "attention_backward", "attention_backward_whole", "sum_squares",
+    "gemm", "gemm_bias_onto", "gemm_rows", "gemm_rows_bias_onto", "column_sums", "gelu", "gelu_backward", "gelu_and_backward",
+    "layernorm_stats", "layernorm_sums", "layernorm_gradients", "layernorm_whole", "layernorm_whole_backward", "cross_entropy",
+    "cross_entropy_backward", "attention", "attention_delta", "attention_backward", "attention_backward_whole",
+    "attention_page", "sum_squares",
 ]  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from asynctile.kernels.cpu.jit import FUSE, LOOPS, SIGNATURES
 from asynctile.play import worker
 from tests.verbs import VERBS
 
+#: What may join a product, in the name of its kernel.
+MORE = ("bias", "onto", "bias_onto")
 #: Makes two kernels ready, in a process that has compiled nothing, and prints what was reported and who compiled.
 PROCESS = """
 import numpy as np
@@ -48,7 +50,7 @@ print(names, sum(room.again.stats.cache_misses.values()), room.again(6))
 
 
 def test_every_verb_has_a_kernel():
-    assert set(cpu.KERNELS) == {*ops.__all__, "gemm_bias", "gemm_onto", "gemm_bias_onto"}
+    assert set(cpu.KERNELS) == {*ops.__all__, *(f"{verb}_{more}" for verb in ("gemm", "gemm_rows") for more in MORE)}
 
 
 def test_every_kernel_is_written_once_more_in_numpy():

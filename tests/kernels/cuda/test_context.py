@@ -9,6 +9,9 @@ import pytest
 from asynctile import ops
 from asynctile.kernels.cuda import KERNELS, Array, pack
 
+#: What may join a product, in the name of its launcher.
+MORE = ("bias", "onto", "bias_onto")
+
 
 def test_arguments_lie_where_the_pointers_say():
     packed = pack([Array(2**47 + 1, (3,), np.dtype(np.float32)), True, -5, 0.1, 2**31 - 1])
@@ -34,7 +37,7 @@ def test_an_argument_of_another_type_is_an_error():
 
 
 def test_every_verb_has_a_launcher():
-    assert set(KERNELS) == {*ops.__all__, "gemm_bias", "gemm_onto", "gemm_bias_onto"}
+    assert set(KERNELS) == {*ops.__all__, *(f"{verb}_{more}" for verb in ("gemm", "gemm_rows") for more in MORE)}
 
 
 def test_tiles_too_large_for_the_scratch_are_refused():

@@ -1,5 +1,7 @@
 """The order in which the threads of a block run changes no bit: where it did, a kernel would lack a barrier."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -13,13 +15,14 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def calls(dtype):
-    """Arrays, parameters and whether there is a number, for each verb but attention, which has a test of its own."""
+    """Arrays, parameters and whether there is a number, for each verb but attention of sequences, which has its own test."""
     x, y = random(1, R, C), random(2, R, C)
     row, pair, wide = random(4, C), np.abs(random(5, R, 2)), np.abs(random(6, R, 3))
     tokens = np.random.default_rng(7).integers(0, 90, R).astype(np.int32)
     typed, square = random(8, R, C, dtype=dtype), random(10, C, C, dtype=dtype)
     hyper = np.abs(random(9, 9))
-    out = poison(R, C, dtype=dtype)
+    out, page = poison(R, C, dtype=dtype), random(15, 40, C, dtype=dtype)
+    placed, owners = np.array([(r % 3, r) for r in range(R)], np.int32).reshape(-1), np.array([0, 0, 1, 31], np.int32)
     return {
         "copy": ([x, out], (), False),
         "fill": ([out], (0.5,), False),
@@ -29,6 +32,11 @@ def calls(dtype):
         "gemm_bias": ([typed, square, row, out], (False, False, False), False),
         "gemm_onto": ([typed, square, random(11, R, C, dtype=dtype), out], (False, False), False),
         "gemm_bias_onto": ([typed, square, row, random(11, R, C, dtype=dtype), out], (False, False), False),
+        "gemm_rows": ([typed, square, out], (True, False), False),
+        "gemm_rows_bias": ([typed, square, row, out], (False, False), False),
+        "gemm_rows_onto": ([typed, square, random(11, R, C, dtype=dtype), out], (False,), False),
+        "gemm_rows_bias_onto": ([typed, square, row, random(11, R, C), poison(R, C)], (True,), False),
+        "attention_page": ([*([typed] * 3), page, placed, owners, out, poison(6, R)], (1, 3, True, True), False),
         "gelu": ([typed, out], (), False),
         "gelu_backward": ([typed, random(11, R, C, dtype=dtype)], (), False),
         "gelu_and_backward": ([typed, out, random(11, R, C, dtype=dtype), row], (True,), False),
@@ -64,7 +72,7 @@ def outcome(verb, dtype, order):
     return b"".join(array.tobytes() for array in arrays) + (number.tobytes() if reports else b"")
 
 
-@pytest.mark.parametrize("verb", sorted(name for name in KERNELS if not name.startswith("attention")))
+@pytest.mark.parametrize("verb", sorted(KERNELS.keys() - {name for name in KERNELS if re.match("attention(?!_page)", name)}))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits(verb, dtype):
     expected = outcome(verb, dtype, "forward")

@@ -1,0 +1,20 @@
+"""Launch of attention_page.cu; see asynctile/ops/attention_page.py for the contract."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asynctile.kernels.cuda.array import Array
+from asynctile.kernels.cuda.context import Context
+from asynctile.kernels.cuda.grid import BLOCK, WARP, suffix
+
+
+def attention_page(
+    on: Context, q: Array, k: Array, v: Array, page: Array, rows: Array, pages: Array, out: Array, stats: Array,
+    number: int, heads: int, first: bool, last: bool,
+) -> None:  # fmt: skip
+    """Store the new tokens of a page, then fold it into out and stats; a block has a head."""
+    (count, columns), places = q.shape, page.shape[0] // 2
+    sizes = count, places, number, heads, columns // heads, first, last
+    shared = BLOCK // WARP * places * np.dtype(np.float32).itemsize
+    on.launch(f"attention_page_{suffix(q)}", heads, BLOCK, q, k, v, page, rows, pages, out, stats, *sizes, shared=shared)

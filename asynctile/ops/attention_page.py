@@ -1,0 +1,57 @@
+"""Attention of single tokens over a cache of keys and values in pages; that of training, over whole sequences, is attention.py.
+
+A page holds S positions of one sequence, for one layer and one group of g heads: S rows of keys, then S rows of values. Which
+page is whose, and which row is which token, are inputs, so one program serves all requests. A sequence's pages ascend in number
+as in position: folded in order of number they are folded in order of position.
+"""
+
+from __future__ import annotations
+
+from asynctile.program.operation import Operation, expect
+from asynctile.storage.tile import Tile
+
+#: In `rows` and `pages`: the sequence of a row or page that is nobody's.
+NOBODY = -1
+
+
+def attention_page(
+    q: Tile,
+    k: Tile,
+    v: Tile,
+    page: Tile,
+    rows: Tile,
+    pages: Tile,
+    out: Tile,
+    stats: Tile,
+    *,
+    number: int,
+    heads: int,
+    first: bool,
+    last: bool,
+) -> Operation:
+    """Store the new tokens that belong to page (2 S, g hs), then fold it into out (R, g hs) of its sequence's rows.
+
+    q, k, v (R, g hs) of the new tokens, page and out are T. rows (2 R,) int32: row r is the token of sequence rows[2 r]
+    (NOBODY: no token) at position rows[2 r + 1]. pages (2 P,) int32: page `number`, of P, belongs to sequence pages[2 number]
+    (NOBODY: to none), and its first key stands at position pages[2 number + 1]. stats (2 g, R): row h the running maximum of
+    head h, row g + h the running sum, as in `attention`.
+
+    First k and v of each row of the page's sequence at one of its S positions are stored at their place; then each row of that
+    sequence meets the page's keys at positions up to its own. `first` starts every row, whosever; `last` divides every
+    row by its sum, and one that has met no key is 0 (stats are then unspecified). Two rows are never the same token.
+    Law: the bits of a row of out are a function of its q and of the keys and values that it meets; neither of R, nor of the
+    row's index, nor of what stands in other rows or at later positions, NaN included.
+    Kernel: attention_page(q, k, v, page, rows, pages, out, stats, number, heads, first, last).
+    """
+    (count, columns), places = q.shape, page.shape[0] // 2
+    for tile in (k, v, out):
+        expect("attention_page", tile, q.shape)
+    expect("attention_page", page, (2 * max(places, 1), columns))
+    expect("attention_page", rows, (2 * count,))
+    expect("attention_page", stats, (2 * heads, count))
+    expect("attention_page", pages, (2 * max(pages.shape[0] // 2, number + 1),))
+    if columns % heads:
+        raise ValueError(f"attention_page: {q.name} has {columns} columns, expected whole columns for each of {heads} heads")
+    access = "rrrurr" + ("ww" if first else "uu")
+    operands = (q, k, v, page, rows, pages, out, stats)
+    return Operation("attention_page", operands, access, (number, heads, first, last), 4 * count * places * columns)

@@ -1,0 +1,72 @@
+"""gemm_rows in its four forms against float64, and each row with the bits that it has alone."""
+
+import numpy as np
+import pytest
+
+from asynctile.kernels.cpu import KERNELS
+from tests.kernels.reference import error, poison, random
+
+SIZES = [(1, 1, 1), (3, 17, 5), (5, 129, 33), (12, 100, 257), (4, 64, 64), (17, 1, 100), (2, 96, 130), (21, 40, 47)]
+
+
+def operands(rows, inner, columns, tb, more=0):
+    a, b = random(1, rows + more, inner), random(2, *((columns, inner) if tb else (inner, columns)))
+    return a, b, random(3, columns), random(4, rows, columns)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize("more", [0, 3])
+def test_against_float64(rows, inner, columns, tb, more):
+    a, b, bias, other = operands(rows, inner, columns, tb, more)
+    product = a[:rows].astype(np.float64) @ (b.T if tb else b).astype(np.float64)
+    for accumulate in (False, True):
+        expected = product + (other if accumulate else 0)
+        c = other.copy() if accumulate else poison(rows, columns)
+        KERNELS["gemm_rows"](a, b, c, tb, accumulate)
+        assert error(c, expected) < 2e-6
+        c = other.copy() if accumulate else poison(rows, columns)
+        KERNELS["gemm_rows_bias"](a, b, bias, c, tb, accumulate)
+        assert error(c, expected + bias) < 2e-6
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SIZES)
+@pytest.mark.parametrize("tb", [False, True])
+def test_onto_is_an_accumulation_in_a_copy_bit_for_bit(rows, inner, columns, tb):
+    a, b, bias, source = operands(rows, inner, columns, tb)
+    for verb, more in (("gemm_rows", ()), ("gemm_rows_bias", (bias,))):
+        expected, c, kept = source.copy(), poison(rows, columns), source.copy()
+        KERNELS[verb](a, b, *more, expected, tb, True)
+        KERNELS[f"{verb}_onto"](a, b, *more, kept, c, tb)
+        assert c.tobytes() == expected.tobytes()
+        assert kept.tobytes() == source.tobytes()
+
+
+@pytest.mark.parametrize(("inner", "columns"), [(1, 1), (17, 5), (129, 33), (64, 64), (96, 130), (513, 47)])
+@pytest.mark.parametrize("tb", [False, True])
+def test_a_row_has_its_bits_alone_anywhere_and_beside_anything(inner, columns, tb):
+    a, b, bias, source = operands(67, inner, columns, tb)
+    alone = []
+    for row in range(67):
+        c = source[row : row + 1].copy()
+        KERNELS["gemm_rows_bias"](a[row:], b, bias, c, tb, True)
+        alone.append(c[0])
+    beside = a.copy()
+    beside[::2] = np.nan
+    for rows in (*range(1, 20), 31, 48, 64, 67):
+        for start in {0, 67 - rows}:
+            c = source[start : start + rows].copy()
+            KERNELS["gemm_rows_bias"](a[start:], b, bias, c, tb, True)
+            assert c.tobytes() == b"".join(row.tobytes() for row in alone[start : start + rows])
+        c = source[:rows].copy()
+        KERNELS["gemm_rows_bias"](beside, b, bias, c, tb, True)
+        assert c[1::2].tobytes() == b"".join(row.tobytes() for row in alone[1:rows:2])
+        assert np.isnan(c[::2]).all()
+
+
+@pytest.mark.parametrize("tb", [False, True])
+def test_a_weight_that_is_nan_reaches_its_column_only(tb):
+    a, b, _, c = operands(9, 50, 40, tb)
+    b[(3, 7) if tb else (7, 3)] = np.nan
+    KERNELS["gemm_rows"](a, b, c, tb, False)
+    assert np.isnan(c[:, 3]).all() and np.isfinite(np.delete(c, 3, axis=1)).all()
