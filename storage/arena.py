@@ -35,9 +35,8 @@ class Pool:
     limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots that exist, used or free.
     expected: slots that it will come to, as far as is known: memory for as many may be taken at once.
 
-    Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first:
-    compute has just been there and nothing else is on them. Those of evicted tiles go first to loads, oldest first:
-    their write-back has had the longest time to end, so the load need not wait for it.
+    Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first: compute has
+    just been there. Those of evicted tiles go first to loads, oldest first: their write-back is the most likely to have ended.
     """
 
     __slots__ = ("arena", "slot_nbytes", "limit", "expected", "memory", "used", "made", "_dead", "_evicted", "_dropped")
@@ -235,6 +234,10 @@ class Arena:
         """Whether nothing need leave: the arena is not divided and the cap holds everything."""
         return not self.divided and _everything(demand, foreign) <= self._room()
 
+    def has_room_for(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
+        """Whether `cut` would take away no slot."""
+        return not self.divided and self._grown_nbytes(demand, foreign) <= self._room()
+
     def must_be_empty(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
         """Whether tiles must leave before `cut`: the pools that there are will not stay."""
         stuck = self.rigid and self._grown_nbytes(demand, foreign) > self._room()
@@ -267,15 +270,12 @@ class Arena:
 
     def withdraw(self, pools: list[Pool]) -> None:
         """Undo a `cut` whose pools got no memory."""
-        gone = set(pools)
-        self.pools = [pool for pool in self.pools if pool not in gone]
+        self.pools = [pool for pool in self.pools if pool not in pools]
         self.divided = self.divided and bool(self.pools)
 
     def make_room(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Slot]:
         """Free slots to let go of, so that pools can grow as `demand` wants; their memory is the caller's to return."""
-        if self.must_be_empty(demand, foreign) or self._grown_nbytes(demand, foreign) <= self._room():
-            return []
-        return self.drop_free()
+        return [] if self.must_be_empty(demand, foreign) or self.has_room_for(demand, foreign) else self.drop_free()
 
     def _room(self) -> float:
         return math.inf if self.available is None else self.available

@@ -17,6 +17,6 @@ def device_of(engine: Engine) -> Any:
 
 def schedule_of(engine: Engine) -> Schedule:
     """That of the program which is played now."""
-    bound = engine._schedules._bound
+    bound = engine._schedules._attached
     assert bound is not None, "nothing is played"
     return bound.schedule

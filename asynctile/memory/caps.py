@@ -74,6 +74,10 @@ class Caps:
                 floor=nbytes - disk,
             )
 
+    def have_room_for(self, demand: Demand) -> bool:
+        """Whether nothing has to leave or to be let go of for `demand`, and nothing has before."""
+        return all(tier.arena.has_room_for(self._demand(tier, demand), self._foreign(tier, demand)) for tier in self.tiers)
+
     async def cut(self, demand: Demand, *, exactly: bool = False) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs.
 

@@ -65,8 +65,8 @@ class Program:
     numbers: labels of the float64 numbers that operations report, by index.
     inputs: small tiles that the host fills before a run, by name.
     temporaries: tiles that live within one run.
-    marks: where they are, by name. rewritten: by mark, the inputs that get another value there. fetches: whether it has results
-    for the host.
+    marks: where they are, by name. rewritten: by mark, the inputs that get another value there. fetches: its results for
+    the host, in order.
     next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
     overwritten); persistent tiles continue into the next run of the same program (position + len).
     device_uses: the same as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
@@ -81,7 +81,7 @@ class Program:
         self.temporaries: list[Tile] = []
         self.marks: dict[str, int] = {}
         self.rewritten: dict[str, tuple[Tile, ...]] = {}
-        self.fetches = False
+        self.fetches: list[Fetch] = []
         self.next_uses: list[tuple[int, ...]] = []
         self.device_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
@@ -118,8 +118,8 @@ class Program:
         self.entries.append(operation)
 
     def fetch(self, tile: Tile, key: str, index: tuple[slice, ...]) -> None:
-        self.fetches = True
-        self.entries.append(Fetch(tile, key, index))
+        self.fetches.append(Fetch(tile, key, index))
+        self.entries.append(self.fetches[-1])
 
     def mark(self, name: str, rewrites: Sequence[Tile] = ()) -> None:
         """rewrites: inputs that the host gives another value there, in every run."""

@@ -19,7 +19,7 @@ from asynctile.repeat.arrival import in_slots
 from asynctile.repeat.template import Kernels, Template
 from asynctile.repeat.transfers import Transfers
 from asynctile.run.assembly import check_value
-from asynctile.schedule.schedule import DISK, Place, Schedule, Standing
+from asynctile.schedule.schedule import DISK, RESULT, Place, Schedule, Standing
 from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.tile import Tile
 
@@ -38,15 +38,15 @@ class Bound:
         self.base = base
         self.slots: Mapping[Place, Slot] = _slots(self.schedule, tiers)
         self.numbers = tiers.device.numbers(len(self.schedule.program.numbers) + 1)
-        views = [_bytes(tiers, place.tier, self.slots[place]) for place in template.places]
+        self._results: dict[int, np.ndarray] = {}
+        views = [self._bytes(place) for place in template.places]
         addresses = np.array([view.ctypes.data for view in views], np.int64)
         self.tables: Tables = template.bound(addresses, self.numbers, views)
-        self.others_nbytes = [_others_nbytes(self.schedule, tier, number) for number, tier in enumerate(tiers.from_the_top())]
         self.transfers = Transfers(self.schedule, tiers, self.slots)
         #: where the host writes inputs before a run, and by mark in the middle of one
         self._inputs = self._arrays(self.schedule.start)
         self._rewritten = {mark: self._arrays(stands) for mark, stands in self.schedule.at.items()}
-        self._stamp = _stamp(tiers)
+        self._look()
 
     @property
     def schedule(self) -> Schedule:
@@ -73,6 +73,17 @@ class Bound:
         """At a mark that allows it, when everything before it is over."""
         np.copyto(self._rewritten[mark][tile], value)
 
+    def fetch(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Give the host what the last run, which is over, has fetched."""
+        for number, fetch in enumerate(self.schedule.program.fetches):
+            tile = fetch.tile
+            outputs[fetch.key][fetch.index] = self._results[number].view(tile.dtype).reshape(tile.shape)
+
+    def _bytes(self, place: Place) -> np.ndarray:
+        if place.tier != RESULT:
+            return _bytes(self.tiers, place.tier, self.slots[place])
+        return self._results.setdefault(place.index, np.empty(place.nbytes, np.uint8))
+
     def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
         """Of the inputs, in RAM, as far as they have slots there."""
         tiers, inputs = self.tiers, set(self.schedule.program.inputs.values())
@@ -84,10 +95,38 @@ class Bound:
         }  # fmt: skip
 
     def holds(self, kernels: Kernels) -> bool:
-        """Whether the tiers, and the kernels, are as they were: nothing has come, gone or been cut since."""
-        return self._stamp == _stamp(self.tiers) and all(
-            kernels.get(name) is kernel for name, kernel in self.template.kernels.items()
-        )
+        """Whether the kernels are as they were, and the tiers as far as it uses them."""
+        if any(kernels.get(name) is not kernel for name, kernel in self.template.kernels.items()):
+            return False
+        return self._stamp == _stamp(self.tiers) or self._stands_again()
+
+    def _stands_again(self) -> bool:
+        """Whether all is where it was though something has come or gone since; never where tiles have to leave.
+
+        Its own tiles are in their slots, and the others that it uses are nobody's.
+        """
+        tiers = self.tiers.from_the_top()
+        if any(tier.arena.divided for tier in tiers):
+            return False
+        own = set()
+        for one in self.schedule.start:
+            residency = tiers[one.tier].of(one.tile)
+            slot = None if one.place is None else self.slots[one.place]
+            failed = residency.written is not None and residency.written.error is not None
+            if failed or residency.state is not one.state or residency.slot is not slot:
+                return False
+            own.add(slot)
+        free = {slot for tier in tiers for slot in tier.arena.free_slots()}
+        if not free.issuperset(slot for slot in self.slots.values() if slot not in own):
+            return False
+        self._look()
+        return True
+
+    def _look(self) -> None:
+        """What stands in the tiers now, beside its own tiles too."""
+        tiers = self.tiers.from_the_top()
+        self.others_nbytes = [_others_nbytes(self.schedule, tier, number) for number, tier in enumerate(tiers)]
+        self._stamp = _stamp(self.tiers)
 
 
 def _stamp(tiers: Tiers) -> tuple[Any, ...]:
@@ -111,7 +150,7 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
             assert slot is not None, f"{one.tile.name} was to be brought in"
             found[one.place] = slot
     for place in schedule.places():
-        if place not in found and place.tier != DISK:
+        if place not in found and place.tier < DISK:
             others[_pool(from_the_top[place.tier], place)][place] = None
     for pool, places in others.items():
         taken = [pool.take(for_load=False) for _ in places]

@@ -6,7 +6,7 @@ runs; so a step that fails or is given up is left at a mark, where the schedule 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import numpy as np
@@ -24,16 +24,20 @@ from asynctile.streams.event import StreamEvent
 
 
 class PlayedJob:
-    """Begun when it is made, on the device's loop; its inputs are in place. The rest is as Job's, `played` aside."""
+    """Begun when it is made, on the device's loop; its inputs are in place. outputs: what its fetches fill.
+
+    The rest is as Job's, `played` aside.
+    """
 
     played = True
 
-    def __init__(self, assembly: Assembly, player: Player, bound: Bound) -> None:
+    def __init__(self, assembly: Assembly, player: Player, bound: Bound, outputs: Mapping[str, np.ndarray]) -> None:
         self.program = bound.schedule.program
         self.numbers = bound.numbers
         self._assembly = assembly
         self._player = player
         self._bound = bound
+        self._outputs = outputs
         self._asked = self._released = 0
         #: what the disk said, by entry
         self._errors: dict[int, BaseException] = {}
@@ -66,6 +70,7 @@ class PlayedJob:
         self._release(len(self._bound.schedule.stretches))
         await self._wait(self._ended())
         self.numbers = self.numbers.copy()  # the next run writes there
+        self._bound.fetch(self._outputs)
         self._count()
 
     async def abandon(self) -> list[Tile]:
@@ -144,5 +149,6 @@ class PlayedJob:
         tiers.host.loaded_nbytes += counts.read
         tiers.host.written_nbytes += counts.written
         self._assembly.lanes[DEVICE].operations += counts.operations
+        self._assembly.lanes[DEVICE].fetched_nbytes += counts.fetched
         for tier, peak, others in zip(tiers.from_the_top(), template.schedule.peaks, self._bound.others_nbytes, strict=True):
             tier.ledger.peak_nbytes = max(tier.ledger.peak_nbytes, peak + others + tier.arena.lent_nbytes)

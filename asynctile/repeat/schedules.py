@@ -1,8 +1,11 @@
-"""Which programs are played: those that run twice in a row. Their schedules, and the one that is bound to the tiers now.
+"""Which programs are played: those that run twice in a row. Their schedules, and those that are bound to the tiers now.
 
-The first run of a program goes by coroutines, and so does whatever cannot be played: programs that fetch results, kernels that
+The first run of a program goes by coroutines, and so does whatever cannot be played: programs that fetch much, kernels that
 are not compiled, tiers without prefetch, a traced engine. From the second run in a row on the schedule decides. It is a
 function of the program and of how the caps are cut for it, so what moves still depends on nothing else.
+
+Where tiles come and go one schedule at a time is bound, and left when another program runs. Where everything stays, nothing of
+one is in the way of another: all stay bound, and a program that has been played is played whenever it comes again.
 """
 
 from __future__ import annotations
@@ -31,8 +34,11 @@ from asynctile.storage.demand import Demand
 from asynctile.storage.residency import ABSENT
 from asynctile.storage.tile import Tile
 
-#: Schedules that are kept for one share: a training needs its step and its validation, of each shape that comes again.
-KEPT = 8
+#: The most schedules that are kept for one share, and the most of their entries, of about 800 bytes each. But as many as FEW
+#: are kept however long they are: a training needs its step and its validation, of each shape that comes again.
+KEPT, ENTRIES, FEW = 32, 1 << 18, 8
+#: What a program that is played may fetch, bytes: it is copied once more, and so much is kept beside the caps.
+MOST_FETCHED = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +61,15 @@ class Schedules:
         self._last: Callable[[], Program | None] = lambda: None
         #: by program and cut, the one used last at the end
         self._kept: OrderedDict[Any, Kept] = OrderedDict()
-        self._bound: Bound | None = None
+        #: those whose schedules stand, the one used last at the end; whose tables the workers have
+        self._bounds: OrderedDict[Program, Bound] = OrderedDict()
+        self._attached: Bound | None = None
 
     async def start(
         self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
     ) -> Job | PlayedJob:
         """Begin a run of `program`; see Share.start."""
-        played = await self.begin(program, demand, inputs)
+        played = await self.begin(program, demand, inputs, outputs)
         if played is not None:
             return played
         await self._assembly.cut(demand)
@@ -73,30 +81,36 @@ class Schedules:
             self._assembly.release(program.inputs.values())
             raise
 
-    async def begin(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> PlayedJob | None:
+    async def begin(
+        self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
+    ) -> PlayedJob | None:
         """A run of `program` that is played, or None: then it goes by coroutines. Raises what cutting the tiers may raise."""
-        bound = self._bound
         if self._tiers.run_ahead.stalled is not None:
             raise self._tiers.run_ahead.stalled  # the last run still hangs in what it would use
-        may = self._may(program) and program.inputs.keys() <= inputs.keys()  # coroutines say which is missing
-        if bound is not None and bound.schedule.program is program and may and bound.holds(self._kernels):
+        complete = program.inputs.keys() <= inputs.keys()  # else coroutines say which is missing
+        may = complete and self._may(program)
+        bound = self._bounds.get(program)
+        if bound is not None and may and bound.holds(self._kernels):
             await bound.fill(inputs)
         else:
-            self.leave()
-            again = self._last() is program
+            if not (complete and self._tiers.caps.have_room_for(demand)):
+                self.leave()
+            again = self._last() is program or self._is_kept(program)
             self._last = weakref.ref(program)
             bound = await self._bind(program, demand, inputs) if again and may else None
-        return None if bound is None else PlayedJob(self._assembly, self._player(), bound)
+        if bound is None:
+            return None
+        self._attach(bound)
+        return PlayedJob(self._assembly, self._player(), bound, outputs)
 
     def leave(self) -> None:
         """Nothing is played for now; the tiers are as after any other job, and the workers hold no memory of theirs."""
-        bound, self._bound = self._bound, None
-        if bound is None:
+        bounds, self._bounds = self._bounds, OrderedDict()
+        if not bounds:
             return
-        self._player().detach()
-        self._player().on_transfer = None
-        bound.transfers.give_back()
-        self._release(bound.schedule.program.inputs.values())
+        self._detach()
+        for bound in bounds.values():
+            self._let_go(bound)
 
     def forget(self, tiles: Iterable[Tile]) -> None:
         """These are gone for good, and with them the programs that train them: their schedules hold as much as they do."""
@@ -107,7 +121,8 @@ class Schedules:
 
     def close(self) -> None:
         """Nothing runs any more, and nothing will: keep no schedule, and no view of memory that is about to go."""
-        self._bound = None
+        self._attached = None
+        self._bounds.clear()
         self._kept.clear()
 
     @property
@@ -122,13 +137,16 @@ class Schedules:
             and player_supported()
             and device.workers is not None
             and tiers.lockstep is None
-            and not program.fetches
+            and sum(fetch.tile.nbytes for fetch in program.fetches) <= MOST_FETCHED
             and not any(stream.trace is not None for stream in device.streams())
         )
 
     async def _bind(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> Bound | None:
         """Bring the tiers to where its schedule begins, and let the workers have it."""
         tiers, assembly = self._tiers, self._assembly
+        before = self._bounds.pop(program, None)
+        if before is not None:
+            self._let_go(before)
         await assembly.cut(demand, exactly=True)  # so that a schedule depends on no program that ran before
         template = await self._template(program, demand)
         if template is None:
@@ -140,15 +158,37 @@ class Schedules:
                 return None  # nothing can be played without these, and coroutines say whose bytes there are not
             if not await arrange(tiers, template.schedule):
                 return None
-            bound = self._bound = Bound(template, tiers, tiers.unranked(program))
-            self._player().attach(bound.tables)
+            bound = self._bounds[program] = Bound(template, tiers, tiers.unranked(program))
+            while len(self._bounds) > KEPT:
+                self._let_go(self._bounds.popitem(last=False)[1])
             return bound
         except BaseException:
-            if self._bound is not None:
-                self._bound.transfers.give_back()
-                self._bound = None
             self._release(program.inputs.values())
             raise
+
+    def _is_kept(self, program: Program) -> bool:
+        """Whether it has been played where everything stays, as it does now."""
+        return not any(tier.arena.divided for tier in self._tiers.from_the_top()) and (program, _cut(self._tiers)) in self._kept
+
+    def _attach(self, bound: Bound) -> None:
+        """The workers play this one."""
+        self._bounds.move_to_end(bound.schedule.program)
+        if self._attached is not bound:
+            self._attached = None
+            self._player().attach(bound.tables)
+            self._attached = bound
+
+    def _detach(self) -> None:
+        self._attached = None
+        self._player().detach()
+        self._player().on_transfer = None
+
+    def _let_go(self, bound: Bound) -> None:
+        """It is bound no more."""
+        if self._attached is bound:
+            self._detach()
+        bound.transfers.give_back()
+        self._release(bound.schedule.program.inputs.values())
 
     async def _template(self, program: Program, demand: Demand) -> Template | None:
         key, kernels = (program, _cut(self._tiers)), self._called(program)
@@ -158,7 +198,7 @@ class Schedules:
 
             def make() -> None:
                 schedule = before.schedule if before is not None else rehearse(program, demand, self._tiers)
-                made.append(Kept(schedule, kernels, _template_of(schedule, kernels)))
+                made.append(Kept(schedule, kernels, _template_of(schedule, kernels, self._tiers)))
 
             try:
                 await self._compute(make)
@@ -166,9 +206,18 @@ class Schedules:
                 self._kept.update((key, one) for one in made)
             kept = self._kept[key]
         self._kept.move_to_end(key)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        self._drop()
         return kept.template
+
+    def _drop(self) -> None:
+        """The schedules unused for longest go, if there are too many."""
+        lengths = [0 if one.schedule is None else len(one.schedule) for one in self._kept.values()]
+        entries = sum(lengths)
+        for length in lengths:
+            if len(self._kept) <= KEPT and (len(self._kept) <= FEW or entries <= ENTRIES):
+                break
+            self._kept.popitem(last=False)
+            entries -= length
 
     def _called(self, program: Program) -> dict[str, Callable[..., None]]:
         """The kernels of a program, as they are now: tests put others in their places."""
@@ -201,9 +250,9 @@ def _cut(tiers: Tiers) -> tuple[Any, ...]:
     )
 
 
-def _template_of(schedule: Schedule | None, kernels: Kernels) -> Template | None:
+def _template_of(schedule: Schedule | None, kernels: Kernels, tiers: Tiers) -> Template | None:
     """None where there is no schedule, or a kernel without machine code in it."""
     try:
-        return None if schedule is None else Template(schedule, kernels)
+        return None if schedule is None else Template(schedule, kernels, tiers.link is not None)
     except ValueError:
         return None

@@ -11,9 +11,10 @@ from typing import Any
 from asynctile.device.base import Device
 from asynctile.device.dry import DONE, DryDevice, DryMemory, DrySpill
 from asynctile.program.operation import Operation
-from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Scheduled
+from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Kind, Place, Scheduled
 from asynctile.storage.arena import Slot
 from asynctile.storage.blocks import Block
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.run_ahead import RunAhead
 
@@ -53,7 +54,7 @@ class Script(DryDevice):
         self._memory = PlaceMemory(TOP)
         self.host = PlaceMemory(RAM)
         self.entries: list[Scheduled] | None = None
-        self.stretch = 0
+        self.stretch = self._fetches = 0
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
         return self._memory.array(slot, shape, dtype)
@@ -73,7 +74,16 @@ class Script(DryDevice):
     def download(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
+        if target is None:
+            return self._fetch(what, source, waits, after)
         return self.write(Kind.DOWNLOAD, what, (target, source), waits, after)
+
+    def _fetch(self, what: object, source: Any, waits: StreamEvents, after: StreamEvents) -> StreamEvent:
+        """A result of a run without bytes, which has no array for it: the next in order."""
+        assert isinstance(what, Tile)
+        place = Place(RESULT, what.nbytes, self._fetches)
+        self._fetches += self.entries is not None
+        return self.write(Kind.FETCH, what, (place, source), waits, after)
 
     def write(self, kind: Kind, what: Any, places: Sequence[Any], waits: StreamEvents, after: StreamEvents) -> StreamEvent:
         """Note an entry, if a step is being written down."""

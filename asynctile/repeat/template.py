@@ -13,33 +13,38 @@ from numpy.typing import NDArray
 
 from asynctile.play.layout import Block, layout
 from asynctile.play.native import WIDTHS
-from asynctile.play.tables import Tables
+from asynctile.play.tables import COPY, DOWNLOAD, Tables
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.schedule.schedule import DISK, Kind, Schedule, Scheduled
 
 Kernels = Mapping[str, Callable[..., None]]
 #: Of a copy: where to, where from, how many bytes.
 _COPY_WORDS = 3
+#: Of what is counted: bytes written to the file. The others go by their kinds.
+_WRITTEN = len(Kind)
 
 
 class Counts(NamedTuple):
-    """How many operations, and how many bytes over the link and between RAM and the file."""
+    """How many operations, and how many bytes over the link, between RAM and the file, and of results."""
 
     operations: int
     uploaded: int
     downloaded: int
     read: int
     written: int
+    fetched: int
 
 
 class Template:
     """schedule, and the places in memory that it uses, by number. kernels: all and only those that it calls.
 
+    over_link: whether results come over a link; else they are copied within one memory.
     ValueError if a kernel cannot be called by its address, since it is none of Numba's for these types.
     """
 
-    def __init__(self, schedule: Schedule, kernels: Kernels) -> None:
+    def __init__(self, schedule: Schedule, kernels: Kernels, over_link: bool) -> None:
         self.schedule = schedule
+        self._over_link = over_link
         self.places = [place for place in dict.fromkeys(schedule.places()) if place.tier != DISK]
         self.kernels: dict[str, Callable[..., None]] = {}
         self._kernels = kernels
@@ -52,8 +57,8 @@ class Template:
         self._number_of = {place: number for number, place in enumerate(self.places)}
         self._tables = self._made()
         self._amounts = np.array([entry.nbytes if entry.kind is not Kind.OPERATION else 1 for entry in schedule.entries])
-        # By kind, and transfers to the file behind those from there.
-        self._ways = np.array([entry.kind + (entry.places[0].tier == DISK) for entry in schedule.entries])
+        # By kind, but for transfers to the file, which are no reads.
+        self._ways = np.array([_WRITTEN if entry.places[0].tier == DISK else entry.kind for entry in schedule.entries])
         self._totals = self._summed(self._amounts)
 
     def bound(self, addresses: NDArray[np.int64], numbers: NDArray[np.float64], keep: Any) -> Tables:
@@ -69,7 +74,8 @@ class Template:
 
     def _summed(self, amounts: NDArray[np.int64]) -> Counts:
         found = np.bincount(self._ways, amounts, minlength=len(Kind) + 1).astype(np.int64).tolist()
-        return Counts(*(found[way] for way in (Kind.OPERATION, Kind.UPLOAD, Kind.DOWNLOAD, Kind.TRANSFER, Kind.TRANSFER + 1)))
+        ways = Kind.OPERATION, Kind.UPLOAD, Kind.DOWNLOAD, Kind.TRANSFER, _WRITTEN, Kind.FETCH
+        return Counts(*(found[way] for way in ways))
 
     def _made(self) -> Tables:
         entries = self.schedule.entries
@@ -97,7 +103,7 @@ class Template:
                 self._number_spots.append(spots[-1])
                 self._numbers_there.append(entry.what.number % (len(self.schedule.program.numbers) + 1))
         return Tables(
-            kinds=np.array([entry.kind for entry in entries], np.int8),
+            kinds=np.array([self._kind(entry) for entry in entries], np.int8),
             stretches=np.array([entry.stretch for entry in entries], np.int32),
             reports=np.array([_reports(entry.what) for entry in entries], np.int8),
             address=np.array([0 if block is None else block.address for block in blocks], np.int64),
@@ -106,6 +112,12 @@ class Template:
             what=[entry.what for entry in entries],
             **self._edges(),
         )  # fmt: skip
+
+    def _kind(self, entry: Scheduled) -> int:
+        """As workers know it."""
+        if entry.kind is Kind.FETCH:
+            return DOWNLOAD if self._over_link else COPY
+        return entry.kind
 
     def _edges(self) -> dict[str, NDArray[Any]]:
         """Who waits for whom, by the earlier entry."""

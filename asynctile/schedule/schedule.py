@@ -21,25 +21,31 @@ from asynctile.program.program import Program
 from asynctile.storage.residency import State
 from asynctile.storage.tile import NEVER, Tile
 
-#: Tiers by number, from the top down, and below them the spill file. Where RAM is the device it is the top.
-TOP, RAM, DISK = 0, 1, 2
+#: Tiers by number, from the top down, and below them the spill file. Where RAM is the device it is the top. RESULT: where what
+#: the program fetches is put for the host, by the number of the fetch.
+TOP, RAM, DISK, RESULT = 0, 1, 2, 3
 #: No entry has written it.
 NOBODY = -1
 
 
 class Kind(IntEnum):
-    """What an entry does: run a kernel; copy over the link, up or down, or within the device; move between RAM and a file."""
+    """What an entry does: run a kernel; copy over the link, up or down, or within the device; move between RAM and a file;
+    copy a result to the host.
+    """
 
     OPERATION = 0
     UPLOAD = 1
     DOWNLOAD = 2
     COPY = 3
     TRANSFER = 4
+    FETCH = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot: the tier, the size of its pool's slots in bytes, and its number there. A block of DISK: its size and offset."""
+    """A slot: the tier, the size of its pool's slots in bytes, and its number there. A block of DISK: its size and offset. A
+    result: its size and number.
+    """
 
     tier: int
     nbytes: int

@@ -17,6 +17,8 @@ from asynctile.layers import Trainer
 from asynctile.ops import fill
 from asynctile.share import Share
 from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
+from tests.inside_engine import schedule_of
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
 from tests.repeat.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, states_of, training
 from tests.settle import settle
@@ -55,7 +57,8 @@ async def test_a_run_without_one_of_its_inputs_is_refused_also_where_runs_before
         assert flags[-1], "the last time it would have been played again"
 
 
-async def test_what_fetches_results_is_not_played_and_cuts_no_cap_as_if_it_were(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fetches_much_is_not_played_and_cuts_no_cap_as_if_it_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynctile.repeat.schedules.MOST_FETCHED", 100)
     async with training(PLACES["under a cap"]) as (engine, trainer):
         caps, exact = engine.tiers.caps, []
         cut = caps.cut
@@ -68,6 +71,52 @@ async def test_what_fetches_results_is_not_played_and_cuts_no_cap_as_if_it_were(
         for _ in range(3):
             await trainer.model.logits(BATCHES[0][0])
         assert exact == [False] * 3
+
+
+async def test_results_that_are_fetched_are_those_of_coroutines(place: dict[str, Any]) -> None:
+    async with training(place) as (engine, trainer):
+        runs, start = [], engine.start
+
+        async def seen(*args: Any) -> Any:
+            runs.append(await start(*args))
+            return runs[-1]
+
+        engine.start = seen  # type: ignore[method-assign]
+        found = [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:4]]
+        before = engine.statistics()
+        assert (await trainer.model.logits(BATCHES[3][0])).tobytes() == found[3]
+        fetched = sum(fetch.tile.nbytes for fetch in runs[-1].program.fetches)
+        assert engine.statistics().downloaded_bytes - before.downloaded_bytes >= fetched > 0
+        assert [run.played for run in runs] == [False, True, True, True, True]
+        engine.plays = False
+        assert [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:4]] == found
+
+
+async def test_programs_that_take_turns_are_all_played_where_everything_stays(place: dict[str, Any]) -> None:
+    found = []
+    for plays in (True, False):
+        async with training(place, plays=plays) as (_, trainer):
+            model, (tokens, targets) = trainer.model, BATCHES[0]
+            flags, seen = await played(trainer, 0, 1), []
+            for _ in range(2):
+                seen += [(await model.logits(tokens)).tobytes(), await model.loss(tokens, targets)]
+                seen += [(await model.logits(tokens[:, :3])).tobytes(), await model.loss(tokens, targets)]
+                flags += await played(trainer, 2)
+            assert flags == [False, plays, *[plays and "device_memory" not in place] * 2]
+            found.append((seen, await states_of(trainer)))
+    assert found[0][0] == found[1][0]
+    assert_same_tensors(found[0][1], found[1][1])
+
+
+async def test_a_tile_that_takes_the_place_of_another_programs_work_is_not_overwritten(place: dict[str, Any]) -> None:
+    async with training(place) as (engine, trainer):
+        await played(trainer, 0, 1)
+        program = schedule_of(engine).program
+        tile = max(program.temporaries, key=lambda tile: tile.nbytes)
+        stranger = Tile("a stranger", tile.shape, persistent=True)
+        await engine.store([(stranger, np.full(tile.shape, 7, np.float32))])
+        await played(trainer, 2, 3)
+        assert (await engine.read(stranger) == 7).all()
 
 
 async def test_validations_are_played_behind_steps_and_steps_behind_them(place: dict[str, Any]) -> None:
@@ -87,7 +136,7 @@ async def test_validations_are_played_behind_steps_and_steps_behind_them(place: 
             await played(trainer, 0, 1, 2)
             flags, seen = zip(*[await engine.call(validated(trainer, number)) for number in (3, 4, 5)], strict=True)
             assert flags == (False, plays, plays)
-            assert await played(trainer, 3, 4) == [False, plays]
+            assert await played(trainer, 3, 4) == [plays and "device_memory" not in place, plays]
             numbers.append(seen)
             found.append(await states_of(trainer))
     assert numbers[0] == numbers[1]
