@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -25,6 +26,7 @@ from asynctile.lent import LentShare
 from asynctile.lifetime import Lifetime
 from asynctile.loop.files import THREADS
 from asynctile.loop.thread import new_loop, under_shield
+from asynctile.loop.turns import Turn
 from asynctile.measure.trace import Trace
 from asynctile.memory.spill_link import THREADS as TRANSFERS
 from asynctile.memory.tiers import TierOptions, Tiers
@@ -131,7 +133,7 @@ class Engine(Share):
         spare_address_space()
         self._spills = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
         tiers = Tiers(life.device, life.spill, self._spills, self._options, tell=self.tell)
-        self._put_together(tiers, life.device.add_stream("files", THREADS))
+        self._put_together(tiers, life.device.add_stream("files", THREADS), Turn(tiers, self.weight))
         await life.begin()
         now, seconds = self.statistics(), time.monotonic() - began
         caps = now.device_memory_bytes, now.host_memory_bytes, now.spill_limit_bytes
@@ -180,14 +182,18 @@ class Engine(Share):
         device_memory: int | str | None = None,
         spill_limit: int | str | None = None,
         name: str | None = None,
+        weight: float = 1.0,
+        interactive: bool = False,
     ) -> AsyncIterator[Share]:
         """Lend a part of the caps to jobs that run beside those of this engine: models and trainers are made on the share.
 
         Sizes as in Engine: device_memory goes with a device that has memory of its own, spill_limit with a spill folder
-        (without it the share has none). Results are as on an engine with these caps. At the end of the block its tiles are
-        freed and the engine has its caps back. Both wait for programs of this engine that run. name: for events and metrics,
-        "share-1" and so on if not given. BudgetError if what stands here leaves too little, ValueError for a size that does not
-        go with the device, and for a name that another share has.
+        (without it the share has none). name: for events and metrics, "share-1" and so on if not given. weight: of the device's
+        time while several shares have a job; the engine's own is 1. interactive: its jobs go first, and hold back all others,
+        until its weight is spent. Results are as on an engine with these caps. At the end of the block its tiles are freed and
+        the engine has its caps back. Both wait for programs of this engine that run. BudgetError if what stands here leaves too
+        little, ValueError for a size that does not go with the device, for a name that another share has and for a weight that
+        is not above 0.
         """
         spill = self.tiers.spill
         if self.has_link != (device_memory is not None):
@@ -199,7 +205,9 @@ class Engine(Share):
             raise ValueError("spill_limit without spill: the engine has no spill folder; leave spill_limit out")
         given = (("device_memory", device_memory), ("host_memory", host_memory), ("spill_limit", spill_limit))
         sizes = [0 if value is None else _positive(name, value) for name, value in given]
-        part = await self.call(self._share(name, *sizes), undo=self._take_back)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise ValueError(f"weight is {weight!r}: expected a finite number above 0, such as 2.0")
+        part = await self.call(self._share(name, sizes, weight, interactive), undo=self._take_back)
         life = self._life
         try:
             yield part
@@ -229,8 +237,9 @@ class Engine(Share):
             raise ValueError("no trace was started: call start_trace() before the work to be traced")
         self._trace.write(path)
 
-    async def _share(self, name: str | None, on_device: int, in_ram: int, on_disk: int) -> LentShare:
+    async def _share(self, name: str | None, sizes: Sequence[int], weight: float, interactive: bool) -> LentShare:
         """On the device's loop; whole, or not at all."""
+        on_device, in_ram, on_disk = sizes
         async with self.exclusive():
             tell = Tell(self._life.hub, self._named(name))
             self._schedules.leave()
@@ -245,7 +254,8 @@ class Engine(Share):
                 options = replace(self._options, device_memory=on_device, host_memory=in_ram, host_remedy="")
                 part = LentShare(self._life, "its share of the engine", tell, self.precision, self.prefetch, region, options)
                 part.plays = self.plays
-                part._put_together(Tiers(self._device, region, self._spills, options, tell=tell), self._files)
+                tiers = Tiers(self._device, region, self._spills, options, tell=tell)
+                part._put_together(tiers, self._files, Turn(tiers, weight, interactive=interactive))
                 self._lent[tell.share] = part
                 return part
             except BaseException:

@@ -22,6 +22,7 @@ from asynctile.events import Closing, Opening
 from asynctile.hub import ENGINE, Hub, Tell
 from asynctile.loop.background import Background
 from asynctile.loop.thread import CLOSED, LoopThread, in_thread
+from asynctile.loop.turns import Turns
 from asynctile.memory.tiers import Tiers
 from asynctile.storage.spill import SpillTier
 
@@ -42,7 +43,7 @@ class Lifetime:
 
     is_open: from the end of opening to the beginning of closing. hub: the readers of what is told. tell: for the engine itself.
     background: the tasks on the loop that closing waits for. dependents: closed with the engine, unless they have ended before.
-    tiers: of every share that stands. failed: the first error among the tasks, after closing.
+    tiers: of every share that stands. turns: of their jobs. failed: the first error among the tasks, after closing.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Lifetime:
         self.background = Background()
         self.dependents: WeakSet[Dependent] = WeakSet()
         self.tiers: list[Tiers] = []
+        self.turns = Turns(device.streams)
         self.failed: Exception | None = None
         self._make_loop = make_loop
         self._report = report
@@ -215,6 +217,7 @@ class Lifetime:
         """On its loop. Every wait here ends: what it waits for is under the watchdog."""
         self.failed = await self.background.end()
         self.background.cancel()  # what a job may spawn in its last turn
+        self.turns.close()
         await loop.end_jobs()
         await self.background.end()
         for tiers in self.tiers:

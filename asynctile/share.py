@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -25,6 +25,7 @@ from asynctile.lifetime import Dependent, Lifetime
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import LoopThread, Undo
+from asynctile.loop.turns import Turn
 from asynctile.measure.rates import Rates, measure_rates
 from asynctile.measure.statistics import Statistics, snapshot
 from asynctile.memory.caps import Loan
@@ -53,8 +54,10 @@ class Share:
 
     what: it is, for messages. name: in events and metrics, "engine" for the engine's own. tell: of it, to `Engine.events`.
     precision, prefetch: as given to Engine. plays: whether programs that repeat are played by compiled workers; set it to
-    False to do without, the results are the same.
+    False to do without, the results are the same. weight, interactive: as given to Engine.share.
     """
+
+    weight, interactive = 1.0, False
 
     def __init__(self, life: Lifetime, what: str, tell: Tell, precision: str, prefetch: int) -> None:
         self.tell = tell
@@ -67,11 +70,14 @@ class Share:
         self._assembly: Assembly | None = None
         self._rates: Rates | None = None
 
-    def _put_together(self, tiers: Tiers, files: Stream) -> None:
+    def _put_together(self, tiers: Tiers, files: Stream, turn: Turn) -> None:
         """From now on it can be used. files: the stream of file work."""
+        self.turn: Turn = turn
+        self.weight, self.interactive = turn.weight, turn.interactive
         self._assembly = Assembly(tiers)
         self._schedules = Schedules(self._assembly, self.compute, lambda: self.plays)
         self._life.tiers.append(tiers)
+        tiers.beside = self._life.tiers
         self._life.dependents.add(self._schedules)
         self._files: Stream = files
         self.busy: Exclusive = self.lock(self._what)
@@ -235,7 +241,7 @@ class Share:
 
     def exclusive(self) -> AbstractAsyncContextManager[None]:
         """On the device's loop: one program at a time, in order of asking."""
-        return self.busy.held()
+        return self._life.turns.held(self.busy, self.turn)
 
     async def start(
         self,
@@ -247,10 +253,14 @@ class Share:
         """On the device's loop, inside `exclusive`: begin a run of `program`, played if it repeats.
 
         demand: what it asks of the arena, which another program may have cut for itself since. outputs: what its fetches fill.
+        From here to the end of `exclusive` the share takes turns with others that have a job.
         BudgetError, before any work, if the caps are below its floor.
         """
         self._life.check_process()
-        return await self._schedules.start(program, demand, inputs, {} if outputs is None else outputs)
+        self._life.turns.begin(self.turn)
+        job = await self._schedules.start(program, demand, inputs, {} if outputs is None else outputs)
+        self._life.turns.renew(self.turn)
+        return job
 
     async def copies(self, tiles: Iterable[Tile]) -> list[np.ndarray]:
         """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""
@@ -288,13 +298,7 @@ class Share:
     async def _store(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
         async with self.exclusive():
             await self.tiers.run_ahead.drain()
-            if isinstance(tiles, AsyncGenerator):
-                async with aclosing(tiles):
-                    async for tile, value in tiles:
-                        await self.assembly.put(tile, value)
-            else:
-                for tile, value in tiles:
-                    await self.assembly.put(tile, value)
+            await self.assembly.put_all(tiles)
 
     async def _read(self, tiles: list[Tile]) -> list[np.ndarray]:
         async with self.exclusive():

@@ -6,6 +6,7 @@ Puts them together; nothing moves here. What runs over them is asynctile/run/ass
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from asynctile.storage.demand import ALIGNMENT, Demand
 from asynctile.storage.ledger import Ledger
 from asynctile.storage.spill import SpillTier
 from asynctile.streams.event import Runner
+from asynctile.streams.gate import Gate
 from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
 from asynctile.streams.stream import Stream
@@ -34,6 +36,10 @@ class Playing(Runner, Protocol):
 
     @property
     def stall_s(self) -> float: ...
+
+    def hold(self, operations: bool, copies: bool) -> None: ...
+
+    def has_work(self, copies: bool) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +62,7 @@ class Tiers:
     transfers: the stream of spill's.
     link: between the two, None where they are one. caps: how they are cut. positions: of what runs over them, in its order.
     run_ahead: of what was enqueued on the device. player: who runs over them what is not enqueued there, None before the first.
+    gate: whether work over them may begin. beside: all tiers of the engine, these included, which take turns by their gates.
     """
 
     def __init__(
@@ -72,6 +79,8 @@ class Tiers:
         self.prefetch = options.prefetch
         self.positions = Positions()
         self.player: Playing | None = None
+        self.gate = Gate()
+        self.beside: Iterable[Tiers] = (self,)
         self.run_ahead = RunAhead(self.runners, options.watchdog, tell) if run_ahead is None else run_ahead
         self.lockstep = Lockstep() if options.prefetch == 0 else None
         #: the program whose next run the ranks of what stands in the tiers point into; weak, since its graphs end with it
@@ -92,8 +101,8 @@ class Tiers:
         self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)
 
     def runners(self) -> list[Runner]:
-        """All that its work may run on."""
-        return [*self.device.streams(), *([] if self.player is None else [self.player])]
+        """All that its work may run on, or wait for: where others have the turn, theirs."""
+        return [*self.device.streams(), *(tiers.player for tiers in self.beside if tiers.player is not None)]
 
     def from_the_top(self) -> tuple[Tier, ...]:
         """Every tier once, the one below behind the one above."""

@@ -1,5 +1,5 @@
-"""What Python asks of the workers, in compiled code: a run begins, entries are released, a transfer is over, workers leave;
-and to see what they have written.
+"""What Python asks of the workers, in compiled code: a run begins, entries are released, a transfer is over, work is held or
+let go, workers leave; and to see what they have written.
 
 Compiled because the mutex must not be held from one bytecode to the next: another thread might get the GIL between them, and
 wait for the mutex with it. A call of `ask` keeps the GIL, and no worker asks for that while it holds the mutex.
@@ -14,13 +14,14 @@ from numba import types
 from asynctile.kernels.cpu.jit import loop
 from asynctile.play import native, places
 from asynctile.play.native import player_supported
-from asynctile.play.rest import acquire
+from asynctile.play.rest import acquire, count_stall
 
-RESET, RELEASE, ARRIVE, LEAVE, MEET = range(5)
+RESET, RELEASE, ARRIVE, LEAVE, MEET, HOLD = range(6)
 
 
-def ask(control: Any, arrivals: Any, what: int, value: int) -> bool:
-    """False for a RESET while something is not over. value: entries to be released; 2 * entry + ok of what has arrived.
+def ask(control: Any, times: Any, arrivals: Any, what: int, value: int) -> bool:
+    """False for a RESET while something is not over. value: entries to be released; 2 * entry + ok of what has arrived;
+    held + 2 * held_copies for a HOLD.
 
     MEET asks for nothing: who has seen one word of what a worker wrote under the mutex sees all of it from then on, also where
     cores show each other their writes in any order.
@@ -42,6 +43,9 @@ def ask(control: Any, arrivals: Any, what: int, value: int) -> bool:
     elif what == LEAVE:
         control[places.QUIT], control[places.EVENTFD] = 1, -1
         wakes = control[places.PARKED]
+    elif what == HOLD:
+        count_stall(control, times)
+        control[places.HELD], control[places.HELD_COPIES] = value & 1, value >> 1
     if what == MEET:
         wakes = 0
     else:
@@ -54,4 +58,4 @@ def ask(control: Any, arrivals: Any, what: int, value: int) -> bool:
 
 
 if player_supported():
-    ask = loop((types.int64[::1], types.int64[::1], types.int64, types.int64), nogil=False)(ask)
+    ask = loop((types.int64[::1], types.float64[::1], types.int64[::1], types.int64, types.int64), nogil=False)(ask)

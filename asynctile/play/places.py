@@ -22,7 +22,8 @@ MUTEX, CONDITION, CALLS = 0, 16, 32  # CALLS grows when there is more than one w
     FINISHED, BEFORE,  # entries that are over, those of runs before included; and of these alone
     EVENTFD,
     MUTEX_AT, CONDITION_AT, ONE_AT, ONE,  # addresses of things in here, and a 1
-) = range(40, 66)  # fmt: skip
+    HELD, HELD_COPIES,  # 1 while workers may begin no operation; and not even a copy over the link
+) = range(40, 68)  # fmt: skip
 CONTROL = 72
 FREE, COPYING, DUE = range(3)
 

@@ -47,6 +47,7 @@ class Player:
         self._released = self._told_of = 0
         self._out: set[int] = set()
         self._finished, self._stall_s = 0, 0.0
+        self._held = False, False
 
     @property
     def tables(self) -> Tables | None:
@@ -59,9 +60,24 @@ class Player:
             raise DeviceError("the player is closed: the engine was closed while it worked")
         self._let_go()
         self._state = State(tables, self.threads, self._rates, self._eventfd)
+        self._state.hold(*self._held)
         self._crew.change(self._state)
         if not self._crew.threads:
             self._crew.hire(self.threads)
+
+    def hold(self, operations: bool, copies: bool) -> None:
+        """Whether workers begin no operations from now on, and no copies over the link, also of tables attached later.
+
+        What runs ends. Transfers are told of as ever: who does them knows when (streams/gate.py).
+        """
+        if self._held != (operations, copies):
+            self._held = operations, copies
+            if self._state is not None:
+                self._state.hold(operations, copies)
+
+    def has_work(self, copies: bool) -> bool:
+        """Whether operations run or are ready, be they held; or copies and transfers, if they count as well."""
+        return self._state is not None and self._state.has_work(copies)
 
     def detach(self) -> None:
         """Workers return and rest without tables. What is not over by then is not played."""

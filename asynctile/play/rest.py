@@ -31,9 +31,9 @@ def acquire(control: Any) -> None:
 
 @inline()
 def count_stall(control: Any, times: Any) -> None:
-    """Before the number of idle workers or of moves changes: who was idle waited for what moved, if anything did."""
+    """Before idle workers, moves or holding change: who was idle waited for what moved, if anything did, and for no turn."""
     now = native.clock(CLOCK_MONOTONIC)
-    if control[places.MOVES] > 0:
+    if control[places.MOVES] > 0 and control[places.HELD] == 0:
         times[places.STALL] += control[places.IDLE] * (now - times[places.COUNTED])
     times[places.COUNTED] = now
 
@@ -56,9 +56,10 @@ def next_end(control: Any, times: Any) -> float:
 @inline()
 def wakes(control: Any, times: Any) -> int:
     """Before a worker leaves with an entry: how many of those who sleep are to be signalled, for there is more."""
-    more = control[places.READY]
-    more += control[places.READY_UP] > 0 and control[places.LINK_UP] == places.FREE
-    more += control[places.READY_DOWN] > 0 and control[places.LINK_DOWN] == places.FREE
+    more = control[places.READY] if control[places.HELD] == 0 else np.int64(0)
+    if control[places.HELD_COPIES] == 0:
+        more += control[places.READY_UP] > 0 and control[places.LINK_UP] == places.FREE
+        more += control[places.READY_DOWN] > 0 and control[places.LINK_DOWN] == places.FREE
     asleep = control[places.PARKED] - control[places.WOKEN]
     if more > 0 and control[places.SPINNING] > 0:
         control[places.CALLS] += 1

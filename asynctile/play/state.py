@@ -12,9 +12,9 @@ import os
 import numpy as np
 
 from asynctile.play import places
-from asynctile.play.ask import ARRIVE, LEAVE, MEET, RELEASE, RESET, ask
+from asynctile.play.ask import ARRIVE, HOLD, LEAVE, MEET, RELEASE, RESET, ask
 from asynctile.play.native import CLOCK_MONOTONIC
-from asynctile.play.tables import Tables
+from asynctile.play.tables import COPY, OPERATION, Tables
 
 _libc = ctypes.CDLL(None)
 
@@ -88,6 +88,17 @@ class State:
         """A transfer is over; at most once an entry."""
         self._ask(ARRIVE, 2 * entry + ok)
 
+    def hold(self, operations: bool, copies: bool) -> None:
+        """Whether workers begin no operations from now on, and no copies over the link."""
+        self._ask(HOLD, operations + 2 * copies)
+
+    def has_work(self, copies: bool) -> bool:
+        """Whether operations run or are ready, be they held; or copies and transfers, if they count as well."""
+        if self.control[places.READY] or (copies and self.control[places.MOVES]):
+            return True
+        running = self.lanes[:, places.RUNNING]
+        return bool(np.isin(self.tables.kinds[running[running >= 0]], (OPERATION, COPY)).any())
+
     def meet(self) -> None:
         """What workers wrote before and with a word that was seen here is seen from now on: statuses, numbers, the ring."""
         self._ask(MEET)
@@ -98,7 +109,7 @@ class State:
             self._ask(LEAVE)
 
     def _ask(self, what: int, value: int = 0) -> bool:
-        return bool(ask(self.control, self.arrivals, what, value))
+        return bool(ask(self.control, self.times, self.arrivals, what, value))
 
 
 def _on_lines(count: int) -> np.ndarray:

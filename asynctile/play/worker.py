@@ -1,7 +1,8 @@
 """The compiled loop of a worker: take what is ready, run it, hand it on; no Python and no GIL.
 
 One mutex guards all that is shared (places.py says what stands where); it is held between two entries, not while one runs. What
-is needed first is taken first: a copy whose link is free, then the ready operation that is earliest in the program. A copy
+is needed first is taken first: a copy whose link is free, then the ready operation that is earliest in the program; neither
+while it is held. A copy
 over a link of a limited rate ends when that link would have carried it, and no worker sleeps for the rest of it. Workers
 without work look for some microseconds and then sleep until they are signalled, or until a copy ends.
 """
@@ -185,13 +186,15 @@ def _serve(graph: Any, run: Any) -> None:
 
 @inline()
 def _take(run: Any) -> Any:
-    """What to run now, -1 if there is nothing."""
+    """What to run now, -1 if there is nothing that may begin."""
     control = run.control
-    for way in range(2):
-        if control[places.READY_UP + way] > 0 and control[places.LINK_UP + way] == places.FREE:
-            control[places.LINK_UP + way] = places.COPYING
-            return pop(control, run.heaps, 1 + way)
-    return pop(control, run.heaps, 0) if control[places.READY] > 0 else np.int64(-1)
+    if control[places.HELD_COPIES] == 0:
+        for way in range(2):
+            if control[places.READY_UP + way] > 0 and control[places.LINK_UP + way] == places.FREE:
+                control[places.LINK_UP + way] = places.COPYING
+                return pop(control, run.heaps, 1 + way)
+    may = control[places.READY] > 0 and control[places.HELD] == 0
+    return pop(control, run.heaps, 0) if may else np.int64(-1)
 
 
 @inline()

@@ -5,7 +5,8 @@ Runs on the device's loop, except `close`. Which job runs when is the engine's (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 
 import numpy as np
 
@@ -78,6 +79,16 @@ class Assembly:
             raise
         np.copyto(in_ram.array, value)
         self._was_put(tile, in_ram)
+
+    async def put_all(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
+        """`put` for each. An async iterator is closed."""
+        if not isinstance(tiles, AsyncGenerator):
+            for tile, value in tiles:
+                await self.put(tile, value)
+            return
+        async with aclosing(tiles):
+            async for tile, value in tiles:
+                await self.put(tile, value)
 
     def put_dry(self, tile: Tile) -> None:
         """`put` without bytes, for a run without them."""

@@ -1,8 +1,9 @@
 """A job: one run of a program, from its first operation to its last.
 
 Owns what belongs to the run: where in the program it is, its positions and cursors, what its operations report. One task
-awaits the tile coroutine of each operation, in program order, and steps the stages of prefetch behind each. The caller decides
-at marks (layers/trainer.py).
+awaits the tile coroutine of each operation, in program order, and steps the stages of prefetch behind each. Between operations
+it waits for its turn, where several shares have jobs (asynctile/loop/turns.py). The caller decides at marks
+(layers/trainer.py).
 """
 
 from __future__ import annotations
@@ -111,7 +112,10 @@ class Job:
         if self._capture is not None:
             await self._advance_by_graphs(self._capture, stop)
         entries, coroutine, step = self.program.entries, self._coroutine, self._stage.step
+        gate = self._assembly.tiers.gate
         while self.issued < stop:
+            if gate.level:
+                await gate.opened()
             index = self.issued
             entry = entries[index]
             if entry.tiles:
@@ -134,7 +138,9 @@ class Job:
 
     async def _advance_by_graphs(self, capture: Capture, stop: int) -> None:
         """Stretch by stretch."""
+        gate = self._assembly.tiers.gate
         while self.issued < stop:
+            await gate.opened()
             if capture.has(self.issued):
                 self.issued, event = await capture.play(self.issued)
             else:

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from asynctile.streams.gate import GATE
+
 #: One piece of work in a trace: stream, work, start and end in seconds.
 Span = tuple[str, str, float, float]
 
@@ -141,9 +143,9 @@ class Piece:
 
 
 class StreamTask(Piece):
-    """Work that waits: for `waiting` events, `copies` of them copies."""
+    """Work that waits: for `waiting` events, `copies` of them copies. gate: of the share that it was enqueued for, or None."""
 
-    __slots__ = ("stream", "work", "args", "waiting", "copies", "ready_at")
+    __slots__ = ("stream", "work", "args", "waiting", "copies", "ready_at", "gate")
 
     def __init__(self, stream: TaskRunner, event: StreamEvent, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
         super().__init__(event)
@@ -152,6 +154,7 @@ class StreamTask(Piece):
         self.args = args
         self.waiting = self.copies = 0
         self.ready_at = 0.0
+        self.gate = GATE.get()
 
     def __lt__(self, other: StreamTask) -> bool:
         return self.order < other.order

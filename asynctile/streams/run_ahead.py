@@ -91,6 +91,11 @@ class RunAhead:
         """Whether as many bytes are on their way as may be."""
         return self._nbytes > RUN_AHEAD_NBYTES
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether something that was enqueued has yet to run, as far as it is known."""
+        return bool(self._events) and not self._events[-1][0].done
+
     async def room(self) -> None:
         """Wait until the host is within its limit again; raises the error of work that failed."""
         self.forget_done()

@@ -2,7 +2,8 @@
 
 A stream is a queue and one or more threads. Work names the events it must wait for (asynctile/streams/event.py); it runs when
 all of them are done, the work enqueued first before the rest. So nothing that is ready waits behind something that is not, and
-no thread ever blocks on an event: streams cannot deadlock, since an event exists before anything can wait for it.
+no thread ever blocks on an event: streams cannot deadlock, since an event exists before anything can wait for it. What is
+ready of a share whose gate is shut (gate.py) is kept back until somebody says that gates have changed.
 
 The way not taken: a thread a stream that runs strictly in order, with the stream chosen when work is issued, as on a
 GPU. With two cores and guessed costs each waited for the other for a quarter of the forward pass.
@@ -13,11 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from asynctile.errors import DeviceError
 from asynctile.streams.event import Span, StreamEvent, StreamEvents, StreamTask
+from asynctile.streams.gate import Gate
 
 
 class Stream:
@@ -39,6 +41,8 @@ class Stream:
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._ready: list[StreamTask] = []
+        #: ready, and met at a gate that was shut
+        self._kept_back: list[StreamTask] = []
         self._idle = 0
         self._enqueued = 0
         self._unfinished = 0
@@ -99,6 +103,9 @@ class Stream:
         """
         with self._lock:
             self._closing = True
+            self._ready += self._kept_back
+            heapify(self._ready)
+            self._kept_back.clear()
             self._changed.notify_all()
         until = None if patience_s is None else time.monotonic() + patience_s
         for thread in self._threads:
@@ -108,6 +115,22 @@ class Stream:
                     with self._lock:
                         self._left = True
                         self._changed.notify_all()
+
+    def gates_changed(self) -> None:
+        """What was kept back may begin, as far as its gate is open now."""
+        with self._lock:  # also to look: a thread that saw a gate shut may be about to keep something back
+            if self._kept_back:
+                self._count_waiting()
+                kept, self._kept_back = self._kept_back, []
+                for task in kept:
+                    heappush(self._ready, task)
+                self._changed.notify(len(kept))
+
+    def has_work(self, gate: Gate, copies: bool) -> bool:
+        """Whether work of that gate runs, is ready or kept back. copies: they count as well, and not operations alone."""
+        with self._lock:
+            there = [*self._ready, *self._kept_back, *[task for task, _ in list(self.running.values())]]
+        return any(task.gate is gate and (copies or not task.event.is_copy) for task in there)
 
     def tick(self) -> None:
         """From work that takes long: it moves."""
@@ -138,7 +161,7 @@ class Stream:
                 self.finished += 1
                 self._unfinished -= 1
                 finished.event.finish(self)
-            while self._left or not self._ready:
+            while (task := self._take()) is None:
                 if self._left or (self._closing and not self._unfinished):
                     self._changed.notify_all()
                     break
@@ -150,10 +173,21 @@ class Stream:
                     finished = None
                     continue
                 self._rest()
-            task = heappop(self._ready) if self._ready and not self._left else None
         if finished is not None:
             finished.event.wake()
         return task
+
+    def _take(self) -> StreamTask | None:
+        """Under the lock: of what is ready, and may begin, what was enqueued first."""
+        ready = self._ready
+        while ready and not self._left:
+            task = heappop(ready)
+            gate = task.gate
+            if gate is None or not gate.level or gate.admits(task.event.is_copy) or self._closing:
+                return task
+            self._count_waiting()
+            self._kept_back.append(task)
+        return None
 
     def _rest(self) -> None:
         """Under the lock: wait for something to be ready."""
@@ -164,9 +198,11 @@ class Stream:
         self._idle -= 1
 
     def _count_waiting(self) -> None:
-        """Under the lock, before `_idle` or `_starved` changes: idle threads were waiting for a copy if any task was."""
+        """Under the lock, before `_idle`, `_starved` or what is kept back changes: who was idle waited for a copy if any task
+        did, unless there was something for another turn.
+        """
         now = time.perf_counter()
-        if self._starved:
+        if self._starved and not self._kept_back:
             self.waiting_s += self._idle * (now - self._counted)
         self._counted = now
 
