@@ -1,0 +1,141 @@
+"""Text that comes token by token is the text of all tokens, whatever the tokenizer does with neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from asynctile.layers.detokenizer import Detokenizer
+from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, Tokenizer, train_bpe
+
+TEXT = "def forward(self, x):\n    return self.linear(x)  # žluťoučký kůň 😀 日本\n" * 20
+WORDS = ["a", "b", "an", "!", " ", "  ", "é", "\n", "#", "don't", "\N{REPLACEMENT CHARACTER}"]
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def of_words(words: list[str], decoder: Any) -> HuggingFaceTokenizer:
+    """A tokenizer of these words that decodes as `decoder` does; None: with spaces between."""
+    raw = tokenizers.Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token=words[0]))
+    if decoder is not None:
+        raw.decoder = decoder
+    return HuggingFaceTokenizer(raw)
+
+
+def with_special(tokenizer: HuggingFaceTokenizer) -> HuggingFaceTokenizer:
+    raw = tokenizers.Tokenizer.from_str(tokenizer.to_json().decode())
+    raw.add_special_tokens(["<|endoftext|>", "<a b é>"])
+    return HuggingFaceTokenizer(raw)
+
+
+MARKED = [f"{mark}{word}" for word in ("", "a", "b", "!", "é") for mark in ("", "\u2581", "\u2581\u2581")]
+MARKED.remove("")
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+#: Those that only ever add to the text.
+TOKENIZERS: dict[str, Tokenizer] = {
+    "bytes": ByteTokenizer(),
+    "byte-level BPE": train_bpe([TEXT], 400),
+    "byte-level BPE with special tokens": with_special(train_bpe([TEXT], 300)),
+    "none": of_words(WORDS, None),
+    "WordPiece": of_words([*WORDS, "##a", "##!", "##", "n't", "."], decoders.WordPiece(cleanup=True)),
+    "Metaspace": of_words(MARKED, decoders.Metaspace(prepend_scheme="always")),
+    "Metaspace, never": of_words(MARKED, decoders.Metaspace(prepend_scheme="never")),
+    "suffix": of_words(["a</w>", "b</w>", "a", "</w>", "é</w>"], decoders.BPEDecoder(suffix="</w>")),
+    "fused and stripped": of_words(MARKED, decoders.Sequence([
+        decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 2, 0)])),
+    "CTC": of_words(["<pad>", "a", "b", "|", "é"], decoders.CTC(pad_token="<pad>", word_delimiter_token="|", cleanup=False)),
+}  # fmt: skip
+FALLBACK = of_words([*BYTES, "\u2581a", "b", "\u2581"], decoders.Sequence([
+    decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]))  # fmt: skip
+
+
+def pushed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """What each token finishes, and the end."""
+    detokenizer = Detokenizer(tokenizer)
+    return [*(detokenizer.push(id) for id in ids), detokenizer.end()]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_pieces_joined_are_the_text_of_all_tokens(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    some = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=12))
+    ids = data.draw(st.lists(st.sampled_from(some), max_size=60))
+    assert "".join(pushed(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe([], 256), FALLBACK])
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters=[" ", REPLACEMENT])))
+def test_a_character_comes_with_its_last_byte(tokenizer: Tokenizer, text: str) -> None:
+    ids = list(text.encode()) if tokenizer is FALLBACK else tokenizer.encode(text).tolist()
+    expected = [piece for character in text for piece in [*[""] * (len(character.encode()) - 1), character]]
+    assert pushed(tokenizer, ids) == [*expected, ""]
+
+
+def test_what_is_whole_in_a_token_comes_with_it() -> None:
+    """Though the token ends in the middle of a character."""
+    tokenizer = TOKENIZERS["byte-level BPE with special tokens"]
+    raw = tokenizers.Tokenizer(models.BPE({"a": 0, "\u00c3": 1, "\u00a9": 2, "a\u00c3": 3}, [("a", "\u00c3")]))
+    raw.decoder = decoders.ByteLevel()
+    assert pushed(HuggingFaceTokenizer(raw), [3, 2, 3]) == ["a", "\u00e9", "a", REPLACEMENT]
+    special = tokenizer.special["<a b \u00e9>"]
+    assert pushed(tokenizer, [special, special]) == ["<a b \u00e9>", "<a b \u00e9>", ""]
+
+
+def test_an_unfinished_character_comes_once_at_the_end() -> None:
+    for tokenizer in (ByteTokenizer(), train_bpe([], 256)):
+        euro = tokenizer.encode("\u20ac").tolist()
+        assert pushed(tokenizer, [*tokenizer.encode("a").tolist(), *euro[:2]]) == ["a", "", "", REPLACEMENT]
+
+
+def test_bytes_that_never_become_a_character_are_not_kept_for_ever() -> None:
+    found = pushed(ByteTokenizer(), [0xFF] * 1000)
+    assert "".join(found) == REPLACEMENT * 1000
+    assert len("".join(found[:100])) > 90
+
+
+def test_long_texts_keep_few_tokens() -> None:
+    """A token costs the same wherever it stands: also among spaces, which show nothing by themselves."""
+    for ids in ([0x20] * 300, [0x80] * 300, [0xF0, 0x9F] * 150, list(TEXT.encode())):
+        counts: list[int] = []
+        tokenizer = Counting(counts)
+        assert "".join(pushed(tokenizer, ids)) == tokenizer.decode(ids)
+        assert max(counts[:-1]) <= 17
+
+
+class Counting(ByteTokenizer):
+    """Notes how many tokens it is asked to decode."""
+
+    def __init__(self, counts: list[int]) -> None:
+        self.counts = counts
+
+    def decode(self, ids: Any) -> str:
+        self.counts.append(len(ids))
+        return super().decode(ids)
+
+
+def test_a_row_beyond_the_vocabulary_has_no_text_and_none_below_it_is_an_id() -> None:
+    detokenizer = Detokenizer(ByteTokenizer())
+    assert [detokenizer.push(id) for id in (0xE2, 256, 0x82, 50_000, 0xAC)] == ["", "", "", "", "\u20ac"]
+    with pytest.raises(ValueError, match="token id -1 is outside"):
+        detokenizer.push(-1)
+    assert detokenizer.push(0x41) == "A"
+
+
+def test_text_that_a_decoder_would_take_back_stays() -> None:
+    """Decoding bytes together, it makes of them as many replacement characters if one is wrong."""
+    ids = [*b"ab", *"\u20ac".encode(), 0xFF, 256, 257]
+    assert FALLBACK.decode(ids) == REPLACEMENT * 6 + " ab"
+    assert pushed(FALLBACK, ids) == ["a", "b", "", "", "\u20ac", "", REPLACEMENT + " a", "b", ""]
+    assert pushed(FALLBACK, ids[:6]) == ["a", "b", "", "", "\u20ac", "", REPLACEMENT]
+
+
+def test_after_the_end_another_text_begins() -> None:
+    detokenizer = Detokenizer(TOKENIZERS["none"])
+    first = [detokenizer.push(0), detokenizer.push(1), detokenizer.end(), detokenizer.end()]
+    assert first == ["a", " b", "", ""]
+    assert detokenizer.push(1) == "b"
