@@ -4,6 +4,8 @@ Every tile operation of a training step is a coroutine that awaits its inputs an
 order, and prefetch runs beside it as coroutine stages.
 """
 
+import logging
+
 from asynctile.engine import Engine
 from asynctile.errors import (
     AsynctileError,
@@ -16,6 +18,8 @@ from asynctile.errors import (
 )
 from asynctile.measure.statistics import Statistics
 from asynctile.share import Share
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 

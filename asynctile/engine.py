@@ -34,8 +34,9 @@ from asynctile.share import Share
 from asynctile.storage.container import RawFile
 from asynctile.storage.host import HostMemory
 from asynctile.storage.limits import spare_address_space, tightest
+from asynctile.storage.region import SpillRegion
 from asynctile.storage.sizes import parse_size
-from asynctile.storage.spill import SpillRegion, SpillTier
+from asynctile.storage.spill import SpillTier
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from asynctile.lifetime import Lifetime
 from asynctile.loop.thread import LoopThread, Undo
 from asynctile.memory.tiers import TierOptions
 from asynctile.share import Share
-from asynctile.storage.spill import SpillRegion
+from asynctile.storage.region import SpillRegion
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from asynctile.loop.files import Files
 from asynctile.loop.thread import LoopThread, Undo
 from asynctile.loop.turns import Turn
 from asynctile.measure.rates import Rates, measure_rates
-from asynctile.measure.statistics import Statistics, snapshot
+from asynctile.measure.statistics import Counts, Statistics, snapshot
 from asynctile.memory.caps import Loan
 from asynctile.memory.tiers import Tiers
 from asynctile.program.grain import Grain
@@ -53,8 +53,8 @@ class Share:
     """What models, trainers and services work on. Made by `Engine` and by `Engine.share`.
 
     what: it is, for messages. name: in events and metrics, "engine" for the engine's own. tell: of it, to `Engine.events`.
-    precision, prefetch: as given to Engine. plays: whether programs that repeat are played by compiled workers; set it to
-    False to do without, the results are the same. weight, interactive: as given to Engine.share.
+    counts: of what is done on it. precision, prefetch: as given to Engine. plays: whether programs that repeat are played by
+    compiled workers; set it to False to do without, the results are the same. weight, interactive: as given to Engine.share.
     """
 
     weight, interactive = 1.0, False
@@ -65,6 +65,7 @@ class Share:
         self.precision = precision
         self.prefetch = prefetch
         self.plays = True
+        self.counts = Counts()
         self._life = life
         self._what = what
         self._assembly: Assembly | None = None
@@ -80,7 +81,7 @@ class Share:
         tiers.beside = self._life.tiers
         self._life.dependents.add(self._schedules)
         self._files: Stream = files
-        self.busy: Exclusive = self.lock(self._what)
+        self.busy: Exclusive = Exclusive(self._what, tiers.run_ahead, tiers.caps.look)
 
     @property
     def _device(self) -> Device:
@@ -268,8 +269,8 @@ class Share:
         return [await self.assembly.read(tile) for tile in tiles]
 
     def statistics(self) -> Statistics:
-        """What it holds and has moved, at this moment."""
-        return snapshot(self.assembly)
+        """What it holds, has moved and waits for, at this moment: from any thread, in microseconds, while anything runs."""
+        return snapshot(self.name, self.assembly, self.busy.waiting, self.counts)
 
     async def _launch(self, operation: Operation, number: Any) -> StreamEvent:
         inputs = self.assembly.inputs

@@ -42,6 +42,7 @@ from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
 from asynctile.layers.settings import Settings, Training
 from asynctile.layers.snapshot import Snapshot
+from asynctile.layers.telling import told_save
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.share import Share
@@ -86,12 +87,18 @@ async def save(model: Model, training: Training, final: Path, *, wait: bool) -> 
     state = _encoded(await model.engine.compute(_state, model, training))
     snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
     if snapshot is None:
-        await _write(model, final, state, model.engine.read, files)
+        with told_save(model.engine, model.name, final, training.step_count, behind=False):
+            await _write(model, final, state, model.engine.read, files)
         return None
-    task = model.engine.spawn(_write(model, final, state, snapshot.read, files))
+    task = model.engine.spawn(_write_behind(model, training.step_count, final, state, snapshot.read, files))
     # Not in the task's own `finally`: one that is cancelled before it begins never comes there.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
+
+
+async def _write_behind(model: Model, step: int, final: Path, state: bytes, read: ReadTile, files: Files) -> None:
+    with told_save(model.engine, model.name, final, step, behind=True):
+        await _write(model, final, state, read, files)
 
 
 async def _write(model: Model, final: Path, state: bytes, read: ReadTile, files: Files) -> None:

@@ -8,6 +8,7 @@ Long because a model is one object to its users: making, reading, writing, compu
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_
 from asynctile.layers.programs import Programs
 from asynctile.layers.sampling import Context, Sampler, Sampling
 from asynctile.layers.step import record
+from asynctile.layers.telling import tell_failed, tell_torn, told_save
 from asynctile.layers.tiling import Tiling
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
@@ -44,6 +46,7 @@ from asynctile.storage.tile import Tile
 
 #: Up to so many tiles are counted one by one, which says exactly what fits.
 COUNTED_TILES = 10_000
+_NUMBERS = itertools.count(1)
 
 
 def check_room(engine: Share, tiling: Tiling, nbytes: int) -> None:
@@ -58,12 +61,14 @@ class Model:
     in_training: a Trainer was made for it, and its moments count. has_moments: they have values. step_count: updates done, by
     whichever Trainers.
     torn: None, or why weights and moments are of no single step (then step, save and logits refuse).
+    name: for events and logs, "gpt2-1" for the first of a process; it may be set.
     last_checkpoint: where the model was last saved to or loaded from, for that message.
     """
 
     def __init__(self, engine: Share, config: Config, tile: int | None = None) -> None:
         self.engine = engine
         self.config = config
+        self.name: str = f"{config.model_type}-{next(_NUMBERS)}"
         self.tiling: Tiling = Tiling(config, tile, engine.grain)
         check_room(engine, self.tiling, WEIGHT_NBYTES)
         self.parameters: Parameters = Parameters(config, self.tiling, engine.precision)
@@ -123,8 +128,9 @@ class Model:
                 files = self.engine.files(f"the save of {final}")
                 await files.run(check_place, final)
                 nbytes = WEIGHT_NBYTES * self.config.parameter_count
-                async with replaced(final, nbytes, files, partial(self.saved_to, final)) as folder:
-                    await write_model(folder, self.parameters, self.companions, self.engine.read, files)
+                with told_save(self.engine, self.name, final, self.step_count, behind=False):
+                    async with replaced(final, nbytes, files, partial(self.saved_to, final)) as folder:
+                        await write_model(folder, self.parameters, self.companions, self.engine.read, files)
 
         await self.engine.call(job())
 
@@ -206,6 +212,11 @@ class Model:
         """BudgetError if the device cap is below the model's floor."""
         engine = self.engine
         engine.check_floor(floor_demand(self.config, self.tiling.tile, engine.grain, engine.precision))
+
+    def tear(self, why: str) -> None:
+        """From now on it is torn."""
+        self.torn = why
+        tell_torn(self.engine, self.name, why)
 
     def check_whole(self, wish: str) -> None:
         """TornModelError if a step broke off after its first update."""
@@ -347,6 +358,9 @@ class Model:
         """On the engine's loop: end a run that failed or was given up; the model is torn if that lost weights."""
         lost = await run.abandon()
         if isinstance(why, StalledError):
-            self.torn = str(why)
-        elif lost:
-            self.torn = f"tile {lost[0].name} was lost between two tiers" + (f" ({why})" if why else "")
+            self.tear(str(why))
+            return
+        if isinstance(why, Exception):
+            tell_failed(self.engine, self.name, why)
+        if lost:
+            self.tear(f"tile {lost[0].name} was lost between two tiers" + (f" ({why})" if why else ""))

@@ -36,6 +36,7 @@ from asynctile.layers.report import StepReport
 from asynctile.layers.rows import Rows
 from asynctile.layers.saving import Saving
 from asynctile.layers.settings import Settings, Training
+from asynctile.layers.telling import tell_step
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
 from asynctile.measure.statistics import Statistics
@@ -299,7 +300,7 @@ class Trainer:
         try:
             cancelled = await under_shield(run.finish())
         except BaseException as error:
-            self.model.torn = f"step {self.step_count + 1} failed after its first update: {error}"
+            self.model.tear(f"step {self.step_count + 1} failed after its first update: {error}")
             await under_shield(run.abandon())
             if isinstance(error, StalledError):
                 raise
@@ -307,7 +308,7 @@ class Trainer:
         norm = math.sqrt(_total(program, run, "norm"))
         if not math.isfinite(norm):
             name = next(n for n, x in zip(program.numbers, run.numbers, strict=False) if not math.isfinite(x))
-            self.model.torn = f"a gradient of step {self.step_count + 1} was not finite ({name})"
+            self.model.tear(f"a gradient of step {self.step_count + 1} was not finite ({name})")
             raise TornModelError(self.model.torn_message() + "; clip_norm skips such steps instead")
         self.model.step_count += 1
         self.last_report = report(run, loss, norm)
@@ -339,11 +340,13 @@ class Trainer:
         self, before: Statistics, start: float, tokens: int, run: Job | PlayedJob, loss: float, norm: float, *,
         skipped: bool = False,
     ) -> StepReport:
-        return StepReport.between(
+        report = StepReport.between(
             before, self.engine.statistics(), step_s=time.perf_counter() - start, tokens=tokens, step=self.step_count,
             loss=loss, lr=self.optimizer.rate(self.step_count + int(skipped)), grad_norm=norm, skipped=skipped,
             played=run.played,
         )  # fmt: skip
+        tell_step(self.engine, self.model.name, report)
+        return report
 
 
 def _total(program: Program, run: Job | PlayedJob, label: str) -> float:

@@ -2,7 +2,8 @@
 
 Covers the blocking side: reading and writing whole tiles from worker threads, with retries for what passes, a checksum for
 what a disk does not report, and counters. Which thread calls when is the engine's, which tile comes here is
-storage/ledger.py, where in the file it stands is storage/blocks.py, and the system calls are storage/container.py.
+storage/ledger.py, where in the file it stands is storage/blocks.py, and the system calls are storage/container.py. A part of
+the file, with places of its own, is storage/region.py.
 
 Nothing is copied on the way: the disk writes into the caller's aligned memory. Nothing outlives the process either, so there
 is no fsync: what must last is a checkpoint. What this tier lost, a checkpoint brings back; hence the way out in each message.
@@ -11,10 +12,11 @@ is no fsync: what must last is a checkpoint. What this tier lost, a checkpoint b
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import _GeneratorContextManager, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -24,7 +26,7 @@ from asynctile.storage.container import ALIGNMENT, ContainerFile, RawFile, free_
 from asynctile.storage.errors import TierError
 from asynctile.storage.sizes import format_size
 
-__all__ = ["SpillRegion", "SpillTier"]
+__all__ = ["SpillTier"]
 
 #: Errors that may pass when the same transfer is tried again.
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
@@ -32,6 +34,8 @@ _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, e
 _PAUSES_S = (0.001, 0.01, 0.1)
 #: How often bytes that do not match their checksum are read again: a transfer may flip a bit, a disk keeps it flipped.
 _READ_AGAIN = 2
+logger = logging.getLogger(__name__)
+
 _WAY_OUT = "look at the disk, then try again or load the last checkpoint"
 
 
@@ -39,7 +43,8 @@ class SpillTier:
     """Tiles in a file in `folder`, at most `limit` bytes (None: what the disk has).
 
     `read` and `write` may be called by any thread; `reserve`, `take`, `give`, `cut` and `join` by one, the engine's loop.
-    `wrap` puts something between the tier and its file (storage/faults.py).
+    `wrap` puts something between the tier and its file (storage/faults.py). mended: called, by the thread that does it, with
+    a sentence when a transfer came through that had to be repeated, and whether its bytes had not matched their checksum.
     """
 
     #: What the tier is called in messages.
@@ -59,6 +64,7 @@ class SpillTier:
         self.written_nbytes = 0
         #: Transfers repeated, after an error or a checksum that did not match, for a tile that then came through.
         self.retries = 0
+        self.mended: Callable[[str, bool], object] = _unheard
         self._wrap = wrap
         self._blocks = Blocks(limit, ALIGNMENT)
         self._allocated_nbytes = 0
@@ -183,6 +189,8 @@ class SpillTier:
         with self._lock:
             self.written_nbytes += view.nbytes
             self.retries += retries
+        if retries:
+            self._was_mended(name, "written", retries, False)
 
     def read(self, block: Block, view: np.ndarray, name: str) -> None:
         """Fill `view`, as long as the one that was written, from `block`, for tile `name`. Blocking, any thread.
@@ -193,7 +201,7 @@ class SpillTier:
         with self._using_file(name) as file:
             if block.checksum is None:
                 raise self._error(name, "read", block, view, "nothing was written there whole")
-            retries = 0
+            retries = again = 0
             for again in range(_READ_AGAIN + 1):
                 retries += self._move(file.preadv, "read", file, block, view, name)
                 found = xxh3_64_intdigest(view.data)
@@ -206,6 +214,8 @@ class SpillTier:
         with self._lock:
             self.read_nbytes += view.nbytes
             self.retries += retries
+        if retries:
+            self._was_mended(name, "read", retries, again > 0)
 
     def _move(
         self, transfer: Callable[[Sequence[np.ndarray], int], int], verb: str, file: RawFile, block: Block, view: np.ndarray,
@@ -231,6 +241,12 @@ class SpillTier:
                     raise self._not_open(f"tile {name}") from error
                 retries += 1
         return retries
+
+    def _was_mended(self, name: str, done: str, retries: int, was_damaged: bool) -> None:
+        why = "bytes that did not match their checksum" if was_damaged else "errors that passed"
+        text = f"tile {name} was {done} at try {retries + 1}, after {why}, spill file in {self.folder}"
+        logger.warning("%s", text)
+        self.mended(text, was_damaged)
 
     @contextmanager
     def _using_file(self, name: str) -> Iterator[RawFile]:
@@ -260,30 +276,6 @@ class SpillTier:
         return TierError(f"{what} needs the spill tier in {self.folder}, which is {state}; open another engine")
 
 
-class SpillRegion(SpillTier):
-    """A part of the file of `whole`, of `nbytes`, for tiles of others; with places and counters of its own.
-
-    BudgetError when `whole` has no room for it. `give_back` when no transfer of it is under way.
-    """
-
-    def __init__(self, whole: SpillTier, nbytes: int) -> None:
-        super().__init__(whole.folder, nbytes)
-        self._whole = whole
-        self._closing = whole._closing
-        self._block = whole.cut(nbytes, "a share of the engine")
-        self._start = whole._start + self._block.offset
-        self.direct = whole.direct
-
-    def give_back(self) -> None:
-        self._whole.join(self._block)
-
-    def _grow(self, nbytes: int) -> None:
-        pass  # the file has all of it
-
-    def _using_file(self, name: str) -> _GeneratorContextManager[RawFile]:
-        return self._whole._using_file(name)
-
-
 def _check(block: Block, view: np.ndarray, name: str) -> None:
     """ValueError for a view that O_DIRECT would refuse, with no more than EINVAL to say about it."""
     address = view.__array_interface__["data"][0]
@@ -297,3 +289,7 @@ def _check(block: Block, view: np.ndarray, name: str) -> None:
     else:
         return
     raise ValueError(f"tile {name} was given {fault}")
+
+
+def _unheard(text: str, was_damaged: bool) -> None:
+    """Nobody wants to know."""

@@ -85,6 +85,11 @@ class CudaStream:
                 return {}
             return {self.name: (StreamTask(self, self._flying[0], _nothing, ()), self._landed_at)}
 
+    @property
+    def depth(self) -> tuple[int, int]:
+        """What runs is what the driver has been handed."""
+        return len(self.waiting), len(self._flying)
+
     def start(self) -> None:
         self._thread.start()
 

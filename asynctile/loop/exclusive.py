@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from asynctile.streams.run_ahead import RunAhead
@@ -16,13 +16,19 @@ from asynctile.streams.stall import who
 
 
 class Exclusive:
-    """what: is held, for messages. holder: who holds it, None if nobody does."""
+    """what: is held, for messages. holder: who holds it, None if nobody does. over: called when a holder lets go."""
 
-    def __init__(self, what: str, run_ahead: RunAhead) -> None:
+    def __init__(self, what: str, run_ahead: RunAhead, over: Callable[[], object] = bool) -> None:
         self.what = what
         self.holder: str | None = None
+        self._over = over
         self._run_ahead = run_ahead
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for it; from any thread."""
+        return len(self._waiting)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -50,6 +56,7 @@ class Exclusive:
 
     def _hand_on(self) -> None:
         self.holder = None
+        self._over()
         if self._waiting:
             self.holder, granted = self._waiting.popleft()
             granted.set_result(None)

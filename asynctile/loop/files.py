@@ -98,7 +98,7 @@ class Files(Executor):
 
     def _give_up(self) -> None:
         self._run_ahead.hangs = True
-        self.stalled = StalledError(
+        self.stalled = self._run_ahead.stall(
             f"nothing has moved for {self._run_ahead.patience_s:g} s: {self.what} waits for its disk, which does not answer; "
             "look at that disk, and save to or load from another; training may go on"
         )

@@ -1,4 +1,4 @@
-"""What an engine holds and has moved, as a frozen snapshot."""
+"""What a share of an engine holds, has moved and waits for, as a frozen snapshot. Nothing is told here: that is events.py's."""
 
 from __future__ import annotations
 
@@ -7,13 +7,41 @@ from dataclasses import dataclass
 from asynctile.run.assembly import Assembly
 
 
+@dataclass(slots=True)
+class Counts:
+    """What was done on a share, counted by those who do it, on the device's loop. Never reset; steps as in Statistics."""
+
+    steps: int = 0
+    skipped_steps: int = 0
+    step_tokens: int = 0
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Work behind the loop at this moment: pieces that wait, and that run (on a GPU: that its driver has been handed).
+
+    name: of the stream, such as "compute"; "player" for steps that are played.
+    """
+
+    name: str
+    waiting: int
+    running: int
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot of an engine. Sizes in bytes, counters from its start, caps None where there is none.
+    """A snapshot of a share. Sizes in bytes, counters from its start, caps None where there is none.
 
     On cpu RAM is the device, and device_* and uploaded_bytes are 0. spill_retries: transfers that were repeated and then went
     well. stall_s: seconds in which operations waited for copies and nothing else ran, of the device
     as a whole. What an engine has lent to a share counts there, and no more in the engine's caps; of the spill file it is used.
+    A step that is played counts in operations and bytes when it ends.
+
+    share: its name, "engine" for the engine's own. steps: training steps that updated, skipped_steps: those whose loss or
+    gradient was not finite; step_tokens and step_s: tokens and seconds of both. waiting_jobs: that wait until another job of
+    the share is over; waited_s: seconds that jobs have waited for what others hold (the share, a model, RAM that is lent),
+    summed over the waits that are over. queues: of the streams of the device as a whole, and of what is played on the share.
     """
 
     device: str
@@ -33,13 +61,22 @@ class Statistics:
     spill_retries: int
     operations: int
     stall_s: float
+    share: str = "engine"
+    steps: int = 0
+    skipped_steps: int = 0
+    step_tokens: int = 0
+    step_s: float = 0.0
+    waiting_jobs: int = 0
+    waited_s: float = 0.0
+    queues: tuple[Queue, ...] = ()
 
 
-def snapshot(assembly: Assembly) -> Statistics:
-    """The statistics at this moment; safe from any thread."""
+def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts) -> Statistics:
+    """The statistics at this moment; safe from any thread, and nothing is gone through but the streams."""
     tiers = assembly.tiers
     device, top, host, spill = tiers.device, tiers.top, tiers.host, tiers.spill
     linked = top is not host
+    player = tiers.player
     return Statistics(
         device=device.name,
         device_memory_bytes=top.arena.cap if linked else None,
@@ -57,5 +94,13 @@ def snapshot(assembly: Assembly) -> Statistics:
         spill_written_bytes=0 if spill is None else spill.written_nbytes,
         spill_retries=0 if spill is None else spill.retries,
         operations=assembly.operations,
-        stall_s=device.stall_s() + (0.0 if tiers.player is None else tiers.player.stall_s),
+        stall_s=device.stall_s() + (0.0 if player is None else player.stall_s),
+        share=share,
+        steps=counts.steps,
+        skipped_steps=counts.skipped_steps,
+        step_tokens=counts.step_tokens,
+        step_s=counts.step_s,
+        waiting_jobs=waiting_jobs,
+        waited_s=assembly.run_ahead.waited_s,
+        queues=tuple([Queue(runner.name, *runner.depth) for runner in tiers.runners()]),
     )

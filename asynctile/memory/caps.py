@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from asynctile.errors import BudgetError
+from asynctile.events import Pressure
 from asynctile.memory.host_link import HostLink
 from asynctile.memory.tier import Tier
 from asynctile.program.needs import demand_of
@@ -22,6 +24,11 @@ from asynctile.storage.spill import SpillTier
 from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RunAhead
 from asynctile.streams.stall import who
+
+#: Of a cap: what is told of, and what is well below that again.
+HIGH, LOW = 0.9, 0.8
+FULL = "what does not fit into the rest will be refused; raise it, or let a model go"
+DIVIDED = "more is wanted than it holds at once, and tiles come and go"
 
 
 class Loan:
@@ -51,6 +58,9 @@ class Caps:
         self._returned: asyncio.Future[None] | None = None
         #: what the tiers serve
         self._cut_for: Demand | None = None
+        #: the names of those of which it was told that they are nearly used up
+        self._high: set[str] = set()
+        self._peaks: dict[Tier, int] = {}
         #: what the spill folder has places for
         self._reserved: Demand | None = None
 
@@ -110,7 +120,10 @@ class Caps:
 
     def borrow(self, nbytes: int, who: str) -> Loan | None:
         """Set RAM aside for the caller's own use, if nothing here will need it. who: borrows, for messages."""
-        if not self.host.arena.lend(nbytes):
+        arena = self.host.arena
+        if not arena.lend(nbytes):
+            text = f"{arena.argument} has no room for {format_size(nbytes)} for {who}, which does without"
+            self.press(arena.argument, arena.held_nbytes, arena.cap or 0, text)
             return None
         self.host.ledger.peak_nbytes = max(self.host.ledger.peak_nbytes, self.host.arena.held_nbytes)
         loan = Loan(self, nbytes, who)
@@ -224,6 +237,31 @@ class Caps:
         while self.loans and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
             await self._one_returned()
 
+    def look(self) -> None:
+        """Tell of caps that have come to be nearly used up. For between jobs, and cheap; nothing while nobody listens."""
+        if not self.run_ahead.tell.is_heard:
+            return
+        for tier in self.tiers:
+            arena, peak = tier.arena, tier.ledger.peak_nbytes
+            used = peak if peak > self._peaks.get(tier, 0) else arena.held_nbytes  # a job may have had more for itself
+            self._peaks[tier] = peak
+            self._look_at(arena.argument, arena.cap if arena.divided else used, arena.cap, DIVIDED if arena.divided else FULL)
+        if self.spill is not None:
+            self._look_at("spill_limit", self.spill.used_nbytes, self.spill.limit, FULL)
+
+    def _look_at(self, name: str, used: int | None, cap: int | None, meaning: str) -> None:
+        if used is None or cap is None:
+            return
+        if used >= HIGH * cap and name not in self._high:
+            self._high.add(name)
+            self.press(name, used, cap, f"{name} of {format_size(cap)} is nearly used up: {meaning}")
+        elif used < LOW * cap:
+            self._high.discard(name)
+
+    def press(self, name: str, used: int, cap: int, text: str) -> None:
+        """Tell that the cap called `name` is in somebody's way."""
+        self.run_ahead.tell(Pressure, tier=name, used_bytes=used, cap_bytes=cap, text=text)
+
     async def returned(self) -> None:
         """Wait until all lent RAM has been given back, or StalledError names who has it."""
         while self.loans:
@@ -232,11 +270,11 @@ class Caps:
     async def _one_returned(self) -> None:
         if self._returned is None:
             self._returned = asyncio.get_running_loop().create_future()
-        await self.run_ahead.told(self._returned, self._lent)
+        await self.run_ahead.told(self._returned, partial(self._lent, who()))
 
-    def _lent(self) -> str:
+    def _lent(self, waits: str) -> str:
         loans = " and ".join(f"{format_size(loan.nbytes)} lent to {loan.who}" for loan in self.loans)
-        return f"{who()} waits for RAM, of which there is {loans}; wait until that has ended, or raise host_memory"
+        return f"{waits} waits for RAM, of which there is {loans}; wait until that has ended, or raise host_memory"
 
     def _reserve_spill(self, demand: Demand, wanted: Demand, foreign: Counter[int]) -> None:
         """Make sure that whatever may have to leave RAM finds a place in the folder."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from asynctile.device.base import Device
+from asynctile.events import REPAIR, RETRY, Fault
 from asynctile.hub import UNHEARD, Tell
 from asynctile.memory.caps import Caps
 from asynctile.memory.host_link import HostLink
@@ -98,6 +100,8 @@ class Tiers:
             grain = device.grain
             arena = Arena(options.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
             self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep)
+        if spill is not None:
+            spill.mended = partial(_mended, tell)
         self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)
 
     def runners(self) -> list[Runner]:
@@ -153,3 +157,8 @@ class Tiers:
         if tier is self.top:
             return DeviceCursor(ledger, program, base, demand, depth, OVER_LINK)
         return RamCursor(ledger, program, base, demand, depth, in_ram, self.top.ledger)
+
+
+def _mended(tell: Tell, text: str, was_damaged: bool) -> None:
+    """From the thread that moved a tile."""
+    tell(Fault, kind=REPAIR if was_damaged else RETRY, text=text)

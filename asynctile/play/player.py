@@ -131,13 +131,20 @@ class Player:
     @property
     def finished(self) -> int:
         """Entries that are over, of all runs."""
-        return self._finished + (self._state.finished if self._state is not None else 0)
+        state = self._state  # once: other threads ask as well
+        return self._finished + (state.finished if state is not None else 0)
 
     @property
     def stall_s(self) -> float:
         """Seconds, a worker, for which there was nothing to run while copies or transfers were under way."""
-        here = float(self._state.times[STALL]) if self._state is not None else 0.0
+        state = self._state
+        here = float(state.times[STALL]) if state is not None else 0.0
         return self._stall_s + here / self.threads
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        state = self._state
+        return (0, 0) if state is None else state.depth
 
     @property
     def running(self) -> Mapping[str, tuple[Piece, float]]:
@@ -254,8 +261,7 @@ class Player:
         state = self._state
         if state is None:
             return
-        self._finished, self._stall_s = self.finished, self.stall_s
-        self._state = None
+        self._state, self._finished, self._stall_s = None, self.finished, self.stall_s  # at once, for those threads
         events, self._events = self._events, {}
         for event in events.values():
             if not event.done:

@@ -71,6 +71,13 @@ class State:
     def finished(self) -> int:
         return int(self.control[places.FINISHED])
 
+    @property
+    def depth(self) -> tuple[int, int]:
+        """Entries of this run that were released and have not begun, and that run."""
+        asked, finished, before = self.control[[places.ASKED, places.FINISHED, places.BEFORE]].tolist()
+        running = int((self.lanes[:, places.RUNNING] >= 0).sum())
+        return max(asked - (finished - before) - running, 0), running
+
     def reset(self) -> None:
         """As at the start of a run, nothing released. Only when nothing runs: RuntimeError otherwise."""
         if not self._ask(RESET):

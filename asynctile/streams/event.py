@@ -115,6 +115,10 @@ class Runner(Protocol):
     @property
     def running(self) -> Mapping[str, tuple[Piece, float]]: ...
 
+    @property
+    def depth(self) -> tuple[int, int]:
+        """How many pieces wait, and how many run: a look from any thread, without a lock, that may be off by what moves."""
+
     def start(self) -> None: ...
 
     def close(self, patience_s: float | None = None) -> None: ...

@@ -10,10 +10,12 @@ the device finishes counts as moving, be it for another share: a wait for what h
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from asynctile.errors import StalledError
+from asynctile.events import STALL, Fault, Waiting
 from asynctile.hub import UNHEARD, Tell
 from asynctile.streams.event import Runner, StreamEvent
 from asynctile.streams.stall import describe
@@ -23,6 +25,8 @@ RUN_AHEAD_OPERATIONS = 96
 RUN_AHEAD_NBYTES = 512 << 20
 #: How often the watchdog looks before its patience ends.
 LOOKS = 4
+#: Seconds from which on a wait for what somebody else holds is told of.
+LONG_S = 1.0
 
 
 class Looks:
@@ -49,7 +53,8 @@ class RunAhead:
 
     streams: all that work may run on, for the watchdog. patience_s: None for no watchdog. tell: of what is waited for long.
     stalled: the error of the watchdog once it has spoken of enqueued work. Nothing is waited for any more then: what hangs
-    may hang on. hangs: something does, be it a file of a save, which is no reason to stop.
+    may hang on. hangs: something does, be it a file of a save, which is no reason to stop. waited_s: seconds that jobs have
+    waited for what others hold, summed over the waits that are over.
     """
 
     def __init__(self, streams: Callable[[], Sequence[Runner]], patience_s: float | None, tell: Tell = UNHEARD) -> None:
@@ -57,6 +62,7 @@ class RunAhead:
         self.tell = tell
         self.stalled: StalledError | None = None
         self.hangs = False
+        self.waited_s = 0.0
         #: pieces of Python that compute in threads: they move, and end, though no stream shows it
         self.computing = 0
         self._streams = streams
@@ -146,7 +152,7 @@ class RunAhead:
             raise self.stalled
         if not event.done and not await self._patiently(event.settled, lambda: event.done):
             self.hangs = True
-            self.stalled = StalledError(describe(self._streams(), self.patience_s or 0.0))
+            self.stalled = self.stall(describe(self._streams(), self.patience_s or 0.0))
             raise self.stalled
 
     async def told(self, future: asyncio.Future[None], otherwise: Callable[[], str]) -> None:
@@ -154,8 +160,28 @@ class RunAhead:
 
         Only this wait is given up: what others hold, or leave out, is no fault of the engine.
         """
-        if not await self._patiently(lambda: asyncio.shield(future), future.done):
-            raise StalledError(f"nothing has moved for {self.patience_s:g} s: {otherwise()}")
+        began, text = time.monotonic(), ""
+
+        def tell_of_it() -> None:
+            nonlocal text
+            text = otherwise()
+            self.tell(Waiting, text=text, seconds=time.monotonic() - began, is_over=False)
+
+        timer = asyncio.get_running_loop().call_later(LONG_S, tell_of_it)
+        try:
+            if not await self._patiently(lambda: asyncio.shield(future), future.done):
+                raise self.stall(f"nothing has moved for {self.patience_s:g} s: {otherwise()}")
+        finally:
+            timer.cancel()
+            waited_s = time.monotonic() - began
+            self.waited_s += waited_s
+            if text:
+                self.tell(Waiting, text=text, seconds=waited_s, is_over=True)
+
+    def stall(self, text: str) -> StalledError:
+        """The error of a wait that is given up, told of."""
+        self.tell(Fault, kind=STALL, text=text)
+        return StalledError(text)
 
     async def _patiently(self, wait: Callable[[], Awaitable[object]], is_done: Callable[[], bool]) -> bool:
         """Wait until `is_done`; False if nothing at all has moved for as long as patience lasts."""

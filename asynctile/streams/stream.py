@@ -11,6 +11,7 @@ GPU. With two cores and guessed costs each waited for the other for a quarter of
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from typing import Any
 from asynctile.errors import DeviceError
 from asynctile.streams.event import Span, StreamEvent, StreamEvents, StreamTask
 from asynctile.streams.gate import Gate
+
+logger = logging.getLogger(__name__)
 
 
 class Stream:
@@ -54,6 +57,11 @@ class Stream:
         self._threads = [
             threading.Thread(target=self._run, args=(name,), name=f"asynctile-{name}", daemon=True) for name in names
         ]
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        running = len(self.running)
+        return max(self._unfinished - running, 0), running
 
     def start(self) -> None:
         for thread in self._threads:
@@ -112,6 +120,7 @@ class Stream:
             if thread.ident is not None:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
                 if thread.is_alive():
+                    logger.warning("%s hangs in its work and is left behind; it ends when that does", thread.name)
                     with self._lock:
                         self._left = True
                         self._changed.notify_all()

@@ -18,7 +18,8 @@ from asynctile.errors import BudgetError, TierError
 from asynctile.storage import spill
 from asynctile.storage.container import ALIGNMENT, aligned_array
 from asynctile.storage.faults import Faults
-from asynctile.storage.spill import SpillRegion, SpillTier
+from asynctile.storage.region import SpillRegion
+from asynctile.storage.spill import SpillTier
 
 NBYTES = 4 * ALIGNMENT
 

@@ -1,0 +1,234 @@
+"""What models and trainings tell, count and log: each end of a step and of a save.
+
+How a step or a save may end is test_trainer.py and test_saving.py; what the engine itself tells is tests/test_events.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import CheckpointError, DeviceError, Engine, TornModelError
+from asynctile.events import (
+    OPERATION,
+    SKIPPED,
+    TORN,
+    Closing,
+    Event,
+    Fault,
+    Pressure,
+    SaveBegun,
+    SaveDone,
+    SaveFailed,
+    StepDone,
+)
+from asynctile.hub import Events
+from asynctile.layers import Trainer
+from asynctile.storage.tensors import TensorWriter
+from tests.layers.saving import BATCHES, trainer_on
+from tests.layers.training import SMALL
+
+
+@pytest.fixture(autouse=True)
+def _level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="asynctile.layers")
+
+
+async def rest(reader: Events) -> list[Event]:
+    """What it still gets of an engine that is closed."""
+    told = [event async for event in reader]
+    assert isinstance(told.pop(), Closing)
+    return told
+
+
+async def named(engine: Engine, steps: int = 0, **more: Any) -> Trainer:
+    trainer = await trainer_on(engine, steps, **more)
+    trainer.model.name = "tuned"
+    return trainer
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+async def test_a_step_is_told_with_its_report_and_counted_whether_anybody_listens_or_not(
+    caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await named(engine, steps=1)
+        reader = engine.events()
+        reports = [await trainer.step(*batch) for batch in BATCHES[1:4]]
+        counted = engine.statistics()
+    told = await rest(reader)
+    names = {field.name for field in fields(StepDone)} - {field.name for field in fields(Event)} - {"model"}
+    assert len(told) == 3
+    for event, report in zip(told, reports, strict=True):
+        assert isinstance(event, StepDone)
+        assert (event.share, event.model) == ("engine", "tuned")
+        assert {name: getattr(event, name) for name in names} == {name: getattr(report, name) for name in names}
+    assert (counted.steps, counted.skipped_steps, counted.step_tokens) == (4, 0, 4 * BATCHES[0][0].size)
+    assert counted.step_s >= sum(report.step_s for report in reports)
+    assert logged(caplog) == []
+
+
+async def test_steps_on_a_share_count_there() -> None:
+    async with Engine("cpu", host_memory="64MiB") as engine, engine.share(host_memory="16MiB", name="night") as night:
+        reader = engine.events()
+        await Trainer((await trainer_on(night)).model).step(*BATCHES[0])  # type: ignore[arg-type]
+        assert (night.statistics().steps, engine.statistics().steps) == (1, 0)
+        told = await anext(reader)
+    assert (type(told), told.share) == (StepDone, "night")
+
+
+def not_finite(number: int) -> Callable[[Any], Callable[..., None]]:
+    """Of a kernel: what it reports, or one of its arrays, is not finite."""
+
+    def disguise(true: Any) -> Callable[..., None]:
+        def kernel(*args: Any) -> None:
+            true(*args)
+            next(array for array in args[number:] if isinstance(array, np.ndarray) and array.ndim == 1)[...] = np.nan
+
+        return kernel
+
+    return disguise
+
+
+async def test_a_step_that_is_skipped_is_a_step_a_fault_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await named(engine, clip_norm=1.0)
+        await trainer.step(*BATCHES[0])
+        reader, true = engine.events(), engine.kernels["column_sums"]
+        engine.kernels["column_sums"] = not_finite(0)(true)
+        assert (await trainer.step(*BATCHES[1])).skipped
+        assert (engine.statistics().steps, engine.statistics().skipped_steps) == (1, 1)
+        engine.kernels["column_sums"] = true
+    step, fault = await rest(reader)
+    assert isinstance(step, StepDone) and isinstance(fault, Fault)
+    assert (step.step, step.skipped, fault.kind) == (1, True, SKIPPED)
+    assert fault.text == "the step behind step 1 of tuned was skipped: its gradient (nan) was not finite"
+    assert logged(caplog) == [("WARNING", fault.text)]
+
+
+def broken(*args: Any) -> None:
+    raise FloatingPointError("it broke")
+
+
+@pytest.mark.parametrize(("kernel", "error", "kind", "logs"), [
+    ("gelu", DeviceError, OPERATION, 0), ("adamw", TornModelError, TORN, 1),
+])  # fmt: skip
+async def test_a_step_that_fails_is_told_by_what_became_of_the_model(
+    kernel: str, error: type[Exception], kind: str, logs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await named(engine)
+        await trainer.step(*BATCHES[0])
+        reader = engine.events()
+        engine.kernels[kernel] = broken
+        with pytest.raises(error):
+            await trainer.step(*BATCHES[1])
+        assert engine.statistics().steps == 1
+    (fault,) = await rest(reader)
+    assert isinstance(fault, Fault)
+    assert fault.kind == kind
+    assert "tuned" in fault.text and "it broke" in fault.text
+    assert [level for level, _ in logged(caplog)] == ["WARNING"] * logs
+
+
+async def test_what_is_computed_without_training_tells_of_its_failures_too() -> None:
+    async with Engine("cpu") as engine:
+        model = (await named(engine)).model
+        reader = engine.events()
+        engine.kernels["gelu"] = broken
+        with pytest.raises(FloatingPointError):
+            await model.logits(BATCHES[0][0])
+    (fault,) = await rest(reader)
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.text) == (OPERATION, "a run of tuned failed: it broke")
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "behind", "model"])
+async def test_a_save_is_told_when_it_begins_and_when_it_is_done(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "saved"
+    async with Engine("cpu") as engine:
+        trainer = await named(engine, steps=1)
+        reader = engine.events()
+        if kind == "model":
+            await trainer.model.save_pretrained(path)
+        else:
+            await trainer.save(path, wait=kind == "checkpoint")
+            await trainer.saved()
+    begun, done = await rest(reader)
+    assert isinstance(begun, SaveBegun) and isinstance(done, SaveDone)
+    assert (begun.model, begun.path, begun.step, begun.behind) == ("tuned", str(path), 1, kind == "behind")
+    assert (done.model, done.path, done.step) == ("tuned", str(path), 1)
+    assert done.seconds > 0
+    assert [level for level, _ in logged(caplog)] == ["INFO"]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+async def test_a_save_that_fails_is_told_and_logged_where_nobody_may_ask_for_its_error(
+    behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: Any) -> None:
+        raise CheckpointError("the disk is full")
+
+    async with Engine("cpu") as engine:
+        trainer = await named(engine, steps=1)
+        reader = engine.events()
+        monkeypatch.setattr(TensorWriter, "write", full)
+        if behind:
+            await trainer.save(tmp_path / "c", wait=False)
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            await (trainer.saved() if behind else trainer.save(tmp_path / "c"))
+    begun, failed = await rest(reader)
+    assert isinstance(begun, SaveBegun) and isinstance(failed, SaveFailed)
+    assert (begun.behind, failed.path, failed.error) == (behind, str(tmp_path / "c"), "the disk is full")
+    assert [level for level, _ in logged(caplog)] == ["WARNING"] * behind
+
+
+async def test_a_save_that_is_cancelled_is_told_as_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, loop, write = asyncio.Event(), asyncio.get_running_loop(), TensorWriter.write
+
+    def telling(writer: TensorWriter, *args: Any) -> None:
+        loop.call_soon_threadsafe(reached.set)
+        write(writer, *args)
+
+    monkeypatch.setattr(TensorWriter, "write", telling)
+    async with Engine("cpu") as engine:
+        trainer = await named(engine, steps=1)
+        reader = engine.events()
+        saving = asyncio.create_task(trainer.save(tmp_path / "c"))
+        await reached.wait()
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+    _, failed = await rest(reader)
+    assert isinstance(failed, SaveFailed)
+    assert failed.error == "it was cancelled"
+
+
+async def test_a_save_that_finds_no_room_behind_the_training_says_what_it_lacked(tmp_path: Path) -> None:
+    async with Engine("cpu", host_memory=2 * SMALL.config.states_nbytes) as engine:
+        trainer = await named(engine, steps=1)
+        reader = engine.events()
+        await trainer.save(tmp_path / "c", wait=False)
+        assert not trainer.saving
+    told = [event for event in await rest(reader) if isinstance(event, Pressure)]
+    assert [(event.tier, event.cap_bytes) for event in told][-1] == ("host_memory", 2 * SMALL.config.states_nbytes)
+    assert f"for the save of {tmp_path / 'c'}, which does without" in told[-1].text
+
+
+async def test_models_are_numbered_until_they_are_named() -> None:
+    async with Engine("cpu") as engine:
+        one, other = (await trainer_on(engine)).model, (await trainer_on(engine)).model
+        kinds, numbers = zip(*[model.name.split("-") for model in (one, other)], strict=True)
+        assert kinds == ("gpt2", "gpt2") and int(numbers[1]) == int(numbers[0]) + 1

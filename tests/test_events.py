@@ -1,0 +1,273 @@
+"""What an engine tells and where, what it logs, and its statistics while it works.
+
+Readers themselves are tests/test_hub.py's, what models and trainings tell is tests/layers/test_telling.py's.
+"""
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import Future
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, Engine, StalledError
+from asynctile.events import REPAIR, RETRY, STALL, Closing, Fault, Opened, Opening, Pressure, Waiting
+from asynctile.ops import fill
+from asynctile.program.needs import demand_of
+from asynctile.storage.faults import Faults
+from asynctile.storage.tile import Tile
+from asynctile.streams import run_ahead
+from tests.inside_engine import device_of
+from tests.matmul import Matmul
+from tests.settle import settle, until
+
+
+async def rest(reader):
+    """What it still gets of an engine that is closed."""
+    return [event async for event in reader]
+
+
+async def holder_of(engine):
+    """A job that holds the engine, and what lets it end."""
+    go_on, held, here = Future(), asyncio.Event(), asyncio.get_running_loop()
+
+    async def holds():
+        async with engine.exclusive():
+            here.call_soon_threadsafe(held.set)
+            await asyncio.wrap_future(go_on)
+
+    task = asyncio.create_task(engine.call(holds()))
+    await held.wait()
+    return task, go_on
+
+
+async def test_an_engine_tells_of_its_opening_and_closing_and_the_reading_ends_with_it(caplog):
+    caplog.set_level(logging.INFO, logger="asynctile")
+    reported = []
+    engine = Engine("emulated", device_memory="1MiB", host_memory="8MiB", report=lambda *progress: reported.append(progress))
+    warm = device_of(engine).warm
+
+    def compile_one(report, stop):
+        report("gemm", 3, 4)
+        return warm(None, stop)
+
+    device_of(engine).warm = compile_one
+    reader = engine.events()
+    async with engine:
+        pass
+    opening, opened, closing = await rest(reader)
+    assert (type(opening), type(opened), type(closing)) == (Opening, Opened, Closing)
+    assert [(opening.kernel, opening.ready, opening.total)] == reported == [("gemm", 3, 4)]
+    caps = opened.device, opened.device_memory_bytes, opened.host_memory_bytes, opened.spill_limit_bytes
+    assert caps == ("emulated", 1 << 20, 8 << 20, None)
+    assert {event.share for event in (opening, opened, closing)} == {"engine"}
+    assert await rest(engine.events()) == []
+    lines = [(record.name, record.levelname) for record in caplog.records]
+    assert lines == [("asynctile.engine", "INFO"), ("asynctile.lifetime", "INFO")]
+
+
+async def test_readers_on_several_loops_get_the_same():
+    engine, got = Engine("cpu"), []
+    there, here = engine.events(), engine.events()
+    elsewhere = threading.Thread(target=lambda: got.extend(asyncio.run(rest(there))))
+    elsewhere.start()
+    async with engine:
+        pass
+    assert [type(event) for event in await rest(here)] == [Opened, Closing]
+    elsewhere.join()
+    assert [type(event) for event in got] == [Opened, Closing]
+
+
+async def test_a_reader_that_never_reads_holds_up_nothing_and_learns_how_much_it_missed():
+    async with Engine("cpu") as engine:
+        reader = engine.events(limit=2)
+        for number in range(5):
+            engine.tell(Fault, kind=RETRY, text=str(number))
+        assert await engine.call(asyncio.sleep(0, "still here")) == "still here"
+        got = await anext(reader), await anext(reader)
+    assert [(event.text, event.dropped) for event in got] == [("3", 3), ("4", 0)]
+
+
+async def test_a_limit_that_is_none_is_refused_and_nobody_listens():
+    async with Engine("cpu") as engine:
+        with pytest.raises(ValueError, match="limit is 0"):
+            engine.events(limit=0)
+        assert not engine.tell.is_heard
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("eio_read", RETRY), ("eio_write", RETRY), ("flip_read", REPAIR)])
+async def test_a_transfer_that_came_through_in_the_end_is_told_and_logged(fault, kind, tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="asynctile.storage")
+    faults, work = Faults(seed=3), Matmul()
+    async with Engine("cpu", host_memory=6 * work.nbytes, spill=tmp_path, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        reader = engine.events()
+        faults.arm(fault, after=7)
+        await work.run(engine)
+    told = [event for event in await rest(reader) if isinstance(event, Fault)]
+    assert [event.kind for event in told] == [kind]
+    assert f"tile {told[0].text.split()[1]} was " in told[0].text and " at try 2, after " in told[0].text
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", told[0].text)]
+
+
+async def test_a_cap_that_is_nearly_used_up_is_told_once_and_again_after_it_was_well_below(tmp_path):
+    tiles = [Tile(f"t{index}", (256, 1024), persistent=True) for index in range(5)]  # a MiB each
+    async with Engine("cpu", host_memory="5MiB", spill_limit="64MiB", spill=tmp_path) as engine:
+        reader = engine.events()
+        await engine.reserve(demand_of([], tiles))
+
+        async def come_and_go(some):
+            await engine.store((tile, np.zeros(tile.shape, np.float32)) for tile in some)
+            await engine.release(some)
+
+        await engine.store((tile, np.zeros(tile.shape, np.float32)) for tile in tiles[:4])
+        for _ in range(2):
+            await come_and_go(tiles[4:])
+        await engine.release(tiles[:4])
+        await engine.store((tile, np.zeros(tile.shape, np.float32)) for tile in tiles)
+    told = [event for event in await rest(reader) if isinstance(event, Pressure)]
+    assert [(event.tier, event.used_bytes, event.cap_bytes) for event in told] == [("host_memory", 5 << 20, 5 << 20)] * 2
+    assert "host_memory of 5.00 MiB is nearly used up: what does not fit into the rest will be refused" in told[0].text
+
+
+async def test_a_cap_below_what_is_wanted_is_told_as_one_that_tiles_come_and_go_in():
+    work = Matmul()
+    async with Engine("emulated", device_memory=6 * work.nbytes, host_memory="64MiB") as engine:
+        reader = engine.events()
+        await work.prepare(engine)
+        for _ in range(3):
+            await work.run(engine)
+    (told,) = [event for event in await rest(reader) if isinstance(event, Pressure)]
+    assert (told.tier, told.used_bytes) == ("device_memory", 6 * work.nbytes)
+    assert "more is wanted than it holds at once, and tiles come and go" in told.text
+
+
+async def test_ram_that_cannot_be_lent_and_who_wanted_it_is_told():
+    async def borrow(nbytes):
+        async with engine.exclusive():
+            return engine.borrow(nbytes, "somebody")
+
+    async with Engine("cpu", host_memory="32MiB") as engine:
+        reader = engine.events()
+        assert await engine.call(borrow(40 << 20)) is None
+    (told,) = [event for event in await rest(reader) if isinstance(event, Pressure)]
+    assert (told.tier, told.used_bytes, told.cap_bytes) == ("host_memory", 0, 32 << 20)
+    assert "has no room for 40.00 MiB for somebody, which does without" in told.text
+
+
+async def test_a_wait_that_is_long_is_told_of_while_it_lasts_and_when_it_is_over(monkeypatch):
+    monkeypatch.setattr(run_ahead, "LONG_S", 0.0)
+    async with Engine("cpu") as engine:
+        reader = engine.events()
+        holder, go_on = await holder_of(engine)
+        waiter = asyncio.create_task(engine.synchronize())
+        long = await anext(reader)
+        assert engine.statistics().waiting_jobs == 1
+        go_on.set_result(None)
+        await asyncio.gather(holder, waiter)
+        over = await anext(reader)
+        after = engine.statistics()
+    assert (type(long), type(over)) == (Waiting, Waiting)
+    assert "Share.synchronize waits for the engine, which is held by" in long.text
+    assert (long.is_over, over.is_over, over.text) == (False, True, long.text)
+    assert 0 <= long.seconds <= over.seconds == after.waited_s
+    assert after.waiting_jobs == 0
+
+
+async def test_a_wait_that_is_short_is_counted_and_not_told():
+    async with Engine("cpu") as engine:
+        reader = engine.events()
+        holder, go_on = await holder_of(engine)
+        waiter = asyncio.create_task(engine.synchronize())
+        await settle(engine)
+        go_on.set_result(None)
+        await asyncio.gather(holder, waiter)
+        assert engine.statistics().waited_s > 0
+    assert [type(event) for event in await rest(reader)] == [Closing]
+
+
+async def test_whoever_waits_for_lent_ram_is_told_by_name(monkeypatch):
+    monkeypatch.setattr(run_ahead, "LONG_S", 0.0)
+
+    async def borrow():
+        async with engine.exclusive():
+            return engine.borrow(30 << 20, "the save of a model")
+
+    async def give_back(loan):
+        loan.give_back()
+
+    async with Engine("cpu", host_memory="32MiB") as engine:
+        loan = await engine.call(borrow())
+        reader = engine.events()
+        tiles = [Tile(f"t{index}", (512, 1024), persistent=True) for index in range(4)]
+        reserving = asyncio.create_task(engine.reserve(demand_of([], tiles)))
+        told = await anext(reader)
+        await engine.call(give_back(loan))
+        await reserving
+    assert "Share.reserve waits for RAM, of which there is 30.00 MiB lent to the save of a model" in told.text
+
+
+async def test_a_stall_is_told_as_it_is_raised():
+    async with Engine("cpu", watchdog=0.2) as engine:
+        reader = engine.events()
+        holder, go_on = await holder_of(engine)
+        with pytest.raises(StalledError) as caught:
+            await engine.synchronize()
+        go_on.set_result(None)
+        await holder
+    (told,) = [event for event in await rest(reader) if isinstance(event, Fault)]
+    assert (told.kind, told.text) == (STALL, str(caught.value))
+
+
+async def test_events_of_a_share_bear_its_name_and_reach_the_readers_of_the_engine():
+    async with Engine("cpu", host_memory="32MiB") as engine:
+        reader = engine.events()
+        async with engine.share(host_memory="8MiB", name="chat") as chat:
+            chat.tell(Fault, kind=RETRY, text="in a share")
+            with pytest.raises(BudgetError):
+                await chat.reserve(demand_of([], [Tile("t", (2048, 2048), persistent=True)]))
+    (told,) = [event for event in await rest(reader) if isinstance(event, Fault)]
+    assert (told.share, told.text) == ("chat", "in a share")
+
+
+async def test_statistics_are_taken_from_any_thread_while_the_loop_of_the_engine_is_held_up():
+    gate, blocked = threading.Event(), threading.Event()
+
+    def block():
+        blocked.set()
+        gate.wait(20)
+
+    async def hold_up():
+        block()
+
+    async with Engine("emulated", device_memory="1MiB") as engine:
+        call = asyncio.create_task(engine.call(hold_up()))
+        await until(blocked.is_set)
+        for statistics in (engine.statistics(), await asyncio.to_thread(engine.statistics)):
+            assert statistics.share == "engine"
+            with pytest.raises(FrozenInstanceError):
+                statistics.steps = 1
+        gate.set()
+        await call
+
+
+async def test_queues_say_what_waits_and_what_runs():
+    gate, work = threading.Event(), Matmul(n=1)
+    async with Engine("cpu") as engine:
+        await work.prepare(engine)
+        threads = device_of(engine).threads
+        engine.kernels["fill"] = lambda target, value: gate.wait(20)
+
+        def depth():
+            return {queue.name: (queue.waiting, queue.running) for queue in engine.statistics().queues}
+
+        assert set(depth().values()) == {(0, 0)}
+        tile = work.tiles["c"][0, 0]
+        for _ in range(threads + 2):
+            await engine.launch(fill(tile, 1.0))
+        await until(lambda: depth()["compute"] == (threads + 1, 1))  # each waits for the one before it
+        gate.set()
+        await engine.synchronize()
+        assert set(depth().values()) == {(0, 0)}
