@@ -1,0 +1,87 @@
+"""What do two trainings on one engine get of its time, and how much is lost between them?
+
+    python bench/bench_shares.py [--rounds 5] [--seconds 5] [--batch 12] [--write]
+
+The model of `make train`, float32, on shares of one engine on `cpu`: one training alone, two of equal weight at the same time,
+and two whose weights are 3 and 1. All do the same step, so steps a second are what each gets. Targets: of two equal ones 45 to
+55% each, together at least 0.95 of one alone; of the others 70 to 80% for the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+from common import Side, Table, arguments, batch, in_turn, publish, target
+from small_model import LENGTH, SHAPE
+from window import Steps, rates
+
+from asynctile import Engine
+from asynctile.layers import GPT2, AdamW, Trainer
+
+ALONE = "alone"
+#: Weights of two trainings, and from where to where the part of the first may be.
+PAIRS = {"1 and 1": ((1.0, 1.0), (0.45, 0.55)), "3 and 1": ((3.0, 1.0), (0.70, 0.80))}
+#: What two together do at least of what one does alone.
+TOGETHER = 0.95
+#: Of RAM, for each share: far more than its tiles, and less than a part of what the engine has.
+MEMORY = "256MiB"
+
+
+class Together:
+    """A side: trainings at the same time. got: steps a second of each, for each time."""
+
+    def __init__(self, trainings: list[Steps], seconds: float) -> None:
+        self.got: list[list[float]] = []
+        self._trainings = trainings
+        self._seconds = seconds
+
+    async def rate(self) -> float:
+        """Steps a second of all."""
+        self.got.append(await rates(self._trainings, self._seconds))
+        return sum(self.got[-1])
+
+
+async def open_training(stack: AsyncExitStack, engine: Engine, weight: float, size: int) -> Steps:
+    share = await stack.enter_async_context(engine.share(host_memory=MEMORY, weight=weight))
+    return Steps(Trainer(await GPT2.create(share, SHAPE, seed=1), AdamW(lr=1e-4)), batch(SHAPE, size, LENGTH))
+
+
+async def main() -> None:
+    options = arguments(__doc__, rounds=5, seconds=5.0, batch=12)
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(Engine("cpu"))
+        trainings: dict[str, list[Steps]] = {ALONE: [await open_training(stack, engine, 1.0, options.batch)]}
+        for name, (weights, _) in PAIRS.items():
+            trainings[name] = [await open_training(stack, engine, weight, options.batch) for weight in weights]
+        together = {name: Together(those, options.seconds) for name, those in trainings.items()}
+        sides: dict[str, Side] = {name: one.rate for name, one in together.items()}
+        for those in trainings.values():
+            await rates(those, 0.0)  # programs recorded, and their schedules made
+        await in_turn(sides, options.rounds)
+    configuration = {
+        "model": f"GPT-2, {SHAPE.summary}, T {LENGTH}, B {options.batch}, float32, on cpu",
+        "repeats": f"median of {options.rounds} rounds of {options.seconds:g} s, sides in turn",
+    }
+    publish("bench_shares", __doc__, configuration, [results(together)], write=options.write)
+
+
+def results(together: Mapping[str, Together]) -> Table:
+    table = Table("steps a second", ("weights", "first", "second", "part of the first", "target", "together of one alone",
+                                     "target"))  # fmt: skip
+    alone = [sum(got) for got in together[ALONE].got]
+    table.rows.append((ALONE, statistics.median(alone), None, None, None, None, None))
+    for name, (_, (low, high)) in PAIRS.items():
+        first, second = zip(*together[name].got, strict=True)
+        part = statistics.median(one / (one + other) for one, other in zip(first, second, strict=True))
+        whole = statistics.median((one + other) / all_ for one, other, all_ in zip(first, second, alone, strict=True))
+        goal = f"{low:g} to {high:g}: {'met' if low <= part <= high else 'MISSED'}"
+        rows = [name, statistics.median(first), statistics.median(second), part, goal, whole, target(whole, TOGETHER)]
+        table.rows.append(rows)
+    return table
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
