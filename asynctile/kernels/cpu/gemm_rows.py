@@ -1,4 +1,8 @@
-"""Products of few rows, each with the bits that it has alone; see asynctile/ops/gemm_rows.py for the contract."""
+"""Products of few rows, each with the bits that it has alone; see asynctile/ops/gemm_rows.py for the contract.
+
+A product goes by columns of blocks (vectors.py), each over all rows, so that weights come from memory once and are near then.
+One row waits for memory; for many rows it is arithmetic that counts.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,82 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.kernels.cpu.jit import FLAG, ROW, TILE, kernel, piece
+from asynctile.kernels.cpu.jit import FLAG, ROW, TILE, inline, kernel, piece
+from asynctile.kernels.cpu.vectors import (
+    NARROW,
+    NARROW_TRANSPOSED,
+    ONE_TRANSPOSED,
+    SOME,
+    WIDE,
+    WIDE_TRANSPOSED,
+    add_block,
+    block_of,
+)
 
 ZERO = np.float32(0.0)
 
 
+@inline()
+def on(address: int, numbers: int) -> int:
+    """The address of a float32 so many further on."""
+    return address + 4 * numbers
+
+
+@piece()
+def add_times(rows: int, columns: int, inner: int, a: int, a_step: int, b: int, b_step: int, c: int, c_step: int) -> None:
+    """c (rows, columns) += a (rows, inner) b (inner, columns), float32 at addresses, a row `_step` after another."""
+    at = 0
+    width, most = block_of(WIDE)
+    while rows <= most and at + width <= columns:
+        add_block(WIDE, width, rows, inner, a, a_step, on(b, at), b_step, on(c, at), c_step)
+        at += width
+    width, most = block_of(NARROW)
+    while at + width <= columns:
+        for i in range(0, rows, most):
+            x, y = on(a, i * a_step), on(c, i * c_step + at)
+            add_block(NARROW, width, min(most, rows - i), inner, x, a_step, on(b, at), b_step, y, c_step)
+        at += width
+    width, most = block_of(SOME)
+    while at < columns:
+        some = min(width, columns - at)
+        for i in range(0, rows, most):
+            x, y = on(a, i * a_step), on(c, i * c_step + at)
+            add_block(SOME, some, min(most, rows - i), inner, x, a_step, on(b, at), b_step, y, c_step)
+        at += some
+
+
+@piece()
+def add_times_transposed(
+    rows: int, columns: int, inner: int, a: int, a_step: int, b: int, b_step: int, c: int, c_step: int
+) -> None:
+    """c (rows, columns) += a (rows, inner) b^T, where b is (columns, inner)."""
+    at = 0
+    width, most = block_of(WIDE_TRANSPOSED)
+    while rows <= most and at + width <= columns:
+        add_block(WIDE_TRANSPOSED, width, rows, inner, a, a_step, on(b, at * b_step), b_step, on(c, at), c_step)
+        at += width
+    width, most = block_of(NARROW_TRANSPOSED)
+    while at + width <= columns:
+        for i in range(0, rows, most):
+            x, y, count = on(a, i * a_step), on(c, i * c_step + at), min(most, rows - i)
+            add_block(NARROW_TRANSPOSED, width, count, inner, x, a_step, on(b, at * b_step), b_step, y, c_step)
+        at += width
+    width, most = block_of(ONE_TRANSPOSED)
+    while at < columns:
+        for i in range(0, rows, most):
+            x, y, count = on(a, i * a_step), on(c, i * c_step + at), min(most, rows - i)
+            add_block(ONE_TRANSPOSED, width, count, inner, x, a_step, on(b, at * b_step), b_step, y, c_step)
+        at += width
+
+
 @piece()
 def _add_product(a: Any, b: Any, c: Any, tb: bool) -> None:
-    """c += a op(b), over K in ascending order."""
-    rows, columns = c.shape
-    for i in range(rows):
-        for j in range(columns):
-            total = ZERO
-            for k in range(a.shape[1]):
-                total += a[i, k] * (b[j, k] if tb else b[k, j])
-            c[i, j] += total
+    (rows, columns), inner = c.shape, a.shape[1]
+    left, right, result = a.ctypes.data, b.ctypes.data, c.ctypes.data
+    if tb:
+        add_times_transposed(rows, columns, inner, left, inner, right, inner, result, columns)
+    else:
+        add_times(rows, columns, inner, left, inner, right, columns, result, columns)
 
 
 @kernel((TILE, TILE, TILE, FLAG, FLAG))

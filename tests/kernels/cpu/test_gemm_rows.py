@@ -1,9 +1,16 @@
 """gemm_rows in its four forms against float64, and each row with the bits that it has alone."""
 
+import os
+import subprocess
+import sys
+
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from asynctile.kernels.cpu import KERNELS
+from asynctile.kernels.cpu.jit import prepare
+from asynctile.play.layout import layout
 from tests.kernels.reference import error, poison, random
 
 SIZES = [(1, 1, 1), (3, 17, 5), (5, 129, 33), (12, 100, 257), (4, 64, 64), (17, 1, 100), (2, 96, 130), (21, 40, 47)]
@@ -70,3 +77,46 @@ def test_a_weight_that_is_nan_reaches_its_column_only(tb):
     b[(3, 7) if tb else (7, 3)] = np.nan
     KERNELS["gemm_rows"](a, b, c, tb, False)
     assert np.isnan(c[:, 3]).all() and np.isfinite(np.delete(c, 3, axis=1)).all()
+
+
+#: Runs gemm_rows on the operands in a file, for a processor without AVX-512, and writes what came out.
+OTHER = """
+import sys
+import numpy as np
+from asynctile.kernels.cpu import KERNELS
+given = np.load(sys.argv[1])
+made = {}
+for tb in (False, True):
+    made[str(tb)] = given["c"].copy()
+    KERNELS["gemm_rows"](given["a"], given["bt" if tb else "b"], made[str(tb)], tb, True)
+    (text,) = KERNELS["gemm_rows"].inspect_asm().values()
+    assert "vfmadd" in text and "ymm" in text and "zmm" not in text
+np.savez(sys.argv[2], **made)
+"""
+
+
+@pytest.mark.skipif(llvm.get_host_cpu_features().get("avx512f") is not True, reason="there is but one width of vectors")
+def test_the_width_of_a_processors_vectors_changes_no_bit(tmp_path):
+    a, c = random(1, 7, 75), random(2, 7, 85)
+    b = random(3, 75, 85)
+    bt = np.ascontiguousarray(b.T)
+    np.savez(tmp_path / "given.npz", a=a, b=b, bt=bt, c=c)
+    other = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+sse4.2,+avx,+avx2,+fma", "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), **other)
+    command = [sys.executable, "-P", "-c", OTHER, str(tmp_path / "given.npz"), str(tmp_path / "made.npz")]
+    subprocess.run(command, env=environment, check=True)
+    for tb in (False, True):
+        KERNELS["gemm_rows"](a, bt if tb else b, expected := c.copy(), tb, True)
+        assert np.load(tmp_path / "made.npz")[str(tb)].tobytes() == expected.tobytes()
+
+
+def test_workers_that_know_no_python_call_it_by_its_address():
+    for verb, shapes, flags in (
+        ("gemm_rows", [(9, 6), (6, 5), (4, 5)], (False, True)),
+        ("gemm_rows_bias", [(9, 6), (5, 6), (5,), (4, 5)], (True, True)),
+        ("gemm_rows_onto", [(9, 6), (6, 5), (4, 5), (4, 5)], (False,)),
+        ("gemm_rows_bias_onto", [(9, 6), (6, 5), (5,), (4, 5), (4, 5)], (False,)),
+    ):
+        prepare(verb)
+        block = layout(KERNELS[verb], [(shape, np.float32) for shape in shapes], flags, False)
+        assert block is not None and block.address
