@@ -26,7 +26,7 @@ FLOORS = (
 #: The floor of each module that stands in asynctile/ itself.
 AT_THE_TOP = {
     "asynctile": "engine", "asynctile.engine": "engine", "asynctile.lent": "engine", "asynctile.lifetime": "engine",
-    "asynctile.share": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system",
+    "asynctile.metrics": "engine", "asynctile.share": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system",
     "asynctile.errors": "system", "asynctile.events": "system", "asynctile.hub": "streams", "asynctile.interpreter": "system",
 }  # fmt: skip
 #: What is decided here is a function of the program: no clock, no thread, no loop, no file.
