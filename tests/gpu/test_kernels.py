@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 MODULES = (
     "adamw", "attention", "attention_page", "cross_entropy", "elementwise", "embedding", "gelu", "gemm", "gemm_rows",
-    "layernorm",
+    "layernorm", "rows",
 )  # fmt: skip
 
 for verb in MODULES:

@@ -1,0 +1,13 @@
+"""The verbs that generation shares with training give a row the same bits alone as among others."""
+
+import pytest
+
+from tests.kernels.cuda.values import DTYPES, typed
+from tests.kernels.rows import VERBS, WIDTHS, assert_rows_are_independent
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits(machine, verb, columns, dtype):
+    assert_rows_are_independent(machine.run, verb, columns, lambda values: typed(values, dtype), (2, 7, 64))

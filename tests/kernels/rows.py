@@ -1,0 +1,57 @@
+"""Calls of the verbs that take the rows of generation as those of training, and the same rows one by one. For all devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.kernels.reference import random
+
+Array = Any
+#: (verb, arrays, params): runs it on arrays, which it may change.
+Run = Callable[[str, Sequence[Array], Sequence[Any]], None]
+#: Turns float32 values into those of a tile that may be narrow.
+Typed = Callable[[Array], Array]
+
+ROWS = 65
+#: (verb, columns of a row): odd ones, one, more than a vector has, and a whole number of vectors.
+WIDTHS = (1, 3, 17, 33, 64, 75, 130, 259)
+VERBS = ("copy", "embed_tokens", "fill", "gelu", "layernorm", "layernorm_stats", "layernorm_stats_more", "layernorm_whole")
+
+
+def call(verb: str, columns: int, typed: Typed) -> tuple[str, list[Array], set[int], tuple[Any, ...]]:
+    """(kernel, arrays, which of them have a row for each row, params)."""
+    x, other = random(1, ROWS, columns), random(2, ROWS, columns)
+    gain, bias, pair = random(3, columns), random(4, columns), np.abs(random(5, ROWS, 2))
+    tokens = np.random.default_rng(6).integers(0, 50, ROWS).astype(np.int32)
+    narrow = typed(other)
+    return {
+        "copy": ("copy", [x, narrow], {0, 1}, ()),
+        "embed_tokens": ("embed_tokens", [tokens, typed(random(7, 40, columns)), x], {0, 2}, (3,)),
+        "fill": ("fill", [narrow], {0}, (0.1,)),
+        "gelu": ("gelu", [typed(4 * x), narrow], {0, 1}, ()),
+        "layernorm": ("layernorm", [x, pair, gain, bias, narrow], {0, 1, 4}, ()),
+        "layernorm_stats": ("layernorm_stats", [x, pair], {0, 1}, (0, True, 1e-5)),
+        "layernorm_stats_more": ("layernorm_stats", [x, pair], {0, 1}, (70, False, 1e-5)),
+        "layernorm_whole": ("layernorm_whole", [x, gain, bias, pair, narrow], {0, 3, 4}, (1e-5,)),
+    }[verb]
+
+
+def outcome(run: Run, verb: str, columns: int, typed: Typed, rows: slice) -> Iterator[bytes]:
+    """What a call with these rows alone leaves of each row."""
+    kernel, arrays, of_rows, params = call(verb, columns, typed)
+    arrays = [np.ascontiguousarray(x[rows]) if i in of_rows else x for i, x in enumerate(arrays)]
+    run(kernel, arrays, params)
+    for parts in zip(*(arrays[i] for i in sorted(of_rows)), strict=True):
+        yield b"".join(part.tobytes() for part in parts)
+
+
+def assert_rows_are_independent(run: Run, verb: str, columns: int, typed: Typed, heights: Sequence[int]) -> None:
+    """Each row has the bits that it has alone, whatever its place among so many."""
+    alone = [next(outcome(run, verb, columns, typed, slice(row, row + 1))) for row in range(ROWS)]
+    for height in heights:
+        for start in {0, (ROWS - height) // 2, ROWS - height}:
+            found = list(outcome(run, verb, columns, typed, slice(start, start + height)))
+            assert found == alone[start : start + height], (verb, columns, start, height)
