@@ -8,6 +8,12 @@ for ever, fails where a decoder takes text back, and has no end, where an unfini
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from asynctile.layers.tokenizer import Tokenizer
 
 #: What a tokenizer decodes bytes to that are no character, or not yet.
@@ -19,18 +25,20 @@ _MOST, _KEPT = 16, 8
 
 
 class Detokenizer:
-    """The text of one sequence of tokens. What `push` and `end` give is together what the tokenizer decodes all of them to.
+    """The text of tokens behind a prompt (T,). What `push` and `end` give is together what they add to what the tokenizer
+    decodes the prompt to.
 
     A character comes when its last byte does. Where a decoder would take back text that was given out (one of bytes, over
     bytes that turn out to be no UTF-8), that stays, and what comes behind it is decoded by itself.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | NDArray[Any] = ()) -> None:
         self._tokenizer = tokenizer
         #: the last tokens, how many of them there were when their text was last whole, and what of it was given out
         self._ids: list[int] = []
         self._clean = 0
         self._shown = ""
+        self._begin_behind(np.asarray(prompt[-_KEPT:], np.int64))
 
     def push(self, token: int) -> str:
         """The text that a token finishes, often none. An id beyond the vocabulary has none: models may have more rows.
@@ -67,6 +75,15 @@ class Detokenizer:
             text = self._tokenizer.decode(self._ids[self._clean :])
         self._restart([])
         return text
+
+    def _begin_behind(self, prompt: NDArray[np.int64]) -> None:
+        """Of the end of a prompt, what makes whole characters by itself; none of it if that ends within one."""
+        for begin in range(prompt.size):
+            ids = [id for id in prompt[begin:].tolist() if id < self._tokenizer.vocab_size]
+            text = self._tokenizer.decode(ids)
+            if _UNFINISHED not in text:
+                self._ids, self._clean, self._shown = ids, len(ids), text
+                return
 
     def _restart(self, ids: list[int]) -> None:
         self._ids, self._clean, self._shown = ids, 0, ""

@@ -319,9 +319,13 @@ class Model:
         max_new_tokens: int = 50,
         temperature: float = 0.8,
         top_k: int | None = 50,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
         seed: int | None = None,
     ) -> AsyncGenerator[int]:
-        """Yield new token ids one by one; the last block_size tokens are the context, computed anew for each.
+        """Yield new token ids one by one; the last block_size tokens are the context, computed anew for each. Options are those
+        of `Sampling`.
 
         prompt_ids (T,) may be longer: what stands before the context is neither looked at nor kept.
         """
@@ -330,12 +334,14 @@ class Model:
         context = Context(seen[0], block_size)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a whole number of at least 0")
-        sampler = Sampler(Sampling(temperature=temperature, top_k=top_k, seed=seed))
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+                            repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip
+        sampler, tokens = Sampler(sampling), seen[0].tolist()
         for _ in range(max_new_tokens):
             logits = await self.logits(context.padded())
-            token = sampler.choose(logits[0, len(context) - 1], ())
-            context.append(token)
-            yield token
+            tokens.append(sampler.choose(logits[0, len(context) - 1], tokens))
+            context.append(tokens[-1])
+            yield tokens[-1]
 
     async def release(self) -> None:
         """Free every tile of the model; it cannot be used afterwards."""

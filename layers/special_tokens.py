@@ -1,6 +1,6 @@
-"""What a tokenizer's tokens are for: which begin and end a text, and the files that say so to other programs.
+"""What a tokenizer's tokens are for: which begin and end a text, the files that say so to other programs.
 
-The files of a model are companions.py, what a token is tokenizer.py.
+Covers whether a model has them too. The files of a model are companions.py, what a token is tokenizer.py.
 """
 
 from __future__ import annotations
@@ -30,6 +30,20 @@ def token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
     """Of a new model's config: which tokens of the tokenizer begin and end a text, None where it has none."""
     named = _named(tokenizer)
     return {f"{purpose}_token_id": tokenizer.special.get(named.get(purpose, "")) for purpose in ("bos", "eos")}
+
+
+def check_fit(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
+    """ValueError, naming `model`, if its `vocab_size` tokens are too few for the texts of a tokenizer.
+
+    It may have fewer than special tokens, which are no text: some are added to a tokenizer and to no model. It may have more
+    than the tokenizer, since many models round them up.
+    """
+    count, special = tokenizer.vocab_size, set(tokenizer.special.values())
+    while count - 1 in special:
+        count -= 1
+    if count > vocab_size:
+        raise ValueError(f"the tokenizer has {count} tokens and {model} only {vocab_size}; use the tokenizer that the "
+                         "model was trained with")
 
 
 def _named(tokenizer: Tokenizer) -> dict[str, str]:

@@ -137,6 +137,15 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
                         help="0 takes the likeliest token each time, higher is wilder (default: %(default)s)")
     parser.add_argument("--top-k", metavar="N", type=values.count, default=50,
                         help="choose among the N likeliest tokens (default: %(default)s)")
+    parser.add_argument("--top-p", metavar="X", type=values.positive, default=None,
+                        help="choose among the fewest, likeliest tokens that have this share of the probability together "
+                             "(default: all)")
+    parser.add_argument("--min-p", metavar="X", type=values.fraction, default=None,
+                        help="choose among tokens with at least this share of the likeliest one's probability (default: all)")
+    parser.add_argument("--repetition-penalty", metavar="X", type=values.positive, default=None,
+                        help="above 1 makes tokens that the text has less likely, below 1 more (default: neither)")
+    parser.add_argument("--stop", metavar="TEXT", action="append", default=[],
+                        help="end before this text; the option again for several (default: none)")
     parser.add_argument("--seed", metavar="N", type=values.natural, default=1,
                         help="of the choice of tokens (default: %(default)s)")
     parser.add_argument("--tokenizer", metavar="bytes|FILE", type=values.name, default=None,

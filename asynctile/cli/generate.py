@@ -6,6 +6,8 @@ Covers finding the model and its tokenizer, and printing. Choosing tokens is the
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.sample import stream_text
 from asynctile.cli.terminal import say
 from asynctile.errors import AsynctileError, CheckpointError
-from asynctile.layers import GPT2
+from asynctile.layers import GPT2, Sampling
+from asynctile.layers.special_tokens import check_fit
+from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
+from asynctile.storage.input import shown
 
 __all__ = ["run"]
 
@@ -26,8 +31,10 @@ _PLACEMENT = ("device", "device_memory", "host_memory", "spill", "spill_limit", 
 def run(given: dict[str, Any]) -> int:
     """Print the prompt and its continuation; returns the exit status."""
     options = Options(**{name: given[name] for name in _PLACEMENT if name in given}).check()
+    sampling = Sampling(**{field.name: given[field.name] for field in fields(Sampling)})
+    stopping = Stopping(strings=given["stop"])
     weights, tokenizer = find_model(Path(given["folder"]), given["tokenizer"])
-    asyncio.run(_generate(given, options, weights, tokenizer))
+    asyncio.run(_generate(given, options, weights, tokenizer, sampling, stopping))
     return 0
 
 
@@ -55,16 +62,22 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
     return weights, open_tokenizer(folder)
 
 
-async def _generate(given: dict[str, Any], options: Options, weights: Path, tokenizer: Tokenizer) -> None:
+async def _generate(given: dict[str, Any], options: Options, weights: Path, tokenizer: Tokenizer, sampling: Sampling,
+                    stopping: Stopping) -> None:  # fmt: skip
+    prompt = tokenizer.encode(given["prompt"]).astype("int64")
+    if not prompt.size:
+        raise ValueError(f"the tokenizer makes no tokens of --prompt {shown(given['prompt'])}, expected at least one; write "
+                         "another, or name the model's own tokenizer with --tokenizer")
     async with engine_of(options) as engine:
         model = await GPT2.from_pretrained(engine, weights)
+        check_fit(tokenizer, model.config.vocab_size, f"the model of {weights}")
         say(given["prompt"])
-        pieces = stream_text(model, tokenizer, tokenizer.encode(given["prompt"]).astype("int64"),
-                             max_new_tokens=given["max_new_tokens"], temperature=given["temperature"],
-                             top_k=given["top_k"], seed=given["seed"])
         try:
-            async for piece in pieces:
-                say(piece)
+            async with aclosing(stream_text(model, tokenizer, prompt, max_new_tokens=given["max_new_tokens"],
+                                            sampling=sampling, stopping=stopping)) as pieces:  # fmt: skip
+                async for piece in pieces:
+                    say(piece)
         except AsynctileError as error:  # the engine and the model do not know where the weights come from
             raise AsynctileError(f"the model of {weights}: {error}") from error
-    say("\n")
+        finally:
+            say("\n")  # also where Ctrl-C ends it: what the shell says next begins a line

@@ -1,23 +1,24 @@
 """Text that a model writes, piece by piece.
 
-Covers `stream_text`. Choosing tokens is the model's `generate`.
+Covers `stream_text`. Choosing tokens is the model's `generate`, their text detokenizer.py, where it ends stopping.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.cli.terminal import printable
-from asynctile.layers import GPT2
+from asynctile.layers import GPT2, Sampling
+from asynctile.layers.detokenizer import Detokenizer
+from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 
 __all__ = ["stream_text"]
-
-#: What a tokenizer decodes bytes to that are no character, or not yet.
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 async def stream_text(
@@ -26,24 +27,16 @@ async def stream_text(
     prompt: NDArray[np.int64],
     *,
     max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    seed: int,
-) -> AsyncIterator[str]:
-    """The continuation of `prompt` (ids) in printable pieces that never cut a character."""
-    ids: list[int] = []
-    shown = ""
-    tokens = model.generate(prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    async for token in tokens:
-        ids.append(int(token))
-        if ids[-1] >= tokenizer.vocab_size:
-            # A model may have more rows than its tokenizer has tokens; an untrained one picks them too.
-            ids.pop()
-            continue
-        text = tokenizer.decode(ids)
-        if not text.endswith(_UNFINISHED) and text.startswith(shown):
-            yield printable(text[len(shown):])
-            shown = text
-    rest = tokenizer.decode(ids) if ids else ""
-    if rest != shown:
-        yield printable(rest[len(shown):])
+    sampling: Sampling,
+    stopping: Stopping,
+) -> AsyncGenerator[str]:
+    """The continuation of `prompt` (ids) in printable pieces that never cut a character, up to where `stopping` ends it."""
+    detokenizer = Detokenizer(tokenizer, prompt)
+    async with aclosing(model.generate(prompt, max_new_tokens=max_new_tokens, **asdict(sampling))) as tokens:
+        async for token in tokens:
+            if stopping.is_end(token):
+                break
+            yield printable(stopping.push(detokenizer.push(token)))
+            if stopping.found is not None:
+                return
+    yield printable(stopping.push(detokenizer.end()) + stopping.end())

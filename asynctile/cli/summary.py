@@ -6,6 +6,7 @@ Covers `finish`. It reads metrics.jsonl, so that a run of several sessions is su
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,11 @@ from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.sample import stream_text
 from asynctile.cli.session import Session
 from asynctile.cli.terminal import printable
+from asynctile.layers import Sampling
 from asynctile.layers.data import bigram_entropy
 from asynctile.layers.plot import loss_curve
 from asynctile.layers.report import number_in
+from asynctile.layers.stopping import Stopping
 from asynctile.storage.folder import encode_json
 from asynctile.storage.sizes import format_size
 
@@ -100,13 +103,13 @@ async def _sample(session: Session) -> str:
     session.display.stage("writing a sample")
     tokenizer, block_size = session.corpus.tokenizer, session.trainer.model.config.block_size
     prompt = session.corpus.held_out[: min(_PROMPT_TOKENS, max(1, block_size // 2))].astype("int64")
-    pieces = stream_text(session.trainer.model, tokenizer, prompt, max_new_tokens=_SAMPLE_TOKENS, temperature=0.8,
-                         top_k=50, seed=session.options.seed)
     text = printable(tokenizer.decode(prompt))
-    async for piece in pieces:
-        text += piece
-        if session.interrupt.requested:
-            break
+    async with aclosing(stream_text(session.trainer.model, tokenizer, prompt, max_new_tokens=_SAMPLE_TOKENS,
+                                    sampling=Sampling(seed=session.options.seed), stopping=Stopping())) as pieces:  # fmt: skip
+        async for piece in pieces:
+            text += piece
+            if session.interrupt.requested:
+                break
     return text
 
 

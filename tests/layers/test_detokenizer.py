@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -53,9 +54,9 @@ FALLBACK = of_words([*BYTES, "\u2581a", "b", "\u2581"], decoders.Sequence([
     decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]))  # fmt: skip
 
 
-def pushed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def pushed(tokenizer: Tokenizer, ids: list[int], prompt: Sequence[int] = ()) -> list[str]:
     """What each token finishes, and the end."""
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, prompt)
     return [*(detokenizer.push(id) for id in ids), detokenizer.end()]
 
 
@@ -66,6 +67,10 @@ def test_pieces_joined_are_the_text_of_all_tokens(name: str, data: st.DataObject
     some = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=12))
     ids = data.draw(st.lists(st.sampled_from(some), max_size=60))
     assert "".join(pushed(tokenizer, ids)) == tokenizer.decode(ids)
+    prompt = ids[: data.draw(st.integers(0, len(ids)))]
+    before = tokenizer.decode(prompt)
+    if REPLACEMENT not in before[-1:]:
+        assert before + "".join(pushed(tokenizer, ids[len(prompt) :], prompt)) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), train_bpe([], 256), FALLBACK])
@@ -132,6 +137,18 @@ def test_text_that_a_decoder_would_take_back_stays() -> None:
     assert FALLBACK.decode(ids) == REPLACEMENT * 6 + " ab"
     assert pushed(FALLBACK, ids) == ["a", "b", "", "", "\u20ac", "", REPLACEMENT + " a", "b", ""]
     assert pushed(FALLBACK, ids[:6]) == ["a", "b", "", "", "\u20ac", "", REPLACEMENT]
+
+
+def test_a_text_goes_on_behind_its_prompt() -> None:
+    """With the space that a decoder takes from the beginning of a text."""
+    tokenizer = TOKENIZERS["Metaspace"]
+    space_a = MARKED.index("\u2581a")
+    assert pushed(tokenizer, [space_a, space_a]) == ["a", " a", ""]
+    assert pushed(tokenizer, [space_a, space_a], [space_a]) == [" a", " a", ""]
+    assert pushed(tokenizer, [space_a], [10**6, space_a, 10**6]) == [" a", ""]
+    euros = list("\u20ac\u20ac\u20ac".encode())  # of whose last bytes the first may be in the middle of one
+    assert pushed(FALLBACK, [*euros[:3], 257], euros) == ["", "", "\u20ac", "b", ""]
+    assert pushed(ByteTokenizer(), [0xAC, 0x41], [0xE2, 0x82]) == ["", REPLACEMENT + "A", ""]
 
 
 def test_after_the_end_another_text_begins() -> None:

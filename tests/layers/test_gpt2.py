@@ -247,6 +247,18 @@ async def test_temperature_zero_and_top_1_take_the_likeliest_also_beyond_block_s
     assert greedy == ids[1:]
 
 
+async def test_a_high_penalty_repeats_nothing_of_prompt_and_text_and_narrow_choices_are_the_likeliest() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SMALL)
+        greedy = await tokens_of(model, [4], max_new_tokens=5, temperature=0)
+        for narrow in ({"top_p": 1e-6}, {"min_p": 1.0}):
+            assert await tokens_of(model, [4], max_new_tokens=5, top_k=None, seed=1, **narrow) == greedy
+        prompt = [4, *greedy]
+        text = await tokens_of(model, prompt, max_new_tokens=5, temperature=0, repetition_penalty=1e6)
+        assert len({*prompt, *text}) == len({*prompt}) + 5
+        assert (await tokens_of(model, prompt[:1], max_new_tokens=1, temperature=0, repetition_penalty=1e6)) == greedy[:1]
+
+
 @pytest.mark.parametrize("more", [-1, 0, 1, 1000])
 async def test_a_prompt_longer_than_the_window_goes_on_as_its_last_block_size_tokens_do(more: int) -> None:
     length = CONFIG.block_size + more
@@ -275,6 +287,7 @@ async def test_a_prompt_longer_than_the_window_goes_on_as_its_last_block_size_to
         ([1], {"temperature": -0.1}, ValueError, "temperature is -0.1.*at least 0"),
         ([1], {"temperature": float("nan")}, ValueError, "temperature is nan"),
         ([1], {"top_k": 0}, ValueError, "top_k is 0.*at least 1"),
+        ([1], {"top_p": 2}, ValueError, "top_p is 2.*above 0, at most 1"),
     ],
 )
 async def test_wrong_prompts_and_settings_are_refused(
