@@ -32,7 +32,7 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-LIBRARIES = ("asynctile", "numpy", "scipy", "numba", "uvloop", "threadpoolctl", "torch")
+LIBRARIES = ("asynctile", "numpy", "scipy", "numba", "uvloop", "threadpoolctl", "torch", "transformers")
 CORES = len(os.sched_getaffinity(0))
 
 #: Measures once.

@@ -13,7 +13,7 @@ import pytest
 def test_of_a_step_that_reaches_beyond_the_window_the_part_in_it_counts(bench: Any) -> None:
     steps = bench("window").Steps(None, (None, None))
     steps.ends = [0.0, 1.0, 3.0, 4.0]
-    assert steps.rate(0.5, 2.0) == pytest.approx((0.5 + 0.5) / 1.5)
+    assert steps.rate(0.5, 2.5) == pytest.approx((0.5 + 0.75) / 2)
     assert steps.rate(0.0, 4.0) == pytest.approx(3 / 4)
 
 
