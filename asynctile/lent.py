@@ -57,6 +57,11 @@ class LentShare(Share):
             job.close()  # it may never have begun
             raise
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = super().begin(self._counted(work))
+        task.add_done_callback(lambda _: work.close())  # it may never have begun
+        return task
+
     async def end(self) -> None:
         """On the device's loop: wait for what runs, and for saves, then free every tile. It is of no use afterwards.
 

@@ -162,6 +162,10 @@ class Share:
         """On the device's loop: a task there that the engine waits for before it closes."""
         return self._life.background.spawn(work)
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """On the device's loop: a task there that is a job like a caller's: an engine that closes ends it."""
+        return self._open_loop().begin(work)
+
     def borrow(self, nbytes: int, who: str) -> Loan | None:
         """On the device's loop, inside `exclusive`: count `nbytes` of the caller's RAM against host_memory, until given back.
 
@@ -240,6 +244,10 @@ class Share:
         """Free tiles that will not be used again."""
         await self.call(self._release(list(tiles)))
 
+    async def clear(self, tiles: Iterable[Tile]) -> None:
+        """Free the bytes of tiles that may be stored and used again: what is known of programs that use them is kept."""
+        await self.call(self._clear(list(tiles)))
+
     def exclusive(self) -> AbstractAsyncContextManager[None]:
         """On the device's loop: one program at a time, in order of asking."""
         return self._life.turns.held(self.busy, self.turn)
@@ -308,5 +316,11 @@ class Share:
     async def _release(self, tiles: list[Tile]) -> None:
         async with self.exclusive():
             self._schedules.forget(tiles)
+            await self.tiers.run_ahead.settle()
+            self.assembly.release(tiles)
+
+    async def _clear(self, tiles: list[Tile]) -> None:
+        async with self.exclusive():
+            self._schedules.leave()
             await self.tiers.run_ahead.settle()
             self.assembly.release(tiles)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from asynctile import ops
 from asynctile.layers import linear
-from asynctile.layers.recording import Grid, Recording
+from asynctile.layers.recording import Cached, Grid, Recording
 from asynctile.layers.rows import Row
 
 
@@ -37,7 +37,10 @@ def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, resi
     for group in range(len(tiling["heads"])):
         for n in _sections(recording, group):
             linear.forward(recording, rows, x, f"{layer}.c_attn", [(k, n) for k in recording.columns], kept.qkv)
-        _attend(recording, rows, kept, group)
+        if recording.cached is None:
+            _attend(recording, rows, kept, group)
+        else:
+            _attend_cached(recording, recording.cached, rows, layer, kept, group)
         visits = [(group, n) for n in recording.columns]
         linear.forward(recording, rows, kept.out, f"{layer}.c_proj", visits, out, residual)
     return kept
@@ -78,6 +81,21 @@ def _attend(recording: Recording, rows: Sequence[Row], kept: Kept, group: int) -
             recording.program.add(ops.attention(
                 qkv[i, q], qkv[j, k], qkv[j, v], out, stats,
                 seqs=row.seqs, heads=heads, first=j == row.keys[0], diagonal=j == i))  # fmt: skip
+
+
+def _attend_cached(
+    recording: Recording, cached: Cached, rows: Sequence[Row], layer: str, kept: Kept, group: int
+) -> None:
+    """Page by page, in order of number; each takes the keys and values of new rows in before it is read."""
+    q, k, v = _sections(recording, group)
+    heads, qkv, pages = recording.heads(group), kept.qkv, cached.pages[layer, group]
+    for row in rows:
+        i = row.index
+        out, stats = kept.out.new(row, group), kept.stats.new(row, group)
+        for number, page in enumerate(pages):
+            recording.program.add(ops.attention_page(
+                qkv[i, q], qkv[i, k], qkv[i, v], page, cached.sequences, cached.owners, out, stats,
+                number=number, heads=heads, first=number == 0, last=number == len(pages) - 1))  # fmt: skip
 
 
 def _attend_backward(

@@ -16,15 +16,11 @@ WTE, WPE = "wte.weight", "wpe.weight"
 
 def forward(recording: Recording) -> Grid:
     """x (R, C) = wpe[position] + wte[token], all row tiles, each weight tile visited once."""
-    wte, wpe = recording.parameters.titled(WTE), recording.parameters.titled(WPE)
+    wte = recording.parameters.titled(WTE)
     add = recording.program.add
     x = recording.residual("h.0.x")
-    for p, (begin, end) in enumerate(wpe.rows):
-        for k in recording.columns:
-            for row in _standing_in(recording, begin, end):
-                tile, begun = x.open(row, k)
-                add(embed_positions(
-                    wpe.compute[p, k], tile, seqs=row.seqs, start=row.start, row=begin, first=not begun))
+    embed = _positions if recording.cached is None else _cached_positions
+    embed(recording, x)
     for v, (begin, _) in enumerate(wte.rows):
         for k in recording.columns:
             for row in recording.rows:
@@ -52,6 +48,30 @@ def backward(recording: Recording, dx: Grid) -> None:
             for row in recording.rows:
                 add(embed_tokens_backward(recording.tokens[row.index], dx[row.index, k], dweight, row=begin))
             gradients.settle(wte, v, k)
+
+
+def _positions(recording: Recording, x: Grid) -> None:
+    """x = wpe[position], where positions follow from the place in a row tile."""
+    wpe = recording.parameters.titled(WPE)
+    for p, (begin, end) in enumerate(wpe.rows):
+        for k in recording.columns:
+            for row in _standing_in(recording, begin, end):
+                tile, begun = x.open(row, k)
+                recording.program.add(embed_positions(
+                    wpe.compute[p, k], tile, seqs=row.seqs, start=row.start, row=begin, first=not begun))
+
+
+def _cached_positions(recording: Recording, x: Grid) -> None:
+    """x = wpe[position], where positions are an input, as tokens are; 0 for rows without one."""
+    wpe, cached = recording.parameters.titled(WPE), recording.cached
+    assert cached is not None
+    for p, (begin, _) in enumerate(wpe.rows):
+        for k in recording.columns:
+            for row in recording.rows:
+                tile, begun = x.open(row, k)
+                if not begun:
+                    recording.program.add(fill(tile, 0.0))
+                recording.program.add(embed_tokens(cached.positions, wpe.compute[p, k], tile, row=begin))
 
 
 def _standing_in(recording: Recording, begin: int, end: int) -> Iterator[Row]:

@@ -29,12 +29,12 @@ def losses(recording: Recording, x: Grid) -> None:
 
 
 def logits(recording: Recording, x: Grid) -> None:
-    """Fetch all logits as outputs["logits"] of shape (batch length, vocabulary)."""
+    """Fetch the logits of the wanted rows as outputs["logits"] of shape (batch length, vocabulary)."""
     vocabulary = recording.tiling["vocab"]
     for v in range(len(vocabulary)):
-        tiles = _logits(recording, recording.rows, x, v, FP32)
-        for row in recording.rows:
-            index = (recording.rows.part(row), vocabulary.part(v))
+        tiles = _logits(recording, recording.wanted, x, v, FP32)
+        for row in recording.wanted:
+            index = (recording.wanted.part(row), vocabulary.part(v))
             recording.program.fetch(tiles[row.index, v], "logits", index)
 
 
@@ -64,7 +64,8 @@ def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = 
     for k in recording.columns:
         for row in rows:
             tile, begun = tiles.open(row, v)
-            recording.program.add(gemm(x[row.index, k], wte.compute[v, k], tile, tb=True, accumulate=begun))
+            operation = recording.product(x[row.index, k], wte.compute[v, k], tile, tb=True, accumulate=begun)
+            recording.program.add(operation)
     return tiles
 
 

@@ -32,7 +32,7 @@ def forward(
         for row in rows:
             tile, begun = out.open(row, n)
             source = residual[row.index, n] if residual and not begun else None
-            add(gemm(x[row.index, k], w, tile, accumulate=begun, bias=b, source=source))
+            add(recording.product(x[row.index, k], w, tile, accumulate=begun, bias=b, source=source))
 
 
 def backward(

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -27,9 +28,13 @@ from asynctile.layers.companions import Companions, checked
 from asynctile.layers.config import WEIGHT_NBYTES, Config
 from asynctile.layers.exchange import Pretrained, check_place, replaced, write_model
 from asynctile.layers.floor import floor_demand
+from asynctile.layers.generation import written
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
-from asynctile.layers.sampling import Context, Sampler, Sampling
+from asynctile.layers.requests import check_count
+from asynctile.layers.sampling import Sampler, Sampling
+from asynctile.layers.server import Server
+from asynctile.layers.serving import MOST, Serving
 from asynctile.layers.step import record
 from asynctile.layers.telling import tell_failed, tell_torn, told_save
 from asynctile.layers.tiling import Tiling
@@ -81,6 +86,7 @@ class Model:
         self.changing: Exclusive = engine.lock("a model")
         self.companions = {}
         self._programs = Programs()
+        self._serving = Serving(self)
         self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
 
     @classmethod
@@ -262,10 +268,10 @@ class Model:
 
         return self._programs.get(key, recorded)
 
-    def demand(self, program: Program) -> Demand:
-        """What the program asks of an arena beside the tiles that stand; measured once."""
+    def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
+        """What the program asks of an arena beside the tiles that stand, and `also`, which are its own; measured once."""
         if program not in self._demands:
-            self._demands[program] = demand_of([program], self.standing())
+            self._demands[program] = demand_of([program], chain(self.standing(), also))
         return self._demands[program]
 
     async def state_dict(self) -> dict[str, NDArray[np.float32]]:
@@ -324,24 +330,36 @@ class Model:
         repetition_penalty: float | None = None,
         seed: int | None = None,
     ) -> AsyncGenerator[int]:
-        """Yield new token ids one by one; the last block_size tokens are the context, computed anew for each. Options are those
-        of `Sampling`.
+        """Yield new token ids one by one; the last block_size tokens are the context. Options are those of `Sampling`.
 
-        prompt_ids (T,) may be longer: what stands before the context is neither looked at nor kept.
+        prompt_ids (T,) may be longer: what stands before the context is neither looked at nor kept. Up to block_size tokens in
+        all, keys and values are kept in a cache, and texts that are asked for at once are computed together, MOST of them;
+        beyond, each token is computed from its whole context. Neither changes which tokens a seed gives. A step in between is
+        allowed for: the cache is made anew.
         """
         block_size = self.config.block_size
         seen = check_tokens("prompt_ids", np.asarray(prompt_ids)[None][..., -block_size:], self.config)
-        context = Context(seen[0], block_size)
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens is {max_new_tokens!r}, expected a whole number of at least 0")
+        count = check_count("max_new_tokens", max_new_tokens, 0)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                             repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip
-        sampler, tokens = Sampler(sampling), seen[0].tolist()
-        for _ in range(max_new_tokens):
-            logits = await self.logits(context.padded())
-            tokens.append(sampler.choose(logits[0, len(context) - 1], tokens))
-            context.append(tokens[-1])
-            yield tokens[-1]
+        tokens = written(seen[0].tolist(), count, Sampler(sampling), block_size, self._serving, self.logits)
+        try:
+            async for token in tokens:
+                yield token
+        finally:
+            await tokens.aclose()
+
+    def serve(self, *, most: int = MOST, cache: int | str | None = None) -> Server:
+        """Serve texts for many at once: `async with model.serve() as server`; see `Server`, whose arguments these are.
+
+        On the share of the model, between its steps; a step makes every cache that is in use anew.
+        """
+        return Server(self, most=most, cache=cache)
+
+    @property
+    def version(self) -> int:
+        """Of the weights: another number after every change of them."""
+        return self.step_count
 
     async def release(self) -> None:
         """Free every tile of the model; it cannot be used afterwards."""
@@ -362,7 +380,8 @@ class Model:
 
     async def abandon(self, run: Job | PlayedJob, why: BaseException | None = None) -> None:
         """On the engine's loop: end a run that failed or was given up; the model is torn if that lost weights."""
-        lost = await run.abandon()
+        own = set(self.parameters.states())
+        lost = [tile for tile in await run.abandon() if tile in own]
         if isinstance(why, StalledError):
             self.tear(str(why))
             return

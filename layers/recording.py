@@ -5,7 +5,8 @@ Which operations are recorded is said by the layers, in which order by step.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from asynctile.layers.gradients import Gradients
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Row, Rows
 from asynctile.layers.split import Split
+from asynctile.ops import gemm
 from asynctile.ops.adamw import HYPER
+from asynctile.program.operation import Operation
 from asynctile.program.precision import FP32
 from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
@@ -53,12 +56,30 @@ class Grid:
         return self.open(row, column)[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """What rows of a program of generation attend to, since their sequences began in programs before it.
+
+    pages: tiles of keys and values by layer and group of heads. positions: int32 (R,). owners, sequences: int32, whose a page
+    is, and which row belongs to whom, as asynctile/ops/attention_page.py has it.
+    """
+
+    pages: Mapping[tuple[str, int], Sequence[Tile]]
+    positions: Tile
+    owners: Tile
+    sequences: Tile
+
+
 class Recording:
     """One program being recorded.
 
     tokens, targets: int32 (R,) by row tile; targets only if a loss is wanted. scale: (1,), 1 / targets that count, and
-    gradients: only if there is a backward pass.
+    gradients: only if there is a backward pass. cached: None where rows are whole sequences. product: the verb that multiplies.
+    wanted: the rows whose logits are fetched, which stand first.
     """
+
+    cached: Cached | None = None
+    product: Callable[..., Operation] = staticmethod(gemm)
 
     def __init__(self, kind: str, parameters: Parameters, rows: Rows, on_host: Collection[Tile] = ()) -> None:
         self.program = Program(kind)
@@ -66,10 +87,10 @@ class Recording:
         self.config = parameters.config
         self.tiling = parameters.tiling
         self._head_size = self.config.axes["heads"].multiple
-        self.rows = rows
+        self.rows = self.wanted = rows
         self.tokens = self._by_row("tokens")
-        self.targets: list[Tile] = [] if kind == "logits" else self._by_row("targets")
-        self.backward = kind not in ("loss", "logits")
+        self.targets: list[Tile] = [] if kind in ("logits", "decode") else self._by_row("targets")
+        self.backward = kind not in ("loss", "logits", "decode")
         if self.backward:
             self.scale = self.program.input("scale", (1,), np.float32)
             updates = kind != "gradients"

@@ -217,7 +217,7 @@ def test_files_that_sources_and_guides_speak_of_are_there() -> None:
     for path in [*SOURCES.values(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         missing = missing_files(path.read_text(), there)
         assert not missing, f"{path.relative_to(ROOT)} speaks of {missing}, which are nowhere"
-    assert missing_files("see run/lane.py and window.py", there) == ["window.py"]
+    assert missing_files("see run/lane.py and nowhere.py", there) == ["nowhere.py"]
 
 
 def test_each_folder_of_modules_is_a_package() -> None:

@@ -1,0 +1,87 @@
+"""The program of generation: some rows of some sequences, each attending to the pages of its own, and the logits of the first.
+
+One program reads prompts and writes texts: a row is a token at a position of a sequence, and which rows meet, of whom, and
+which page is whose, are inputs. It visits the weights in the order of every forward pass, whatever the number of rows or
+pages. Which rows are computed is batching.py's choice, what is done with the logits server.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.layers.architectures import architecture_of
+from asynctile.layers.cache import Cache
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.recording import Cached, Recording
+from asynctile.layers.rows import Rows
+from asynctile.ops import gemm_rows
+from asynctile.ops.attention_page import NOBODY
+from asynctile.program.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of one sequence, from position `start` on. pages: its own, by number, ascending; the first is its name."""
+
+    tokens: NDArray[np.int32]
+    start: int
+    pages: tuple[int, ...]
+
+
+class Decoding(Recording):
+    """A recording whose rows are tokens of sequences that began before; logits of the first `wanted` of them are fetched."""
+
+    product = staticmethod(gemm_rows)
+
+    def __init__(self, parameters: Parameters, cache: Cache, rows: int, pages: int, wanted: int) -> None:
+        super().__init__("decode", parameters, _rows(parameters, rows))
+        self.wanted = _rows(parameters, wanted)
+        given = self.program.input
+        self.cached = Cached(
+            pages=cache.pages(pages),
+            positions=given("positions", (rows,), np.int32),
+            owners=given("pages", (2 * pages,), np.int32),
+            sequences=given("rows", (2 * rows,), np.int32),
+        )
+
+
+def record_decode(parameters: Parameters, cache: Cache, *, rows: int, pages: int, wanted: int) -> Program:
+    """A pure function of its arguments. rows: at most the most of a row tile; pages: 0 .. pages - 1 of `cache` are visited.
+
+    Inputs: see `inputs_of`. outputs["logits"]: float32 (wanted, V), of the first rows.
+    """
+    recording, architecture = Decoding(parameters, cache, rows, pages, wanted), architecture_of(parameters.config)
+    x = architecture.embedding.forward(recording)
+    for layer in range(parameters.config.n_layer):
+        out = recording.residual(f"h.{layer + 1}.x")
+        architecture.block.forward(recording, recording.rows.tiles, layer, x, out)
+        x = out
+    architecture.head.logits(recording, x)
+    return recording.program.finish()
+
+
+def inputs_of(spans: Iterable[Span], positions: int, rows: int, pages: int) -> dict[str, NDArray[np.int32]]:
+    """What a program of so many rows and pages is given to compute `spans`, one after another. positions: of a page."""
+    tokens, places = np.full((2, rows), NOBODY, np.int32)
+    sequences, owners = np.full((rows, 2), NOBODY, np.int32), np.full((pages, 2), NOBODY, np.int32)
+    begin = 0
+    for span in spans:
+        end, name = begin + len(span.tokens), span.pages[0]
+        tokens[begin:end] = span.tokens
+        places[begin:end] = np.arange(span.start, span.start + len(span.tokens))
+        sequences[begin:end, 0] = name
+        own = np.asarray(span.pages)
+        owners[own, 0] = name
+        owners[own, 1] = np.arange(len(own)) * positions
+        begin = end
+    sequences[:, 1] = places
+    return {"tokens[0]": tokens, "positions": places, "rows": sequences.reshape(-1), "pages": owners.reshape(-1)}
+
+
+def _rows(parameters: Parameters, count: int) -> Rows:
+    """So many sequences of one token, in one row tile."""
+    return Rows(count, 1, 1, parameters.tiling.row_tokens)

@@ -1,0 +1,105 @@
+"""One request for text: what it asks for, what of it is computed, and the tokens that were chosen.
+
+`check_prompt` and `check_count` refuse what no model can do. Which requests are computed together is batching.py, by whom and
+when server.py; how tokens are chosen is sampling.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.layers.batch import check_tokens
+from asynctile.layers.config import Config
+from asynctile.layers.decode import Span
+from asynctile.layers.sampling import Sampler
+from asynctile.loop.mailbox import Mailbox
+
+#: Why a text ends: at what it was to stop at, or since it is as long as it may be.
+Reason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a text, by its id. finish_reason: why it is the last, None for all others."""
+
+    id: int
+    finish_reason: Reason | None = None
+
+
+class Request:
+    """prompt (T,): of at least one token. count: of tokens to write. sampler: chooses them.
+
+    tokens: prompt and text so far. cached: how many of them stand in the cache, in `pages`, of weights `version`. waited: runs
+    since it was last in one. is_gone: nobody reads its tokens any more. box: where they are put.
+    """
+
+    def __init__(self, prompt: Sequence[int], count: int, sampler: Sampler) -> None:
+        self.tokens = list(prompt)
+        self.cached = self.waited = 0
+        self.pages: tuple[int, ...] = ()
+        self.version: int | None = None
+        self.is_gone = False
+        self.box: Mailbox[Token] = Mailbox()
+        self._left = count
+        self._sampler = sampler
+
+    @property
+    def positions(self) -> int:
+        """How many it may come to have in the cache: the last token is followed by none."""
+        return len(self.tokens) + self._left - 1
+
+    @property
+    def missing(self) -> int:
+        """Tokens that are not in the cache."""
+        return len(self.tokens) - self.cached
+
+    def span(self, skipped: int, count: int) -> Span:
+        """`count` of them, behind the first `skipped`."""
+        start = self.cached + skipped
+        return Span(np.array(self.tokens[start : start + count], np.int32), start, self.pages)
+
+    def choose(self, logits: NDArray[np.float32]) -> Token:
+        """The next token, from logits (V,) of the last one."""
+        chosen = self._sampler.choose(logits, self.tokens)
+        self.tokens.append(chosen)
+        self._left -= 1
+        return Token(chosen, None if self._left else "length")
+
+
+class Reader:
+    """Who reads the tokens of a request; when it goes, be it by the collector in any thread, the request is given up."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __del__(self) -> None:
+        self._request.is_gone = True
+
+    async def take(self) -> Token:
+        """The next token; raises what went wrong with the request."""
+        return await self._request.box.take()
+
+
+def check_prompt(prompt_ids: Any, config: Config) -> list[int]:
+    """Token ids (T,) of a prompt that a cache can hold; TypeError or ValueError in one sentence if they are none."""
+    array = np.asarray(prompt_ids)
+    if array.ndim == 1 and not array.size:
+        raise ValueError("prompt_ids is empty, expected at least one token id; begin with the one that begins texts")
+    if array.ndim == 1 and array.size >= config.block_size:
+        raise ValueError(
+            f"prompt_ids has {array.size} tokens, expected at most {config.block_size - 1}, one less than block_size: a served "
+            "text ends there; give the last of them, or use Model.generate, whose window slides"
+        )
+    return check_tokens("prompt_ids", array[None], config)[0].tolist()
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """A whole number of at least `least`, or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    return value

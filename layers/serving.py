@@ -1,0 +1,283 @@
+"""Texts for many at once: requests join and leave at each token, and one run of a decode program serves all of them.
+
+A task on the engine's loop goes round while there are requests: those that fit are admitted, rows are chosen (batching.py), a
+program runs (decode.py), each request chooses its token and whoever reads it, on whatever loop, finds it in a mailbox. The task
+is nobody's who asks: one who is cancelled, is slow, or has gone with his loop disturbs no other. Pages of the cache are
+reserved whole when a request is admitted, so that none is thrown out again, and given back when it leaves; without requests
+there is no task, and no memory is held. What users call is server.py and model.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.errors import AsynctileError, BudgetError, DeviceError
+from asynctile.layers.batching import BUCKETS, Part, bucket_of, plan
+from asynctile.layers.cache import Cache
+from asynctile.layers.decode import Span, inputs_of, record_decode
+from asynctile.layers.pages import Pages
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.programs import Programs
+from asynctile.layers.requests import Reader, Request, Token
+from asynctile.loop.thread import BROKEN_OFF, under_shield
+from asynctile.program.program import Program
+from asynctile.repeat.played_job import PlayedJob
+from asynctile.run.job import Job
+from asynctile.share import Share
+from asynctile.storage.demand import Demand
+from asynctile.storage.sizes import format_size
+from asynctile.storage.tile import Tile
+
+#: Logits that tokens are chosen from on the loop; for more of them a thread is worth its while.
+AT_ONCE = 1 << 14
+#: Requests at once, unless said otherwise.
+MOST = 16
+
+
+class Weights(Protocol):
+    """What a text is computed with: a model, or a copy of its weights. version: another number after every change of them."""
+
+    engine: Share
+    parameters: Parameters
+
+    @property
+    def version(self) -> int: ...
+
+    def check_whole(self, wish: str) -> None:
+        """TornModelError if they are of no single step."""
+
+    def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
+        """What the program asks of an arena beside what stands of the model, and `also`."""
+
+    async def abandon(self, run: Job | PlayedJob, why: BaseException | None = None) -> None:
+        """On the engine's loop: end a run that failed or was given up."""
+
+
+class Serving:
+    """At most `most` requests at once, the others wait in order of asking. pages: of the cache; None: all that those may want.
+
+    All of it runs on the engine's loop, but for `write`.
+    """
+
+    def __init__(self, weights: Weights, most: int = MOST, pages: int | None = None) -> None:
+        self.cache = Cache(weights.parameters)
+        self._weights = weights
+        self._share = weights.engine
+        self._most = most
+        block_size = weights.parameters.config.block_size
+        self._pages = Pages(most * self._pages_for(block_size) if pages is None else pages)
+        #: pages below this have bytes
+        self._filled = 0
+        self._most_rows = min(BUCKETS[-1], weights.parameters.tiling.row_tokens)
+        self._programs = Programs()
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        #: with so many running, the next one that waits found no memory for its pages
+        self._too_many: int | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, request: Request) -> AsyncGenerator[Token]:
+        """The tokens of `request`, from any loop. However this ends, the request leaves at its next token.
+
+        BudgetError if the cache or the caps could never hold it; TornModelError, DeviceError or StalledError for whatever
+        befalls the model or the engine meanwhile.
+        """
+        reader = Reader(request)
+        try:
+            await self._share.call(self._submit(request))
+            while True:
+                self._share.check_process()  # a forked child has no loop that would write to it
+                token = await reader.take()
+                yield token
+                if token.finish_reason is not None:
+                    return
+        finally:
+            request.is_gone = True
+
+    async def end(self, error: Exception) -> None:
+        """Every request gets `error`; the memory of the cache is given back, and with it the programs that use it."""
+        self._fail([*self._running, *self._waiting], error)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        tiles = list(self.cache.tiles(0, self._filled))
+        self._filled = 0
+        await self._share.release(tiles)
+
+    def _pages_for(self, positions: int) -> int:
+        return -(-positions // self.cache.positions)
+
+    async def _submit(self, request: Request) -> None:
+        self._weights.check_whole("generate")
+        count = self._pages_for(request.positions)
+        if count > self._pages.most:
+            floor = count * self.cache.page_nbytes
+            raise BudgetError(
+                f"a text of {request.positions} positions takes {count} pages of the cache, {format_size(floor)}, and it is "
+                f"{self._pages.most} pages; raise cache, or ask for fewer tokens", floor=floor,
+            )  # fmt: skip
+        if self._task is None or self._task.done():
+            self._task = self._share.begin(self._serve())
+            self._task.add_done_callback(self._ended)
+        self._waiting.append(request)
+
+    async def _serve(self) -> None:
+        """Go round until nobody wants anything."""
+        try:
+            while self._running or self._waiting or self._filled:
+                await self._round()
+        except Exception as error:
+            self._fail([*self._running, *self._waiting], error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # the engine closes, perhaps before it had begun
+            self._fail([*self._running, *self._waiting], DeviceError(BROKEN_OFF))
+
+    async def _round(self) -> None:
+        for request in [request for request in self._running if request.is_gone]:
+            self._leave(request)
+        await self._admit()
+        if not self._running:
+            return await self._give_back()
+        try:
+            async with self._share.exclusive():
+                parts, logits = await self._run()
+        except Exception as error:
+            self._fail(list(self._running), error)
+            return await self._give_back()  # what they hold may be of no use
+        await self._choose([self._running[part.index] for part in parts if part.wants], logits)
+        return None
+
+    async def _admit(self) -> None:
+        """Those that fit, in order of asking."""
+        while self._waiting and len(self._running) < self._most:
+            request = self._waiting[0]
+            if not request.is_gone:
+                count = self._pages_for(request.positions)
+                if not self._pages.has(count) or self._too_many == len(self._running):
+                    return
+                try:
+                    await self._fill(self._pages.needed(count))
+                except BudgetError as error:
+                    if self._running:  # it waits for one of them to leave
+                        self._too_many = len(self._running)
+                        return
+                    self._fail([request], error)
+                    continue
+                request.pages = self._pages.reserve(count)
+                self._running.append(request)
+            self._waiting.popleft()
+
+    async def _fill(self, pages: int) -> None:
+        """Give bytes to the pages below `pages`. BudgetError, before anything moves, if there is no room for all of them."""
+        if pages <= self._filled:
+            return
+        program = await self._program(self._most_rows, pages)
+        await self._share.reserve(self._demand(program, pages))
+        new = list(self.cache.tiles(self._filled, pages))
+        try:
+            await self._share.store((tile, np.zeros(tile.shape, tile.dtype)) for tile in new)
+        except BaseException:
+            await under_shield(self._share.clear(new))
+            raise
+        self._filled = pages
+
+    async def _give_back(self) -> None:
+        """Nobody has a page: hold no memory."""
+        if self._filled:
+            await self._share.clear(self.cache.tiles(0, self._filled))
+            self._filled = 0
+
+    async def _program(self, rows: int, pages: int) -> Program:
+        """The decode program of these buckets, in a thread if it has to be recorded."""
+        key = (rows, pages)
+        found = self._programs.kept(key)
+        if found is not None:
+            return found
+        record = partial(
+            record_decode, self._weights.parameters, self.cache, rows=rows, pages=pages, wanted=min(rows, self._most)
+        )
+        return await self._share.compute(self._programs.get, key, record)
+
+    def _demand(self, program: Program, pages: int) -> Demand:
+        return self._weights.demand(program, self.cache.tiles(0, pages))
+
+    async def _run(self) -> tuple[list[Part], NDArray[np.float32]]:
+        """Inside `exclusive`: one run for some of the running requests; which, and the logits of those that want them."""
+        weights, running = self._weights, self._running
+        weights.check_whole("generate")
+        for request in running:
+            if request.version != weights.version:  # keys and values of other weights are of no use
+                request.version, request.cached = weights.version, 0
+        parts = plan([request.missing for request in running], [request.waited for request in running], self._most_rows)
+        rows, pages = bucket_of(sum(part.count for part in parts), self._most_rows), self._pages.visited
+        program = await self._program(rows, pages)
+        inputs = inputs_of(_spans(running, parts), self.cache.positions, rows, pages)
+        logits = np.empty((min(rows, self._most), weights.parameters.config.vocab_size), np.float32)
+        run = await self._share.start(program, self._demand(program, pages), inputs, {"logits": logits})
+        try:
+            await run.finish()
+        except BaseException as error:
+            await under_shield(weights.abandon(run, error))
+            raise
+        for request in running:
+            request.waited += 1
+        for part in parts:
+            running[part.index].cached += part.count
+            running[part.index].waited = 0
+        return parts, logits
+
+    async def _choose(self, requests: Sequence[Request], logits: NDArray[np.float32]) -> None:
+        """The next token of each, from row after row of `logits`."""
+
+        def work() -> list[Token | Exception]:
+            return [_chosen(request, row) for request, row in zip(requests, logits, strict=False)]
+
+        at_once = len(requests) * logits.shape[1] <= AT_ONCE
+        chosen = work() if at_once else await self._share.compute(work)
+        for request, token in zip(requests, chosen, strict=True):
+            if isinstance(token, Exception):
+                self._fail([request], token)
+                continue
+            request.box.put(token)
+            if token.finish_reason is not None:
+                self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """It wants nothing more."""
+        if request.pages:
+            self._running.remove(request)
+            self._pages.free(request.pages)
+            self._too_many = None
+        else:
+            self._waiting.remove(request)
+
+    def _fail(self, requests: Iterable[Request], error: Exception) -> None:
+        """They end with it, each with a copy: whoever raises one adds to it."""
+        if not isinstance(error, AsynctileError):
+            error = DeviceError(f"the next token could not be computed: {error!r}; ask again")
+        for request in requests:
+            self._leave(request)
+            request.box.close(copy.copy(error))
+
+
+def _spans(running: Sequence[Request], parts: Sequence[Part]) -> list[Span]:
+    """The rows of a run, those whose logits are wanted first: the last of each part that wants them."""
+    first = [running[part.index].span(part.count - 1, 1) for part in parts if part.wants]
+    rest = [running[part.index].span(0, part.count - part.wants) for part in parts]
+    return first + [span for span in rest if len(span.tokens)]
+
+
+def _chosen(request: Request, logits: NDArray[np.float32]) -> Token | Exception:
+    try:
+        return request.choose(logits)
+    except Exception as error:
+        return error

@@ -1,0 +1,44 @@
+"""Requests to a server as tests make them. For tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from asynctile.layers import GPT2
+from asynctile.layers.requests import Token
+from asynctile.layers.server import Server
+from tests.layers.shapes import shape
+
+#: Groups of heads, tiles of K and of the vocabulary, five pages a text.
+SHAPE = shape(20, 2, 35, 40, tile=12, batch=2, length=17, n_layer=1)
+#: Prompts of several lengths, one longer than a run has rows.
+PROMPTS = ([1, 2, 3], [4], list(range(30)), [7, 7, 7, 7, 7, 7, 7, 7], [34, 0])
+
+
+async def text(tokens: AsyncGenerator[Token], most: int | None = None) -> list[int]:
+    """The ids; of the first `most` tokens alone, and then the text is broken off."""
+    found = []
+    async with aclosing(tokens):
+        async for token in tokens:
+            found.append(token.id)
+            if len(found) == most:
+                break
+    return found
+
+
+async def texts(server: Server, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any) -> list[list[int]]:
+    """All at once; each with a seed of its own."""
+    wishes = enumerate(prompts)
+    return await asyncio.gather(*(text(server.generate(prompt, seed=seed, **options)) for seed, prompt in wishes))
+
+
+async def one_by_one(server: Server, prompts: Sequence[Sequence[int]] = PROMPTS, **options: Any) -> list[list[int]]:
+    return [await text(server.generate(prompt, seed=seed, **options)) for seed, prompt in enumerate(prompts)]
+
+
+def held_by(model: GPT2) -> int:
+    """Bytes of tiles on the engine of a model."""
+    return model.engine.statistics().host_used_bytes

@@ -1,0 +1,153 @@
+"""The decode program: logits by the cache are those of the whole window, and a row's bits are its sequence's alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from asynctile import Engine
+from asynctile.layers import GPT2
+from asynctile.layers.cache import Cache
+from asynctile.layers.decode import Span, inputs_of, record_decode
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.tiling import Tiling
+from asynctile.program.needs import demand_of
+from asynctile.program.operation import Operation
+from tests.layers.shapes import SHAPES, Shape
+from tests.layers.training import RAGGED, lively
+
+#: So many tokens of sequence `index`, from position `start` on.
+Piece = tuple[int, int, int]
+
+
+class Decoder:
+    """Runs decode programs of a model on two texts. numbers: which pages each of them has."""
+
+    def __init__(self, model: GPT2, numbers: Sequence[Sequence[int]]) -> None:
+        self.model, self.numbers = model, [tuple(pages) for pages in numbers]
+        self.cache = Cache(model.parameters)
+        self.most = max(map(max, numbers)) + 1
+        self.tokens = texts(model)
+        self.logits: dict[tuple[int, int], bytes] = {}
+
+    async def run(self, pieces: Iterable[Piece], rows: int) -> None:
+        """One program of so many rows, of which these are the first."""
+        pieces = list(pieces)
+        program = record_decode(self.model.parameters, self.cache, rows=rows, pages=self.most, wanted=rows)
+        spans = [Span(self.tokens[i, start : start + count], start, self.numbers[i]) for i, start, count in pieces]
+        inputs = inputs_of(spans, self.cache.positions, rows, self.most)
+        found = np.empty((rows, self.model.config.vocab_size), np.float32)
+
+        async def job() -> None:
+            async with self.model.engine.exclusive():
+                demand = self.model.demand(program, self.cache.tiles(0, self.most))
+                await (await self.model.engine.start(program, demand, inputs, {"logits": found})).finish()
+
+        await self.model.engine.call(job())
+        places = [(i, start + place) for i, start, count in pieces for place in range(count)]
+        self.logits |= {place: row.tobytes() for place, row in zip(places, found, strict=False)}
+
+    async def store(self, value: float) -> None:
+        """Whatever requests before have left in the pages."""
+        tiles = list(self.cache.tiles(0, self.most))
+        demand = demand_of([], [*self.model.weights(), *tiles])
+        await self.model.engine.reserve(demand)
+        await self.model.engine.store((tile, np.full(tile.shape, value, tile.dtype)) for tile in tiles)
+
+
+def texts(model: GPT2) -> NDArray[np.int32]:
+    """Of three pages and a token, if block_size allows."""
+    length = min(model.config.block_size, 3 * Cache(model.parameters).positions + 1)
+    return np.random.default_rng(3).integers(0, model.config.vocab_size, (2, length), np.int32)
+
+
+async def decoded(model: GPT2, way: str) -> dict[tuple[int, int], bytes]:
+    """Logits of both texts by (text, position)."""
+    length, both = texts(model).shape[1], range(2)
+    each = -(-length // Cache(model.parameters).positions)
+    if way == "token by token, one after the other, pages in a row":
+        decoder = Decoder(model, [range(each), range(each, 2 * each)])
+        await decoder.store(0.0)
+        for index in both:
+            for start in range(length):
+                await decoder.run([(index, start, 1)], 1)
+    elif way == "side by side, pages in turns, one never used":
+        decoder = Decoder(model, [range(2, 2 * each + 2, 2), range(1, 2 * each + 1, 2)])
+        await decoder.store(3.0)
+        for start in range(length):
+            await decoder.run([(1, start, 1), (0, start, 1)], min(4, most_rows(model)) if most_rows(model) > 1 else 1)
+    else:
+        decoder = Decoder(model, [range(each, 2 * each), range(each)])
+        await decoder.store(-1e30)
+        for index in both:
+            start = 0
+            while start < length:
+                count = min(most_rows(model), 5 + 3 * index, length - start)
+                await decoder.run([(index, start, count)], most_rows(model))
+                start += count
+    return decoder.logits
+
+
+def most_rows(model: GPT2) -> int:
+    return min(16, model.tiling.row_tokens)
+
+
+WAYS = ("token by token, one after the other, pages in a row", "side by side, pages in turns, one never used", "in chunks")
+NARROW = {"tiles of one", "one sequence of one token"}
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name not in NARROW])
+async def test_logits_by_the_cache_are_those_of_the_window_and_their_bits_have_no_neighbours(name: str) -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPES[name])
+        whole = await model.logits(texts(model))
+        alone, beside, chunks = [await decoded(model, way) for way in WAYS]
+    for (index, position), found in alone.items():
+        np.testing.assert_allclose(np.frombuffer(found, np.float32), whole[index, position], rtol=0, atol=1e-5)
+    assert len(alone) == whole.shape[0] * whole.shape[1]
+    assert alone == beside == chunks
+
+
+async def test_tiles_of_one_row_have_a_cache_as_well() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPES["tiles of one"])
+        whole = await model.logits(texts(model))
+        alone = await decoded(model, WAYS[0])
+    for (index, position), found in alone.items():
+        np.testing.assert_allclose(np.frombuffer(found, np.float32), whole[index, position], rtol=0, atol=1e-5)
+
+
+def recorded(shape: Shape, rows: int, pages: int) -> tuple[Parameters, list[Any]]:
+    parameters = Parameters(shape.config, Tiling(shape.config, shape.tile))
+    program = record_decode(parameters, Cache(parameters), rows=rows, pages=pages, wanted=min(rows, 4))
+    return parameters, list(program.entries)
+
+
+def test_weights_are_visited_in_one_order_whatever_the_rows_and_pages() -> None:
+    """That of a forward pass, each once, but for the head, which is the embedding."""
+    orders = []
+    for rows, pages in ((1, 1), (4, 2), (16, 8)):
+        parameters, entries = recorded(RAGGED, rows, pages)
+        names = {tile: tile.name for parameter in parameters.values() for tile in parameter.weights.values()}
+        uses = [names[tile] for entry in entries if isinstance(entry, Operation) for tile in entry.tiles if tile in names]
+        orders.append([name for name, before in zip(uses, [None, *uses], strict=False) if name != before])
+    assert orders[0] == orders[1] == orders[2]
+    matrices = [name for name in orders[0] if "," in name and not name.startswith("wte")]
+    assert len(matrices) == len(set(matrices))
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "tiles of one"])  # there the inputs are the largest
+@pytest.mark.parametrize("pages", [1, 16])
+def test_generation_needs_no_more_at_once_than_training(name: str, pages: int) -> None:
+    shape = SHAPES[name]
+    parameters = Parameters(shape.config, Tiling(shape.config, shape.tile))
+    cache = Cache(parameters)
+    rows = min(64, parameters.tiling.row_tokens)
+    program = record_decode(parameters, cache, rows=rows, pages=pages, wanted=min(16, rows))
+    needed = demand_of([program], [*parameters.states(), *cache.tiles(0, pages)]).floor_nbytes
+    assert needed <= floor_demand(shape.config, shape.tile).floor_nbytes

@@ -1,0 +1,234 @@
+"""A server of texts: equal in every company and under every cap, and nobody's end disturbs another."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, Engine
+from asynctile.layers import GPT2, Trainer
+from asynctile.layers.floor import floor_demand
+from asynctile.layers.requests import Request, Token
+from tests.layers.serving import PROMPTS, SHAPE, held_by, one_by_one, text, texts
+from tests.layers.training import OPTIMIZER, lively
+from tests.settle import until
+
+CONFIG = SHAPE.config
+
+
+async def expected() -> list[list[int]]:
+    """What each writes alone, by coroutines, on an engine with room for all."""
+    async with Engine("cpu") as engine:
+        engine.plays = False
+        async with (await lively(engine, SHAPE)).serve() as server:
+            return await one_by_one(server, max_new_tokens=9)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[int]]:
+    return asyncio.run(expected())
+
+
+async def test_a_text_is_the_same_alone_and_in_every_company(alone: list[list[int]]) -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        for most in (1, 2, 3, 16):
+            async with model.serve(most=most) as server:
+                assert await texts(server, max_new_tokens=9) == alone
+                assert await one_by_one(server, max_new_tokens=9) == alone
+        page = server._serving.cache.page_nbytes
+        async with model.serve(cache=7 * page) as server:  # one after another has pages, of ever other numbers
+            for _ in range(3):
+                assert await texts(server, max_new_tokens=9) == alone
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+async def test_a_text_is_the_same_where_the_caps_are_the_least(
+    alone: list[list[int]], tmp_path: Path, device: str, prefetch: int
+) -> None:
+    """At the floor, over a spill folder, with pages that come and go as weights do."""
+    floor = floor_demand(CONFIG, SHAPE.tile)
+    caps: dict[str, Any] = {"host_memory": floor.rounded(4096).alone().floor_nbytes, "spill": tmp_path, "prefetch": prefetch}
+    if device == "emulated":
+        caps["device_memory"] = floor.floor_nbytes
+    async with Engine(device, **caps) as engine:
+        model = await lively(engine, SHAPE)
+        async with model.serve() as server:
+            assert await texts(server, max_new_tokens=9) == alone
+        statistics = engine.statistics()
+    assert statistics.spill_read_bytes > 100 * model.config.parameter_count
+
+
+async def test_logits_that_tokens_are_chosen_from_are_equal_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[tuple[int, ...], set[bytes]] = {}
+
+    def watch(request: Request, logits: Any) -> Token:
+        seen.setdefault(tuple(request.tokens), set()).add(logits.tobytes())
+        return choose(request, logits)
+
+    choose = Request.choose
+    monkeypatch.setattr(Request, "choose", watch)
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        async with model.serve(most=3) as server:
+            await one_by_one(server, max_new_tokens=9)
+            await texts(server, max_new_tokens=9)
+            await texts(server, max_new_tokens=9)
+        for tokens, logits in list(seen.items())[::7]:
+            whole = (await model.logits([tokens]))[0, -1]
+            np.testing.assert_allclose(np.frombuffer(next(iter(logits)), np.float32), whole, rtol=0, atol=1e-5)
+    assert len(seen) > 30 and all(len(logits) == 1 for logits in seen.values())
+
+
+async def test_a_text_ends_at_its_length_or_at_block_size_and_says_so() -> None:
+    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
+        found = [token async for token in server.generate([1, 2], max_new_tokens=3, seed=1)]
+        assert [token.finish_reason for token in found] == [None, None, "length"]
+        found = [token async for token in server.generate([1] * 35, max_new_tokens=100, seed=1)]
+        assert [token.finish_reason for token in found] == [None] * 4 + ["length"]
+
+
+async def test_a_server_without_requests_holds_no_memory() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        before = held_by(model)
+        async with model.serve() as server:
+            tokens = server.generate([1, 2], max_new_tokens=30)
+            await anext(tokens)
+            assert held_by(model) >= before + 4 * server._serving.cache.page_nbytes
+            await tokens.aclose()
+            await until(lambda: held_by(model) == before)
+            await texts(server, max_new_tokens=4)
+            await until(lambda: held_by(model) == before)
+        await text_of_model(model)
+        await until(lambda: held_by(model) == before)
+
+
+async def text_of_model(model: GPT2, **options: Any) -> list[int]:
+    return [token async for token in model.generate([1, 2, 3], **{"max_new_tokens": 9, "seed": 0, **options})]
+
+
+async def test_whoever_leaves_disturbs_nobody(alone: list[list[int]]) -> None:
+    """Broken off, cancelled, timed out, closed, before the first token and behind others; also from loops that end."""
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        before = held_by(model)
+        async with model.serve(most=3) as server:
+
+            async def timed_out(index: int) -> None:
+                try:
+                    async with asyncio.timeout(index / 2000):
+                        await text(server.generate([index], max_new_tokens=30))
+                except TimeoutError:
+                    pass
+
+            def elsewhere(index: int) -> None:
+                loop = asyncio.new_event_loop()
+                tokens = server.generate([index], max_new_tokens=30)
+                for _ in range(index % 4):
+                    loop.run_until_complete(anext(tokens))
+                loop.close()  # in the midst of it
+
+            def long(index: int, most: int | None = None) -> Any:
+                return text(server.generate([index], max_new_tokens=30), most)
+
+            for turn in range(3):
+                others = [asyncio.create_task(timed_out(index)) for index in range(8)]
+                others += [asyncio.create_task(long(index, 1 + index)) for index in range(4)]
+                others += [asyncio.create_task(asyncio.to_thread(elsewhere, index)) for index in range(4)]
+                cancelled = [asyncio.create_task(long(9)) for _ in range(4)]
+                for index, task in enumerate(cancelled):
+                    for _ in range(5 * index + turn):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                assert await texts(server, max_new_tokens=9) == alone
+                await asyncio.gather(*others)
+                await asyncio.gather(*cancelled, return_exceptions=True)
+            gc.collect()
+            await until(lambda: server._serving._task.done())
+            assert not server._serving._running and not server._serving._waiting
+            assert held_by(model) == before
+
+
+async def test_who_reads_slowly_holds_up_nobody(alone: list[list[int]]) -> None:
+    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve(most=2) as server:
+        slow = server.generate(PROMPTS[0], max_new_tokens=9, seed=0)
+        first = await anext(slow)
+        assert await one_by_one(server, max_new_tokens=9) == alone
+        assert [first.id, *await text(slow)] == alone[0]
+
+
+async def test_a_step_between_two_tokens_makes_the_cache_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token is chosen from what weights of one step say of all tokens before it."""
+    seen: list[tuple[int, list[int], bytes]] = []
+    versions: dict[Request, set[int]] = {}
+
+    def watch(request: Request, logits: Any) -> Token:
+        assert request.version is not None
+        versions.setdefault(request, set()).add(request.version)
+        seen.append((request.version, list(request.tokens), logits.tobytes()))
+        return choose(request, logits)
+
+    choose = Request.choose
+    monkeypatch.setattr(Request, "choose", watch)
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        trainer, states = Trainer(model, OPTIMIZER), [await model.state_dict()]
+
+        async def steps() -> None:
+            for number in range(4):
+                await trainer.step(*SHAPE.batch_of_tokens(number))
+                states.append(await model.state_dict())
+
+        async with model.serve() as server:
+            training = asyncio.create_task(steps())
+            while not training.done():
+                await asyncio.gather(texts(server, max_new_tokens=9), text_of_model(model, max_new_tokens=37))
+            await training
+        assert any(len(found) > 1 for found in versions.values()), "no step was in the midst of a text"
+        for version, tokens, logits in sorted(seen)[::7]:
+            if model.version != version:
+                state, model.step_count = states[version], version
+                await model.set_weights(lambda parameter, key, state=state: state[parameter.name][parameter.index(*key)])
+            whole = (await model.logits([tokens]))[0, -1]
+            np.testing.assert_allclose(np.frombuffer(logits, np.float32), whole, rtol=0, atol=1e-5)
+
+
+async def test_wrong_arguments_are_one_sentence_and_disturb_nothing(alone: list[list[int]]) -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        async with model.serve() as server:
+            good = asyncio.create_task(texts(server, max_new_tokens=9))
+            for prompt, options, kind, sentence in WRONG:
+                with pytest.raises(kind, match=sentence) as caught:
+                    await text(server.generate(prompt, **options))
+                assert "\n" not in str(caught.value)
+            assert await good == alone
+        for arguments, kind, sentence in (
+            ({"most": 0}, ValueError, "most is 0.*at least 1"), ({"most": True}, ValueError, "most is True"),
+            ({"cache": "much"}, ValueError, "much"), ({"cache": 100}, BudgetError, "cache is 100 .*, below a page of .*raise"),
+        ):  # fmt: skip
+            with pytest.raises(kind, match=sentence):
+                model.serve(**arguments)  # type: ignore[arg-type]
+
+
+WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ([], {}, ValueError, "prompt_ids is empty"),
+    ([1] * 40, {}, ValueError, "prompt_ids has 40 tokens, expected at most 39.*block_size"),
+    ([35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),
+    ([-1], {}, ValueError, "prompt_ids contains -1"),
+    ([0.5], {}, TypeError, "prompt_ids has dtype float64"),
+    ("text", {}, TypeError, "prompt_ids"),
+    ([[1, 2]], {}, ValueError, "prompt_ids has shape"),
+    ([1], {"max_new_tokens": 0}, ValueError, "max_new_tokens is 0.*at least 1"),
+    ([1], {"max_new_tokens": 1.5}, ValueError, "max_new_tokens is 1.5"),
+    ([1], {"temperature": -1}, ValueError, "temperature is -1"),
+    ([1], {"top_p": 2}, ValueError, "top_p is 2"),
+    ([1], {"seed": "a"}, TypeError, "seed is 'a'"),
+]

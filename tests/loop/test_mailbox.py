@@ -1,0 +1,80 @@
+"""What one loop hands to a reader on another: in order, without waiting, whatever becomes of the reader."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from asynctile.loop.mailbox import Mailbox
+from tests.settle import turns
+
+
+async def taken(box: Mailbox[int]) -> list[int]:
+    found = []
+    while True:
+        try:
+            found.append(await box.take())
+        except StopAsyncIteration:
+            return found
+
+
+async def test_what_was_put_is_taken_in_order_and_then_there_is_no_more() -> None:
+    box = Mailbox[int]()
+    for item in range(3):
+        box.put(item)
+    box.close()
+    assert await taken(box) == [0, 1, 2] and await taken(box) == []
+
+
+async def test_a_reader_wakes_for_what_another_thread_puts() -> None:
+    box = Mailbox[int]()
+    reading = asyncio.create_task(taken(box))
+    for item in range(200):
+        if item % 3 == 0:
+            await turns()
+        await asyncio.to_thread(box.put, item)
+    await asyncio.to_thread(box.close)
+    assert await reading == list(range(200))
+
+
+async def test_an_error_comes_behind_what_was_put_and_only_the_first_counts() -> None:
+    box = Mailbox[int]()
+    box.put(1)
+    box.close(ValueError("first"))
+    box.close()
+    assert await box.take() == 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="first"):
+            await box.take()
+
+
+async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
+    box = Mailbox[int]()
+    reading = asyncio.create_task(box.take())
+    await turns()
+    box.put(1)  # it is told, and cancelled before it can look
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert await box.take() == 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await box.take()
+    box.put(2)
+    assert await box.take() == 2
+
+
+def test_a_reader_whose_loop_is_closed_holds_up_nobody() -> None:
+    box, loop = Mailbox[int](), asyncio.new_event_loop()
+    reading = loop.create_task(box.take())
+    loop.run_until_complete(turns())
+    loop.close()
+    writer = threading.Thread(target=box.put, args=(1,))
+    writer.start()
+    writer.join(5)
+    assert not writer.is_alive()
+    assert asyncio.run(box.take()) == 1
+    reading.get_coro().close()  # type: ignore[union-attr]
+    reading._log_destroy_pending = False  # type: ignore[attr-defined]
