@@ -79,10 +79,12 @@ class Turns:
 
     def begin(self, turn: Turn) -> None:
         """Inside of `held`: a job begins, and the one before it is over. What is enqueued in this context is its own."""
-        self.end(turn)
         GATE.set(turn.tiers.gate)
         if not self._is_over:
-            self.ledger.begin(turn, self._clock())
+            now = self._clock()
+            if turn in self._turns:
+                self.ledger.end(turn, now)
+            self.ledger.begin(turn, now)
             self._turns[turn] = None
             self._look()
 

@@ -41,6 +41,10 @@ PLACES: dict[str, tuple[str, dict[str, int], bool]] = {
 }  # fmt: skip
 
 
+#: What came of trainings alone, by place and seed.
+_TRAINED: dict[tuple[Any, ...], Trained] = {}
+
+
 @dataclass
 class Place:
     """Where a job runs: an engine of its own, or half of one."""
@@ -54,8 +58,20 @@ class Place:
         async with Engine(self.device, spill=self.spill, **self.caps) as engine:  # type: ignore[arg-type]
             yield engine
 
-    def twice(self) -> Engine:
-        caps = {name: 2 * value + (64 << 10) for name, value in self.caps.items()}
+    async def trained_alone(self, seed: int) -> Trained:
+        """As on an engine of its own, once for all tests."""
+        key = self.device, *self.caps.items(), seed
+        if key not in _TRAINED:
+            async with self.alone() as engine:
+                _TRAINED[key] = await trained(engine, seed)
+        return _TRAINED[key]
+
+    async def generated_alone(self) -> list[int]:
+        async with self.alone() as engine:
+            return await generated(engine)
+
+    def times(self, jobs: int) -> Engine:
+        caps = {name: jobs * value + (64 << 10) for name, value in self.caps.items()}
         return Engine(self.device, spill=self.spill, **caps)  # type: ignore[arg-type]
 
 
@@ -93,11 +109,8 @@ def assert_same(found: Trained, expected: Trained) -> None:
 
 
 async def test_two_trainings_side_by_side_have_the_bits_and_moves_of_each_alone(place: Place) -> None:
-    expected = []
-    for seed in (1, 2):
-        async with place.alone() as engine:
-            expected.append(await trained(engine, seed))
-    async with place.twice() as engine, engine.share(**place.caps) as one, engine.share(**place.caps) as other:
+    expected = [await place.trained_alone(seed) for seed in (1, 2)]
+    async with place.times(2) as engine, engine.share(**place.caps) as one, engine.share(**place.caps) as other:
         found = await asyncio.gather(trained(one, 1), trained(other, 2))
     for a, b in zip(found, expected, strict=True):
         assert_same(a, b)
@@ -108,14 +121,36 @@ async def test_two_trainings_side_by_side_have_the_bits_and_moves_of_each_alone(
 
 
 async def test_a_training_beside_a_generation_has_its_bits_and_so_has_the_text(place: Place) -> None:
-    async with place.alone() as engine:
-        expected = await trained(engine, 1)
-    async with place.alone() as engine:
-        text = await generated(engine)
-    async with place.twice() as engine, engine.share(**place.caps) as one, engine.share(**place.caps) as other:
+    expected, text = await place.trained_alone(1), await place.generated_alone()
+    async with place.times(2) as engine, engine.share(**place.caps) as one, engine.share(**place.caps) as other:
         found, told = await asyncio.gather(trained(one, 1), generated(other))
     assert_same(found, expected)
     assert told == text
+
+
+@pytest.mark.parametrize(
+    ("place", "plays"),
+    [("cpu", True), ("cpu", False), ("emulated, streamed", True), ("emulated over a disk", True),
+     ("emulated over a disk", False), ("cuda, streamed", False)],
+    indirect=["place"],
+)  # fmt: skip
+async def test_turns_change_no_bit_of_two_trainings_and_of_what_is_asked_between(place: Place, plays: bool) -> None:
+    async with (
+        place.times(3) as engine,
+        engine.share(**place.caps) as one,
+        engine.share(**place.caps, weight=2.5) as other,
+        engine.share(**place.caps, interactive=True) as asked,
+    ):
+        for part in (one, other, asked):
+            part.plays = plays
+        found = await asyncio.gather(trained(one, 1), trained(other, 2), generated(asked))
+        waited = [part.turn.waited_s for part in (one, other)]
+    for seed, training in zip((1, 2), found, strict=False):
+        expected = await place.trained_alone(seed)
+        assert training.losses == expected.losses  # what moves follows from whether it is played
+        assert_same_tensors(training.states, expected.states)
+    assert found[2] == await place.generated_alone()
+    assert min(waited) > 0, "they were held back"
 
 
 class GatedFile:

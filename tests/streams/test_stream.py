@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
+from asynctile.streams.gate import CLOSED, COPIES, GATE, OPEN, Gate
 from asynctile.streams.stream import Stream
-from tests.settle import let_through, until
+from tests.settle import let_through, turns, until
 
 
 @pytest.fixture
@@ -152,3 +153,127 @@ async def test_work_that_only_comes_after_another_runs_although_that_failed(stre
     with pytest.raises(ZeroDivisionError):
         await dependent.landed()
     assert seen == ["failed", "follower"]
+
+
+@pytest.fixture
+def gate():
+    """That of what a test enqueues from here on."""
+    made, before = Gate(), GATE.get()
+    GATE.set(made)
+    yield made
+    GATE.set(before)
+
+
+async def test_work_behind_a_shut_gate_waits_and_what_is_not_behind_it_goes_on(streams, gate):
+    seen = []
+    gate.set(CLOSED)
+    events = [streams[0].enqueue((), seen.append, (index,)) for index in range(5)]
+    GATE.set(None)
+    await streams[0].enqueue((), seen.append, ("another",)).landed()
+    await streams[0].enqueue((), seen.append, ("more",), after=()).landed()
+    assert seen == ["another", "more"] and streams[0].has_work(gate, False)
+    streams[0].gates_changed()
+    let_through(streams[0])
+    assert len(seen) == 2, "it is shut as before"
+    gate.set(OPEN)
+    streams[0].gates_changed()
+    await events[-1].landed()
+    assert seen == ["another", "more", *range(5)] and not streams[0].has_work(gate, True)
+
+
+async def test_copies_pass_a_gate_that_is_open_for_them(streams, gate):
+    seen = []
+    gate.set(COPIES)
+    operation = streams[0].enqueue((), seen.append, ("operation",))
+    copied = streams[0].enqueue((), seen.append, ("copy",), is_copy=True)
+    await copied.landed()
+    assert seen == ["copy"] and streams[0].has_work(gate, False)
+    gate.set(OPEN)
+    streams[0].gates_changed()
+    await operation.landed()
+
+
+async def test_what_becomes_ready_behind_a_shut_gate_waits_too(streams, gate):
+    held, seen = threading.Event(), []
+    first = streams[0].enqueue((), held.wait, ())
+    second = streams[1].enqueue((first,), seen.append, ("second",))
+    await until(lambda: streams[0].running)
+    gate.set(CLOSED)
+    held.set()
+    await first.landed()
+    GATE.set(None)
+    let_through(streams[1])
+    assert not second.done
+    gate.set(OPEN)
+    for stream in streams:
+        stream.gates_changed()
+    await second.landed()
+
+
+async def test_closing_runs_what_waits_behind_a_shut_gate(streams, gate):
+    seen = []
+    gate.set(CLOSED)
+    first = streams[0].enqueue((), seen.append, (1,))
+    second = streams[0].enqueue((first,), seen.append, (2,))
+    streams[0].close()
+    assert first.done and second.done and seen == [1, 2]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_no_work_is_lost_however_often_a_gate_is_shut_and_opened(threads, gate):
+    stream, seen = Stream("gated", threading.Lock(), threads), []
+    stream.start()
+    events = [stream.enqueue((), seen.append, (index,)) for index in range(3000)]
+    for turn in range(300):
+        gate.set((CLOSED, OPEN, COPIES, OPEN)[turn % 4])
+        stream.gates_changed()
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        for event in events:
+            await event.landed()
+    assert sorted(seen) == list(range(3000))
+    stream.close()
+
+
+async def test_waiting_for_a_turn_is_not_waiting_for_a_copy(streams, gate):
+    held = threading.Event()
+    copy = streams[1].enqueue((), held.wait, (), is_copy=True)
+    await until(lambda: streams[1].running)
+    gate.set(CLOSED)
+    streams[0].enqueue((), int, ())
+    await until(lambda: streams[0]._kept_back)
+    waits = streams[0].enqueue((copy,), int, ())
+    await until(lambda: streams[0]._idle)
+    before = streams[0].waiting_s
+    await asyncio.sleep(0.01)
+    with streams[0]._lock:
+        streams[0]._count_waiting()
+    assert streams[0].waiting_s == before
+    gate.set(OPEN)
+    streams[0].gates_changed()
+    let_through(streams[0])
+    await until(lambda: streams[0]._idle)
+    await asyncio.sleep(0.01)
+    held.set()
+    await waits.landed()
+    assert streams[0].waiting_s - before >= 0.01
+
+
+async def test_a_gate_that_opens_lets_everybody_go_on_but_who_was_cancelled():
+    gate = Gate()
+    gate.set(COPIES)
+    waiting = [asyncio.ensure_future(gate.opened()) for _ in range(3)]
+    await turns()
+    assert gate.is_awaited
+    waiting[1].cancel()
+    await turns()
+    gate.set(CLOSED)
+    await turns()
+    assert not waiting[0].done()
+    gate.set(OPEN)
+    gate.set(CLOSED)  # whoever is told looks again
+    await turns()
+    assert not waiting[0].done() and gate.is_awaited
+    gate.set(OPEN)
+    await asyncio.wait(waiting)
+    assert [task.cancelled() for task in waiting] == [False, True, False] and not gate.is_awaited

@@ -1,0 +1,237 @@
+"""Several shares with jobs at once: what begins when, and that failing, cancelling, hanging and closing leave nobody behind.
+
+Bits are layers/test_shares.py, who has the turn is schedule/test_turns.py.
+"""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from asynctile import DeviceError, Engine, StalledError
+from asynctile.ops import fill
+from asynctile.program.needs import demand_of
+from asynctile.streams.gate import CLOSED, OPEN
+from tests.by_hand import program_of, standing
+from tests.matmul import Matmul, product_in_ram
+from tests.settle import settle, until
+
+WORK = Matmul()
+ALL = 3 * 16 * WORK.nbytes
+PART = {"device_memory": 2 * ALL, "host_memory": 2 * ALL}
+
+
+def engine(**more):
+    return Engine("emulated", device_memory=10 * ALL, host_memory=20 * ALL, **more)
+
+
+class Asked:
+    """A program of one operation, which runs until it is let go."""
+
+    def __init__(self, engine):
+        (self.tile,) = standing("a")
+        self.program = program_of(fill(self.tile, 1.0))
+        self.demand = demand_of([self.program], [self.tile])
+        self.go_on, self.runs, self.fails = threading.Event(), threading.Event(), False
+        engine.kernels["fill"] = self.held
+
+    def held(self, target, value):
+        self.runs.set()
+        self.go_on.wait()
+        if self.fails:
+            raise ValueError("a kernel that fails")
+        target[...] = value
+
+    async def on(self, part):
+        async def job():
+            async with part.exclusive():
+                run = await part.start(self.program, self.demand, {})
+                try:
+                    await run.finish()
+                except BaseException:
+                    await run.abandon()
+                    raise
+
+        await part.reserve(self.demand)
+        await part.call(job())
+
+    async def begun(self, part):
+        task = asyncio.create_task(self.on(part))
+        await until(self.runs.is_set)
+        return task
+
+
+def stand_still(engine, monkeypatch):
+    """No turn ends by the clock."""
+    now = time.monotonic()
+    monkeypatch.setattr(engine._life.turns, "_clock", lambda: now)
+
+
+def counted(engine):
+    """What runs of products: entries of this list."""
+    ran, gemm = [], engine.kernels["gemm"]
+    engine.kernels["gemm"] = lambda *args: (ran.append(time.monotonic()), gemm(*args))
+    return ran
+
+
+def nobody_waits(*parts):
+    return all(part.turn.level == OPEN for part in parts) and not parts[0]._life.turns.ledger.parties
+
+
+async def test_nothing_of_another_share_begins_while_an_interactive_job_runs(monkeypatch):
+    expected = await product_in_ram(WORK)
+    async with engine() as whole, whole.share(**PART) as part, whole.share(**PART, interactive=True) as first:
+        work, asked, ran = Matmul(), Asked(whole), counted(whole)
+        await work.prepare(part)
+        stand_still(whole, monkeypatch)
+        asking = await asked.begun(first)
+        training = asyncio.create_task(work.run(part))
+        await until(lambda: part.turn in whole._life.turns.ledger.parties)
+        await settle(whole)
+        uploads = whole._life.device.streams()[-2]
+        assert not ran and not part.tiers.gate.admits(True) and part.statistics().operations == 0
+        assert not uploads.running and uploads.finished == 0
+        asked.go_on.set()
+        await asking
+        await training
+        assert len(ran) == len(work.program) and nobody_waits(whole, part, first)
+        assert np.array_equal(await work.result(part), expected)
+        assert part.turn.used_s >= 0
+
+
+async def test_of_two_trainings_one_copies_ahead_while_the_other_computes(monkeypatch):
+    async with engine() as whole, whole.share(**PART) as part, whole.share(**PART) as other:
+        work, asked, ran = Matmul(), Asked(whole), counted(whole)
+        await work.prepare(part)
+        stand_still(whole, monkeypatch)
+        asking = await asked.begun(other)
+        training = asyncio.create_task(work.run(part))
+        await until(lambda: part.turn in whole._life.turns.ledger.parties)
+        await settle(whole)
+        assert not ran and part.tiers.gate.admits(True)
+        asked.go_on.set()
+        await asyncio.gather(asking, training)
+        assert nobody_waits(whole, part, other)
+
+
+async def test_an_interactive_job_that_hangs_has_its_turns_and_no_more():
+    async with engine(watchdog=0.5) as whole, whole.share(**PART) as part:
+        work = Matmul()
+        await work.prepare(part)
+        asked, first = Asked(whole), whole.share(**PART, interactive=True)
+        asking = await asked.begun(await first.__aenter__())
+        await work.run(part)
+        with pytest.raises(StalledError, match=r"fill\(a\) has run on compute"):
+            await asking
+        await work.run(part)
+        with pytest.raises(StalledError, match=r"fill\(a\) has run on compute"):
+            await first.__aexit__(None, None, None)
+        asked.go_on.set()
+
+
+async def test_a_share_that_waits_for_its_turn_is_not_taken_for_hung_while_another_moves(monkeypatch):
+    """Its patience is shorter than its wait; what moves meanwhile is played by a player of another share."""
+    async with engine(watchdog=0.2) as whole, whole.share(**PART) as part, whole.share(**PART, interactive=True) as first:
+        work, other = Matmul(), Matmul()
+        await work.prepare(part)
+        await other.prepare(first)
+        for _ in range(3):
+            await other.run(first)
+        stopped, runs = threading.Event(), []
+        stand_still(whole, monkeypatch)
+
+        async def playing():
+            async with first.exclusive():
+                while not stopped.is_set():
+                    run = await first.start(other.program, other.demand, {})
+                    await run.finish()
+                    runs.append(run.played)
+
+        one = asyncio.create_task(first.call(playing()))
+        await until(lambda: runs)
+        waiting = asyncio.create_task(work.run(part))
+        await until(lambda: part.tiers.gate.is_awaited)
+        await asyncio.sleep(0.5)
+        assert not waiting.done() and all(runs)
+        stopped.set()
+        await asyncio.gather(one, waiting)
+        assert nobody_waits(whole, part, first)
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+async def test_a_job_that_fails_or_is_cancelled_while_it_has_the_turn_leaves_it_to_the_others(interactive, monkeypatch):
+    expected = await product_in_ram(WORK)
+    for end in ("fails", "cancelled"):
+        async with engine() as whole, whole.share(**PART) as part, whole.share(**PART, interactive=interactive) as first:
+            work, asked = Matmul(), Asked(whole)
+            await work.prepare(part)
+            stand_still(whole, monkeypatch)
+            asking = await asked.begun(first)
+            training = asyncio.create_task(work.run(part))
+            await until(lambda part=part, whole=whole: part.turn in whole._life.turns.ledger.parties)
+            asked.fails = end == "fails"
+            if end == "cancelled":
+                asking.cancel()
+            asked.go_on.set()
+            with pytest.raises(ValueError if asked.fails else asyncio.CancelledError):
+                await asking
+            await training
+            assert nobody_waits(whole, part, first)
+            assert np.array_equal(await work.result(part), expected)
+
+
+async def test_a_job_that_is_cancelled_before_its_turn_ends_when_the_others_let_it(monkeypatch):
+    async with engine() as whole, whole.share(**PART) as part, whole.share(**PART, interactive=True) as first:
+        work, asked = Matmul(), Asked(whole)
+        await work.prepare(part)
+        stand_still(whole, monkeypatch)
+        asking = await asked.begun(first)
+        training = asyncio.create_task(work.run(part))
+        await until(lambda: part.tiers.gate.is_awaited)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+        assert [*whole._life.turns.ledger.parties] == [first.turn], "nothing of it was enqueued, so it waits for nothing"
+        asked.go_on.set()
+        await asking
+        await work.run(part)
+
+
+async def test_closing_the_engine_lets_what_was_held_back_run_out(monkeypatch):
+    async with engine() as whole:
+        lent = [whole.share(**PART), whole.share(**PART, interactive=True)]
+        part, first = [await one.__aenter__() for one in lent]
+        work, asked, gemm, held = Matmul(), Asked(whole), whole.kernels["gemm"], threading.Event()
+        await work.prepare(part)
+        whole.kernels["gemm"] = lambda *args: (held.wait(), gemm(*args))
+        training = asyncio.create_task(work.run(part))
+        await until(lambda: part.statistics().operations == len(work.program))
+        stand_still(whole, monkeypatch)
+        asking = asyncio.create_task(asked.on(first))
+        await until(lambda: part.turn.level == CLOSED)
+        held.set()
+        await until(asked.runs.is_set)
+        await settle(whole)
+        assert part.turn.has_work(whole._life.device.streams())
+        closing = asyncio.create_task(whole.aclose())
+        async with asyncio.timeout(20):
+            await asyncio.wait([training])  # though the other's kernel still runs
+        assert training.done() and not asking.done()
+        asked.go_on.set()
+        await closing
+        with pytest.raises(DeviceError):
+            await asking
+        for one in lent:
+            await one.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), True, "2"])
+async def test_a_weight_that_is_none_is_refused(weight):
+    async with Engine("cpu", host_memory=8 * ALL) as whole:
+        with pytest.raises(ValueError, match=r"weight is .*: expected a finite number above 0, such as 2\.0$"):
+            async with whole.share(host_memory=ALL, weight=weight):
+                raise AssertionError("lent")
+        async with whole.share(host_memory=ALL, weight=3, interactive=True) as part:
+            assert (part.weight, part.interactive, whole.weight, whole.interactive) == (3, True, 1.0, False)
