@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from asynctile.events import Closing, Fault
 from asynctile.hub import ENGINE, Hub, Tell
+from asynctile.loop.thread import new_loop
 from tests.settle import turns, until
 
 
@@ -161,10 +162,11 @@ async def test_a_reader_that_is_closed_while_a_task_waits_for_it_ends_that_task(
     assert await task == []
 
 
-def test_a_reader_whose_loop_is_closed_while_it_waits_is_forgotten_and_the_others_go_on():
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, new_loop])
+def test_a_reader_whose_loop_is_closed_while_it_waits_is_forgotten_and_the_others_go_on(make_loop):
     hub = Hub()
     dead, other = hub.reader(), hub.reader()
-    loop = asyncio.new_event_loop()
+    loop = make_loop()
     loop.set_exception_handler(lambda *_: None)
     task = loop.create_task(rest(dead))
     loop.run_until_complete(turns())

@@ -22,13 +22,17 @@ MARK = r"<!-- tests/test_readme\.py runs the next block(?: behind the one above)
 
 def test_the_examples_of_a_service_run_as_printed(tmp_path):
     blocks = re.findall(MARK + r"\s*```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     (tmp_path / "service.py").write_text("".join(blocks))
     done = subprocess.run(
         [sys.executable, "-W", "error", "service.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert re.match(r"step 20, loss \d\.\d+ after \d+ answers\n\(\d\.\d+, b['\"]", done.stdout)
+    step, side_by_side, *watched = done.stdout.splitlines()
+    assert re.fullmatch(r"step 20, loss \d\.\d+ after \d+ answers", step)
+    assert re.match(r"\(\d\.\d+, b['\"]", side_by_side)
+    assert watched[0] == "True 1"
+    assert re.fullmatch(r"gpt2-\d+ 1 \d\.\d{3}", watched[1]) and len(watched) == 2
 
 
 async def test_the_callers_loop_keeps_ticking_while_steps_run():
