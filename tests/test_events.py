@@ -14,8 +14,9 @@ import pytest
 
 from asynctile import BudgetError, Engine, StalledError
 from asynctile.events import REPAIR, RETRY, STALL, Closing, Fault, Opened, Opening, Pressure, Waiting
-from asynctile.ops import fill
+from asynctile.ops import copy, fill, gemm
 from asynctile.program.needs import demand_of
+from asynctile.program.program import Program
 from asynctile.storage.faults import Faults
 from asynctile.storage.tile import Tile
 from asynctile.streams import run_ahead
@@ -132,6 +133,30 @@ async def test_a_cap_that_is_nearly_used_up_is_told_once_and_again_after_it_was_
     assert "host_memory of 5.00 MiB is nearly used up: what does not fit into the rest will be refused" in told[0].text
 
 
+async def test_a_cap_that_only_a_job_itself_uses_up_is_told_once():
+    work = Matmul(n=1)
+    a, b, c = (work.tiles[name][0, 0] for name in "abc")
+    program = Program("product")
+    between = program.tile("between", a.shape)
+    program.add(gemm(a, b, between))
+    program.add(copy(between, c))
+    program.finish()
+    demand = demand_of([program], work.standing())
+    async with Engine("cpu", host_memory=4 * work.nbytes) as engine:
+        await work.prepare(engine)
+        reader = engine.events()
+
+        async def job():
+            async with engine.exclusive():
+                await (await engine.start(program, demand, {})).finish()
+
+        for _ in range(3):
+            await engine.call(job())
+        assert engine.statistics().host_used_bytes == 3 * work.nbytes
+    (told,) = [event for event in await rest(reader) if isinstance(event, Pressure)]
+    assert (told.tier, told.used_bytes, told.cap_bytes) == ("host_memory", 4 * work.nbytes, 4 * work.nbytes)
+
+
 async def test_a_cap_below_what_is_wanted_is_told_as_one_that_tiles_come_and_go_in():
     work = Matmul()
     async with Engine("emulated", device_memory=6 * work.nbytes, host_memory="64MiB") as engine:
@@ -176,8 +201,14 @@ async def test_a_wait_that_is_long_is_told_of_while_it_lasts_and_when_it_is_over
     assert after.waiting_jobs == 0
 
 
-async def test_a_wait_that_is_short_is_counted_and_not_told():
-    async with Engine("cpu") as engine:
+async def test_a_wait_that_is_short_is_counted_and_never_told():
+    loops = []
+
+    def make_loop():
+        loops.append(asyncio.new_event_loop())
+        return loops[0]
+
+    async with Engine("cpu", make_loop=make_loop) as engine:
         reader = engine.events()
         holder, go_on = await holder_of(engine)
         waiter = asyncio.create_task(engine.synchronize())
@@ -185,6 +216,7 @@ async def test_a_wait_that_is_short_is_counted_and_not_told():
         go_on.set_result(None)
         await asyncio.gather(holder, waiter)
         assert engine.statistics().waited_s > 0
+        assert all(timer.cancelled() for timer in loops[0]._scheduled)
     assert [type(event) for event in await rest(reader)] == [Closing]
 
 

@@ -141,8 +141,10 @@ async def test_a_reader_that_has_gone_leaves_nothing_behind(end):
     tell_all(hub, "a")
     await until(lambda: seen)
     if end == "closed":
+        tell_all(hub, "unread")
         await reader.aclose()
         await reader.aclose()
+        assert await rest(reader) == []
     if end == "cancelled":
         task.cancel()
     await asyncio.wait([task])

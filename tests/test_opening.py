@@ -141,8 +141,8 @@ async def test_an_engine_whose_opening_failed_may_be_closed(tmp_path):
     reader = engine.events()
     with pytest.raises(Exception, match="missing"):
         await engine.open()
-    await engine.aclose()
     assert [event async for event in reader] == []
+    await engine.aclose()
     assert (engine.is_open, threads()) == (False, [])
 
 
