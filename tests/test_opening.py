@@ -4,6 +4,7 @@ Cancelled at every turn of a block it is test_lifetime.py's.
 """
 
 import asyncio
+import random
 import threading
 
 import pytest
@@ -205,6 +206,33 @@ async def test_a_caller_whose_loop_ends_in_mid_way_leaves_a_closed_engine(way):
     await until(lambda: threads() == [])
     assert not engine.is_open
     await engine.aclose()
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_in_whatever_order_it_is_opened_closed_cancelled_and_read_nothing_is_left(seed, tmp_path):
+    chance = random.Random(seed)
+    engine = Engine("cpu", host_memory="16MiB", spill=tmp_path)
+
+    async def opened():
+        await engine.open()
+        await engine.call(asyncio.sleep(0))
+
+    async def read(limit):
+        return [event async for event in engine.events(limit)]
+
+    readers = [asyncio.create_task(read(limit)) for limit in (1, 1000)]
+    calls = [asyncio.create_task(opened()), *(asyncio.create_task(engine.aclose()) for _ in range(chance.randrange(3)))]
+    chance.shuffle(calls)
+    for call in calls:
+        for _ in range(chance.randrange(60)):
+            await asyncio.sleep(0)
+        if chance.random() < 0.6:
+            call.cancel()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(end is None or isinstance(end, DeviceError | asyncio.CancelledError) for end in ends), ends
+    await engine.aclose()
+    await asyncio.gather(*readers)
+    assert (engine.is_open, engine.tell.is_heard, threads(), list(tmp_path.iterdir())) == (False, False, [], [])
 
 
 async def test_a_share_is_open_until_it_ends():
