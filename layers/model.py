@@ -38,6 +38,7 @@ from asynctile.layers.serving import MOST, Serving
 from asynctile.layers.step import record
 from asynctile.layers.telling import tell_failed, tell_torn, told_save
 from asynctile.layers.tiling import Tiling
+from asynctile.layers.tokenizer import Tokenizer
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
@@ -349,12 +350,14 @@ class Model:
         finally:
             await tokens.aclose()
 
-    def serve(self, *, most: int = MOST, cache: int | str | None = None) -> Server:
+    def serve(
+        self, *, most: int = MOST, cache: int | str | None = None, tokenizer: Tokenizer | None = None
+    ) -> Server:
         """Serve texts for many at once: `async with model.serve() as server`; see `Server`, whose arguments these are.
 
         On the share of the model, between its steps; a step makes every cache that is in use anew.
         """
-        return Server(self, most=most, cache=cache)
+        return Server(self, most=most, cache=cache, tokenizer=tokenizer)
 
     @property
     def version(self) -> int:

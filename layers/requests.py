@@ -17,6 +17,7 @@ from asynctile.layers.batch import check_tokens
 from asynctile.layers.config import Config
 from asynctile.layers.decode import Span
 from asynctile.layers.sampling import Sampler
+from asynctile.layers.wording import Wording
 from asynctile.loop.mailbox import Mailbox
 
 #: Why a text ends: at what it was to stop at, or since it is as long as it may be.
@@ -25,20 +26,27 @@ Reason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a text, by its id. finish_reason: why it is the last, None for all others."""
+    """A token of a text, by its id.
+
+    text: what can be shown of the text with it, "" without a tokenizer: characters come whole, and not before it is clear that
+    no stop string begins there; so often none comes, and then more. finish_reason: why it is the last, None for all others. The
+    id of a token that stops a text is no part of the text.
+    """
 
     id: int
+    text: str = ""
     finish_reason: Reason | None = None
 
 
 class Request:
-    """prompt (T,): of at least one token. count: of tokens to write. sampler: chooses them.
+    """prompt (T,): of at least one token. count: of tokens to write. sampler: chooses them. wording: says what they show, and
+    which is the last; None: they are as many as `count`.
 
     tokens: prompt and text so far. cached: how many of them stand in the cache, in `pages`, of weights `version`. waited: runs
     since it was last in one. is_gone: nobody reads its tokens any more. box: where they are put.
     """
 
-    def __init__(self, prompt: Sequence[int], count: int, sampler: Sampler) -> None:
+    def __init__(self, prompt: Sequence[int], count: int, sampler: Sampler, wording: Wording | None = None) -> None:
         self.tokens = list(prompt)
         self.cached = self.waited = 0
         self.pages: tuple[int, ...] = ()
@@ -47,6 +55,7 @@ class Request:
         self.box: Mailbox[Token] = Mailbox()
         self._left = count
         self._sampler = sampler
+        self._wording = wording
 
     @property
     def positions(self) -> int:
@@ -68,7 +77,11 @@ class Request:
         chosen = self._sampler.choose(logits, self.tokens)
         self.tokens.append(chosen)
         self._left -= 1
-        return Token(chosen, None if self._left else "length")
+        reason: Reason | None = None if self._left else "length"
+        if self._wording is None:
+            return Token(chosen, "", reason)
+        text, stops = self._wording.push(chosen, is_last=not self._left)
+        return Token(chosen, text, "stop" if stops else reason)
 
 
 class Reader:

@@ -4,7 +4,7 @@ A task on the engine's loop goes round while there are requests: those that fit 
 program runs (decode.py), each request chooses its token and whoever reads it, on whatever loop, finds it in a mailbox. The task
 is nobody's who asks: one who is cancelled, is slow, or has gone with his loop disturbs no other. Pages of the cache are
 reserved whole when a request is admitted, so that none is thrown out again, and given back when it leaves; without requests
-there is no task, and no memory is held. What users call is server.py and model.py.
+there is no task. What users call is server.py and model.py.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ class Weights(Protocol):
 class Serving:
     """At most `most` requests at once, the others wait in order of asking. pages: of the cache; None: all that those may want.
 
-    All of it runs on the engine's loop, but for `write`.
+    keeps: the memory of pages that were taken is kept for the next requests, until `end`. All of it runs on the engine's loop,
+    but for `write`.
     """
 
-    def __init__(self, weights: Weights, most: int = MOST, pages: int | None = None) -> None:
+    def __init__(self, weights: Weights, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
         self.cache = Cache(weights.parameters)
         self._weights = weights
         self._share = weights.engine
@@ -76,6 +77,7 @@ class Serving:
         self._pages = Pages(most * self._pages_for(block_size) if pages is None else pages)
         #: pages below this have bytes
         self._filled = 0
+        self._keeps = keeps
         self._most_rows = min(BUCKETS[-1], weights.parameters.tiling.row_tokens)
         self._programs = Programs()
         self._waiting: deque[Request] = deque()
@@ -132,8 +134,10 @@ class Serving:
     async def _serve(self) -> None:
         """Go round until nobody wants anything."""
         try:
-            while self._running or self._waiting or self._filled:
+            while self._running or self._waiting:
                 await self._round()
+                if not (self._running or self._waiting or self._keeps):
+                    await self._give_back()
         except Exception as error:
             self._fail([*self._running, *self._waiting], error)
 
@@ -146,15 +150,15 @@ class Serving:
             self._leave(request)
         await self._admit()
         if not self._running:
-            return await self._give_back()
+            return
         try:
             async with self._share.exclusive():
                 parts, logits = await self._run()
         except Exception as error:
             self._fail(list(self._running), error)
-            return await self._give_back()  # what they hold may be of no use
-        await self._choose([self._running[part.index] for part in parts if part.wants], logits)
-        return None
+            await self._give_back()  # what they hold may be of no use
+        else:
+            await self._choose([self._running[part.index] for part in parts if part.wants], logits)
 
     async def _admit(self) -> None:
         """Those that fit, in order of asking."""
