@@ -202,18 +202,22 @@ def results(sides: list[Measured]) -> list[Table]:
     """Medians over the rounds; of the longest, the longest."""
     met = Table("latency of a request, ms", ("service beside", "while", "p50", "p99", "worst", "p99 from the socket on",
                                              "client late, p99", "cores used", "requests"))  # fmt: skip
-    added = Table("added by all of the training, ms",
-                  ("service beside", "p50", "p99", "worst", "ms a step", "target for p99"))  # fmt: skip
+    shown = "service beside", "p50", "p99", "worst", "target for p99", "p99 from the socket on", "ms a step"
+    added = Table("added by all of the training, ms", shown)
     for side in sides:
         for phase, lags in side.lags.items():
             p50, p99, worst = zip(*lags, strict=True)
-            shown = [statistics.median(p50), statistics.median(p99), max(worst)]
+            latency = [statistics.median(p50), statistics.median(p99), max(worst)]
             socket, late, used, count = (statistics.median(values) for values in zip(*side.others[phase], strict=True))
-            met.rows.append((side.name, phase, *shown, socket, late, used, int(count)))
+            met.rows.append((side.name, phase, *latency, socket, late, used, int(count)))
         p50, p99, worst = zip(*(side.rise(turn) for turn in range(len(side.lags[WHOLE]))), strict=True)
         rise = statistics.median(p99)
         goal = target(rise, MOST_MS, above=False) if side.name.startswith(OURS) else None
-        added.rows.append((side.name, statistics.median(p50), rise, max(worst), statistics.median(side.step_ms), goal))
+        socket = statistics.median(
+            busy[0] - idle[0] for busy, idle in zip(side.others[WHOLE], side.others[IDLE], strict=True)
+        )
+        step_ms = statistics.median(side.step_ms)
+        added.rows.append((side.name, statistics.median(p50), rise, max(worst), goal, socket, step_ms))
     return [added, met]
 
 
