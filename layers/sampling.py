@@ -7,6 +7,8 @@ logits is model.py; where a text ends is not said here.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,30 +61,34 @@ class Sampling:
     min_p: float | None = None
     """Only tokens with at least this share of the likeliest one's probability, 0 to 1; None: all."""
     repetition_penalty: float | None = None
-    """Divides positive logits of tokens that the text has, and multiplies negative ones; above 0, None or 1: none."""
+    """Divides positive logits of tokens that the text has, and multiplies negative ones; None or 1: none."""
     seed: int | None = None
     """Same seed, same choices, at least 0; None: others each time."""
 
     def __post_init__(self) -> None:
-        self._check("temperature", Real, "a number of at least 0, such as 0.8", 0, LARGEST)
+        self._check("temperature", Real, "a finite number of at least 0, such as 0.8", 0, sys.float_info.max)
         self._check("top_k", Integral, "a whole number of at least 1, or None for all", 1, None, or_none=True)
         self._check("top_p", Real, "a number above 0, at most 1, or None for all", 0, 1, above=True, or_none=True)
         self._check("min_p", Real, "a number from 0 to 1, or None for all", 0, 1, or_none=True)
-        self._check("repetition_penalty", Real, "a number above 0, such as 1.2, or None for none", 0, LARGEST, above=True,
+        self._check("repetition_penalty", Real, "a number from 1e-38 to 3e+38, such as 1.2, or None for none", 1e-38, LARGEST,
                     or_none=True)
         self._check("seed", Integral, "a whole number of at least 0, or None for any", 0, None, or_none=True)
 
-    def _check(self, name: str, kind: Any, expected: str, least: int, most: float | None, *, above: bool = False,
+    def _check(self, name: str, kind: Any, expected: str, least: float, most: float | None, *, above: bool = False,
                or_none: bool = False) -> None:  # fmt: skip
         value = getattr(self, name)
         if value is None and or_none:
             return
         if isinstance(value, bool) or not isinstance(value, kind):
             raise TypeError(f"{name} is {shown(value)}, expected {expected}")
-        # A NaN is in no range. Compared before it is converted: an int may be above all floats.
-        if not (value > least if above else value >= least) or (most is not None and not value <= most):
+        try:
+            number = int(value) if kind is Integral else float(value)
+        except OverflowError:  # an int may be above all floats
+            number = math.inf
+        # A NaN is in no range.
+        if not (number > least if above else number >= least) or (most is not None and not number <= most):
             raise ValueError(f"{name} is {shown(value)}, expected {expected}")
-        object.__setattr__(self, name, int(value) if kind is Integral else float(value))
+        object.__setattr__(self, name, number)
 
 
 class Sampler:
