@@ -179,7 +179,7 @@ async def load(engine: Share, path: str | os.PathLike[str]) -> tuple[Model, Trai
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error
         _check_moments(model, moments, folder)
-        _warn_of_changes(state, surroundings() | _arithmetic(model), folder)
+        _warn_of_changes(state, await engine.compute(surroundings) | _arithmetic(model), folder)
         await model.set_weights(source.read, files)
 
         def moment(parameter: Parameter, family: str, key: tuple[int, int]) -> Any:

@@ -85,9 +85,10 @@ def address_space(proc: Path = Path("/proc")) -> Iterator[Limit]:
     """What `ulimit -v` and `ulimit -d` allow; neither cares whether memory was ever touched."""
     for name, field, what in (("RLIMIT_AS", "VmSize", "ulimit -v"), ("RLIMIT_DATA", "VmData", "ulimit -d")):
         nbytes = resource.getrlimit(getattr(resource, name))[0] if hasattr(resource, name) else -1
-        used = _fields(proc / "self/status").get(field + ":")
-        if used is not None and 0 <= nbytes < _UNLIMITED:
-            yield Limit(max(0, nbytes - used * 1024), nbytes, what)
+        if 0 <= nbytes < _UNLIMITED:
+            used = _fields(proc / "self/status").get(field + ":")
+            if used is not None:
+                yield Limit(max(0, nbytes - used * 1024), nbytes, what)
 
 
 def spare_address_space() -> None:

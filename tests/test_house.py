@@ -193,7 +193,7 @@ def test_the_links_lead_to_the_folders(link: str) -> None:
 
 
 def test_a_long_file_says_why() -> None:
-    paths = [*SOURCES.values(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
+    paths = [*SOURCES.values(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     for path in paths:
         text = path.read_text()
         lines = text.count("\n")
@@ -211,7 +211,7 @@ def missing_files(text: str, there: set[str]) -> list[str]:
 
 def test_files_that_sources_and_guides_speak_of_are_there() -> None:
     """A file that moved takes what is said of it along."""
-    folders = ("asynctile", "layers", "storage", "tests", "bench")
+    folders = ("asynctile", "layers", "storage", "tests", "bench", "examples")
     paths = [path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     there = {f"/{path}" for path in paths} | {f"/asynctile/{path}" for path in paths}
     for path in [*SOURCES.values(), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:

@@ -17,7 +17,7 @@ from asynctile.layers import GPT2, GPT2Config, Trainer
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = (README, ROOT / "CONTRIBUTING.md", ROOT / "bench" / "results" / "README.md")
-FOLDERS = ("asynctile", "layers", "storage", "tests", "bench")
+FOLDERS = ("asynctile", "layers", "storage", "tests", "bench", "examples")
 MARK = r"<!-- tests/test_readme\.py runs the next block(?: behind the one above)? -->"
 
 

@@ -69,7 +69,8 @@ async def measure_rates(tiers: Tiers, dtype: np.dtype[Any]) -> Rates | None:
     top, ram = tiers.top.arena.pools[-1], max(tiers.host.arena.pools, key=_spare_nbytes)
     cores = len(os.sched_getaffinity(0))
     targets = cores if top.limit is None else max(1, min(cores, top.limit - 2))
-    wide = min(BEYOND_CACHES * (caches_nbytes() or BEYOND_CACHES_NBYTES), BEYOND_CACHES_NBYTES, _spare_nbytes(ram))
+    caches = await finish(asyncio.to_thread(caches_nbytes))
+    wide = min(BEYOND_CACHES * (caches or BEYOND_CACHES_NBYTES), BEYOND_CACHES_NBYTES, _spare_nbytes(ram))
     sets = max(1, wide // (UPDATED * ram.slot_nbytes))
     try:
         with _held(tiers.host, ram, UPDATED * sets) as below, _held(tiers.top, top, 2 + targets) as above:

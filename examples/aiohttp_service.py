@@ -1,0 +1,87 @@
+"""A fine-tune and a stream of tokens inside aiohttp: what starlette_service.py does, where a request trains for itself.
+
+    pip install 'asynctile[examples]'
+    python examples/aiohttp_service.py
+    curl -N --data-binary @texts/mine.txt 'localhost:8080/fine-tune?steps=200'  # a line of JSON a step
+    curl -N 'localhost:8080/generate?prompt=Once&tokens=100'                    # tokens as they come
+
+The fine-tune is the request's: a client that goes away ends it. What it has learned until then stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+
+import numpy as np
+from aiohttp import web
+from numpy.typing import NDArray
+
+from asynctile import Engine
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+
+CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=256)
+TRAINER = web.AppKey("trainer", Trainer)
+#: Held by the request that trains. Steps of two would take turns on the model, each with texts of its own.
+TRAINING = web.AppKey("training", asyncio.Lock)
+
+
+async def engine(app: web.Application) -> AsyncIterator[None]:
+    """Opened before the first request, closed after the last."""
+    async with Engine("cpu", host_memory="256MiB") as opened:
+        app[TRAINER] = Trainer(await GPT2.create(opened, CONFIG, seed=1), AdamW(lr=1e-3))
+        app[TRAINING] = asyncio.Lock()
+        yield
+
+
+def batches(text: bytes) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Windows of the text, and the same a token later. Trainer.run advances this in a thread of its own."""
+    tokens, random = np.frombuffer(text, np.uint8).astype(np.int64), np.random.default_rng(1)
+    while True:
+        starts = random.integers(0, len(tokens) - CONFIG.block_size, 4)
+        windows = np.stack([tokens[start : start + CONFIG.block_size + 1] for start in starts])
+        yield windows[:, :-1], windows[:, 1:]
+
+
+async def fine_tune(request: web.Request) -> web.StreamResponse:
+    trainer, training = request.app[TRAINER], request.app[TRAINING]
+    text, steps = await request.read(), int(request.query.get("steps", 100))
+    if len(text) <= CONFIG.block_size:
+        raise web.HTTPUnprocessableEntity(text=f"the text has {len(text)} bytes, expected more than {CONFIG.block_size}")
+    if training.locked():
+        raise web.HTTPConflict(text="a fine-tune is under way")
+    async with training, aclosing(trainer.run(batches(text), steps=steps)) as reports:
+        response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+        await response.prepare(request)
+        async for report in reports:
+            await response.write(json.dumps({"step": report.step, "loss": report.loss}).encode() + b"\n")
+        await response.write_eof()
+        return response
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    prompt, tokens = request.query.get("prompt", ""), int(request.query.get("tokens", 50))
+    if not prompt:
+        raise web.HTTPUnprocessableEntity(text="the prompt is empty: give ?prompt=")
+    model = request.app[TRAINER].model
+    async with aclosing(model.generate(list(prompt.encode()), max_new_tokens=tokens)) as generated:
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        async for token in generated:
+            await response.write(bytes([token]))
+        await response.write_eof()
+        return response
+
+
+def application() -> web.Application:
+    app = web.Application(client_max_size=64 << 20)
+    app.cleanup_ctx.append(engine)
+    app.add_routes([web.post("/fine-tune", fine_tune), web.get("/generate", generate)])
+    return app
+
+
+if __name__ == "__main__":
+    # With handler_cancellation a handler is cancelled as soon as its client has gone, also while it waits for a step.
+    web.run_app(application(), port=8080, handler_cancellation=True)
