@@ -12,8 +12,8 @@ import numpy as np
 
 from asynctile.kernels.cpu.attention import LOWEST, ONE, ZERO, scale_of
 from asynctile.kernels.cpu.exp import exp, key, unkey
-from asynctile.kernels.cpu.gemm_rows import add_times, add_times_transposed, on
-from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, TOKENS, inline, kernel, piece
+from asynctile.kernels.cpu.gemm_rows import add_times, add_times_transposed, on, start_of
+from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, TOKENS, kernel, piece
 
 #: Rows that meet a page together.
 GROUP = 6
@@ -22,9 +22,12 @@ GROUP = 6
 @piece()
 def _begin(out: Any, stats: Any) -> None:
     """No key has been met."""
-    out[:, :] = ZERO
     heads = stats.shape[0] // 2
-    stats[:heads], stats[heads:] = LOWEST, ZERO
+    for r in range(out.shape[0]):
+        for c in range(out.shape[1]):
+            out[r, c] = ZERO
+        for h in range(heads):
+            stats[h, r], stats[heads + h, r] = LOWEST, ZERO
 
 
 @piece()
@@ -36,15 +39,8 @@ def _end(out: Any, stats: Any) -> None:
         for h in range(heads):
             total = stats[heads + h, r]
             share = ONE / total if total != ZERO else ZERO
-            line = out[r, h * hs : (h + 1) * hs]
-            for c in range(hs):
-                line[c] *= share
-
-
-@inline()
-def _seen(rows: Any, r: int, owner: int, start: int, places: int) -> int:
-    """How many keys of the page row r sees."""
-    return min(places, rows[2 * r + 1] - start + 1) if rows[2 * r] == owner else 0
+            for c in range(h * hs, (h + 1) * hs):
+                out[r, c] *= share
 
 
 @piece()
@@ -54,84 +50,86 @@ def _store(k: Any, v: Any, page: Any, rows: Any, owner: int, start: int) -> None
     for r in range(k.shape[0]):
         place = rows[2 * r + 1] - start
         if rows[2 * r] == owner and 0 <= place < places:
-            page[place], page[places + place] = k[r], v[r]
+            for c in range(k.shape[1]):
+                page[place, c], page[places + place, c] = k[r, c], v[r, c]
 
 
 @piece(REDUCE)
-def _weigh(scores: Any, top: float) -> Any:
-    """The sum of the weights that scores become."""
+def _weigh(scores: Any, i: int, seen: int, top: float) -> Any:
+    """The sum of the weights that the scores of a row become."""
     total = ZERO
-    for j in range(scores.size):
-        weight = exp(scores[j] - top)
-        scores[j] = weight
+    for j in range(seen):
+        weight = exp(scores[i, j] - top)
+        scores[i, j] = weight
         total += weight
     return total
 
 
 @piece()
-def _largest(scores: Any, top: float) -> Any:
+def _largest(scores: Any, i: int, seen: int, top: float) -> Any:
     best = key(top)
-    for j in range(scores.size):
-        best = max(best, key(scores[j]))
+    for j in range(seen):
+        best = max(best, key(scores[i, j]))
     return unkey(best)
 
 
-@piece(FUSE)
-def _pack(line: Any, scale: float, packed: Any) -> None:
-    for c in range(line.size):
-        packed[c] = line[c] * scale
-
-
-@piece(FUSE)
-def _join(line: Any, decay: float, gathered: Any) -> None:
-    for c in range(line.size):
-        line[c] = line[c] * decay + gathered[c]
+@piece()
+def _pack(q: Any, at: int, group: Any, count: int, packed: Any) -> None:
+    """packed (count, hs) = the scaled columns of a head, which begin at `at`."""
+    hs = packed.shape[1]
+    scale = scale_of(hs)
+    for i in range(count):
+        for c in range(hs):
+            packed[i, c] = q[group[i], at + c] * scale
 
 
 @piece()
-def _score(q: Any, page: Any, at: int, group: Any, seen: Any, packed: Any, scores: Any) -> None:
-    """scores (rows, keys) of a head, whose columns begin at `at`; more than a row sees may be in it."""
-    places, columns, hs = page.shape[0] // 2, page.shape[1], packed.shape[1]
-    most = seen.max()
-    for i in range(group.size):
-        _pack(q[group[i], at : at + hs], scale_of(hs), packed[i])
-        scores[i, :most] = ZERO
-    x, y, z = packed.ctypes.data, on(page.ctypes.data, at), scores.ctypes.data
-    add_times_transposed(group.size, most, hs, x, hs, y, columns, z, places)
+def _clear(x: Any) -> None:
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            x[i, j] = ZERO
 
 
 @piece()
-def _gather(page: Any, at: int, seen: Any, weights: Any, gathered: Any) -> None:
-    """gathered (rows, hs) = weights times the values that each row sees."""
-    places, columns, hs = page.shape[0] // 2, page.shape[1], gathered.shape[1]
-    values = on(page.ctypes.data, places * columns + at)
-    gathered[: seen.size] = ZERO
-    i = 0
-    while i < seen.size:
-        end = i + 1
-        while end < seen.size and seen[end] == seen[i]:
-            end += 1
-        x, z = on(weights.ctypes.data, i * places), on(gathered.ctypes.data, i * hs)
-        add_times(end - i, hs, seen[i], x, places, values, columns, z, hs)
-        i = end
-
-
-@piece()
-def _fold(q: Any, page: Any, h: int, group: Any, seen: Any, out: Any, stats: Any, packed: Any, scores: Any) -> None:
-    """One head of rows `group`, which see `seen` keys."""
-    heads, hs = stats.shape[0] // 2, packed.shape[1]
-    at = h * hs
-    _score(q, page, at, group, seen, packed, scores)
-    decays = np.empty(GROUP, np.float32)
-    for i in range(group.size):
-        r, row = group[i], scores[i, : seen[i]]
+def _soften(scores: Any, group: Any, seen: Any, count: int, h: int, stats: Any, decays: Any) -> None:
+    """Turn scores into weights under new running maxima; decays = what the old weights shrink by."""
+    heads = stats.shape[0] // 2
+    for i in range(count):
+        r = group[i]
         before = stats[h, r]
-        top = _largest(row, before)
+        top = _largest(scores, i, seen[i], before)
         decays[i] = exp(before - top)
-        stats[h, r], stats[heads + h, r] = top, stats[heads + h, r] * decays[i] + _weigh(row, top)
-    _gather(page, at, seen, scores, packed)
-    for i in range(group.size):
-        _join(out[group[i], at : at + hs], decays[i], packed[i])
+        stats[h, r], stats[heads + h, r] = top, stats[heads + h, r] * decays[i] + _weigh(scores, i, seen[i], top)
+
+
+@piece()
+def _alike(seen: Any, i: int, count: int) -> int:
+    """How many rows from row i on see as many keys."""
+    end = i + 1
+    while end < count and seen[end] == seen[i]:
+        end += 1
+    return end - i
+
+
+@piece(FUSE)
+def _join(out: Any, group: Any, count: int, at: int, decays: Any, gathered: Any) -> None:
+    for i in range(count):
+        r = group[i]
+        for c in range(gathered.shape[1]):
+            out[r, at + c] = out[r, at + c] * decays[i] + gathered[i, c]
+
+
+@piece()
+def _next_group(rows: Any, r: int, owner: int, start: int, places: int, group: Any, seen: Any) -> Any:
+    """Fill a group with the next rows from row r on that see a key: (its size, the most keys one sees, the row after it)."""
+    count = most = 0
+    while r < rows.size // 2 and count < GROUP:
+        keys = min(places, rows[2 * r + 1] - start + 1)
+        if rows[2 * r] == owner and keys > 0:
+            group[count], seen[count] = r, keys
+            count, most = count + 1, max(most, keys)
+        r += 1
+    return count, most, r
 
 
 @kernel((TILE, TILE, TILE, TILE, TOKENS, TOKENS, TILE, TILE, COUNT, COUNT, FLAG, FLAG))
@@ -144,19 +142,30 @@ def attention_page(
         _begin(out, stats)
     owner, start = pages[2 * number], pages[2 * number + 1]
     if owner >= 0:
-        places, hs = page.shape[0] // 2, q.shape[1] // heads
         _store(k, v, page, rows, owner, start)
+        places, columns = page.shape[0] // 2, page.shape[1]
+        hs = columns // heads
         packed, scores = np.empty((GROUP, hs), np.float32), np.empty((GROUP, places), np.float32)
+        gathered, decays = np.empty((GROUP, hs), np.float32), np.empty(GROUP, np.float32)
         group, seen = np.empty(GROUP, np.int64), np.empty(GROUP, np.int64)
-        count = 0
-        for r in range(q.shape[0]):
-            keys = _seen(rows, r, owner, start, places)
-            if keys > 0:
-                group[count], seen[count] = r, keys
-                count += 1
-            if count == GROUP or (count > 0 and r == q.shape[0] - 1):
-                for h in range(heads):
-                    _fold(q, page, h, group[:count], seen[:count], out, stats, packed, scores)
-                count = 0
+        count, most, r = _next_group(rows, 0, owner, start, places, group, seen)
+        while count:
+            for h in range(heads):
+                at = h * hs
+                keys, values = on(start_of(page), at), on(start_of(page), places * columns + at)
+                x, weights, sums = start_of(packed), start_of(scores), start_of(gathered)
+                _pack(q, at, group, count, packed)
+                _clear(scores)
+                # Nobody looks at the scores of keys that a row does not see.
+                add_times_transposed(count, most, hs, x, hs, keys, columns, weights, places)
+                _soften(scores, group, seen, count, h, stats, decays)
+                _clear(gathered)
+                i = 0
+                while i < count:
+                    alike = _alike(seen, i, count)
+                    add_times(alike, hs, seen[i], on(weights, i * places), places, values, columns, on(sums, i * hs), hs)
+                    i += alike
+                _join(out, group, count, at, decays, gathered)
+            count, most, r = _next_group(rows, r, owner, start, places, group, seen)
     if last:
         _end(out, stats)

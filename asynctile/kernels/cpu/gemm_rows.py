@@ -26,6 +26,12 @@ ZERO = np.float32(0.0)
 
 
 @inline()
+def start_of(x: Any) -> Any:
+    """The address of an array, signed: one type for all addresses, one compiled version of what takes them."""
+    return np.int64(x.ctypes.data)
+
+
+@inline()
 def on(address: int, numbers: int) -> int:
     """The address of a float32 so many further on."""
     return address + 4 * numbers
@@ -81,7 +87,7 @@ def add_times_transposed(
 @piece()
 def _add_product(a: Any, b: Any, c: Any, tb: bool) -> None:
     (rows, columns), inner = c.shape, a.shape[1]
-    left, right, result = a.ctypes.data, b.ctypes.data, c.ctypes.data
+    left, right, result = start_of(a), start_of(b), start_of(c)
     if tb:
         add_times_transposed(rows, columns, inner, left, inner, right, inner, result, columns)
     else:

@@ -17,13 +17,13 @@ from asynctile.kernels.cpu.jit import intrinsic
 
 #: Numbers of a vector: one register of AVX-512, two of AVX2, four of NEON.
 LANES = 16
-#: Kinds of blocks of c: of c += a b, for few rows, for many, and of as many columns as remain, at most LANES; of c += a b^T,
-#: where columns of c are rows of b, for few rows, for many, and of one column.
+#: Kinds of blocks of c: of c += a b, for one row, for many, and of as many columns as remain, at most LANES; of c += a b^T,
+#: where columns of c are rows of b, for one row, for many, and of one column.
 WIDE, NARROW, SOME, WIDE_TRANSPOSED, NARROW_TRANSPOSED, ONE_TRANSPOSED = range(6)
 #: Vectors of columns, or columns of a transposed product (a power of 2), and rows at most, by kind: where a processor has 32
-#: registers of a whole vector, and where it does not. Few rows take long stretches of b: memory is what they wait for.
-_LARGE = (8, 3), (4, 6), (1, 6), (8, 3), (4, 6), (1, 6)
-_SMALL = (4, 1), (1, 6), (1, 6), (4, 1), (2, 2), (1, 2)
+#: registers of a whole vector, and where it does not. One row takes long stretches of b: memory is what it waits for.
+_LARGE = (8, 1), (4, 6), (1, 2), (8, 1), (4, 6), (1, 2)
+_SMALL = (4, 1), (1, 6), (1, 2), (4, 1), (2, 2), (1, 2)
 
 _INT, _WORD, _REAL = ir.IntType(64), ir.IntType(32), ir.FloatType()
 _VECTOR = ir.VectorType(_REAL, LANES)
