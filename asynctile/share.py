@@ -150,11 +150,12 @@ class Share:
         self.tiers.caps.check_room(nbytes)
 
     async def rates(self, demand: Demand) -> Rates | None:
-        """How fast device, link and CPU are, measured once, with the arena cut for `demand`; None if no RAM is free for that.
+        """How fast device, link and CPU are, measured once, with the arena cut for `demand`; None if no RAM is free for that,
+        and on cpu, which has no link.
 
         BudgetError if the caps are below the floor of `demand`.
         """
-        if self._rates is None:
+        if self._rates is None and self.has_link:
             self._rates = await self.call(self._measure(demand))
         return self._rates
 

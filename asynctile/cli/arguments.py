@@ -158,6 +158,8 @@ def _add_stress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", metavar="X", type=values.positive, help="how long to go on (default: 1)")
     parser.add_argument("--rounds", metavar="N", type=values.count,
                         help="rounds of each scenario, in place of minutes or to end earlier")
+    parser.add_argument("--cancellations", metavar="N", type=values.count,
+                        help="with --scenario cancel: go on until so many calls were cancelled, timed out or left alone")
     parser.add_argument("--seed", metavar="N", type=values.natural,
                         help="of everything random; a failure names the seed that draws its round again (default: any)")
     parser.add_argument("--scenario", metavar="NAME", type=values.name, action="append",

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from asynctile.cli.stress import conductor, kill
+from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.finding import KINDS, Finding, expect_bytes
 from asynctile.cli.stress.inputs import scenario as inputs
 from asynctile.cli.stress.round import Round, seed_after
@@ -46,7 +47,7 @@ def test_a_round_of_each_scenario(program: Program, tmp_path: Path) -> None:
     found = json.loads(report.read_text())
     assert found["rounds"] == dict.fromkeys(SCENARIOS, 2)
     assert found["options"] == {
-        "seed": 3, "minutes": None, "rounds": 2, "scenarios": list(SCENARIOS), "spill": str(tmp_path),
+        "seed": 3, "minutes": None, "rounds": 2, "cancellations": None, "scenarios": list(SCENARIOS), "spill": str(tmp_path),
     }  # fmt: skip
     assert found["failures"] == [] and found["found"] == dict.fromkeys(KINDS, 0)
     assert found["kills"] >= 2 and found["cancellations"] > 0
@@ -90,6 +91,8 @@ def test_time_is_shared_and_every_scenario_gets_a_round(
         (["--rounds", "-1"], ["--rounds", "-1"]),
         (["--rounds", "1.5"], ["--rounds", "1.5"]),
         (["--seed", "x"], ["--seed", "'x'"]),
+        (["--cancellations", "0"], ["--cancellations", "0"]),
+        (["--cancellations", "9"], ["--cancellations", "--scenario cancel"]),
         (["--scenario", "thrush"], ["thrush", "thrash"]),
         (["--scenario", "random,,"], ["''", "thrash"]),
         (["--scenario", ""], ["--scenario"]),
@@ -193,6 +196,7 @@ def test_a_round_that_hangs_where_no_watchdog_looks(tmp_path: Path) -> None:
 import asyncio, sys
 from asynctile.cli import main
 from asynctile.cli.stress import conductor, kill
+from asynctile.cli.stress.disturb import Landed
 async def play(round):
     while True:
         try:
@@ -216,6 +220,28 @@ def test_options_are_settled() -> None:
     both = Settings.of({"rounds": 3, "minutes": 2.0, "seed": 9, "scenario": ["kill,random", "random"]})
     assert (both.rounds, both.minutes, both.seed, both.scenarios) == (3, 2.0, 9, ("random", "kill"))
     assert Settings.of({}).seed != Settings.of({}).seed
+
+
+def test_cancellations_are_counted_by_coroutine(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scenario goes on until there were so many, and says where each met its call."""
+
+    async def play(round: Round) -> bool:
+        for landed in Landed:
+            round.tally.disturb("Trainer.step", "timeout", landed, "cpu")
+        return True
+
+    monkeypatch.setitem(conductor._PLAYS, "cancel", play)
+    report = tmp_path / "report.json"
+    status, out, _ = stress(program, tmp_path, "--scenario", "cancel", "--cancellations", 5, "--report", report)
+    found = json.loads(report.read_text())
+    assert (status, found["cancellations"], found["rounds"]["cancel"]) == (0, 6, 3)
+    assert found["disturbed"] == {"Trainer.step": {
+        "kinds": {"timeout": 9}, "landed": {"before it began": 3, "inside": 3, "after its end": 3}, "places": {"cpu": 9},
+    }}  # fmt: skip
+    assert "Trainer.step  3 before it began, 3 inside, 3 after its end" in out
+    assert Settings.of({"cancellations": 5, "scenario": ["cancel"]}).minutes is None
 
 
 def test_seeds_of_rounds() -> None:

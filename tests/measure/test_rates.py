@@ -167,3 +167,10 @@ def test_caches_of_the_last_level_count_once_each_and_are_not_guessed(tmp_path: 
     assert rates.caches_nbytes(tmp_path) == 64 << 20
     (tmp_path / "cpu0" / "cache" / "index3" / "size").write_text("much")
     assert rates.caches_nbytes(tmp_path) == rates.caches_nbytes(tmp_path / "nowhere") == 0
+
+
+async def test_where_operations_run_in_ram_there_is_no_link_to_measure(tmp_path: Path) -> None:
+    """Its probes would need two memories, and one pushed the tiles of the other into the file."""
+    async with Engine("cpu", host_memory="256KiB", spill=tmp_path) as engine:
+        assert await engine.rates(fills_demand(tiles_of(40, 64, 64))) is None
+        assert engine.statistics().operations == 0

@@ -6,6 +6,7 @@ files, and says whether it could.
     programs.py   scenario random           thrash.py, train.py, faults.py, cancel.py, kill.py   the scenarios of their names
     writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
     calls.py      every public coroutine    disturb.py   cancelled, timed out, left alone
+    lives.py      of engines with them      settled.py   what must hold between them
     models.py     a very small GPT-2        killer.py, victim.py  the process that kills, and the one that is killed
     partner.py    a process beside stress   inputs/      scenario inputs
 

@@ -1,133 +1,99 @@
-"""Every public coroutine of engine, model and trainer, disturbed one after another (disturb.py) in the life of one engine.
+"""Every public coroutine of engine, share, model, server and trainer, by name: what is disturbed (disturb.py), one or several.
 
-After each the engine must be as if nobody had asked: no task, no loan, no lock left; a step has counted or changed nothing. At
-the end weights and moments are bit for bit those of a training that nobody disturbed. Covers `play_calls` and `play_lives`,
-which disturbs the opening and closing of engines themselves; what must not be left then is leaks.py.
+Each may be broken off anywhere, and whatever it made is then its own to undo; what is a caller's own to give back is given back
+by `clear`. Covers `Calls`. What must hold after each is settled.py, in which order they come and how engines open and close is
+lives.py. A public coroutine that is in neither fails tests/cli/test_stress_calls.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Awaitable
-from dataclasses import replace
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from asynctile.cli.stress.disturb import Call, Reached, disturbed, draw_disturbance
+from asynctile.cli.stress.disturb import Call
 from asynctile.cli.stress.finding import Finding
-from asynctile.cli.stress.leaks import Held
-from asynctile.cli.stress.models import (
-    CONFIG,
-    TILE,
-    State,
-    batch,
-    draw_recipe,
-    draw_training_place,
-    expect_state,
-    new_trainer,
-    state_of,
-)
+from asynctile.cli.stress.models import CONFIG, TILE, batch, floor_of
 from asynctile.cli.stress.place import StressEngine
-from asynctile.cli.stress.round import WATCHDOG_S, Round
-from asynctile.errors import BudgetError, CheckpointError
+from asynctile.errors import BudgetError, DeviceError
+from asynctile.events import SaveDone
 from asynctile.layers import GPT2, Trainer
+from asynctile.layers.server import Server
+from asynctile.ops import gelu
 from asynctile.program.needs import demand_of
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.demand import ALIGNMENT
 from asynctile.storage.tile import Tile
 
-__all__ = ["play_calls", "play_lives"]
+__all__ = ["LENDING", "STEPPING", "Calls"]
 
-_STEPS = 12
-#: Calls in the life of one engine, and lives in a round.
-_CALLS, _LIVES = 24, 6
-#: What is supposed of a call that has not been seen to its end yet.
-_AWAITS = 12
-#: What a share gets of each cap.
-_LENT_NBYTES = 64 << 10
-_STEPPING = {"Trainer.step", "Trainer.run"}
-#: So often is each of these in the draw: steps in a row are what is played.
-_OFTEN = 4
-#: Between two looks at what closes by itself.
-_LOOK_S = 0.005
+#: What a share gets of the spill file.
+_LENT_NBYTES = 512 << 10
+#: Those that count steps of the training.
+STEPPING = {"Trainer.step", "Trainer.run"}
+#: Those while which the engine has less: others may be refused meanwhile.
+LENDING = {"Engine.share", "Engine.share, trained on", "Engine.share, failing"}
+_TURNS = 5
+_PROMPT = (1, 2)
 
 
 class Calls:
-    """The public coroutines, on one engine. `awaits`: of each, the most that were counted.
+    """The public coroutines on one engine, `all` by name. base: a checkpoint that is there. folder: for what is saved."""
 
-    base: a checkpoint that is there. folder: for what is saved.
-    """
-
-    def __init__(self, round: Round, engine: StressEngine, trainer: Trainer, folder: Path, base: Path) -> None:
-        self.round, self.engine, self.trainer = round, engine, trainer
+    def __init__(self, engine: StressEngine, trainer: Trainer, folder: Path, base: Path) -> None:
+        self.engine, self.trainer = engine, trainer
         self.folder, self.base = folder, base
-        self.awaits: dict[str, int] = {}
-        self.caps = _caps_of(engine)
+        self._own: list[Tile] = []
+        self._models: list[GPT2] = []
+        self._servers: list[Server] = []
+        #: of the seed, by step
+        self._texts: dict[int, list[int]] = {}
         self.all: dict[str, Call] = {
-            "GPT2.create": self._create, "GPT2.from_pretrained": self._from_pretrained, "GPT2.state_dict": self._state_dict,
-            "GPT2.save_pretrained": self._save_pretrained, "GPT2.logits": self._logits, "GPT2.loss": self._loss,
-            "GPT2.generate": self._generate, "Trainer.load": self._load, "Trainer.save": self._save,
-            "Trainer.save behind": self._save_behind, "Trainer.saved": self._saved, "Trainer.gradients": self._gradients,
-            "Trainer.step": self._step, "Trainer.run": self._run, "Engine.read": self._read,
-            "Engine.synchronize": self._synchronize, "Engine.share": self._share,
+            "GPT2.create": self._create, "GPT2.release": self._release, "GPT2.from_pretrained": self._from_pretrained,
+            "GPT2.state_dict": self._state_dict, "GPT2.gather": self._gather, "GPT2.save_pretrained": self._save_pretrained,
+            "GPT2.logits": self._logits, "GPT2.loss": self._loss, "GPT2.generate": self._generate,
+            "GPT2.generate, broken off": self._generate_some,
+            "Server.generate": self._serve, "Server.aclose": self._close_server,
+            "Trainer.load": self._load, "Trainer.save": self._save, "Trainer.save, behind": self._save_behind,
+            "Trainer.saved": self._saved, "Trainer.gradients": self._gradients, "Trainer.step": self._step,
+            "Trainer.run": self._run, "Steps.aclose": self._run_nothing,
+            "Engine.reserve, store, read, clear, release": self._store, "Engine.launch": self._launch,
+            "Engine.rates": self._rates, "Engine.read_all": self._read, "Engine.synchronize": self._synchronize,
+            "Engine.call": self._job, "Engine.events": self._events, "Engine.share": self._share,
+            "Engine.share, trained on": self._share_trains, "Engine.share, failing": self._share_fails,
         }  # fmt: skip
 
-    async def disturb(self, name: str) -> None:
-        """One call; Finding if it leaves anything."""
-        how = draw_disturbance(self.round.chance, self.awaits.get(name, _AWAITS))
-        reached, before = Reached(how.at), self.trainer.step_count
-        self.engine.count = reached.count
-        try:
-            ended = await disturbed(self.all[name], how, reached)
-        finally:
-            self.engine.count = None
-        await self._settle()
-        self.awaits[name] = max(self.awaits.get(name, _AWAITS), reached.awaits)
-        self.round.tally.cancellations += not ended
-        self.round.tally.disturbed[f"{name}: {how.how}"] += not ended
-        self._expect_as_before(f"{name} that was disturbed ({how.how})", before, name in _STEPPING)
-
-    def _expect_as_before(self, what: str, before: int, steps: bool) -> None:
-        engine, trainer = self.engine, self.trainer
-        if not 0 <= trainer.step_count - before <= 2 * steps or trainer.model.torn is not None:
-            raise Finding("failed", f"{what} counted {trainer.step_count - before} steps, the model is "
-                                    f"{trainer.model.torn or 'whole'}")
-        holders = [f"{lock.what} held by {lock.holder}" for lock in (engine.busy, trainer.model.changing) if lock.holder]
-        loans = [f"a loan of {loan.nbytes} bytes to {loan.who}" for loan in engine.tiers.caps.loans]
-        if (caps := _caps_of(engine)) != self.caps:
-            raise Finding("leaked", f"{what} left caps of {caps} bytes where there were {self.caps}")
-        if holders or loans:
-            raise Finding("leaked", f"{what} left {', '.join([*holders, *loans])}")
-
-    async def _settle(self) -> None:
-        """Wait for what winds down after its caller has gone, and for a save behind; Finding for a task that stays."""
-
-        async def wind_down() -> list[str]:
-            while others := asyncio.all_tasks() - {asyncio.current_task()}:
-                _, pending = await asyncio.wait(others, timeout=WATCHDOG_S)
-                if pending:
-                    return [task.get_name() for task in pending]
-            return []
-
-        if left := await self.engine.call(wind_down()):
-            raise Finding("leaked", f"tasks that never end on the engine's loop: {', '.join(left)}")
-        try:
-            await self.trainer.saved()
-        except CheckpointError as error:
-            raise Finding("failed", f"a save that was left to itself failed: {error}") from error
+    async def clear(self) -> None:
+        """Give back what is the caller's own to give back."""
+        for model in self._models:
+            await model.release()
+        for server in self._servers:
+            await server.aclose()
+        await self.engine.release(self._own)
+        self._models, self._servers, self._own = [], [], []
 
     async def _create(self) -> None:
-        await (await GPT2.create(self.engine, CONFIG, seed=1, tile=TILE)).release()
+        self._models.append(await GPT2.create(self.engine, CONFIG, seed=1, tile=TILE))
+
+    async def _release(self) -> None:
+        await self._create()
+        await self._models[-1].release()
 
     async def _from_pretrained(self) -> None:
-        await (await GPT2.from_pretrained(self.engine, self.base, tile=TILE)).release()
+        self._models.append(await GPT2.from_pretrained(self.engine, self.base, tile=TILE))
 
     async def _load(self) -> None:
-        await (await Trainer.load(self.engine, self.base)).model.release()
+        self._models.append((await Trainer.load(self.engine, self.base)).model)
 
     async def _state_dict(self) -> None:
         await self.trainer.model.state_dict()
+
+    async def _gather(self) -> None:
+        for parameter in self.trainer.model.parameters.values():
+            await self.trainer.model.gather(parameter, parameter.weights)
 
     async def _save_pretrained(self) -> None:
         await self.trainer.model.save_pretrained(self.folder / "model")
@@ -139,8 +105,40 @@ class Calls:
         await self.trainer.model.loss(*batch(1))
 
     async def _generate(self) -> None:
-        async for _ in self.trainer.model.generate([1, 2], max_new_tokens=3, seed=1):
-            pass
+        step = self.trainer.step_count
+        self._expect_text(step, [token async for token in self.trainer.model.generate(_PROMPT, max_new_tokens=3, seed=1)])
+
+    async def _generate_some(self) -> None:
+        async with aclosing(self.trainer.model.generate(_PROMPT, seed=1)) as tokens:
+            await anext(tokens)
+
+    async def _serve(self) -> None:
+        """Texts at once, one of which is broken off."""
+        async with self.trainer.model.serve(most=2) as server, asyncio.TaskGroup() as group:
+            group.create_task(_some_of(server))
+            for _ in range(2):
+                group.create_task(self._text(server))
+
+    async def _close_server(self) -> None:
+        """While it writes."""
+        server = self.trainer.model.serve()
+        self._servers.append(server)
+        await server.__aenter__()
+        async with aclosing(server.generate(_PROMPT, max_new_tokens=9)) as tokens:
+            await anext(tokens)
+            await server.aclose()
+            with suppress(DeviceError):
+                async for _ in tokens:
+                    pass
+
+    async def _text(self, server: Server) -> None:
+        step = self.trainer.step_count
+        self._expect_text(step, [token.id async for token in server.generate(_PROMPT, max_new_tokens=3, seed=1)])
+
+    def _expect_text(self, step: int, text: list[int]) -> None:
+        """The same with the same weights, whoever else asks and whatever was broken off; step: that it began behind."""
+        if step == self.trainer.step_count and self._texts.setdefault(step, text) != text:
+            raise Finding("lost", f"after step {step} a seed gave the text {self._texts[step]}, and then {text}")
 
     async def _save(self) -> None:
         await self.trainer.save(self.folder / "checkpoint")
@@ -163,99 +161,87 @@ class Calls:
         async for _ in self.trainer.run([batch(first), batch(first + 1)]):
             pass
 
+    async def _run_nothing(self) -> None:
+        await self.trainer.run([batch(1)]).aclose()
+
+    async def _store(self) -> None:
+        a, b = self._tiles()
+        await self.engine.reserve(demand_of([], [a, b]))
+        await self.engine.store((tile, np.ones(tile.shape, np.float32)) for tile in (a, b))
+        await self.engine.read(a)
+        await self.engine.clear([a])
+        await self.engine.release([a, b])
+
+    async def _launch(self) -> None:
+        a, b = self._tiles()
+        await self.engine.reserve(demand_of([], [a, b]))
+        await self.engine.store([(a, np.ones(a.shape, np.float32))])
+        event = await self.engine.launch(gelu(a, b))
+        await event.landed()
+
+    async def _rates(self) -> None:
+        self.engine.forget_rates()
+        await self.engine.rates(floor_of())
+
     async def _read(self) -> None:
         await self.engine.read_all(self.trainer.model.weights())
 
     async def _synchronize(self) -> None:
         await self.engine.synchronize()
 
+    async def _job(self) -> None:
+        async def job() -> None:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+
+        await self.engine.call(job())
+
     async def _share(self) -> None:
-        on_device = {"device_memory": _LENT_NBYTES} if self.engine.has_link else {}
-        sizes: dict[str, Any] = {"host_memory": _LENT_NBYTES, **on_device}
-        tile = Tile("lent", (64, 64), persistent=True)
-        try:
-            async with self.engine.share(**sizes) as part:
-                await part.reserve(demand_of([], [tile]))
-                await part.store([(tile, np.ones(tile.shape, np.float32))])
-                await part.read(tile)
-        except BudgetError:
-            pass  # at the floor there is nothing to lend
+        a, b = self._tiles()
+        with suppress(BudgetError):  # at the floor there is nothing to lend
+            async with self.engine.share(**self._part(1)) as part:
+                await part.reserve(demand_of([], [a, b]))
+                await part.store([(a, np.ones(a.shape, np.float32))])
+                await part.launch(gelu(a, b))
+                await part.read(b)
+
+    async def _share_trains(self) -> None:
+        """Beside whatever the engine does itself, with which it takes turns."""
+        with suppress(BudgetError):  # at the floor there is nothing to lend
+            async with self.engine.share(**self._part(4), weight=2.0, interactive=True) as part:
+                trainer = Trainer(await GPT2.create(part, CONFIG, tile=TILE))
+                for step in (1, 2):
+                    await trainer.step(*batch(step))
+
+    async def _share_fails(self) -> None:
+        """A block that ends with its user's error."""
+        with suppress(BudgetError, ZeroDivisionError):
+            async with self.engine.share(**self._part(1)):
+                raise ZeroDivisionError
+
+    async def _events(self) -> None:
+        """What a save tells, to its end."""
+        events = self.engine.events()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._save())
+            async for event in events:
+                if isinstance(event, SaveDone):
+                    break
+        await events.aclose()
+
+    def _tiles(self) -> list[Tile]:
+        """Two of the caller's own."""
+        tiles = [Tile(name, (TILE, TILE), persistent=True) for name in ("own a", "own b")]
+        self._own += tiles
+        return tiles
+
+    def _part(self, floors: int) -> dict[str, Any]:
+        """So many times what the model needs at least, of each cap."""
+        device, ram = (floors * floor_of().rounded(to).floor_nbytes for to in (ALIGNMENT, PAGE))
+        sizes: dict[str, Any] = {"host_memory": ram} | ({"device_memory": device} if self.engine.has_link else {})
+        return sizes | ({"spill_limit": _LENT_NBYTES} if self.engine.tiers.spill is not None else {})
 
 
-def _caps_of(engine: StressEngine) -> list[int | None]:
-    """The bytes of each tier, those of what is lent not among them."""
-    return [tier.arena.cap for tier in engine.tiers.from_the_top()]
-
-
-async def play_calls(round: Round) -> None:
-    """The life of one engine."""
-    recipe = draw_recipe(round.chance)
-    states, _ = await round.course.follow(recipe, _STEPS)
-    place = draw_training_place(round.chance, recipe)
-    if round.chance.random() < 0.5:  # room for the copy of a save behind training
-        place = replace(place, host_memory=None)
-    async with round.engine(place) as engine:
-        trainer = await new_trainer(engine, recipe, place.update, round.tally)
-        base = round.folder / "base"
-        await trainer.save(base)
-        calls = Calls(round, engine, trainer, round.folder, base)
-        for _ in range(_CALLS):
-            names = sorted(calls.all.keys() - _STEPPING)
-            if trainer.step_count + 2 <= _STEPS:
-                names += _OFTEN * sorted(_STEPPING)
-            await calls.disturb(round.chance.choice(names))
-        await _expect_undisturbed(engine, trainer, states, round.folder / "checkpoint")
-
-
-async def _expect_undisturbed(engine: StressEngine, trainer: Trainer, states: list[State], checkpoint: Path) -> None:
-    """The training goes on to its last step, and is what it should be; so is the newest of the saves that came to an end."""
-    while trainer.step_count < _STEPS:
-        await trainer.step(*batch(trainer.step_count + 1))
-    expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}, with disturbed calls between")
-    await trainer.model.release()
-    if checkpoint.exists():
-        loaded = await Trainer.load(engine, checkpoint)
-        expect_state(await state_of(loaded), states[loaded.step_count], "in a checkpoint saved between disturbed calls")
-        await loaded.model.release()
-
-
-async def play_lives(round: Round) -> None:
-    """Engines whose opening, work and closing are disturbed together, at any turn of the caller's loop."""
-    recipe = draw_recipe(round.chance)
-    place = draw_training_place(round.chance, recipe)
-    round.spill.mkdir(exist_ok=True)
-
-    async def live() -> None:
-        async with StressEngine(place, round.spill, watchdog=WATCHDOG_S) as engine:
-            trainer = await new_trainer(engine, recipe, place.update, round.tally)
-            await trainer.save(round.folder / "checkpoint", wait=False)
-
-    turns = await _turns_of(live())
-    for _ in range(_LIVES):
-        before = Held.now(round.spill)
-        how, reached = draw_disturbance(round.chance, 0), Reached(0)
-        how = replace(how, at=0, turns=round.chance.randint(0, turns))
-        ended = await disturbed(live, how, reached)
-        round.tally.cancellations += not ended
-        round.tally.disturbed[f"opening and closing: {how.how}"] += not ended
-        await _expect_gone(before, round.spill)
-
-
-async def _turns_of(work: Awaitable[object]) -> int:
-    """How many turns of this loop `work` takes."""
-    task, turns = asyncio.ensure_future(work), 0
-    while not task.done():
-        await asyncio.sleep(0)
-        turns += 1
-    task.result()
-    return turns
-
-
-async def _expect_gone(before: Held, spill: Path) -> None:
-    """Whoever lost its loop cannot wait for the engine to close, which it does by itself."""
-    for _ in range(int(WATCHDOG_S / _LOOK_S)):
-        if Held.now(spill).threads <= before.threads:
-            break
-        gc.collect()  # whose loop has ended is thrown away by the collector alone
-        await asyncio.sleep(_LOOK_S)
-    before.expect_no_more(spill)
+async def _some_of(server: Server) -> None:
+    async with aclosing(server.generate(_PROMPT, seed=2)) as tokens:
+        await anext(tokens)

@@ -2,21 +2,21 @@
 
 A step that was cancelled has either changed nothing or ended whole, and the next one is bitwise what it should be. A program
 that was cancelled is run again from the beginning. The moment is a number of turns of the caller's loop or a time, so that it
-falls into every wait of caller and engine. Covers steps and programs; all calls, opening and closing are calls.py.
+falls into every wait of caller and engine. Covers steps and programs; all calls, opening and closing are lives.py.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
+import gc
 import time
-from collections.abc import Coroutine
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
-from asynctile.cli.stress.calls import play_calls, play_lives
+from asynctile.cli.stress.disturb import Call, Landed, Reached, disturbed, draw_disturbance, thrown_away
 from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.lives import play_calls, play_lives
 from asynctile.cli.stress.models import batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
-from asynctile.cli.stress.place import draw_place
+from asynctile.cli.stress.place import Place, draw_place
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.work import Outcome
 from asynctile.cli.stress.writer import write_program
@@ -30,21 +30,26 @@ _TURNS = 40
 
 async def play(round: Round) -> bool:
     """Every round counts."""
-    await round.chance.choices(list(_PLAYS), list(_PLAYS.values()))[0](round)
+    with thrown_away() as ignored:
+        await round.chance.choices(list(_PLAYS), list(_PLAYS.values()))[0](round)
+        gc.collect()
+    if ignored:
+        raise Finding("failed", f"what was thrown away with its loop failed: {'; '.join(ignored)}")
     return True
 
 
 async def _program(round: Round) -> None:
     work = write_program(round.chance)
     expected = work.interpret(work.values)
-    async with round.engine(draw_place(round.chance, work.demand)) as engine:
+    place = draw_place(round.chance, work.demand)
+    async with round.engine(place) as engine:
         await work.store(engine)
         began = time.monotonic()
         await work.run(engine)
         usual_s = time.monotonic() - began
         for _ in range(3):
             await work.store(engine)
-            await _cancelled(round, work.run(engine), usual_s)
+            await _disturb(round, place, "Engine.start", partial(work.run, engine), usual_s)
         await work.store(engine)
         outcome: Outcome = await work.run(engine)
         (await work.read(engine, outcome)).expect(expected)
@@ -64,7 +69,7 @@ async def _train(round: Round) -> None:
         for _ in range(_AT_MOST):
             if trainer.step_count == _STEPS:
                 break
-            await _step(round, trainer, usual_s)
+            await _step(round, place, trainer, usual_s)
             expect_state(await state_of(trainer), states[trainer.step_count], f"after step {trainer.step_count}")
         while trainer.step_count < _STEPS:
             await trainer.step(*batch(trainer.step_count + 1))
@@ -72,36 +77,25 @@ async def _train(round: Round) -> None:
         await trainer.model.release()
 
 
-async def _step(round: Round, trainer: Trainer, usual_s: float) -> None:
+async def _step(round: Round, place: Place, trainer: Trainer, usual_s: float) -> None:
     """One step that may be cancelled; Finding if it then counted wrongly."""
     before = trainer.step_count
-    cancelled = await _cancelled(round, trainer.step(*batch(before + 1)), usual_s)
+    landed = await _disturb(round, place, "Trainer.step", partial(trainer.step, *batch(before + 1)), usual_s)
     done = trainer.step_count - before
-    if done not in (0, 1) or not (cancelled or done) or trainer.model.torn is not None:
-        what = "cancelled" if cancelled else "not cancelled"
-        raise Finding("failed", f"step {before + 1} was {what}; {done} steps were counted, the model is "
+    met = landed in (Landed.BEFORE, Landed.INSIDE)
+    if done not in (0, 1) or not (met or done) or trainer.model.torn is not None:
+        raise Finding("failed", f"step {before + 1} was disturbed {landed}; {done} steps were counted, the model is "
                                 f"{trainer.model.torn or 'whole'}")
 
 
-async def _cancelled(round: Round, work: Coroutine[Any, Any, Any], usual_s: float) -> bool:
-    """Cancel `work` at a random moment; whether that came before its end. Its other errors are raised."""
-    task = asyncio.create_task(work)
-    await _moment(round.chance, usual_s)
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        round.tally.cancellations += 1
-        return True
-    return False
-
-
-async def _moment(chance: random.Random, usual_s: float) -> None:
-    if chance.random() < 0.5:
-        for _ in range(chance.randint(0, _TURNS)):
-            await asyncio.sleep(0)
-    else:
-        await asyncio.sleep(chance.uniform(0, usual_s))
+async def _disturb(round: Round, place: Place, name: str, call: Call, usual_s: float) -> Landed:
+    """At a turn or a time, which are all waits of the caller."""
+    how = replace(draw_disturbance(round.chance, 0, usual_s, _TURNS), elsewhere=False)
+    if how.how == "loop ends":
+        how = replace(how, how="cancel")
+    landed = await disturbed(call, how, Reached(0))
+    round.tally.disturb(name, how.how, landed, place.kind)
+    return landed
 
 
 _PLAYS = {_train: 2, _program: 2, play_calls: 4, play_lives: 2}

@@ -6,8 +6,10 @@ Covers `Conductor`: turns, seeds, deadlines, and what becomes of a round that fa
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import shutil
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -93,6 +95,8 @@ class Conductor:
         settings, played = self.settings, self._played[name]
         if settings.rounds is not None and played >= settings.rounds:
             return False
+        if settings.cancellations is not None and self.tally.cancellations >= settings.cancellations:
+            return False
         return not played or not self._is_late()
 
     def _ends_kills(self) -> bool:
@@ -122,11 +126,14 @@ class Conductor:
         began_s = time.monotonic()
         round = Round(name, seed, folder, self.tally, self._course)
         task = asyncio.create_task(self._judge(round))
+        faulthandler.dump_traceback_later(2 * DEADLINE_S, exit=True, file=sys.__stderr__ or sys.stderr)  # a loop that is stuck
         # Not a timeout, which would cancel: what hangs may well hang in its cancellation.
         done, _ = await asyncio.wait([task], timeout=DEADLINE_S)
+        faulthandler.cancel_dump_traceback_later()
         self.tally.seconds[name] += time.monotonic() - began_s
         if not done:
             self.hung = True
+            faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
             sentence = f"the round was not done after {DEADLINE_S:g} s; {round.describe(DEADLINE_S)}"
             self._fail(name, seed, Finding("hung", sentence))
             return

@@ -1,7 +1,8 @@
 """A call that is disturbed: cancelled, once or several times, run into a timeout, or left alone by a loop that ends.
 
-The moment is a number of awaits of the engine's own job, or of turns of the caller's loop, not a time: so it falls into every
-wait, and a seed repeats it as far as threads allow. Covers the drawing and doing of it. What is called is calls.py.
+The moment is a number of awaits of the engine's own jobs or of turns of the caller's loop, so that it falls into every wait and
+a seed repeats it as far as threads allow; or a time, for what waits for threads alone. Covers the drawing and doing of it, and
+that a cancellation is raised. What is called is calls.py and lives.py.
 """
 
 from __future__ import annotations
@@ -9,43 +10,67 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Callable, Coroutine, Generator
+import sys
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
+from asynctile.cli.stress.finding import Finding
 from asynctile.loop.thread import new_loop
 
-__all__ = ["Disturbance", "Counted", "disturbed", "draw_disturbance"]
+__all__ = ["COUNT", "Call", "Counted", "Disturbance", "Landed", "Reached", "disturbed", "draw_disturbance", "thrown_away"]
 
 _HOWS = ("cancel", "cancel", "cancel three times", "timeout", "timeout", "loop ends")
-#: Shares of moments: before the call has begun, at a turn of the caller's loop, else at an await of the engine's job.
-_AT_ONCE, _AT_TURN = 0.1, 0.2
+#: Shares of moments: before the call has begun, at a turn of the caller's loop, at a time, else at an await of an engine's job.
+_AT_ONCE, _AT_TURN, _AT_TIME = 0.1, 0.2, 0.2
 _TURNS = 12
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
+#: Called at every await of the jobs that a call asks an engine for, on that engine's loop.
+COUNT: ContextVar[Callable[[], None] | None] = ContextVar("asynctile_stress_count", default=None)
+
+
+class Landed(StrEnum):
+    """Where a disturbance met its call."""
+
+    BEFORE = "before it began"
+    INSIDE = "inside"
+    AFTER = "after its end"
+    NEVER = "never"
+    """The call came to its end first, and nobody looked any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """at: the await of the engine's job, the first being 1; 0: none. turns: of the caller's loop, if not at an await.
+    """at: the await of the engine's jobs, the first being 1; 0: none. after_s: seconds, if not at an await. turns: of the
+    caller's loop, if neither.
 
     elsewhere: called from a loop of its own in another thread. uvloop: which kind that is.
     """
 
     how: str
     at: int = 0
+    after_s: float = 0.0
     turns: int = 0
     elsewhere: bool = False
     uvloop: bool = False
 
 
-def draw_disturbance(chance: random.Random, awaits: int) -> Disturbance:
-    """awaits: about how many of them the call has undisturbed."""
+def draw_disturbance(chance: random.Random, awaits: int, usual_s: float, turns: int = _TURNS) -> Disturbance:
+    """awaits, usual_s: about how many of them the call has undisturbed, and how long it takes. turns: the most of them."""
     how, where = chance.choice(_HOWS), chance.random()
     elsewhere = how == "loop ends" or chance.random() < 0.3
-    at = 0 if where < _AT_ONCE + _AT_TURN else chance.randint(1, max(awaits, 1))
-    turns = 0 if where < _AT_ONCE else chance.randint(1, _TURNS)
-    return Disturbance(how=how, at=at, turns=turns, elsewhere=elsewhere, uvloop=chance.random() < 0.5)
+    at, after_s, turn = 0, 0.0, 0
+    if _AT_ONCE <= where < _AT_ONCE + _AT_TURN:
+        turn = chance.randint(1, turns)
+    elif where >= 1 - _AT_TIME or (where >= _AT_ONCE and not awaits):
+        after_s = chance.uniform(0, usual_s)
+    elif where >= _AT_ONCE:
+        at = chance.randint(1, awaits)
+    return Disturbance(how=how, at=at, after_s=after_s, turns=turn, elsewhere=elsewhere, uvloop=chance.random() < 0.5)
 
 
 class Counted(Coroutine[Any, Any, Any]):
@@ -86,17 +111,19 @@ class Reached:
             self.say()
 
 
-async def disturbed(call: Call, how: Disturbance, reached: Reached) -> bool:
-    """Make the call and disturb it; whether it came to its end all the same. Errors of its own are raised."""
+async def disturbed(call: Call, how: Disturbance, reached: Reached) -> Landed:
+    """Make the call and disturb it; where that met it. Errors of its own are raised; Finding if it hides a cancellation."""
     if not how.elsewhere:
         return await _here(call, how, reached)
     return await asyncio.to_thread(_elsewhere, call, how, reached)
 
 
-async def _here(call: Call, how: Disturbance, reached: Reached) -> bool:
+async def _here(call: Call, how: Disturbance, reached: Reached) -> Landed:
     loop, scopes = asyncio.get_running_loop(), []
+    met, cancelled = False, False
 
     async def within() -> None:
+        COUNT.set(reached.count)
         async with asyncio.timeout(None) as scope:
             scopes.append(scope)
             await call()
@@ -104,52 +131,84 @@ async def _here(call: Call, how: Disturbance, reached: Reached) -> bool:
     task = loop.create_task(within())
 
     def disturb() -> None:
+        nonlocal met, cancelled
+        met = True
         if how.how == "timeout" and scopes:
             if not task.done():
                 scopes[0].reschedule(loop.time())
             return
-        task.cancel()
+        cancelled = task.cancel() or cancelled
         if how.how == "cancel three times":
             loop.call_soon(lambda: (task.cancel(), loop.call_soon(task.cancel)))
 
     reached.say = lambda: loop.call_soon_threadsafe(disturb)
     if not how.at:
+        if how.after_s:
+            await asyncio.sleep(how.after_s)
         for _ in range(how.turns):
             await asyncio.sleep(0)
         disturb()
     try:
         await task
     except (asyncio.CancelledError, TimeoutError):
-        return False
+        return Landed.INSIDE if scopes else Landed.BEFORE
     finally:
         reached.say = bool
         await asyncio.sleep(0)  # what was told at the very end
         await asyncio.sleep(0)
-    return True
+    if cancelled or scopes[0].expired():
+        raise Finding("failed", f"a call that was disturbed ({how.how}) went on as if it had not been")
+    return Landed.AFTER if met else Landed.NEVER
 
 
-def _elsewhere(call: Call, how: Disturbance, reached: Reached) -> bool:
+def _elsewhere(call: Call, how: Disturbance, reached: Reached) -> Landed:
     """In a thread: on a loop of its own."""
     make_loop = new_loop if how.uvloop else asyncio.new_event_loop
     if how.how != "loop ends":
         with asyncio.Runner(loop_factory=make_loop) as runner:
             return runner.run(_here(call, how, reached))
-    loop = make_loop()
+    loop, began = make_loop(), []
     loop.set_exception_handler(lambda *_: None)  # that a task was thrown away while it waited is what we are here for
-    task = loop.create_task(call())
+
+    async def within() -> None:
+        began.append(True)
+        COUNT.set(reached.count)
+        await call()
+
+    task = loop.create_task(within())
     task.add_done_callback(lambda _: loop.stop())
     reached.say = lambda: loop.call_soon_threadsafe(loop.stop)
-    if not how.at:
+    if how.after_s:
+        loop.call_later(how.after_s, loop.stop)
+    elif not how.at:
         _stop_after(loop, how.turns)
     loop.run_forever()
     reached.say = bool
     loop.close()
     if task.done():
         task.result()
-        return True
+        return Landed.NEVER
     del task
     gc.collect()
-    return False
+    return Landed.INSIDE if began else Landed.BEFORE
+
+
+@contextmanager
+def thrown_away() -> Iterator[list[str]]:
+    """Errors that nobody can catch, of coroutines that were thrown away. Those of a caller's own blocks are not among them."""
+    found: list[str] = []
+    before = sys.unraisablehook
+
+    def note(unraisable: sys.UnraisableHookArgs) -> None:
+        # A group of tasks cannot end any more, and a generator that was about to be asked cannot be closed.
+        if not isinstance(unraisable.exc_value, RuntimeError):
+            found.append(f"{unraisable.exc_value!r} in {unraisable.object!r}")
+
+    sys.unraisablehook = note
+    try:
+        yield found
+    finally:
+        sys.unraisablehook = before
 
 
 def _stop_after(loop: asyncio.AbstractEventLoop, turns: int) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from asynctile import Engine
-from asynctile.cli.stress.disturb import Counted
+from asynctile.cli.stress.disturb import COUNT, Counted
 from asynctile.device import CpuDevice, EmulatedDevice
 from asynctile.loop.thread import Undo, new_loop
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -47,15 +47,18 @@ class Place:
         return self.host_memory if self.device == "cpu" else self.device_memory
 
     @property
+    def kind(self) -> str:
+        """The device, and what is below it."""
+        return f"{self.device} over a file" if self.spill else self.device
+
+    @property
     def alignment(self) -> int:
         """Of slots in that memory."""
         return PAGE if self.device == "cpu" and self.spill else ALIGNMENT
 
 
 class StressEngine(Engine):
-    """An engine in a `Place`. count: called, on its loop, at every await of a job that was asked for; None: nobody counts."""
-
-    count: Callable[[], None] | None = None
+    """An engine in a `Place`, whose jobs' awaits are counted by whoever says so (COUNT of disturb.py)."""
 
     def __init__(self, place: Place, spill: str | os.PathLike[str], **more: Any) -> None:
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop if place.uvloop else asyncio.new_event_loop
@@ -65,7 +68,17 @@ class StressEngine(Engine):
         self._life.device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
 
     async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
-        return await super().call(job if self.count is None else Counted(job, self.count), undo)
+        count = COUNT.get()
+        return await super().call(job if count is None else Counted(job, count), undo)
+
+    @property
+    def has_schedules(self) -> bool:
+        """Whether schedules stand on its slots, and on places of their own."""
+        return bool(self._schedules._bounds)
+
+    def forget_rates(self) -> None:
+        """So that they are measured once more."""
+        self._rates = None
 
 
 def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = None, share: float = 0.5,

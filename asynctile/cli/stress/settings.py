@@ -32,6 +32,8 @@ class Settings:
     """None: as long as the rounds take."""
     rounds: int | None
     """Of each scenario; None: as many as the time allows."""
+    cancellations: int | None
+    """At least so many, by rounds of `cancel`; None: as many as those come to."""
     scenarios: tuple[str, ...]
     spill: Path | None
     """The folder given by the user; None: a temporary one."""
@@ -44,8 +46,8 @@ class Settings:
         for name in names:
             if name not in SCENARIOS:
                 raise ValueError(f"--scenario {name!r} is not known; expected some of {', '.join(SCENARIOS)}")
-        rounds = given.get("rounds")
-        minutes = given.get("minutes", _MINUTES if rounds is None else None)
+        rounds, cancellations = given.get("rounds"), given.get("cancellations")
+        minutes = given.get("minutes", _MINUTES if rounds is None and cancellations is None else None)
         spill, report = (None if name not in given else Path(given[name]) for name in ("spill", "report"))
         if spill is not None and not spill.is_dir():
             raise ValueError(f"--spill {spill} is no folder; make it, or name one on the disk that is to be tried")
@@ -53,8 +55,11 @@ class Settings:
             raise ValueError(f"--report {report} cannot be written: it is a folder or in none that exists; name a file")
         # By the order of SCENARIOS, each once.
         chosen = tuple(name for name in SCENARIOS if not names or name in names)
+        if cancellations is not None and chosen != ("cancel",):
+            raise ValueError(f"--cancellations {cancellations} counts what one scenario does: give --scenario cancel with it")
         seed = given["seed"] if "seed" in given else random.SystemRandom().randrange(1 << 32)
-        return cls(seed=seed, minutes=minutes, rounds=rounds, scenarios=chosen, spill=spill, report=report)
+        return cls(seed=seed, minutes=minutes, rounds=rounds, cancellations=cancellations, scenarios=chosen, spill=spill,
+                   report=report)  # fmt: skip
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
@@ -69,6 +74,6 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "seed": self.seed, "minutes": self.minutes, "rounds": self.rounds, "scenarios": list(self.scenarios),
-            "spill": None if self.spill is None else str(self.spill),
+            "seed": self.seed, "minutes": self.minutes, "rounds": self.rounds, "cancellations": self.cancellations,
+            "scenarios": list(self.scenarios), "spill": None if self.spill is None else str(self.spill),
         }  # fmt: skip

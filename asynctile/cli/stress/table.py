@@ -6,6 +6,7 @@ Covers words and layout. What is counted is tally.py, the same as JSON report.py
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynctile.cli.rows import print_rows
+from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.settings import Settings
 from asynctile.cli.stress.tally import Tally
 from asynctile.storage.sizes import format_size
@@ -81,7 +83,8 @@ def summary(settings: Settings, tally: Tally) -> None:
     """Print what there was, and each failure with the command that draws it again."""
     rounds = ", ".join(f"{name} {tally.rounds[name]}" for name in settings.scenarios)
     void = f" (and {tally.void} that put too little strain on the budget)" if tally.void else ""
-    print_rows([("seed", str(settings.seed)), ("rounds", rounds + void), *_counted(tally), ("found", _found(tally))])
+    counted = _counted(tally) + (_disturbed(tally) if settings.scenarios == ("cancel",) else [])
+    print_rows([("seed", str(settings.seed)), ("rounds", rounds + void), *counted, ("found", _found(tally))])
     for failure in tally.failures[:_SHOWN]:
         print(f"{failure.kind} in {failure.scenario}: {failure.what}\n    again: {failure.command}")
     if len(tally.failures) > _SHOWN:
@@ -101,6 +104,16 @@ def _counted(tally: Tally) -> list[tuple[str, str]]:
         ("damaged", f"{harmed.total} inputs: {harmed.statuses[2]} refused, {harmed.statuses[0]} gone on with; at most "
                     f"{harmed.slowest_s:.1f} s and {format_size(harmed.most_nbytes)} above the import"),
     ]  # fmt: skip
+
+
+def _disturbed(tally: Tally) -> list[tuple[str, str]]:
+    """Each public coroutine, and where it was met."""
+    places = sum((found.places for found in tally.disturbed.values()), Counter[str]())
+    rows = [("on", ", ".join(f"{place} {number}" for place, number in sorted(places.items())))]
+    for name, found in sorted(tally.disturbed.items()):
+        where = ", ".join(f"{found.landed[landed]} {landed}" for landed in (Landed.BEFORE, Landed.INSIDE, Landed.AFTER))
+        rows.append((f"  {name}", where))
+    return rows
 
 
 def _found(tally: Tally) -> str:

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from asynctile import Statistics
+from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.finding import Kind
 
-__all__ = ["Failure", "Harmed", "Moved", "Tally"]
+__all__ = ["Disturbed", "Failure", "Harmed", "Moved", "Tally"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,22 @@ class Harmed:
 
 
 @dataclass
+class Disturbed:
+    """One public coroutine: how often it was disturbed, by kind, by where that met it, and by place."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    landed: Counter[str] = field(default_factory=Counter)
+    places: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
 class Tally:
     """rounds, seconds: by scenario. void: rounds of `random` that put no strain on the budget, and do not count.
 
     injected: transfers that met a fault, by kind. faulted: rounds in which there was one. survived: those of them after which
     all bytes were right. reported: those that ended in a typed error. refusals: budgets below the floor that were refused.
-    disturbed: of the cancellations, timeouts and lost loops, by public coroutine and kind.
+    cancellations: calls that did not come to their end for it: cancelled, timed out or left alone by their loop. disturbed: the
+    same by public coroutine, those that had ended among them.
     kills_in_save: those of `kills` that came while a checkpoint was written.
     steps, played: of trainings, and how many of them went by a schedule; runs, played_runs: the same of programs alone.
     worst_loads: the most that `thrash` has loaded, as a multiple of the least possible.
@@ -100,7 +111,7 @@ class Tally:
     survived: int = 0
     reported: int = 0
     cancellations: int = 0
-    disturbed: Counter[str] = field(default_factory=Counter)
+    disturbed: defaultdict[str, Disturbed] = field(default_factory=lambda: defaultdict(Disturbed))
     kills: int = 0
     kills_in_save: int = 0
     harmed: Harmed = field(default_factory=Harmed)
@@ -125,12 +136,21 @@ class Tally:
         self.runs += 1
         self.played_runs += played
 
+    def disturb(self, name: str, kind: str, landed: Landed, place: str) -> None:
+        """A call of `name` was disturbed, or was to be and had ended."""
+        self.cancellations += landed in (Landed.BEFORE, Landed.INSIDE)
+        if landed is not Landed.NEVER:
+            found = self.disturbed[name]
+            for counter, key in ((found.kinds, kind), (found.landed, str(landed)), (found.places, place)):
+                counter[key] += 1
+
     def failed(self, kind: Kind) -> int:
         return sum(failure.kind == kind for failure in self.failures)
 
     def to_json(self) -> dict[str, Any]:
         counted = dict(vars(self))  # not asdict, which cannot copy a Counter
-        counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "disturbed": dict(self.disturbed),
+        counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected),
+                    "disturbed": {name: vars(found) for name, found in sorted(self.disturbed.items())},
                     "moved": asdict(self.moved), "harmed": self.harmed.to_json()}
         counted["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         counted["failures"] = [{**asdict(failure), "command": failure.command} for failure in self.failures]

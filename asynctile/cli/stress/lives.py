@@ -1,0 +1,236 @@
+"""Lives of engines whose calls are disturbed, one after another or several at once, and whose opening and closing are.
+
+After the calls weights and moments are bit for bit those of a training that nobody disturbed: its count says which steps
+counted. Covers three kinds of life; the calls are calls.py, what must hold between them settled.py, and behind them leaks.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from asynctile.cli.stress.calls import LENDING, STEPPING, Calls
+from asynctile.cli.stress.disturb import Call, Landed, Reached, disturbed, draw_disturbance
+from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.leaks import Held
+from asynctile.cli.stress.models import State, batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
+from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.round import WATCHDOG_S, Round
+from asynctile.cli.stress.settled import LOOK_S, Settled
+from asynctile.errors import BudgetError, CheckpointError, DeviceError
+from asynctile.events import StepDone
+from asynctile.hub import Events
+from asynctile.layers import Trainer
+from asynctile.layers.report import StepReport
+
+__all__ = ["LIVES", "play_calls", "play_lives"]
+
+_STEPS = 12
+#: Times that calls are disturbed in the life of one engine, lives in a round, and calls at once.
+_CALLS, _LIVES, _CROWD = 24, 6, 4
+#: Share of times that several are.
+_CROWDED = 0.25
+#: What is supposed of a call that has not been seen to its end yet.
+_AWAITS, _USUAL_S = 12, 0.01
+#: So often is each of those that step in the draw: steps in a row are what is played.
+_OFTEN = 4
+#: Each of them takes some ten milliseconds, and thousands of turns of a loop that does nothing else.
+_LIFE_S = {"Engine as a block": 0.2, "Engine.open": 0.06, "Engine.aclose": 0.02, "Engine.open and aclose": 0.06}
+_LIFE_TURNS = 3000
+#: Events that may wait for the reader of a whole life.
+_EVENTS = 10_000
+
+
+class Disturbed:
+    """Calls on one engine, each of which is disturbed. reader: of all that the engine tells."""
+
+    def __init__(self, round: Round, place: Place, trainer: Trainer, engine: StressEngine, base: Path) -> None:
+        self.calls = Calls(engine, trainer, round.folder, base)
+        self._round, self._place, self._trainer = round, place, trainer
+        self._awaits: dict[str, int] = {}
+        self._usual_s: dict[str, float] = {}
+        names = {"spill", "base", "model", "checkpoint"}
+        self._settled = Settled(engine, [trainer.model.changing], round.folder, names)
+
+    def draw(self) -> list[str]:
+        """The names of what is called next, at once."""
+        chance, names = self._round.chance, sorted(self.calls.all.keys() - STEPPING)
+        if self._trainer.step_count + 2 <= _STEPS:
+            names += _OFTEN * sorted(STEPPING)
+        drawn = [chance.choice(names)]
+        if chance.random() < _CROWDED:
+            others = [name for name in names if name not in STEPPING or drawn[0] not in STEPPING]
+            drawn += chance.sample(sorted({*others} - STEPPING - {drawn[0]}), chance.randint(1, _CROWD - 1))
+        return drawn
+
+    async def disturb(self, names: Sequence[str]) -> None:
+        """These calls; Finding if they leave anything."""
+        before = self._trainer.step_count
+        lends = len(names) > 1 and not LENDING.isdisjoint(names)
+        results = await asyncio.gather(*(self._one(name, lends) for name in names), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        what = " and ".join(f"{name} ({result})" for name, result in zip(names, results, strict=True))
+        await self._settled.wind_down(what)
+        try:
+            await self._trainer.saved()
+        except CheckpointError as error:
+            raise Finding("failed", f"after {what} a save that was left to itself failed: {error}") from error
+        await self.calls.clear()
+        await self._settled.expect(what, self._trainer.model.standing())
+        steps = self._trainer.step_count - before
+        if not 0 <= steps <= 2 * (not STEPPING.isdisjoint(names)) or self._trainer.model.torn is not None:
+            raise Finding("failed", f"{what} counted {steps} steps, the model is {self._trainer.model.torn or 'whole'}")
+
+    async def _one(self, name: str, lends: bool) -> str:
+        """One call, and how it was disturbed. lends: another may take so much of the caps that it is refused."""
+        loop, awaits = asyncio.get_running_loop(), self._awaits.get(name, _AWAITS)
+        how = draw_disturbance(self._round.chance, awaits, self._usual_s.get(name, _USUAL_S))
+        reached, began_s = Reached(how.at), loop.time()
+        try:
+            landed = await disturbed(self.calls.all[name], how, reached)
+        except BudgetError:
+            if not lends:
+                raise
+            return "refused"
+        if landed in (Landed.AFTER, Landed.NEVER):
+            self._usual_s[name] = loop.time() - began_s
+        self._awaits[name] = max(awaits, reached.awaits)
+        self._round.tally.disturb(name, how.how, landed, self._place.kind)
+        return f"{how.how}, {landed}"
+
+
+async def play_calls(round: Round) -> None:
+    """The life of one engine, and of a training on it."""
+    recipe = draw_recipe(round.chance)
+    states, _ = await round.course.follow(recipe, _STEPS)
+    place = draw_training_place(round.chance, recipe)
+    if round.chance.random() < 0.5:  # room for the copy of a save behind training
+        place = replace(place, host_memory=None)
+    async with round.engine(place) as engine:
+        reader = engine.events(_EVENTS)
+        trainer = await new_trainer(engine, recipe, place.update, round.tally)
+        base = round.folder / "base"
+        await trainer.save(base)
+        calls = Disturbed(round, place, trainer, engine, base)
+        for _ in range(_CALLS):
+            await calls.disturb(calls.draw())
+        await _expect_undisturbed(engine, trainer, states, round.folder / "checkpoint")
+    await _expect_told(reader, trainer)
+
+
+async def _expect_undisturbed(engine: StressEngine, trainer: Trainer, states: list[State], checkpoint: Path) -> None:
+    """The training goes on to its last step, and is what it should be; so is the newest of the saves that came to an end."""
+    while trainer.step_count < _STEPS:
+        await trainer.step(*batch(trainer.step_count + 1))
+    expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}, with disturbed calls between")
+    await trainer.model.release()
+    if checkpoint.exists():
+        loaded = await Trainer.load(engine, checkpoint)
+        expect_state(await state_of(loaded), states[loaded.step_count], "in a checkpoint saved between disturbed calls")
+        await loaded.model.release()
+
+
+async def _expect_told(reader: Events, trainer: Trainer) -> None:
+    """Each step that counted was told once, in order, whoever had stopped waiting for it."""
+    told = [event.step async for event in reader if isinstance(event, StepDone) and event.share == "engine"]
+    if told != list(range(1, trainer.step_count + 1)):
+        raise Finding("lost", f"steps {told} were told of, and {trainer.step_count} have counted")
+
+
+async def play_lives(round: Round) -> None:
+    """Engines whose opening, work and closing are disturbed, together and each by itself."""
+    recipe = draw_recipe(round.chance)
+    place = draw_training_place(round.chance, recipe)
+    round.spill.mkdir(exist_ok=True)
+    for _ in range(_LIVES):
+        before = Held.now(round.spill)
+        name = round.chance.choice(list(LIVES))
+        await LIVES[name](_Life(round, place, name))
+        await _expect_gone(before, round.spill)
+
+
+class _Life:
+    """One engine, used for as long as it takes to disturb it. name: of what is disturbed."""
+
+    def __init__(self, round: Round, place: Place, name: str) -> None:
+        self.name = name
+        self.engine = StressEngine(place, round.spill, watchdog=WATCHDOG_S)
+        self._round, self._place = round, place
+        self._checkpoint = round.folder / "checkpoint"
+
+    async def block(self) -> None:
+        """Opening, work and closing."""
+
+        async def live() -> None:
+            async with self.engine:
+                await self._work()
+
+        await self._disturb(live)
+
+    async def opened(self) -> None:
+        """Opening alone."""
+        if await self._disturb(self.engine.open) is not Landed.INSIDE:
+            await self.engine.aclose()  # else there is nothing to be closed
+
+    async def closed(self) -> None:
+        """Closing alone, with a step and a reader under way."""
+        engine = await self.engine.open()
+        trainer = await new_trainer(engine, draw_recipe(self._round.chance), self._place.update)
+        step, reader = asyncio.ensure_future(trainer.step(*batch(1))), asyncio.ensure_future(_read(engine.events()))
+        if self._round.chance.random() < 0.5:
+            await trainer.save(self._checkpoint, wait=False)
+        if await self._disturb(engine.aclose) is Landed.BEFORE:
+            await engine.aclose()  # else it is whole, however it ended
+        await reader
+        try:
+            report: object = await step
+        except DeviceError as error:
+            report = error
+        if not isinstance(report, StepReport | DeviceError):
+            raise Finding("failed", f"a step in an engine that closed came to {report!r}")
+
+    async def both(self) -> None:
+        """Opening by one task and closing by another."""
+
+        async def opening() -> None:
+            try:
+                await self.engine.open()
+            except DeviceError:
+                pass  # it was closed first, or meanwhile
+
+        await asyncio.gather(self._disturb(opening), self._disturb(self.engine.aclose))
+        await self.engine.aclose()
+
+    async def _work(self) -> None:
+        trainer = await new_trainer(self.engine, draw_recipe(self._round.chance), self._place.update, self._round.tally)
+        await trainer.step(*batch(1))
+        await trainer.save(self._checkpoint, wait=False)
+
+    async def _disturb(self, call: Call) -> Landed:
+        how, reached = draw_disturbance(self._round.chance, 0, _LIFE_S[self.name], _LIFE_TURNS), Reached(0)
+        landed = await disturbed(call, how, reached)
+        self._round.tally.disturb(self.name, how.how, landed, self._place.kind)
+        return landed
+
+
+LIVES = {"Engine as a block": _Life.block, "Engine.open": _Life.opened, "Engine.aclose": _Life.closed,
+         "Engine.open and aclose": _Life.both}  # fmt: skip
+
+
+async def _read(events: Events) -> int:
+    return len([event async for event in events])
+
+
+async def _expect_gone(before: Held, spill: Path) -> None:
+    """Whoever lost its loop cannot wait for the engine to close, which it does by itself."""
+    for _ in range(int(WATCHDOG_S / LOOK_S)):
+        if Held.now(spill).threads <= before.threads:
+            break
+        gc.collect()  # whose loop has ended is thrown away by the collector alone
+        await asyncio.sleep(LOOK_S)
+    before.expect_no_more(spill)

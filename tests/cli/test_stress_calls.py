@@ -1,0 +1,202 @@
+"""That no public coroutine is left out of `asynctile stress --scenario cancel`, and that what it looks for it finds.
+
+Covers the table of calls and the checks between them; rounds of the scenario are tests/cli/test_stress_planted.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import typing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import asynctile
+import asynctile.layers
+from asynctile.cli.stress import settled as settled_module
+from asynctile.cli.stress.calls import Calls
+from asynctile.cli.stress.disturb import Disturbance, Landed, Reached, disturbed
+from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.lives import LIVES
+from asynctile.cli.stress.models import Recipe, new_trainer
+from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.settled import Settled
+from asynctile.program.needs import demand_of
+from asynctile.storage.tile import Tile
+from asynctile.streams.gate import CLOSED
+
+STORE = "Engine.reserve, store, read, clear, release"
+#: Where one call makes several, or has another name than what it asks for.
+ELSEWHERE = {
+    **dict.fromkeys(("Engine.reserve", "Engine.store", "Engine.read", "Engine.clear", "Engine.release"), STORE),
+    "Engine.__aenter__": "Engine as a block", "Engine.__aexit__": "Engine as a block", "Trainer.step_for": "Trainer.step",
+    "Steps.__anext__": "Trainer.run", "Events.__anext__": "Engine.events", "Events.aclose": "Engine.events",
+    "StreamEvent.landed": "Engine.launch", "StreamEvent.settled": "Engine.launch",
+    "Server.__aenter__": "Server.generate", "Server.__aexit__": "Server.generate",
+}  # fmt: skip
+#: For those who run on the engine's own loop: they are parts of other calls.
+INSIDE = ("On the device's loop", "On the engine's loop")
+
+
+def public_classes() -> set[type]:
+    """What the packages name, and what methods of these return to those who are not on the engine's own loop."""
+    found: set[type] = set()
+    left = [vars(package)[name] for package in (asynctile, asynctile.layers) for name in package.__all__]
+    while left:
+        one = left.pop()
+        if not inspect.isclass(one) or one in found or not one.__module__.startswith("asynctile"):
+            continue
+        found.add(one)
+        for name, member in inspect.getmembers(one, callable):
+            inside = any(words[3:] in (inspect.getdoc(member) or "").partition("\n")[0] for words in INSIDE)
+            if not name.startswith("_") and inspect.isfunction(inspect.unwrap(member)) and not inside:
+                hint = typing.get_type_hints(inspect.unwrap(member)).get("return")
+                left += [hint, *typing.get_args(hint)]
+    return found
+
+
+def public_coroutines() -> Iterator[tuple[str, str]]:
+    """Name and documentation of each. What a share has is asked of an engine, which is one."""
+    for kind in public_classes():
+        for name in dir(kind):
+            member = inspect.getattr_static(kind, name)
+            function = getattr(member, "__func__", member)
+            function = inspect.unwrap(function) if callable(function) else None
+            if name.startswith("_") and not name.startswith("__a"):
+                continue
+            if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+                called = {"Share": "Engine", "LentShare": "Engine", "Model": "GPT2"}.get(kind.__name__, kind.__name__)
+                yield f"{called}.{name}", inspect.getdoc(member) or ""
+
+
+@pytest.fixture
+async def calls(tmp_path: Path) -> AsyncIterator[Calls]:
+    async with StressEngine(Place(device="emulated"), tmp_path) as engine:
+        trainer = await new_trainer(engine, Recipe())
+        await trainer.save(tmp_path / "base")
+        yield Calls(engine, trainer, tmp_path, tmp_path / "base")
+
+
+async def test_every_public_coroutine_is_disturbed(calls: Calls) -> None:
+    known = {*calls.all, *LIVES}
+    found = dict(public_coroutines())
+    assert {"Engine.open", "Trainer.step", "Steps.__anext__", "Events.__anext__", "GPT2.create", "Engine.share"} <= found.keys()
+    left_out = {name for name, text in found.items() if ELSEWHERE.get(name, name) not in known and not text.startswith(INSIDE)}
+    assert not left_out, "add them to Calls"
+    assert set(ELSEWHERE) <= found.keys() and set(ELSEWHERE.values()) <= known
+
+
+async def test_every_call_does_what_it_is_for(calls: Calls) -> None:
+    """Undisturbed they end, and leave nothing."""
+    locks, names = [calls.trainer.model.changing], {"base", "model", "checkpoint"}
+    names |= {path.name for path in calls.folder.iterdir()}
+    settled = Settled(calls.engine, locks, calls.folder, names)
+    for name, call in calls.all.items():
+        await call()
+        await settled.wind_down(name)
+        await calls.clear()
+        await settled.expect(name, calls.trainer.model.standing())
+    assert calls.trainer.step_count == 3
+
+
+async def tile_left(calls: Calls) -> None:
+    tile = Tile("left", (4, 4), persistent=True)
+    await calls.engine.reserve(demand_of([], [tile]))
+    await calls.engine.store([(tile, np.ones(tile.shape, np.float32))])
+
+
+async def loan_left(calls: Calls) -> None:
+    async def job() -> None:
+        calls.engine.borrow(64, "a save")
+
+    await calls.engine.call(job())
+
+
+async def cap_left(calls: Calls) -> None:
+    calls.engine.tiers.host.arena.cap = 1 << 30
+
+
+async def slot_left(calls: Calls) -> None:
+    calls.engine.tiers.top.arena.pools[0].take(for_load=False)
+
+
+async def gate_left(calls: Calls) -> None:
+    calls.engine.tiers.gate.set(CLOSED)
+
+
+async def folder_left(calls: Calls) -> None:
+    (calls.folder / ".checkpoint.0123abcd.new").mkdir()
+
+
+async def block_left(calls: Calls) -> None:
+    spill = calls.engine.tiers.spill
+    assert spill is not None
+    spill.take(4096, "a test")
+
+
+@pytest.mark.parametrize(("leave", "what"), [
+    (tile_left, "left in"), (loan_left, "64 bytes to a save"), (cap_left, "caps of"), (slot_left, "where tiles take"),
+    (gate_left, "a gate"), (folder_left, "0123abcd.new in"), (block_left, "of the spill file in use"),
+])  # fmt: skip
+async def test_what_a_call_leaves_is_found(calls: Calls, leave: Callable[[Calls], Awaitable[None]], what: str) -> None:
+    settled = Settled(calls.engine, [], calls.folder, {path.name for path in calls.folder.iterdir()})
+    standing = list(calls.trainer.model.standing())
+    await settled.expect("nothing", standing)
+    await leave(calls)
+    with pytest.raises(Finding, match=what):
+        await settled.expect("a call", standing)
+
+
+async def test_a_task_that_never_ends_is_found(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settled_module, "WATCHDOG_S", 0.01)
+    ended = asyncio.Event()
+
+    async def job() -> asyncio.Task[object]:
+        return calls.engine.spawn(ended.wait())
+
+    await calls.engine.call(job())
+    settled = Settled(calls.engine, [], calls.folder, set())
+    with pytest.raises(Finding, match="never end"):
+        await settled.wind_down("a call")
+
+    async def end() -> None:
+        ended.set()
+
+    await calls.engine.call(end())
+    await settled.wind_down("a call")
+
+
+async def test_a_cancellation_that_is_hidden_is_found() -> None:
+    async def hides() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(100)
+
+    async def plain() -> None:
+        await asyncio.sleep(100)
+
+    for how in ("cancel", "timeout"):
+        disturbance = Disturbance(how=how, turns=3)
+        assert await disturbed(plain, disturbance, Reached(0)) is Landed.INSIDE
+        with pytest.raises(Finding, match="as if it had not been"):
+            await disturbed(hides, disturbance, Reached(0))
+
+
+async def test_where_a_disturbance_lands() -> None:
+    async def call() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def landed(how: str, **more: Any) -> Landed:
+        return await disturbed(call, Disturbance(how=how, **more), Reached(more.get("at", 0)))
+
+    for how in ("cancel", "cancel three times", "timeout", "loop ends"):
+        elsewhere = how == "loop ends"
+        assert await landed(how, elsewhere=elsewhere) is Landed.BEFORE or elsewhere
+        assert await landed(how, turns=3, elsewhere=elsewhere) is Landed.INSIDE
+        assert await landed(how, turns=20, elsewhere=elsewhere) in (Landed.AFTER, Landed.NEVER)
+        assert await landed(how, at=3, elsewhere=elsewhere) is Landed.NEVER  # it asks no engine for anything
