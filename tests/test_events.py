@@ -1,4 +1,4 @@
-"""What an engine tells and where, what it logs, and its statistics while it works.
+"""What an engine tells and where, and what it logs.
 
 Readers themselves are tests/test_hub.py's, what models and trainings tell is tests/layers/test_telling.py's.
 """
@@ -7,14 +7,13 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future
-from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
 
 from asynctile import BudgetError, Engine, StalledError
 from asynctile.events import REPAIR, RETRY, STALL, Closing, Fault, Opened, Opening, Pressure, Waiting
-from asynctile.ops import copy, fill, gemm
+from asynctile.ops import copy, gemm
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
 from asynctile.storage.faults import Faults
@@ -22,7 +21,7 @@ from asynctile.storage.tile import Tile
 from asynctile.streams import run_ahead
 from tests.inside_engine import device_of
 from tests.matmul import Matmul
-from tests.settle import settle, until
+from tests.settle import settle
 
 
 async def rest(reader):
@@ -262,44 +261,3 @@ async def test_events_of_a_share_bear_its_name_and_reach_the_readers_of_the_engi
                 await chat.reserve(demand_of([], [Tile("t", (2048, 2048), persistent=True)]))
     (told,) = [event for event in await rest(reader) if isinstance(event, Fault)]
     assert (told.share, told.text) == ("chat", "in a share")
-
-
-async def test_statistics_are_taken_from_any_thread_while_the_loop_of_the_engine_is_held_up():
-    gate, blocked = threading.Event(), threading.Event()
-
-    def block():
-        blocked.set()
-        gate.wait(20)
-
-    async def hold_up():
-        block()
-
-    async with Engine("emulated", device_memory="1MiB") as engine:
-        call = asyncio.create_task(engine.call(hold_up()))
-        await until(blocked.is_set)
-        for statistics in (engine.statistics(), await asyncio.to_thread(engine.statistics)):
-            assert statistics.share == "engine"
-            with pytest.raises(FrozenInstanceError):
-                statistics.steps = 1
-        gate.set()
-        await call
-
-
-async def test_queues_say_what_waits_and_what_runs():
-    gate, work = threading.Event(), Matmul(n=1)
-    async with Engine("cpu") as engine:
-        await work.prepare(engine)
-        threads = device_of(engine).threads
-        engine.kernels["fill"] = lambda target, value: gate.wait(20)
-
-        def depth():
-            return {queue.name: (queue.waiting, queue.running) for queue in engine.statistics().queues}
-
-        assert set(depth().values()) == {(0, 0)}
-        tile = work.tiles["c"][0, 0]
-        for _ in range(threads + 2):
-            await engine.launch(fill(tile, 1.0))
-        await until(lambda: depth()["compute"] == (threads + 1, 1))  # each waits for the one before it
-        gate.set()
-        await engine.synchronize()
-        assert set(depth().values()) == {(0, 0)}

@@ -14,6 +14,7 @@ Long because handing over and landing work on the same queue, counters and timer
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -23,6 +24,9 @@ from typing import Any
 from asynctile.device.driver import Driver
 from asynctile.errors import DeviceError
 from asynctile.streams.event import Span, StreamEvent, StreamEvents, StreamTask
+from asynctile.streams.stall import LEFT_BEHIND
+
+logger = logging.getLogger(__name__)
 
 #: Pieces of work that land together when nobody waits for one of them.
 BATCH = 8
@@ -148,6 +152,7 @@ class CudaStream:
         if self._thread.ident is not None:
             self._thread.join(patience_s)
             if self._thread.is_alive():
+                logger.warning(LEFT_BEHIND, self._thread.name)
                 return
         self._driver.bind()
         self._driver.destroy_stream(self.handle)

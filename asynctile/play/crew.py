@@ -6,12 +6,16 @@ What they do while they have one is worker.py's; what else a player is, player.p
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 import time
 
 from asynctile.play.state import State
 from asynctile.play.worker import work
+from asynctile.streams.stall import LEFT_BEHIND
+
+logger = logging.getLogger(__name__)
 
 #: How long the end of the interpreter waits for a kernel that runs.
 LAST_PATIENCE_S = 5.0
@@ -55,6 +59,8 @@ class Crew:
         for thread in self.threads:
             if thread.ident is not None:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
+                if thread.is_alive():
+                    logger.warning(LEFT_BEHIND, thread.name)
 
     def _serve(self, index: int) -> None:
         ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)

@@ -13,6 +13,8 @@ from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import Runner, StreamEvent
 
+#: Logged of a thread, by name, that closing does not wait for any longer.
+LEFT_BEHIND = "%s hangs in its work and is left behind; it ends when that does"
 #: Operations and copies that the sentence names; the rest is counted.
 NAMED = 2
 

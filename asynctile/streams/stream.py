@@ -21,6 +21,7 @@ from typing import Any
 from asynctile.errors import DeviceError
 from asynctile.streams.event import Span, StreamEvent, StreamEvents, StreamTask
 from asynctile.streams.gate import Gate
+from asynctile.streams.stall import LEFT_BEHIND
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class Stream:
             if thread.ident is not None:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
                 if thread.is_alive():
-                    logger.warning("%s hangs in its work and is left behind; it ends when that does", thread.name)
+                    logger.warning(LEFT_BEHIND, thread.name)
                     with self._lock:
                         self._left = True
                         self._changed.notify_all()

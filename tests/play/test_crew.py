@@ -90,11 +90,14 @@ async def test_what_runs_is_named_with_its_thread(held):
     await until(lambda: not player.running)
 
 
-async def test_closing_waits_for_what_runs_but_not_longer_than_it_is_told_to(held):
+async def test_closing_waits_for_what_runs_but_not_longer_than_it_is_told_to(held, caplog):
     player, marks = held
     ended = player.ended(0)
     player.close(0.01)
-    assert len(of_players()) == 1 and ended.done and ended.error is not None
+    (left,) = of_players()
+    assert [(record.name, record.levelname) for record in caplog.records] == [("asynctile.play.crew", "WARNING")]
+    assert caplog.records[0].getMessage() == f"{left.name} hangs in its work and is left behind; it ends when that does"
+    assert ended.done and ended.error is not None
     descriptors = os.listdir("/proc/self/fd")
     marks[0] = 1
     await until(lambda: not of_players())

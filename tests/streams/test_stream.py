@@ -125,6 +125,24 @@ def test_closing_runs_what_is_enqueued():
     assert seen == list(range(50))
 
 
+def test_a_thread_that_closing_does_not_wait_for_is_named_in_the_log(caplog):
+    stream, gate, reached = Stream("hangs", threading.Lock()), threading.Event(), threading.Event()
+
+    def hang():
+        reached.set()
+        gate.wait(20)
+
+    stream.start()
+    event = stream.enqueue((), hang, ())
+    assert reached.wait(20)
+    stream.close(0.01)
+    gate.set()
+    event.wait()
+    said = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    text = "asynctile-hangs hangs in its work and is left behind; it ends when that does"
+    assert said == [("asynctile.streams.stream", "WARNING", text)]
+
+
 async def test_time_in_which_nobody_asked_for_anything_is_no_stall(streams):
     gate = threading.Event()
     copy = streams[0].enqueue((), gate.wait, (), is_copy=True)

@@ -1,0 +1,54 @@
+"""Statistics of an engine while it works: from any thread, of whatever waits and runs. Steps are layers/test_telling.py's."""
+
+import asyncio
+import threading
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from asynctile import Engine
+from asynctile.ops import fill
+from tests.inside_engine import device_of
+from tests.matmul import Matmul
+from tests.settle import until
+
+
+async def test_statistics_are_taken_from_any_thread_while_the_loop_of_the_engine_is_held_up():
+    gate, blocked = threading.Event(), threading.Event()
+
+    def block():
+        blocked.set()
+        gate.wait(20)
+
+    async def hold_up():
+        block()
+
+    async with Engine("emulated", device_memory="1MiB") as engine:
+        call = asyncio.create_task(engine.call(hold_up()))
+        await until(blocked.is_set)
+        for statistics in (engine.statistics(), await asyncio.to_thread(engine.statistics)):
+            assert statistics.share == "engine"
+            with pytest.raises(FrozenInstanceError):
+                statistics.steps = 1
+        gate.set()
+        await call
+
+
+async def test_queues_say_what_waits_and_what_runs():
+    gate, work = threading.Event(), Matmul(n=1)
+    async with Engine("cpu") as engine:
+        await work.prepare(engine)
+        threads = device_of(engine).threads
+        engine.kernels["fill"] = lambda target, value: gate.wait(20)
+
+        def depth():
+            return {queue.name: (queue.waiting, queue.running) for queue in engine.statistics().queues}
+
+        assert set(depth().values()) == {(0, 0)}
+        tile = work.tiles["c"][0, 0]
+        for _ in range(threads + 2):
+            await engine.launch(fill(tile, 1.0))
+        await until(lambda: depth()["compute"] == (threads + 1, 1))  # each waits for the one before it
+        gate.set()
+        await engine.synchronize()
+        assert set(depth().values()) == {(0, 0)}
