@@ -29,13 +29,13 @@ async def written(
     tokens = list(prompt)
     cached = min(count, block_size - len(prompt))
     if cached:
-        served = serving.write(Request(prompt, cached, sampler))
+        reader = await serving.begin(Request(prompt, cached, sampler))
         try:
-            async for token in served:
+            async for token in reader:
                 tokens.append(token.id)
                 yield token.id
         finally:
-            await served.aclose()
+            reader.close()
     window = Context(tokens, block_size)
     for _ in range(count - cached):
         found: Any = await logits(window.padded())

@@ -319,7 +319,7 @@ class Model:
 
         return await self.engine.call(job())
 
-    async def generate(
+    def generate(
         self,
         prompt_ids: Sequence[int] | NDArray[Any],
         *,
@@ -336,19 +336,14 @@ class Model:
         prompt_ids (T,) may be longer: what stands before the context is neither looked at nor kept. Up to block_size tokens in
         all, keys and values are kept in a cache, and texts that are asked for at once are computed together, MOST of them;
         beyond, each token is computed from its whole context. Neither changes which tokens a seed gives. A step in between is
-        allowed for: the cache is made anew.
+        allowed for: the cache is made anew. ValueError or TypeError, at once, for wrong arguments.
         """
         block_size = self.config.block_size
         seen = check_tokens("prompt_ids", np.asarray(prompt_ids)[None][..., -block_size:], self.config)
         count = check_count("max_new_tokens", max_new_tokens, 0)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                             repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip
-        tokens = written(seen[0].tolist(), count, Sampler(sampling), block_size, self._serving, self.logits)
-        try:
-            async for token in tokens:
-                yield token
-        finally:
-            await tokens.aclose()
+        return written(seen[0].tolist(), count, Sampler(sampling), block_size, self._serving, self.logits)
 
     def serve(
         self, *, most: int = MOST, cache: int | str | None = None, tokenizer: Tokenizer | None = None

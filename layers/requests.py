@@ -6,9 +6,9 @@ when server.py; how tokens are chosen is sampling.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,17 +85,31 @@ class Request:
 
 
 class Reader:
-    """Who reads the tokens of a request; when it goes, be it by the collector in any thread, the request is given up."""
+    """The tokens of a request, as they come; raises what goes wrong with it. check: raises where none can come any more.
 
-    def __init__(self, request: Request) -> None:
+    When it is closed, or goes, be it by the collector in any thread, the request is given up.
+    """
+
+    def __init__(self, request: Request, check: Callable[[], None]) -> None:
         self._request = request
+        self._check = check
+        self._is_over = False
 
-    def __del__(self) -> None:
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._is_over:
+            raise StopAsyncIteration
+        self._check()
+        token = await self._request.box.take()
+        self._is_over = token.finish_reason is not None
+        return token
+
+    def close(self) -> None:
         self._request.is_gone = True
 
-    async def take(self) -> Token:
-        """The next token; raises what went wrong with the request."""
-        return await self._request.box.take()
+    __del__ = close
 
 
 def check_prompt(prompt_ids: Any, config: Config) -> list[int]:

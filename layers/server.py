@@ -99,12 +99,12 @@ class Server:
         wording = self._wording(Stopping(stop_ids, stop), stop)
         if not self._is_open:
             raise DeviceError("the server is not open: use it inside 'async with model.serve()'")
-        tokens = self._serving.write(Request(ids, count, Sampler(sampling), wording))
+        reader = await self._serving.begin(Request(ids, count, Sampler(sampling), wording))
         try:
-            async for token in tokens:
+            async for token in reader:
                 yield token
         finally:
-            await tokens.aclose()
+            reader.close()
 
     def _encoded(self, prompt: str) -> NDArray[Any]:
         if self._tokenizer is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -65,7 +65,7 @@ class Serving:
     """At most `most` requests at once, the others wait in order of asking. pages: of the cache; None: all that those may want.
 
     keeps: the memory of pages that were taken is kept for the next requests, until `end`. All of it runs on the engine's loop,
-    but for `write`.
+    but for `begin`.
     """
 
     def __init__(self, weights: Weights, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
@@ -86,23 +86,20 @@ class Serving:
         self._too_many: int | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def write(self, request: Request) -> AsyncGenerator[Token]:
-        """The tokens of `request`, from any loop. However this ends, the request leaves at its next token.
+    async def begin(self, request: Request) -> Reader:
+        """The tokens of `request`, from any loop. However reading ends, the request leaves at its next token.
 
         BudgetError if the cache or the caps could never hold it; TornModelError, DeviceError or StalledError for whatever
-        befalls the model or the engine meanwhile.
+        befalls the model or the engine meanwhile. Not an async generator: one inside another cannot be ended where a loop is
+        thrown away.
         """
-        reader = Reader(request)
+        reader = Reader(request, self._share.check_process)  # a forked child has no loop that would write to it
         try:
             await self._share.call(self._submit(request))
-            while True:
-                self._share.check_process()  # a forked child has no loop that would write to it
-                token = await reader.take()
-                yield token
-                if token.finish_reason is not None:
-                    return
-        finally:
-            request.is_gone = True
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     async def end(self, error: Exception) -> None:
         """Every request gets `error`; the memory of the cache is given back, and with it the programs that use it."""
@@ -146,7 +143,7 @@ class Serving:
             self._fail([*self._running, *self._waiting], DeviceError(BROKEN_OFF))
 
     async def _round(self) -> None:
-        for request in [request for request in self._running if request.is_gone]:
+        for request in [request for request in self._running if request.is_gone or request.box.is_forsaken]:
             self._leave(request)
         await self._admit()
         if not self._running:

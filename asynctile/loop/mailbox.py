@@ -16,9 +16,13 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """`put` and then `close`, from any thread; `await take()` from one task at a time: cancelled, it loses nothing."""
+    """`put` and then `close`, from any thread; `await take()` from one task at a time: cancelled, it loses nothing.
+
+    is_forsaken: the loop of who waited has been closed.
+    """
 
     def __init__(self) -> None:
+        self.is_forsaken = False
         #: the collector may end a reader anywhere
         self._lock = threading.RLock()
         self._items: deque[T] = deque()
@@ -57,5 +61,5 @@ class Mailbox(Generic[T]):
         loop, ready = waiting
         try:
             loop.call_soon_threadsafe(resolve, ready)
-        except RuntimeError:  # the reader's loop has been closed
-            pass
+        except RuntimeError:
+            self.is_forsaken = True

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asynctile import BudgetError, Engine
-from asynctile.layers import GPT2, Trainer
+from asynctile.layers import GPT2, Trainer, serving
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.requests import Request, Token
 from tests.layers.serving import PROMPTS, SHAPE, held_by, one_by_one, text, texts
@@ -34,7 +34,11 @@ def alone() -> list[list[int]]:
     return asyncio.run(expected())
 
 
-async def test_a_text_is_the_same_alone_and_in_every_company(alone: list[list[int]]) -> None:
+@pytest.mark.parametrize("at_once", [0, serving.AT_ONCE], ids=["chosen in a thread", "chosen on the loop"])
+async def test_a_text_is_the_same_alone_and_in_every_company(
+    alone: list[list[int]], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "AT_ONCE", at_once)
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         for most in (1, 2, 3, 16):
@@ -103,6 +107,8 @@ async def test_memory_is_given_back_when_a_server_closes_and_when_nobody_generat
             await anext(tokens)
             assert held_by(model) >= before + 4 * server._serving.cache.page_nbytes
             await tokens.aclose()
+            await until(lambda: not server._serving._running)
+            assert held_by(model) >= before + 4 * server._serving.cache.page_nbytes
         assert held_by(model) == before
         await text_of_model(model)
         await until(lambda: held_by(model) == before)

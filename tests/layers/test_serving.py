@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from asynctile.layers.decode import record_decode
 from asynctile.layers.requests import Request
 from asynctile.layers.server import Server
 from asynctile.layers.tokenizer import ByteTokenizer
+from asynctile.share import Share
 from tests.layers.serving import PROMPTS, SHAPE, one_by_one, text, texts
 from tests.layers.training import lively
 from tests.settle import until
@@ -101,13 +103,78 @@ async def test_closing_a_server_or_an_engine_ends_who_reads() -> None:
         await others
 
 
+@pytest.mark.parametrize("way", ["closed", "cancelled", "thrown away with its loop"])
+async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str) -> None:
+    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
+        held = asyncio.create_task(engine.call(hold(engine)))
+        await until(lambda: engine.busy.holder is not None)
+        tokens: Any = server.generate([1], max_new_tokens=39)
+        if way == "thrown away with its loop":
+            await asyncio.to_thread(begun_elsewhere, tokens, server)
+        else:
+            first = asyncio.create_task(anext(tokens))
+            await until(lambda: server._serving._waiting)
+        request = server._serving._waiting[0]
+        if way == "closed":
+            other = asyncio.create_task(text(server.generate([2], max_new_tokens=39)))
+            held.cancel()
+            await first
+            held = asyncio.create_task(engine.call(hold(engine)))
+            await until(lambda: engine.busy.holder is not None and "hold" in engine.busy.holder)
+            await tokens.aclose()
+            assert len(await finished(other, held)) == 39
+        elif way == "cancelled":
+            first.cancel()
+            await asyncio.wait([first])
+        written = len(request.tokens)
+        del tokens
+        gc.collect()
+        held.cancel()
+        await until(server._serving._task.done)
+        assert written <= len(request.tokens) <= written + 1 < 39
+        assert not server._serving._pages.taken
+
+
+async def finished(task: asyncio.Task[Any], held: asyncio.Task[Any]) -> Any:
+    held.cancel()
+    return await task
+
+
+def begun_elsewhere(tokens: Any, server: Server) -> None:
+    """Asked for in a loop that is closed before there is a token."""
+    loop = asyncio.new_event_loop()
+    first = loop.create_task(anext(tokens))
+    while not server._serving._waiting:
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    first._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+async def test_a_share_that_ends_waits_for_the_texts_on_it() -> None:
+    async with Engine("cpu") as engine:
+        async with (await lively(engine, SHAPE)).serve() as server:
+            expected = await one_by_one(server, max_new_tokens=9)
+        async with engine.share(host_memory="8MiB") as part:
+            model = await lively(part, SHAPE)  # type: ignore[arg-type]
+
+            async def ids() -> list[int]:
+                return [token async for token in model.generate(PROMPTS[0], seed=0, max_new_tokens=9)]
+
+            held = asyncio.create_task(part.call(hold(part)))
+            writing = asyncio.create_task(ids())
+            await until(lambda: model._serving._waiting)
+            asyncio.get_running_loop().call_later(0.05, held.cancel)
+        assert await writing == expected[0]
+
+
 async def consume(model: GPT2) -> None:
     while True:
         async for _ in model.generate([1], max_new_tokens=39):
             pass
 
 
-async def hold(engine: Engine) -> None:
+async def hold(engine: Share) -> None:
+    """Its program runs, for all that others know."""
     async with engine.exclusive():
         await asyncio.Event().wait()
 
