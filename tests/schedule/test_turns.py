@@ -1,7 +1,7 @@
 """The ledger of turns, on a machine of numbers: one thing at a time, looked at every millisecond."""
 
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -129,8 +129,8 @@ def test_somebody_computes_whenever_somebody_could_but_for_what_an_interactive_o
 def test_nobody_waits_for_long(given):
     machine = Machine(*given)
     machine.run(3)
-    others = sum(worker.weight for worker in given)
-    bound = (BURST_S + 4 * QUANTUM_S) * others / min(worker.weight for worker in given) + len(given) * PATIENCE_S
+    weights = [worker.weight for worker in given]
+    bound = (BURST_S + 4 * QUANTUM_S) * max(1, sum(weights)) / min(1, *weights) + len(given) * PATIENCE_S
     assert max(worker.longest for worker in given) <= bound
 
 
@@ -147,6 +147,13 @@ def test_an_interactive_party_has_all_at_once_when_it_begins_unless_its_weight_i
     for worker in given:
         assert not ledger.may_compute(worker.party) or not worker.is_in_job
         assert not ledger.may_copy(worker.party) or not worker.is_in_job
+
+
+def test_a_turn_is_a_quantum_for_what_two_jobs_keep_in_caches():
+    machine, holders = Machine(Worker(), Worker(2.0)), []
+    machine.run(1.5, lambda: holders.append(machine.ledger.holder))
+    changes = sum(a is not b for a, b in pairwise(holders))
+    assert 2 / 3 * 1.5 / (QUANTUM_S + LOOK) - 2 <= changes <= 2 / 3 * 1.5 / QUANTUM_S + 2
 
 
 def test_among_interactive_parties_one_waits_for_a_quantum_of_the_other():
