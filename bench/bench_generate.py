@@ -1,6 +1,6 @@
 """How many tokens a second does a model write for several at once, beside transformers?
 
-    python bench/bench_generate.py [--rounds 3] [--tokens 48] [--prompt 32] [--requests 1 4 16] [--models small gpt2] [--write]
+    python bench/bench_generate.py [--rounds 3] [--tokens 32] [--prompt 32] [--requests 1 4 16] [--models small gpt2] [--write]
 
 The model of `make train` with more positions, and the shape of gpt2, both with random weights, on the cores of this machine,
 all in RAM: --requests texts asked for at once of one server on `cpu`, and as one batch of transformers' `generate`, whose cache
@@ -182,7 +182,7 @@ async def capped(name: str, options: Namespace, folder: str) -> list[tuple[Any, 
 
 
 async def main() -> None:
-    options = arguments(__doc__, rounds=3, tokens=48, capped_tokens=16, prompt=32, block=512, requests=(1, 4, 16),
+    options = arguments(__doc__, rounds=3, tokens=32, capped_tokens=16, prompt=32, block=512, requests=(1, 4, 16),
                         models=tuple(SHAPES), folder="")  # fmt: skip
     torch.set_num_threads(CORES)
     transformers.logging.set_verbosity_error()
