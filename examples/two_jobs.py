@@ -1,9 +1,9 @@
-"""Two jobs on one engine, each with a share of its memory: a fine-tune, and a model that answers meanwhile.
+"""Two jobs on one engine, each with a share of its memory and of its time: a fine-tune, and a model that answers meanwhile.
 
     python examples/two_jobs.py
 
 Shares keep jobs apart: each has the results, and moves the bytes, that it would have alone under its caps, and one that fails
-or is cancelled leaves the other alone.
+or is cancelled leaves the other alone. The interactive one goes first, until it has had three times the time of the other.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ async def fine_tune(part: Share, steps: int) -> float:
 
 
 async def answer(part: Share, prompts: list[str]) -> list[bytes]:
-    """One after another; what is asked of a model at once is answered in order of asking."""
-    model, texts = await GPT2.create(part, CONFIG, seed=2), list[bytes]()
-    for prompt in prompts:
-        tokens = [token async for token in model.generate(list(prompt.encode()), max_new_tokens=8, seed=1)]
-        texts.append(bytes(tokens))
-    return texts
+    """All at once; a server computes the next tokens of all its texts together."""
+    model = await GPT2.create(part, CONFIG, seed=2)
+    async with model.serve(most=4) as server:
+
+        async def text(prompt: str) -> bytes:
+            return bytes([token.id async for token in server.generate(list(prompt.encode()), max_new_tokens=8, seed=1)])
+
+        return await asyncio.gather(*map(text, prompts))
 
 
 async def main() -> None:
     async with (
         Engine("emulated", device_memory="4MiB", host_memory="128MiB") as engine,
         engine.share(device_memory="1MiB", host_memory="32MiB") as training,
-        engine.share(device_memory="2MiB", host_memory="32MiB") as answering,
+        engine.share(device_memory="2MiB", host_memory="32MiB", weight=3.0, interactive=True) as answering,
     ):
         async with asyncio.TaskGroup() as jobs:
             tuned = jobs.create_task(fine_tune(training, steps=10))

@@ -8,10 +8,12 @@ from asynctile.layers.gpt2_config import GPT2Config
 from asynctile.layers.model import Model
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
+from asynctile.layers.requests import Token
 from asynctile.layers.sampling import Sampling
+from asynctile.layers.server import Server
 from asynctile.layers.trainer import Trainer
 
 #: The name that programs are written against; what family a model is of is said by its configuration.
 GPT2 = Model
 
-__all__ = ["GPT2", "AdamW", "GPT2Config", "Sampling", "StepReport", "Trainer"]
+__all__ = ["GPT2", "AdamW", "GPT2Config", "Sampling", "Server", "StepReport", "Token", "Trainer"]

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tokenizers
@@ -81,7 +81,11 @@ class ByteTokenizer:
 
     vocab_size = 256
     fingerprint = "bytes"
-    special: ClassVar[dict[str, int]] = {}
+
+    @property
+    def special(self) -> dict[str, int]:
+        """None."""
+        return {}
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
         """Ids (n,) uint16."""

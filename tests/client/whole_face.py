@@ -29,12 +29,14 @@ from asynctile import (
     TierError,
     TornModelError,
 )
-from asynctile.layers import GPT2, AdamW, GPT2Config, StepReport, Trainer
+from asynctile.events import Event, RequestDone, StepDone
+from asynctile.layers import GPT2, AdamW, GPT2Config, Sampling, Server, StepReport, Token, Trainer
+from asynctile.layers.tokenizer import ByteTokenizer
 
 Tokens = NDArray[np.int64]
 Tensors = dict[str, NDArray[np.float32]]
 
-CONFIG = GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=32)
+CONFIG = GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=256)
 
 
 def batches() -> Iterator[tuple[Tokens, Tokens]]:
@@ -67,6 +69,32 @@ async def models(part: Share, folder: Path) -> None:
     await model.save_pretrained(folder / "model")
     again = assert_type(await GPT2.from_pretrained(part, folder / "model"), GPT2)
     await again.release()
+
+
+async def texts(part: Share) -> None:
+    """A server, its tokens, and how they are chosen."""
+    model = await GPT2.create(part, CONFIG)
+    assert_type(Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, seed=1).top_k, int | None)
+    async with model.serve(most=2, cache="64KiB", tokenizer=ByteTokenizer()) as server:
+        assert_type(server, Server)
+        async for token in server.generate("a", max_new_tokens=3, temperature=0.0, stop=["\n\n"], stop_ids=(0,)):
+            assert_type(token, Token)
+            assert_type((token.id, token.text), tuple[int, str])
+        async with aclosing(server.generate([1, 2], top_p=0.9, seed=1)) as text:
+            assert_type((await anext(text)).finish_reason == "stop", bool)
+
+
+async def watch(engine: Engine, seen: list[str]) -> None:
+    """Everything that an engine tells, to its end."""
+    async for event in engine.events(limit=100):
+        assert_type(event, Event)
+        match event:
+            case StepDone():
+                seen.append(f"step {assert_type(event.step, int)} of {event.model}")
+            case RequestDone():
+                seen.append("a text")
+            case _:
+                pass
 
 
 async def trainings(part: Share, folder: Path) -> None:
@@ -113,21 +141,39 @@ def describe(error: AsynctileError) -> str:
 
 async def main(folder: Path) -> Statistics:
     engine = Engine(device="emulated", device_memory="2MiB", host_memory=64 << 20, prefetch=2, precision="fp32", watchdog=60.0)
+    seen: list[str] = []
+    watching = asyncio.create_task(watch(engine, seen))
     async with engine as opened:
         assert_type(opened, Engine)
         engine.start_trace()
         async with (
-            engine.share(device_memory="512KiB", host_memory="16MiB") as one,
-            engine.share(device_memory="512KiB", host_memory="16MiB") as other,
+            engine.share(device_memory="512KiB", host_memory="16MiB", name="one", weight=2.0) as one,
+            engine.share(device_memory="512KiB", host_memory="16MiB", interactive=True) as other,
         ):
             assert_type(one, Share)
+            assert_type(engine.shares, tuple[Share, ...])
             await asyncio.gather(models(one, folder), trainings(other, folder / "of-the-other"))
+            await texts(other)
         try:
             await GPT2.create(engine, GPT2Config.named("gpt2-xl"))
         except AsynctileError as error:
             assert_type(describe(error), str)
         engine.write_trace(folder / "trace.json")
-        return assert_type(engine.statistics(), Statistics)
+        statistics = assert_type(engine.statistics(), Statistics)
+    await watching
+    assert any(line.startswith("step 1 of gpt2") for line in seen)
+    await lifetime()
+    return statistics
+
+
+async def lifetime() -> None:
+    """An engine of a service that is told of its start and of its end."""
+    engine = Engine("cpu", host_memory="16MiB")
+    try:
+        assert_type(await engine.open(), Engine)
+        assert_type(engine.is_open, bool)
+    finally:
+        await engine.aclose()
 
 
 if __name__ == "__main__":
