@@ -80,8 +80,10 @@ class Request:
         reason: Reason | None = None if self._left else "length"
         if self._wording is None:
             return Token(chosen, "", reason)
-        text, stops = self._wording.push(chosen, is_last=not self._left)
-        return Token(chosen, text, "stop" if stops else reason)
+        text = self._wording.push(chosen)
+        if not (self._left or self._wording.is_ended):
+            text += self._wording.end()
+        return Token(chosen, text, "stop" if self._wording.is_ended else reason)
 
 
 class Reader:

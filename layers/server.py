@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import BudgetError, DeviceError
-from asynctile.layers.detokenizer import Detokenizer
 from asynctile.layers.requests import Request, Token, check_count, check_prompt
 from asynctile.layers.sampling import Sampler, Sampling
 from asynctile.layers.serving import MOST, Serving, Weights
@@ -96,7 +95,7 @@ class Server:
         config = self._weights.parameters.config
         ids = check_prompt(self._encoded(prompt) if isinstance(prompt, str) else prompt, config)
         count = min(check_count("max_new_tokens", max_new_tokens, 1), config.block_size - len(ids))
-        wording = self._wording(Stopping(stop_ids, stop), stop)
+        wording = self._wording(Stopping(stop_ids, stop), stop, ids)
         if not self._is_open:
             raise DeviceError("the server is not open: use it inside 'async with model.serve()'")
         reader = await self._serving.begin(Request(ids, count, Sampler(sampling), wording))
@@ -111,11 +110,11 @@ class Server:
             raise TypeError("prompt is a text, and this server has no tokenizer; give token ids, or serve(tokenizer=...)")
         return self._tokenizer.encode(prompt).astype(np.int64)
 
-    def _wording(self, stopping: Stopping, stop: str | Collection[str]) -> Wording:
+    def _wording(self, stopping: Stopping, stop: str | Collection[str], prompt: list[int]) -> Wording:
         if self._tokenizer is None and stop:
             raise ValueError("stop has strings, and this server has no tokenizer to find them; give stop_ids, or "
                              "serve(tokenizer=...)")
-        return Wording(stopping, None if self._tokenizer is None else Detokenizer(self._tokenizer))
+        return Wording(stopping, self._tokenizer, prompt)
 
     async def _open(self) -> None:
         self._weights.check_whole("serve")

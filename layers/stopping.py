@@ -28,7 +28,7 @@ class Stopping:
         self.found: int | str | None = None
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the text, of which it is no part. `end` then gives what was held back."""
+        """Whether a token ends the text, of which it is no part. What came before it may still be pushed."""
         if token in self._ids:
             self.found = token
         return self.found is not None
@@ -36,9 +36,9 @@ class Stopping:
     def push(self, text: str) -> str:
         """What may be shown now that `text` follows: neither a stop string nor what may be its beginning.
 
-        However a text is cut, the same is shown of it, and the same ends it. Behind its end nothing is.
+        However a text is cut, the same is shown of it, and the same ends it. Behind a string that ended it nothing is.
         """
-        if self.found is not None:
+        if isinstance(self.found, str):
             return ""
         text, begin = self._held + text, len(self._held)
         for position in range(begin, len(text)):

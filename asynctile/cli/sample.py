@@ -1,6 +1,6 @@
 """Text that a model writes, piece by piece.
 
-Covers `stream_text`. Choosing tokens is the model's `generate`, their text detokenizer.py, where it ends stopping.py.
+Covers `stream_text`. Choosing tokens is the model's `generate`, what they show wording.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from asynctile.cli.terminal import printable
 from asynctile.layers import GPT2, Sampling
-from asynctile.layers.detokenizer import Detokenizer
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
+from asynctile.layers.wording import Wording
 
 __all__ = ["stream_text"]
 
@@ -31,12 +31,10 @@ async def stream_text(
     stopping: Stopping,
 ) -> AsyncGenerator[str]:
     """The continuation of `prompt` (ids) in printable pieces that never cut a character, up to where `stopping` ends it."""
-    detokenizer = Detokenizer(tokenizer, prompt)
+    wording = Wording(stopping, tokenizer, prompt)
     async with aclosing(model.generate(prompt, max_new_tokens=max_new_tokens, **asdict(sampling))) as tokens:
         async for token in tokens:
-            if stopping.is_end(token):
-                break
-            yield printable(stopping.push(detokenizer.push(token)))
-            if stopping.found is not None:
+            yield printable(wording.push(token))
+            if wording.is_ended:
                 return
-    yield printable(stopping.push(detokenizer.end()) + stopping.end())
+    yield printable(wording.end())

@@ -69,8 +69,7 @@ def test_a_stop_id_ends_the_text_and_shows_what_was_held_back() -> None:
     assert not stopping.is_end(6)
     assert stopping.push("an E") == "an "
     assert stopping.is_end(8) and stopping.found == 8
-    assert stopping.end() == "E"
-    assert stopping.push("more") == ""
+    assert stopping.push("NE") + stopping.end() == "ENE"
     assert Stopping(0).is_end(0) and Stopping(0).found is None
 
 
