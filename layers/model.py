@@ -31,7 +31,7 @@ from asynctile.layers.floor import floor_demand
 from asynctile.layers.generation import written
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
-from asynctile.layers.requests import check_count
+from asynctile.layers.requests import check_context, check_count
 from asynctile.layers.sampling import Sampler, Sampling
 from asynctile.layers.server import Server
 from asynctile.layers.serving import MOST, Serving
@@ -338,12 +338,11 @@ class Model:
         beyond, each token is computed from its whole context. Neither changes which tokens a seed gives. A step in between is
         allowed for: the cache is made anew. ValueError or TypeError, at once, for wrong arguments.
         """
-        block_size = self.config.block_size
-        seen = check_tokens("prompt_ids", np.asarray(prompt_ids)[None][..., -block_size:], self.config)
+        seen = check_context(prompt_ids, self.config)
         count = check_count("max_new_tokens", max_new_tokens, 0)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                             repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip
-        return written(seen[0].tolist(), count, Sampler(sampling), block_size, self._serving, self.logits)
+        return written(seen, count, Sampler(sampling), self.config.block_size, self._serving, self.logits)
 
     def serve(
         self, *, most: int = MOST, cache: int | str | None = None, tokenizer: Tokenizer | None = None

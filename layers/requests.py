@@ -1,7 +1,7 @@
 """One request for text: what it asks for, what of it is computed, and the tokens that were chosen.
 
-`check_prompt` and `check_count` refuse what no model can do. Which requests are computed together is batching.py, by whom and
-when server.py; how tokens are chosen is sampling.py.
+`check_prompt`, `check_context` and `check_count` refuse what no model can do. Which requests are computed together is
+batching.py, by whom and when server.py; how tokens are chosen is sampling.py.
 """
 
 from __future__ import annotations
@@ -117,14 +117,20 @@ class Reader:
 def check_prompt(prompt_ids: Any, config: Config) -> list[int]:
     """Token ids (T,) of a prompt that a cache can hold; TypeError or ValueError in one sentence if they are none."""
     array = np.asarray(prompt_ids)
-    if array.ndim == 1 and not array.size:
-        raise ValueError("prompt_ids is empty, expected at least one token id; begin with the one that begins texts")
     if array.ndim == 1 and array.size >= config.block_size:
         raise ValueError(
             f"prompt_ids has {array.size} tokens, expected at most {config.block_size - 1}, one less than block_size: a served "
             "text ends there; give the last of them, or use Model.generate, whose window slides"
         )
-    return check_tokens("prompt_ids", array[None], config)[0].tolist()
+    return check_context(array, config)
+
+
+def check_context(prompt_ids: Any, config: Config) -> list[int]:
+    """The last block_size token ids of a prompt (T,), which may be longer; errors as those of `check_prompt`."""
+    array = np.asarray(prompt_ids)
+    if array.ndim == 1 and not array.size:
+        raise ValueError("prompt_ids is empty, expected at least one token id; begin with the one that begins texts")
+    return check_tokens("prompt_ids", array[None][..., -config.block_size:], config)[0].tolist()
 
 
 def check_count(name: str, value: Any, least: int) -> int:

@@ -276,7 +276,7 @@ async def test_a_prompt_longer_than_the_window_goes_on_as_its_last_block_size_to
 @pytest.mark.parametrize(
     ("prompt", "arguments", "kind", "sentence"),
     [
-        ([], {}, TypeError, "prompt_ids has dtype float64.*integer"),
+        ([], {}, ValueError, "prompt_ids is empty"),
         (["a"], {}, TypeError, "prompt_ids.*integer"),
         ([35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),
         ([1] * 99 + [35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),

@@ -1,0 +1,147 @@
+"""Bad input to a service, while a training, a server and a reader of events go on: one sentence each, and nothing is disturbed.
+
+Covers what reaches a service from outside, on one engine at once. Each argument by itself is tested where it is checked:
+tests/layers/test_server.py, test_sampling.py, test_stopping.py; files and options in tests/cli.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import BudgetError, DeviceError, Engine
+from asynctile.events import Event, StepDone
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers.server import Server
+from asynctile.layers.tokenizer import ByteTokenizer
+
+CONFIG = GPT2Config(n_layer=1, n_head=2, n_embd=20, block_size=16, vocab_size=35)
+STEPS = 4
+GOOD = {"max_new_tokens": 6, "seed": 3}
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    tokens, targets = np.random.default_rng(step).integers(0, CONFIG.vocab_size, (2, 2, 13))
+    return tokens, targets
+
+
+async def all_of(tokens: AsyncIterator[Any]) -> list[Any]:
+    return [token async for token in tokens]
+
+
+class Service:
+    """Two models on one engine: one is trained, the other is served."""
+
+    def __init__(self, engine: Engine, trainer: Trainer, server: Server, closed: Service | None = None) -> None:
+        self.engine, self.trainer, self.server = engine, trainer, server
+        self.model = trainer.model
+        #: another, whose engine is closed
+        self.closed = closed
+
+    async def share(self, **sizes: Any) -> None:
+        async with self.engine.share(**sizes):
+            raise AssertionError("it was lent")
+
+
+Bad = Callable[[Service], Awaitable[object]]
+
+
+def prompt(ids: Any, **more: Any) -> Bad:
+    return lambda service: all_of(service.server.generate(ids, **more))
+
+
+def continued(ids: Any) -> Bad:
+    async def call(service: Service) -> object:
+        return await all_of(service.model.generate(ids))
+
+    return call
+
+
+def at_closed(call: Bad) -> Bad:
+    async def at(service: Service) -> object:
+        assert service.closed is not None
+        return await call(service.closed)
+
+    return at
+
+
+async def foreign_tokenizer(service: Service) -> object:
+    return service.model.serve(tokenizer=ByteTokenizer())
+
+
+BAD: list[tuple[str, Bad, type[Exception], str]] = [
+    ("an empty prompt", prompt([]), ValueError, "prompt_ids is empty"),
+    ("an empty prompt to continue", continued([]), ValueError, "prompt_ids is empty"),
+    ("a prompt that is too long", prompt([1] * 16), ValueError, "16 tokens, expected at most 15"),
+    ("a prompt out of the vocabulary", prompt([1, 35]), ValueError, "contains 35, expected ids from 0 to 34"),
+    ("one to continue", continued([1, -1]), ValueError, "contains -1"),
+    ("a text without a tokenizer", prompt("text"), TypeError, "has no tokenizer"),
+    ("another model's tokenizer", foreign_tokenizer, ValueError, "256.*35"),
+    ("a share above what is left", lambda service: service.share(host_memory="1TiB"), BudgetError, "cannot lend a share"),
+    ("a share of nothing", lambda service: service.share(host_memory=0), ValueError, "host_memory is 0"),
+    ("stop strings that never end", prompt([1], stop=itertools.repeat("x")), TypeError, "stop"),
+    ("too many stop strings", prompt([1], stop=["x"] * 65), ValueError, "stop has 65 strings"),
+    ("a stop string of a megabyte", prompt([1], stop="x" * (1 << 20)), ValueError, "stop has"),
+    ("an empty stop string", prompt([1], stop=[""]), ValueError, "stop has ''"),
+    ("a step on a closed engine", at_closed(lambda other: other.trainer.step(*batch(1))), DeviceError, "engine"),
+    ("logits of one", at_closed(lambda other: other.model.logits([[1]])), DeviceError, "engine"),
+    ("a text of one", at_closed(lambda other: all_of(other.server.generate([1]))), DeviceError, "engine|server"),
+    ("a text to continue of one", at_closed(lambda other: all_of(other.model.generate([1]))), DeviceError, "engine"),
+    ("a model on one", at_closed(lambda other: GPT2.create(other.engine, CONFIG)), DeviceError, "engine"),
+    ("a share of one", at_closed(lambda other: other.share(host_memory="1MiB")), DeviceError, "engine"),
+    ("a closed engine opened", at_closed(lambda other: other.engine.open()), DeviceError, "opens once"),
+]  # fmt: skip
+
+
+async def course(bad: list[tuple[str, Bad, type[Exception], str]]) -> tuple[list[float], list[list[int]], list[Event]]:
+    """Losses of the training, texts of the server, and what a reader of two events got, with `bad` input between."""
+    async with Engine("cpu", host_memory="64MiB") as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, seed=5), AdamW(lr=1e-2))
+        served = await GPT2.create(engine, CONFIG, seed=6)
+        slow = engine.events(limit=2)
+        async with served.serve() as server:
+            service = Service(engine, trainer, server, await closed())
+            service.model = served
+            good = [asyncio.create_task(all_of(server.generate([1, 2], **GOOD))) for _ in range(2)]  # type: ignore[arg-type]
+            training = asyncio.create_task(all_of(trainer.run(map(batch, range(1, STEPS + 1)))))
+            for what, call, kind, sentence in bad:
+                with pytest.raises(kind, match=sentence) as caught:
+                    await call(service)
+                assert "\n" not in str(caught.value), what
+            losses = [report.loss for report in await training]
+            texts = [[token.id for token in tokens] for tokens in await asyncio.gather(*good)]
+        assert [share.name for share in engine.shares] == ["engine"]
+    return losses, texts, await all_of(slow)
+
+
+async def closed() -> Service:
+    engine = await Engine("cpu", host_memory="64MiB").open()
+    trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1), AdamW())
+    server = await trainer.model.serve().__aenter__()
+    await engine.aclose()
+    return Service(engine, trainer, server)
+
+
+async def test_bad_input_is_one_sentence_and_disturbs_nothing() -> None:
+    losses, texts, told = await course(BAD)
+    undisturbed = await course([])
+    assert (losses, texts) == undisturbed[:2]
+    assert len(losses) == STEPS and len(texts[0]) == 6
+    # A reader that never looked got the last two events, and how many came before.
+    assert len(told) == 2 and told[0].dropped > 0 and not told[1].dropped
+
+
+async def test_a_slow_reader_of_events_holds_up_nobody() -> None:
+    async with Engine("cpu", host_memory="64MiB") as engine:
+        slow, quick = engine.events(limit=1), engine.events()
+        trainer = Trainer(await GPT2.create(engine, CONFIG, seed=5), AdamW())
+        for step in range(1, STEPS + 1):
+            await trainer.step(*batch(step))
+    steps = [event for event in await all_of(quick) if isinstance(event, StepDone)]
+    assert [event.step for event in steps] == list(range(1, STEPS + 1)) and not any(event.dropped for event in steps)
+    assert sum(1 + event.dropped for event in await all_of(slow)) >= STEPS
