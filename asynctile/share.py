@@ -141,6 +141,11 @@ class Share:
         """DeviceError in a forked child of the process that opened the engine."""
         self._life.check_process()
 
+    def check_beside(self, other: Share) -> None:
+        """ValueError unless both are parts of one engine."""
+        if self._life is not other._life:
+            raise ValueError(f"{self._what} and {other._what} are of two engines, which have no memory in common; use one")
+
     def check_floor(self, floor: Demand) -> None:
         """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
         self.tiers.caps.check_floor(floor)

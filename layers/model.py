@@ -35,10 +35,12 @@ from asynctile.layers.requests import check_context, check_count
 from asynctile.layers.sampling import Sampler, Sampling
 from asynctile.layers.server import Server
 from asynctile.layers.serving import MOST, Serving
+from asynctile.layers.source import InPlace, Source
 from asynctile.layers.step import record
 from asynctile.layers.telling import tell_failed, tell_torn, told_save
 from asynctile.layers.tiling import Tiling
 from asynctile.layers.tokenizer import Tokenizer
+from asynctile.layers.versions import Versions
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
@@ -86,8 +88,12 @@ class Model:
         #: held by whoever changes the weights or must see those of one step
         self.changing: Exclusive = engine.lock("a model")
         self.companions = {}
+        #: versions of the weights on other shares
+        self.followers: list[Versions] = []
         self._programs = Programs()
-        self._serving = Serving(self)
+        #: texts that follow from the weights as they are
+        self.readers = 0
+        self._serving = Serving(InPlace(self))
         self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
 
     @classmethod
@@ -201,9 +207,7 @@ class Model:
 
     def weights(self) -> Iterator[Tile]:
         """Every weight tile, and their copies."""
-        for parameter in self.parameters.values():
-            yield from parameter.weights.values()
-            yield from parameter.copies.values()
+        return self.parameters.weights()
 
     def standing(self) -> Iterator[Tile]:
         """Every tile that stays between runs: weights, and moments once the model is in training."""
@@ -214,6 +218,11 @@ class Model:
         if not self.in_training:
             self.in_training = True
             self._demands.clear()
+
+    async def publish(self) -> None:
+        """On the device's loop, inside `changing`, behind a step: let those who follow the weights have them."""
+        for versions in list(self.followers):
+            await versions.follow()
 
     def check_floor(self) -> None:
         """BudgetError if the device cap is below the model's floor."""
@@ -345,13 +354,29 @@ class Model:
         return written(seen, count, Sampler(sampling), self.config.block_size, self._serving, self.logits)
 
     def serve(
-        self, *, most: int = MOST, cache: int | str | None = None, tokenizer: Tokenizer | None = None
+        self,
+        share: Share | None = None,
+        *,
+        most: int = MOST,
+        cache: int | str | None = None,
+        tokenizer: Tokenizer | None = None,
+        weights: str = "newest",
     ) -> Server:
-        """Serve texts for many at once: `async with model.serve() as server`; see `Server`, whose arguments these are.
+        """Serve texts for many at once: `async with model.serve() as server`; see `Server`, for most, cache and tokenizer.
 
-        On the share of the model, between its steps; a step makes every cache that is in use anew.
+        share: None: that of the model; texts are computed between its steps, each of which makes every cache that is in use
+        anew. Another share of the same engine: it holds copies of the weights, and texts are computed beside steps. weights:
+        "newest": behind a step its weights are published, and texts that begin later follow from them, while each text follows
+        from those that it began with; so there are two copies. "opened": those of the moment when the server opens, one copy.
+        ValueError for a share of another engine, or for other weights.
         """
-        return Server(self, most=most, cache=cache, tokenizer=tokenizer)
+        if weights not in ("newest", "opened"):
+            raise ValueError(f"weights is {weights!r}, expected 'newest' or 'opened'")
+        source: Source = InPlace(self)
+        if share is not None and share is not self.engine:
+            share.check_beside(self.engine)
+            source = Versions(self, share, follows=weights == "newest")
+        return Server(source, most=most, cache=cache, tokenizer=tokenizer)
 
     @property
     def version(self) -> int:

@@ -113,6 +113,12 @@ class Parameters(Mapping[str, Parameter]):
         """Weight (or gain) and bias of a layer, such as "h.0.ln_1"."""
         return self.titled(f"{layer}.weight"), self.titled(f"{layer}.bias")
 
+    def weights(self) -> Iterator[Tile]:
+        """Every weight tile, and their copies."""
+        for parameter in self._by_name.values():
+            yield from parameter.weights.values()
+            yield from parameter.copies.values()
+
     def states(self) -> Iterator[Tile]:
         """Every persistent tile: weights, their copies where there are any, and both moments."""
         for parameter in self._by_name.values():

@@ -17,6 +17,7 @@ from asynctile.layers.batch import check_tokens
 from asynctile.layers.config import Config
 from asynctile.layers.decode import Span
 from asynctile.layers.sampling import Sampler
+from asynctile.layers.source import Weights
 from asynctile.layers.wording import Wording
 from asynctile.loop.mailbox import Mailbox
 
@@ -42,9 +43,12 @@ class Request:
     """prompt (T,): of at least one token. count: of tokens to write. sampler: chooses them. wording: says what they show, and
     which is the last; None: they are as many as `count`.
 
-    tokens: prompt and text so far. cached: how many of them stand in the cache, in `pages`, of weights `version`. waited: runs
-    since it was last in one. is_gone: nobody reads its tokens any more. box: where they are put.
+    weights: what it follows from, once it was submitted. tokens: prompt and text so far. cached: how many of them stand in the
+    cache, in `pages`, of `version` of the weights. waited: runs since it was last in one. is_gone: nobody reads its tokens any
+    more. box: where they are put.
     """
+
+    weights: Weights
 
     def __init__(self, prompt: Sequence[int], count: int, sampler: Sampler, wording: Wording | None = None) -> None:
         self.tokens = list(prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Collection, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.layers.requests import Request, Token, check_count, check_prompt
 from asynctile.layers.sampling import Sampler, Sampling
-from asynctile.layers.serving import MOST, Serving, Weights
+from asynctile.layers.serving import MOST, Serving
+from asynctile.layers.source import Source
 from asynctile.layers.special_tokens import check_fit
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.wording import Wording
+from asynctile.loop.thread import under_shield
 from asynctile.storage.sizes import format_size, parse_size
 
 
@@ -31,28 +34,30 @@ class Server:
 
     def __init__(
         self,
-        weights: Weights,
+        source: Source,
         *,
         most: int = MOST,
         cache: int | str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        self._weights = weights
+        self._source = source
         self._tokenizer = tokenizer
         if tokenizer is not None:
-            check_fit(tokenizer, weights.parameters.config.vocab_size, "the model that is to be served")
-        self._serving = Serving(weights, check_count("most", most, 1), keeps=True)
+            check_fit(tokenizer, source.parameters.config.vocab_size, "the model that is to be served")
+        self._serving = Serving(source, check_count("most", most, 1), keeps=True)
         if cache is not None:
             nbytes, page = parse_size(cache), self._serving.cache.page_nbytes
             if nbytes < page:
                 what = f"cache is {format_size(nbytes)}, below a page of {format_size(page)}; raise cache"
                 raise BudgetError(what, floor=page)
-            self._serving = Serving(weights, most, nbytes // page, keeps=True)
+            self._serving = Serving(source, most, nbytes // page, keeps=True)
         self._is_open = False
 
     async def __aenter__(self) -> Self:
-        """DeviceError if the engine is not open; TornModelError if the weights are of no single step."""
-        await self._weights.engine.call(self._open())
+        """DeviceError if the engine is not open; TornModelError if the weights are of no single step, BudgetError if the share
+        cannot hold its versions of them.
+        """
+        await self._source.share.call(self._open(), undo=lambda _: self._close())
         return self
 
     async def __aexit__(
@@ -65,8 +70,18 @@ class Server:
         """End every request that is left with a DeviceError, and give the memory of the cache back."""
         if self._is_open:
             self._is_open = False
-            await self._weights.engine.call(self._serving.end(DeviceError("the server was closed while this text was written; "
-                                                                          "close it when all texts have ended")))  # fmt: skip
+            if self._source.share.is_open:  # else everything has ended with it
+                await self._source.share.call(self._close())
+
+    async def publish(self) -> bool:
+        """Whether texts that are asked for from now on follow from the weights of the model's last step.
+
+        On the model's own share they always do. On another, steps are published as they end, but for those that are too short
+        for that; this publishes the last one now, waiting for a step under way. False where texts that began longer ago still
+        read the version that would be overwritten: there are two. TornModelError if the model is torn, DeviceError once closed.
+        """
+        self._check_open()
+        return await self._source.share.call(self._source.publish())
 
     async def generate(
         self,
@@ -92,12 +107,11 @@ class Server:
         """
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                             repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip
-        config = self._weights.parameters.config
+        config = self._source.parameters.config
         ids = check_prompt(self._encoded(prompt) if isinstance(prompt, str) else prompt, config)
         count = min(check_count("max_new_tokens", max_new_tokens, 1), config.block_size - len(ids))
         wording = self._wording(Stopping(stop_ids, stop), stop, ids)
-        if not self._is_open:
-            raise DeviceError("the server is not open: use it inside 'async with model.serve()'")
+        self._check_open()
         reader = await self._serving.begin(Request(ids, count, Sampler(sampling), wording))
         try:
             async for token in reader:
@@ -116,6 +130,22 @@ class Server:
                              "serve(tokenizer=...)")
         return Wording(stopping, self._tokenizer, prompt)
 
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise DeviceError("the server is not open: use it inside 'async with model.serve()'")
+
     async def _open(self) -> None:
-        self._weights.check_whole("serve")
+        try:
+            await self._source.open()
+        except BaseException:
+            await under_shield(self._source.close())
+            raise
         self._is_open = True
+
+    async def _close(self) -> None:
+        if await under_shield(self._end()):
+            raise asyncio.CancelledError
+
+    async def _end(self) -> None:
+        await self._serving.end(DeviceError("the server was closed before this text had ended; wait for its texts first"))
+        await self._source.close()

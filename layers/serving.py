@@ -4,7 +4,8 @@ A task on the engine's loop goes round while there are requests: those that fit 
 program runs (decode.py), each request chooses its token and whoever reads it, on whatever loop, finds it in a mailbox. The task
 is nobody's who asks: one who is cancelled, is slow, or has gone with his loop disturbs no other. Pages of the cache are
 reserved whole when a request is admitted, so that none is thrown out again, and given back when it leaves; without requests
-there is no task. What users call is server.py and model.py.
+there is no task. Requests that follow from other weights share the cache, and take turns. Which weights there are is source.py;
+what users call, server.py and model.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,41 +24,18 @@ from asynctile.layers.batching import BUCKETS, Part, bucket_of, plan
 from asynctile.layers.cache import Cache
 from asynctile.layers.decode import Span, inputs_of, record_decode
 from asynctile.layers.pages import Pages
-from asynctile.layers.parameters import Parameters
 from asynctile.layers.programs import Programs
 from asynctile.layers.requests import Reader, Request, Token
+from asynctile.layers.source import Source, Weights
 from asynctile.loop.thread import BROKEN_OFF, under_shield
 from asynctile.program.program import Program
-from asynctile.repeat.played_job import PlayedJob
-from asynctile.run.job import Job
-from asynctile.share import Share
 from asynctile.storage.demand import Demand
 from asynctile.storage.sizes import format_size
-from asynctile.storage.tile import Tile
 
 #: Logits that tokens are chosen from on the loop; for more of them a thread is worth its while.
 AT_ONCE = 1 << 14
 #: Requests at once, unless said otherwise.
 MOST = 16
-
-
-class Weights(Protocol):
-    """What a text is computed with: a model, or a copy of its weights. version: another number after every change of them."""
-
-    engine: Share
-    parameters: Parameters
-
-    @property
-    def version(self) -> int: ...
-
-    def check_whole(self, wish: str) -> None:
-        """TornModelError if they are of no single step."""
-
-    def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
-        """What the program asks of an arena beside what stands of the model, and `also`."""
-
-    async def abandon(self, run: Job | PlayedJob, why: BaseException | None = None) -> None:
-        """On the engine's loop: end a run that failed or was given up."""
 
 
 class Serving:
@@ -68,17 +45,17 @@ class Serving:
     but for `begin`.
     """
 
-    def __init__(self, weights: Weights, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
-        self.cache = Cache(weights.parameters)
-        self._weights = weights
-        self._share = weights.engine
+    def __init__(self, source: Source, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
+        self.cache = Cache(source.parameters)
+        self._source = source
+        self._share = source.share
         self._most = most
-        block_size = weights.parameters.config.block_size
-        self._pages = Pages(most * self._pages_for(block_size) if pages is None else pages)
+        self._config = source.parameters.config
+        self._pages = Pages(most * self._pages_for(self._config.block_size) if pages is None else pages)
         #: pages below this have bytes
         self._filled = 0
         self._keeps = keeps
-        self._most_rows = min(BUCKETS[-1], weights.parameters.tiling.row_tokens)
+        self._most_rows = min(BUCKETS[-1], source.parameters.tiling.row_tokens)
         self._programs = Programs()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -115,7 +92,8 @@ class Serving:
         return -(-positions // self.cache.positions)
 
     async def _submit(self, request: Request) -> None:
-        self._weights.check_whole("generate")
+        weights = self._source.newest
+        weights.check_whole("generate")
         count = self._pages_for(request.positions)
         if count > self._pages.most:
             floor = count * self.cache.page_nbytes
@@ -126,6 +104,8 @@ class Serving:
         if self._task is None or self._task.done():
             self._task = self._share.begin(self._serve())
             self._task.add_done_callback(self._ended)
+        request.weights = weights
+        weights.readers += 1
         self._waiting.append(request)
 
     async def _serve(self) -> None:
@@ -150,39 +130,41 @@ class Serving:
             return
         try:
             async with self._share.exclusive():
-                parts, logits = await self._run()
+                wanting, logits = await self._run()
         except Exception as error:
             self._fail(list(self._running), error)
             await self._give_back()  # what they hold may be of no use
         else:
-            await self._choose([self._running[part.index] for part in parts if part.wants], logits)
+            await self._choose(wanting, logits)
 
     async def _admit(self) -> None:
         """Those that fit, in order of asking."""
         while self._waiting and len(self._running) < self._most:
             request = self._waiting[0]
-            if not request.is_gone:
-                count = self._pages_for(request.positions)
-                if not self._pages.has(count) or self._too_many == len(self._running):
+            if request.is_gone:
+                self._leave(request)
+                continue
+            count = self._pages_for(request.positions)
+            if not self._pages.has(count) or self._too_many == len(self._running):
+                return
+            try:
+                await self._fill(request.weights, self._pages.needed(count))
+            except BudgetError as error:
+                if self._running:  # it waits for one of them to leave
+                    self._too_many = len(self._running)
                     return
-                try:
-                    await self._fill(self._pages.needed(count))
-                except BudgetError as error:
-                    if self._running:  # it waits for one of them to leave
-                        self._too_many = len(self._running)
-                        return
-                    self._fail([request], error)
-                    continue
-                request.pages = self._pages.reserve(count)
-                self._running.append(request)
+                self._fail([request], error)
+                continue
             self._waiting.popleft()
+            request.pages = self._pages.reserve(count)
+            self._running.append(request)
 
-    async def _fill(self, pages: int) -> None:
+    async def _fill(self, weights: Weights, pages: int) -> None:
         """Give bytes to the pages below `pages`. BudgetError, before anything moves, if there is no room for all of them."""
         if pages <= self._filled:
             return
-        program = await self._program(self._most_rows, pages)
-        await self._share.reserve(self._demand(program, pages))
+        program = await self._program(weights, self._most_rows, pages)
+        await self._share.reserve(self._demand(weights, program, pages))
         new = list(self.cache.tiles(self._filled, pages))
         try:
             await self._share.store((tile, np.zeros(tile.shape, tile.dtype)) for tile in new)
@@ -197,44 +179,47 @@ class Serving:
             await self._share.clear(self.cache.tiles(0, self._filled))
             self._filled = 0
 
-    async def _program(self, rows: int, pages: int) -> Program:
+    async def _program(self, weights: Weights, rows: int, pages: int) -> Program:
         """The decode program of these buckets, in a thread if it has to be recorded."""
-        key = (rows, pages)
+        key = (weights, rows, pages)
         found = self._programs.kept(key)
         if found is not None:
             return found
-        record = partial(
-            record_decode, self._weights.parameters, self.cache, rows=rows, pages=pages, wanted=min(rows, self._most)
-        )
+        wanted = min(rows, self._most)
+        record = partial(record_decode, weights.parameters, self.cache, rows=rows, pages=pages, wanted=wanted)
         return await self._share.compute(self._programs.get, key, record)
 
-    def _demand(self, program: Program, pages: int) -> Demand:
-        return self._weights.demand(program, self.cache.tiles(0, pages))
+    def _demand(self, weights: Weights, program: Program, pages: int) -> Demand:
+        return weights.demand(program, self.cache.tiles(0, pages))
 
-    async def _run(self) -> tuple[list[Part], NDArray[np.float32]]:
-        """Inside `exclusive`: one run for some of the running requests; which, and the logits of those that want them."""
-        weights, running = self._weights, self._running
+    async def _run(self) -> tuple[list[Request], NDArray[np.float32]]:
+        """Inside `exclusive`: one run for some of the requests that follow from the same weights, those that waited longest.
+
+        Who wants a token now, and the logits for that.
+        """
+        weights = max(self._running, key=lambda request: request.waited).weights
         weights.check_whole("generate")
+        running = [request for request in self._running if request.weights is weights]
         for request in running:
             if request.version != weights.version:  # keys and values of other weights are of no use
                 request.version, request.cached = weights.version, 0
         parts = plan([request.missing for request in running], [request.waited for request in running], self._most_rows)
         rows, pages = bucket_of(sum(part.count for part in parts), self._most_rows), self._pages.visited
-        program = await self._program(rows, pages)
+        program = await self._program(weights, rows, pages)
         inputs = inputs_of(_spans(running, parts), self.cache.positions, rows, pages)
-        logits = np.empty((min(rows, self._most), weights.parameters.config.vocab_size), np.float32)
-        run = await self._share.start(program, self._demand(program, pages), inputs, {"logits": logits})
+        logits = np.empty((min(rows, self._most), self._config.vocab_size), np.float32)
+        run = await self._share.start(program, self._demand(weights, program, pages), inputs, {"logits": logits})
         try:
             await run.finish()
         except BaseException as error:
             await under_shield(weights.abandon(run, error))
             raise
-        for request in running:
+        for request in self._running:
             request.waited += 1
         for part in parts:
             running[part.index].cached += part.count
             running[part.index].waited = 0
-        return parts, logits
+        return [running[part.index] for part in parts if part.wants], logits
 
     async def _choose(self, requests: Sequence[Request], logits: NDArray[np.float32]) -> None:
         """The next token of each, from row after row of `logits`."""
@@ -254,6 +239,7 @@ class Serving:
 
     def _leave(self, request: Request) -> None:
         """It wants nothing more."""
+        request.weights.readers -= 1
         if request.pages:
             self._running.remove(request)
             self._pages.free(request.pages)

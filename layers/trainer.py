@@ -141,7 +141,9 @@ class Trainer:
                 report = partial(self._report, self.engine.statistics(), time.perf_counter(), int(np.asarray(tokens).size))
                 return await self._run(program, inputs, count, report, counted)
 
-            return await self._keeping.run(kind, rows, run)
+            report = await self._keeping.run(kind, rows, run)
+            await self.model.publish()
+            return report
 
     def run(self, batches: Batches, *, steps: int | None = None) -> Steps:
         """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them; TypeError for anything else.

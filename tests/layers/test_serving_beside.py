@@ -1,0 +1,183 @@
+"""Texts beside a training of the same model: each follows from the weights of one step, and neither disturbs the other.
+
+The copies of the weights are test_versions.py's, texts on the model's own share test_server.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from asynctile import DeviceError, Engine
+from asynctile.layers import GPT2, Trainer
+from asynctile.layers.server import Server
+from asynctile.layers.serving import Serving
+from tests.layers.serving import PROMPTS, SHAPE, text
+from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
+from tests.settle import until
+
+STEPS = 6
+BATCHES = batches_of(SHAPE, STEPS)
+ROOM = 8 << 20
+FEW = SHAPE.config.states_nbytes // 5
+PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "cpu": ({"device": "cpu"}, {"host_memory": ROOM}),
+    "emulated": ({"device": "emulated"}, {"host_memory": ROOM, "device_memory": ROOM}),
+    "under a cap": ({"device": "emulated", "device_memory": 2 * FEW}, {"host_memory": ROOM, "device_memory": FEW}),
+}
+
+
+async def states(trainer: Trainer) -> Tensors:
+    return await trainer.model.state_dict() | await moments_of(trainer)
+
+
+async def written(server: Server, prompt: int) -> list[int]:
+    return await text(server.generate(PROMPTS[prompt], max_new_tokens=6, seed=prompt))
+
+
+async def expected() -> tuple[list[list[list[int]]], Tensors]:
+    """What each prompt gives behind so many steps, with nothing beside; and the states at the end."""
+    found = []
+    async with Engine("cpu") as engine:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, update="device")
+        for number in range(STEPS + 1):
+            async with trainer.model.serve() as server:
+                found.append([await written(server, prompt) for prompt in range(len(PROMPTS))])
+            if number < STEPS:
+                await trainer.step(*BATCHES[number])
+        return found, await states(trainer)
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[list[list[list[int]]], Tensors]:
+    return asyncio.run(expected())
+
+
+@asynccontextmanager
+async def scene(place: str) -> AsyncIterator[tuple[Trainer, Server]]:
+    """A training on an engine, and a server of its model on a share that goes first."""
+    options, lent = PLACES[place]
+    async with Engine(**options) as engine, engine.share(**lent, interactive=True) as part:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, update="device")
+        async with trainer.model.serve(part) as server:
+            yield trainer, server
+        assert part.statistics().host_used_bytes == 0
+        assert (trainer.model.followers, trainer.model.readers) == ([], 0)
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
+    place: str, alone: tuple[list[list[list[int]]], Tensors]
+) -> None:
+    texts, end = alone
+    assert len({str(one) for one in texts}) == STEPS + 1, "every step changes what is written"
+    async with scene(place) as (trainer, server):
+        is_over = False
+
+        async def ask(prompt: int) -> int:
+            """How many texts there were, one after another, each one that some step gives, and none of an older step."""
+            count = last = 0
+            while not is_over:
+                found = await written(server, prompt)
+                fitting = [number for number in range(last, STEPS + 1) if texts[number][prompt] == found]
+                assert fitting, f"no step from {last} on writes {found}"
+                last, count = fitting[0], count + 1
+            return count
+
+        asking = [asyncio.create_task(ask(prompt)) for prompt in range(len(PROMPTS))]
+        for batch in BATCHES:
+            await trainer.step(*batch)
+            await server.publish()
+        is_over = True
+        assert all(await asyncio.gather(*asking))
+        assert await server.publish()
+        assert [await written(server, prompt) for prompt in range(len(PROMPTS))] == texts[STEPS]
+        assert_same_tensors(await states(trainer), end)
+
+
+async def test_a_text_goes_on_with_the_weights_that_it_began_with(
+    alone: tuple[list[list[list[int]]], Tensors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts, _ = alone
+    rounds, choose = [1], Serving._choose
+
+    async def held(*args: Any) -> None:
+        await choose(*args)
+        rounds[0] -= 1
+        await until(lambda: rounds[0] > 0)
+
+    monkeypatch.setattr(Serving, "_choose", held)
+    async with scene("cpu") as (trainer, server):
+        old = server.generate(PROMPTS[0], max_new_tokens=6, seed=0)
+        found = [(await anext(old)).id]
+        await trainer.step(*BATCHES[0])
+        assert await server.publish(), "into the other copy"
+        young = server.generate(PROMPTS[1], max_new_tokens=6, seed=1)
+        first = asyncio.ensure_future(anext(young))
+        await until(lambda: bool(server._serving._waiting))
+        rounds[0] = 2
+        beside = [(await first).id]
+        await trainer.step(*BATCHES[1])
+        assert not await server.publish(), "both are read"
+        rounds[0] = 1000
+        assert await written(server, 2) == texts[1][2]
+        assert found + [token.id async for token in old] == texts[0][0]
+        assert beside + [token.id async for token in young] == texts[1][1]
+        assert await server.publish()
+        assert await written(server, 2) == texts[2][2]
+
+
+async def test_a_server_of_the_weights_as_they_were_stays_with_them(alone: tuple[list[list[list[int]]], Tensors]) -> None:
+    texts, _ = alone
+    async with Engine("cpu") as engine, engine.share(host_memory=ROOM) as part:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER, update="device")
+        async with trainer.model.serve(part, weights="opened") as server:
+            await trainer.step(*BATCHES[0])
+            assert not await server.publish()
+            assert await written(server, 0) == texts[0][0]
+
+
+async def test_behind_the_first_step_nothing_more_is_held_whatever_is_written_and_published() -> None:
+    async with scene("cpu") as (trainer, server):
+        await trainer.step(*BATCHES[0])
+        await server.publish()
+        share, used = server._source.share, []
+        for batch in BATCHES[1:]:
+            await written(server, 0)
+            await trainer.step(*batch)
+            await server.publish()
+            used.append(share.statistics().host_used_bytes)
+        assert len(set(used[1:])) == 1, "behind the first text of each copy"
+
+
+async def test_what_cannot_be_served_beside_is_refused_and_disturbs_nothing() -> None:
+    async with Engine("cpu") as engine, Engine("cpu") as other:
+        model: GPT2 = await lively(engine, SHAPE)
+        with pytest.raises(ValueError, match="two engines"):
+            model.serve(other)
+        with pytest.raises(ValueError, match="weights is 'oldest', expected 'newest' or 'opened'"):
+            model.serve(weights="oldest")
+        async with engine.share(host_memory=ROOM) as part:
+            server = model.serve(part)
+            with pytest.raises(DeviceError, match="the server is not open"):
+                await server.publish()
+            async with server:
+                await written(server, 0)
+            with pytest.raises(DeviceError, match="the server is not open"):
+                await written(server, 0)
+
+
+async def test_a_share_that_ends_before_its_server_leaves_nothing_to_close() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        async with engine.share(host_memory=ROOM) as part:
+            server = await model.serve(part).__aenter__()
+            await written(server, 0)
+        await server.aclose()
+        trainer = Trainer(model, OPTIMIZER)
+        assert (await trainer.step(*BATCHES[0])).step == 1
+        assert not model.followers
