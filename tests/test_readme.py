@@ -23,16 +23,17 @@ MARK = r"<!-- tests/test_readme\.py runs the next block(?: behind the one above)
 
 def test_the_examples_of_a_service_run_as_printed(tmp_path):
     blocks = re.findall(MARK + r"\s*```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     (tmp_path / "service.py").write_text("".join(blocks))
     done = subprocess.run(
         [sys.executable, "-W", "error", "service.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    step, side_by_side, served, *watched = done.stdout.splitlines()
+    step, side_by_side, served, beside_steps, *watched = done.stdout.splitlines()
     assert re.fullmatch(r"step 20, loss \d\.\d+ after \d+ answers", step)
     assert re.match(r"\(\d\.\d+, b['\"]", side_by_side)
     assert [reason for _, reason in ast.literal_eval(served)] == ["length", "length"]
+    assert [len(ids) for ids in ast.literal_eval(beside_steps)] == [20, 20]
     assert watched[0] == "True 1"
     assert re.fullmatch(r"gpt2-\d+ 1 \d\.\d{3}", watched[1]) and len(watched) == 2
 
