@@ -171,7 +171,8 @@ class Stream:
                 self.finished += 1
                 self._unfinished -= 1
                 finished.event.finish(self)
-            while (task := self._take()) is None:
+            task = None
+            while self._left or (task := self._take()) is None:
                 if self._left or (self._closing and not self._unfinished):
                     self._changed.notify_all()
                     break
@@ -190,7 +191,7 @@ class Stream:
     def _take(self) -> StreamTask | None:
         """Under the lock: of what is ready, and may begin, what was enqueued first."""
         ready = self._ready
-        while ready and not self._left:
+        while ready:
             task = heappop(ready)
             gate = task.gate
             if gate is None or not gate.level or gate.admits(task.event.is_copy) or self._closing:

@@ -1,0 +1,124 @@
+"""What a player is told to hold does not begin, and no call is lost when it is let go; for turns between shares."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from asynctile.play.places import ASKED, FREE, LINK_UP, OPENED, PARKED
+from asynctile.play.player import player_supported
+from asynctile.play.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from tests.play.schedules import Marked, hold, play
+from tests.settle import until
+
+pytestmark = pytest.mark.skipif(not player_supported(), reason="schedules are not played on this machine")
+
+
+async def asleep(player):
+    """Until its workers have looked for work and found none that may begin."""
+    state = player._state
+    await until(lambda: state.control[PARKED] == player.threads and state.control[OPENED] == state.control[ASKED])
+
+
+async def test_what_is_held_does_not_begin_and_begins_when_it_is_let_go(players):
+    marked, player = Marked([OPERATION] * 40 + [UPLOAD, DOWNLOAD], [(0, 39)]), players()
+    player.hold(True, True)
+    player.attach(marked.tables)
+    player.begin()
+    player.release(0)
+    ended = player.ended(0)
+    await asleep(player)
+    assert not marked.marks.any() and player.has_work(False)
+    player.hold(True, False)
+    await until(lambda: marked.marks[40:].all())
+    await asleep(player)
+    assert marked.marks.tolist() == [0] * 40 + [1, 1]
+    player.hold(False, False)
+    await ended.landed()
+    assert (marked.marks == 1).all() and not player.has_work(True)
+
+
+async def test_holding_lets_what_runs_end_and_nothing_behind_it_begin(players):
+    marked, player = Marked([OPERATION] * 4, [(0, 1), (0, 2), (0, 3)], kernels={0: hold}), players()
+    player.attach(marked.tables)
+    player.begin()
+    player.release(0)
+    ended = player.ended(0)
+    await until(lambda: player.running)
+    player.hold(True, True)
+    assert player.has_work(False)
+    marked.marks[0] = 1  # it ends now
+    await asleep(player)
+    assert marked.marks.tolist() == [1, 0, 0, 0]
+    player.hold(False, False)
+    await ended.landed()
+    assert marked.marks.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+async def test_no_call_is_lost_however_often_work_is_held_and_let_go(players, threads):
+    pairs = np.random.default_rng(threads).integers(0, 2000, (900, 2)).tolist()
+    edges = {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
+    kinds = np.random.default_rng(1).choice([OPERATION, OPERATION, UPLOAD, DOWNLOAD], 2000).tolist()
+    marked, player = Marked(kinds, edges), players(threads)
+    playing = asyncio.ensure_future(play(player, marked.tables))
+    levels = [(True, True), (False, False), (True, False), (False, False)]
+    for turn in range(400):
+        player.hold(*levels[turn % 4])
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await playing
+    assert (marked.marks == 1).all() and not marked.missing.any()
+
+
+async def test_a_copy_that_is_under_way_ends_while_all_is_held(players):
+    marked, player = Marked([UPLOAD, UPLOAD]), players(rate=8 / 0.005)
+    player.attach(marked.tables)
+    player.begin()
+    player.release(0)
+    ended = player.ended(0)
+    await until(lambda: marked.marks.any())
+    player.hold(True, True)
+    await until(lambda: player._state.control[LINK_UP] == FREE)
+    await asleep(player)
+    assert marked.marks.tolist() == [1, 0]
+    player.hold(False, False)
+    await ended.landed()
+
+
+async def test_a_player_that_holds_its_work_is_closed_and_given_other_tables(players):
+    marked, other, player = Marked([OPERATION] * 3), Marked([OPERATION] * 3), players()
+    player.attach(marked.tables)
+    player.hold(True, True)
+    player.begin()
+    player.release(0)
+    await asleep(player)
+    player.attach(other.tables)
+    player.begin()
+    player.release(0)
+    await asleep(player)
+    assert not marked.marks.any() and not other.marks.any()
+    player.close(10)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("asynctile-player")]
+
+
+async def test_waiting_for_a_turn_is_no_stall(players):
+    marked, player, asked = Marked([TRANSFER, OPERATION]), players(), []
+    player.on_transfer = asked.append
+    player.hold(True, False)
+    player.attach(marked.tables)
+    player.begin()
+    player.release(0)
+    ended = player.ended(0)
+    await until(lambda: asked)
+    await asleep(player)
+    await asyncio.sleep(0.01)
+    player.hold(True, True)  # which counts
+    assert player.stall_s == 0
+    player.hold(False, False)
+    await until(lambda: marked.marks[1])
+    await asleep(player)
+    player.transferred(0, True)
+    await ended.landed()
+    assert player.stall_s > 0
