@@ -1,6 +1,7 @@
 # make train   set everything up and train a small GPT-2 under a cap that does not hold it
 # make test    set everything up, check the sources and run the tests
 # make lint    ruff and mypy alone
+# make strict  the tests of the public face under python -X dev, on asyncio and uvloop, where nothing may block a loop
 # make reference   the comparisons with torch and transformers, and the types that clients see by pyright
 # The first call makes .venv; a later one only repeats what pyproject.toml changed.
 
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 RUN ?= runs/first
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: train test lint reference
+.PHONY: train test lint reference strict
 
 # The cap is below half of the states. A run that was stopped goes on; RUN=runs/second starts another.
 train: $(VENV)/.has-plot
@@ -23,6 +24,11 @@ test: lint
 lint: $(VENV)/.has-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p asynctile
+
+# The tests of the public face on both loops, in debug mode; see tests/strict.py.
+strict: $(VENV)/.has-test
+	$(BIN)/python -X dev -m pytest -p tests.strict tests/client tests/test_engine.py tests/test_share.py \
+		tests/layers/test_gpt2.py tests/layers/test_trainer.py tests/layers/test_saving.py tests/layers/test_server.py
 
 reference: $(VENV)/.has-reference
 	$(BIN)/python -m pytest -m reference

@@ -32,7 +32,7 @@ class Trace:
         ]  # fmt: skip
         try:
             with open(path, "w", encoding="utf-8") as file:
-                json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+                file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))  # dump writes a piece a number
         except OSError as error:  # a write does not say where, nor does a close
             error.filename = os.fspath(path)
             raise
