@@ -1,0 +1,177 @@
+"""How long does a token take while the model trains, and how much slower is the training?
+
+    python bench/bench_tokens.py [--rounds 3] [--seconds 15] [--requests 2] [--tokens 20] [--batch 2] [--block 512] [--write]
+
+The model of `make train` with --block positions, float32, on `cpu`. Texts of --tokens tokens behind prompts of 16 are asked for
+--requests times a second, after a Poisson process that waits for no answer: with no training; beside a training whose newest
+published weights an interactive share serves; and, as far as one gets without a share, of the model that trains, between its
+steps. The first token of a text counts from when the text was due, every other from the one before. Targets: p95 at most 3
+times the median without a training plus the longest operation of a step; the training keeps 0.8 of its speed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import Side, Table, arguments, batch, in_turn, publish, target
+from small_model import SHAPE
+from texts import GREEDY, prompts, write
+from window import Steps, rates
+
+from asynctile import Engine
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+
+UNLOADED, BESIDE, SHARED, ALONE = "no training", "an interactive share", "the training's own share", "training alone"
+PROMPT = 16
+MEMORY = "512MiB"
+#: How many times as long a token may take, and how much of its speed a training keeps.
+MOST, LEAST = 3.0, 0.8
+PERCENTILES = (50, 95, 100)
+FIRST, NEXT = "first token", "next token"
+
+
+class Requests:
+    """A side: texts asked for at set times, with a training or without. For each time: lags, milliseconds of first and of next
+    tokens; speed: steps a second meanwhile."""
+
+    def __init__(self, server: Any, training: Steps | None, config: GPT2Config, options: Namespace) -> None:
+        self.lags: list[dict[str, list[float]]] = []
+        self.speed: list[float] = []
+        self._server = server
+        self._training = training
+        self._options = options
+        self._prompt = prompts(config, 1, PROMPT)[0]
+
+    async def warm(self) -> None:
+        """One text, which counts nowhere."""
+        await write(self._server, self._prompt, self._options.tokens, **GREEDY)
+
+    async def p95(self) -> float:
+        """95% of next tokens take at most so many milliseconds."""
+        stop = asyncio.Event()
+        training = None if self._training is None else asyncio.create_task(self._training.run(stop))
+        try:
+            begin, end = await self._ask()
+        finally:
+            stop.set()
+            if training is not None:
+                await training
+        if self._training is not None:
+            self.speed.append(self._training.rate(begin, end))
+        return float(np.percentile(self.lags[-1][NEXT], 95))
+
+    async def _ask(self) -> tuple[float, float]:
+        """All the texts of one round; from when to when they were asked for."""
+        lags: dict[str, list[float]] = {FIRST: [], NEXT: []}
+        chance = np.random.default_rng(3)
+        begin = due = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            while (due := due + chance.exponential(1 / self._options.requests)) < begin + self._options.seconds:
+                await asyncio.sleep(due - time.perf_counter())
+                group.create_task(self._text(due, lags))
+            await asyncio.sleep(begin + self._options.seconds - time.perf_counter())
+            end = time.perf_counter()
+            if not lags[FIRST]:  # a short round
+                await self._text(time.perf_counter(), lags)
+        self.lags.append(lags)
+        return begin, end
+
+    async def _text(self, due: float, lags: dict[str, list[float]]) -> None:
+        _, times = await write(self._server, self._prompt, self._options.tokens, **GREEDY)
+        took = np.diff([due, *times]) * 1e3
+        lags[FIRST].append(float(took[0]))
+        lags[NEXT] += took[1:].tolist()
+
+
+async def open_training(stack: AsyncExitStack, config: GPT2Config, options: Namespace) -> Steps:
+    engine = await stack.enter_async_context(Engine("cpu", host_memory="2GiB"))
+    trainer = Trainer(await GPT2.create(engine, config, seed=1), AdamW(lr=1e-4))
+    return Steps(trainer, batch(config, options.batch, options.block))
+
+
+async def longest_operation(config: GPT2Config, options: Namespace, steps: int = 5) -> float:
+    """Milliseconds of the longest one of a step, the median of some steps by coroutines."""
+    longest = []
+    async with AsyncExitStack() as stack:
+        training = await open_training(stack, config, options)
+        engine = training.trainer.engine
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engine.start_trace()
+        for _ in range(steps + 1):
+            await rates([training], 0.0)
+            engine.write_trace(folder / "trace.json")
+            engine.start_trace()
+            events = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+            longest.append(max(event["dur"] for event in events) / 1e3)
+    return statistics.median(longest[1:])
+
+
+async def main() -> None:
+    options = arguments(__doc__, rounds=3, seconds=15.0, requests=2.0, tokens=20, batch=2, block=512)
+    config = GPT2Config(n_layer=SHAPE.n_layer, n_head=SHAPE.n_head, n_embd=SHAPE.n_embd, vocab_size=SHAPE.vocab_size,
+                        block_size=options.block)  # fmt: skip
+    operation_ms = await longest_operation(config, options)
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        alone, served, shared = [await open_training(stack, config, options) for _ in range(3)]
+        part = await enter(served.trainer.engine.share(host_memory=MEMORY, interactive=True))
+        server = await enter(served.trainer.model.serve(part))
+        own = await enter(shared.trainer.model.serve())
+        asked = {
+            UNLOADED: Requests(server, None, config, options),
+            BESIDE: Requests(server, served, config, options),
+            SHARED: Requests(own, shared, config, options),
+        }
+        speeds: list[float] = []
+
+        async def training_alone() -> float:
+            speeds.extend(await rates([alone], options.seconds / 2))
+            return speeds[-1]
+
+        sides: dict[str, Side] = {name: one.p95 for name, one in asked.items()} | {ALONE: training_alone}
+        for training in (alone, served, shared):
+            await rates([training], 0.0)
+        for one in asked.values():  # programs recorded, and their schedules made
+            await one.warm()
+        await in_turn(sides, options.rounds)
+    configuration = {
+        "model": f"GPT-2, {config.summary}, T {options.block}, B {options.batch}, float32, on cpu",
+        "texts": f"{options.tokens} tokens, {options.requests:g} texts a second",
+        "longest operation of a step": f"{operation_ms:.2f} ms",
+        "repeats": f"all tokens of {options.rounds} rounds of {options.seconds:g} s, sides in turn",
+    }
+    publish("bench_tokens", __doc__, configuration, results(asked, speeds, operation_ms), write=options.write)
+
+
+def results(asked: Mapping[str, Requests], alone: list[float], operation_ms: float) -> list[Table]:
+    """alone: steps a second of a training alone, for each round."""
+    tokens = Table("a token, ms", ("token", "beside", "p50", "p95", "worst", "tokens", "target for p95"))
+    for kind in (FIRST, NEXT):
+        every = {name: [lag for lags in one.lags for lag in lags[kind]] for name, one in asked.items()}
+        most = MOST * statistics.median(every[UNLOADED]) + operation_ms
+        for name, lags in every.items():
+            shown = [float(value) for value in np.percentile(lags, PERCENTILES)]
+            goal = target(shown[1], round(most, 2), above=False) if name == BESIDE else None
+            tokens.rows.append((kind, name, *shown, len(lags), goal))
+    training = Table("the training, steps a second", ("beside", "steps", "of alone", "target"))
+    training.rows.append((ALONE, statistics.median(alone), None, None))
+    for name in (BESIDE, SHARED):
+        speed = asked[name].speed
+        kept = statistics.median(one / all_ for one, all_ in zip(speed, alone, strict=True))
+        goal = target(kept, LEAST) if name == BESIDE else None
+        training.rows.append((f"tokens by {name}", statistics.median(speed), kept, goal))
+    return [tokens, training]
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
