@@ -19,6 +19,7 @@ from typing import Final
 __all__ = [
     "Closing", "Event", "Fault", "FirstToken", "Opened", "Opening", "Pressure", "RequestBegun", "RequestDone", "SaveBegun",
     "SaveDone", "SaveFailed", "StepDone", "Waiting", "RETRY", "REPAIR", "OPERATION", "STALL", "TORN", "SKIPPED",
+    "CANCELLED", "FAILED",
 ]  # fmt: skip
 
 #: Fault.kind: a transfer to or from the spill file that went well after all, or whose bytes did.
@@ -32,6 +33,10 @@ STALL: Final = "stall"
 TORN: Final = "torn"
 #: A step whose loss or gradient was not finite has changed nothing.
 SKIPPED: Final = "skipped"
+
+#: RequestDone.reason beside the reasons of a Token: nobody reads it any more; it ended with an error.
+CANCELLED: Final = "cancelled"
+FAILED: Final = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,7 @@ class FirstToken(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDone(Event):
-    """A request is over. reason: "stop", "length", "cancelled" or "failed"; error: why it failed, else None.
+    """A request is over. reason: "stop", "length", CANCELLED or FAILED; error: why it failed, else None.
 
     Seconds since it was asked for: waited_s until it was admitted, first_token_s (None if there was no token), total_s.
     """

@@ -40,6 +40,7 @@ COUNTERS = (
     ("asynctile_waited_seconds", "waited_s", "Time that jobs have waited for what others hold."),
     ("asynctile_skipped_steps", "skipped_steps", "Training steps whose loss or gradient was not finite."),
     ("asynctile_step_tokens", "step_tokens", "Tokens of training steps."),
+    ("asynctile_request_tokens", "request_tokens", "Tokens that were written for requests."),
 )
 SHARE = ("share",)
 
@@ -94,13 +95,14 @@ def _memory(found: Iterable[Statistics]) -> Iterator[Metric]:
 def _work(found: Iterable[Statistics]) -> Iterator[Metric]:
     moved = CounterMetricFamily("asynctile_moved_bytes", "Bytes that were moved between tiers.", labels=(*SHARE, "way"))
     steps = SummaryMetricFamily("asynctile_step_seconds", "Training steps, skipped ones too, and their time.", labels=SHARE)
+    requests = SummaryMetricFamily("asynctile_request_seconds", "Requests for text, and their time.", labels=SHARE)
     for statistics in found:
         for way, field in MOVED.items():
             moved.add_metric((statistics.share, way), getattr(statistics, field))
         count = statistics.steps + statistics.skipped_steps
         steps.add_metric((statistics.share,), count_value=count, sum_value=statistics.step_s)
-    yield moved
-    yield steps
+        requests.add_metric((statistics.share,), count_value=statistics.requests, sum_value=statistics.request_s)
+    yield from (moved, steps, requests)
     for name, field, text in COUNTERS:
         counter = CounterMetricFamily(name, text, labels=SHARE)
         for statistics in found:

@@ -18,6 +18,7 @@ from asynctile.layers.config import Config
 from asynctile.layers.decode import Span
 from asynctile.layers.sampling import Sampler
 from asynctile.layers.source import Weights
+from asynctile.layers.telling import ToldRequest
 from asynctile.layers.wording import Wording
 from asynctile.loop.mailbox import Mailbox
 
@@ -43,12 +44,13 @@ class Request:
     """prompt (T,): of at least one token. count: of tokens to write. sampler: chooses them. wording: says what they show, and
     which is the last; None: they are as many as `count`.
 
-    weights: what it follows from, once it was submitted. tokens: prompt and text so far. cached: how many of them stand in the
-    cache, in `pages`, of `version` of the weights. waited: runs since it was last in one. is_gone: nobody reads its tokens any
-    more. box: where they are put.
+    weights: what it follows from, and told: what is told of it, once it was submitted. tokens: prompt and text so far. cached:
+    how many of them stand in the cache, in `pages`, of `version` of the weights. waited: runs since it was last in one.
+    is_gone: nobody reads its tokens any more. box: where they are put.
     """
 
     weights: Weights
+    told: ToldRequest
 
     def __init__(self, prompt: Sequence[int], count: int, sampler: Sampler, wording: Wording | None = None) -> None:
         self.tokens = list(prompt)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import AsynctileError, BudgetError, DeviceError
+from asynctile.events import CANCELLED, FAILED
 from asynctile.layers.batching import BUCKETS, Part, bucket_of, plan
 from asynctile.layers.cache import Cache
 from asynctile.layers.decode import Span, inputs_of, record_decode
@@ -27,6 +28,7 @@ from asynctile.layers.pages import Pages
 from asynctile.layers.programs import Programs
 from asynctile.layers.requests import Reader, Request, Token
 from asynctile.layers.source import Source, Weights
+from asynctile.layers.telling import ToldRequest
 from asynctile.loop.thread import BROKEN_OFF, under_shield
 from asynctile.program.program import Program
 from asynctile.storage.demand import Demand
@@ -105,6 +107,7 @@ class Serving:
             self._task = self._share.begin(self._serve())
             self._task.add_done_callback(self._ended)
         request.weights = weights
+        request.told = ToldRequest(self._share, weights.name, len(request.tokens))
         weights.readers += 1
         self._waiting.append(request)
 
@@ -158,6 +161,7 @@ class Serving:
             self._waiting.popleft()
             request.pages = self._pages.reserve(count)
             self._running.append(request)
+            request.told.begin()
 
     async def _fill(self, weights: Weights, pages: int) -> None:
         """Give bytes to the pages below `pages`. BudgetError, before anything moves, if there is no room for all of them."""
@@ -233,12 +237,14 @@ class Serving:
             if isinstance(token, Exception):
                 self._fail([request], token)
                 continue
+            request.told.token()
             request.box.put(token)
             if token.finish_reason is not None:
-                self._leave(request)
+                self._leave(request, token.finish_reason)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: Request, reason: str = CANCELLED, error: str | None = None) -> None:
         """It wants nothing more."""
+        request.told.end(reason, error)
         request.weights.readers -= 1
         if request.pages:
             self._running.remove(request)
@@ -252,7 +258,7 @@ class Serving:
         if not isinstance(error, AsynctileError):
             error = DeviceError(f"the next token could not be computed: {error!r}; ask again")
         for request in requests:
-            self._leave(request)
+            self._leave(request, FAILED, str(error))
             request.box.close(copy.copy(error))
 
 

@@ -20,10 +20,11 @@ from asynctile.storage.tile import Tile
 class Weights(Protocol):
     """What a text is computed with: a model, or a copy of its weights. version: another number after every change of them.
 
-    readers: requests that follow from them.
+    readers: requests that follow from them. name: of the model.
     """
 
     engine: Share
+    name: str
     parameters: Parameters
     readers: int
 

@@ -1,8 +1,12 @@
-"""What a model and its training tell, and log: steps, saves, failed runs, torn models (asynctile/events.py)."""
+"""What a model, its training and its server tell, count and log: steps, saves, failed runs, torn models, requests for text.
+
+What each event says is asynctile/events.py's.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -10,11 +14,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asynctile.events import OPERATION, SKIPPED, TORN, Fault, SaveBegun, SaveDone, SaveFailed, StepDone
+from asynctile.events import (
+    OPERATION,
+    SKIPPED,
+    TORN,
+    Fault,
+    FirstToken,
+    RequestBegun,
+    RequestDone,
+    SaveBegun,
+    SaveDone,
+    SaveFailed,
+    StepDone,
+)
 from asynctile.layers.report import StepReport
 from asynctile.share import Share
 
 logger = logging.getLogger(__name__)
+
+_NUMBERS = itertools.count(1)
 
 
 def tell_step(share: Share, model: str, report: StepReport) -> None:
@@ -66,3 +84,43 @@ def told_save(share: Share, model: str, path: Path, step: int, *, behind: bool) 
     seconds = time.monotonic() - began
     logger.info("%s at step %d is saved in %s after %.1f s", model, step, path, seconds)
     share.tell(SaveDone, model=model, path=str(path), step=step, seconds=seconds)
+
+
+class ToldRequest:
+    """What is told of one request for text, on the engine's loop, from when it was asked for. share: that computes it."""
+
+    def __init__(self, share: Share, model: str, prompt_tokens: int) -> None:
+        self._share = share
+        self._model = model
+        self._number = next(_NUMBERS)
+        self._prompt_tokens = prompt_tokens
+        self._new_tokens = 0
+        self._asked = time.monotonic()
+        self._waited_s: float | None = None
+        self._first_token_s: float | None = None
+
+    def begin(self) -> None:
+        """It is admitted."""
+        waited_s = self._waited_s = time.monotonic() - self._asked
+        tokens = self._prompt_tokens
+        self._share.tell(RequestBegun, model=self._model, request=self._number, prompt_tokens=tokens, waited_s=waited_s)
+
+    def token(self) -> None:
+        """It has one more."""
+        self._new_tokens += 1
+        self._share.counts.request_tokens += 1
+        if self._first_token_s is None:
+            seconds = self._first_token_s = time.monotonic() - self._asked
+            self._share.tell(FirstToken, model=self._model, request=self._number, seconds=seconds)
+
+    def end(self, reason: str, error: str | None) -> None:
+        """It is over."""
+        total_s = time.monotonic() - self._asked
+        counts = self._share.counts
+        counts.requests += 1
+        counts.request_s += total_s
+        self._share.tell(
+            RequestDone, model=self._model, request=self._number, reason=reason, prompt_tokens=self._prompt_tokens,
+            new_tokens=self._new_tokens, waited_s=total_s if self._waited_s is None else self._waited_s,
+            first_token_s=self._first_token_s, total_s=total_s, error=error,
+        )  # fmt: skip

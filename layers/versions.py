@@ -42,6 +42,7 @@ class Followed(Protocol):
     """The model that there are versions of."""
 
     engine: Share
+    name: str
     config: Config
     tiling: Tiling
     step_count: int
@@ -58,11 +59,13 @@ class Followed(Protocol):
 class Version:
     """One copy of a model's weights on `engine`, a share.
 
-    number: updates done when they were those of the model; None: they are not whole. readers: texts that follow from them.
+    name: of the model. number: updates done when they were those of the model; None: they are not whole. readers: texts that
+    follow from them.
     """
 
-    def __init__(self, engine: Share, parameters: Parameters, beside: Sequence[Tile] = ()) -> None:
+    def __init__(self, engine: Share, name: str, parameters: Parameters, beside: Sequence[Tile] = ()) -> None:
         self.engine = engine
+        self.name = name
         self.parameters = parameters
         self.number: int | None = None
         self.readers = 0
@@ -108,7 +111,7 @@ class Versions:
             Parameters(model.config, model.tiling, model.engine.precision) for _ in range(VERSIONS if follows else 1)
         ]
         standing = list(chain.from_iterable(one.weights() for one in parameters))
-        self.all = [Version(share, one, standing) for one in parameters]
+        self.all = [Version(share, model.name, one, standing) for one in parameters]
         self.newest = self.all[0]
         self.parameters = self.newest.parameters
         #: how long the last publishing took, and when it ended

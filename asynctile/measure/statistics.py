@@ -15,6 +15,9 @@ class Counts:
     skipped_steps: int = 0
     step_tokens: int = 0
     step_s: float = 0.0
+    requests: int = 0
+    request_tokens: int = 0
+    request_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Statistics:
     A step that is played counts in operations and bytes when it ends.
 
     share: its name, "engine" for the engine's own. steps: training steps that updated, skipped_steps: those whose loss or
-    gradient was not finite; step_tokens and step_s: tokens and seconds of both. waiting_jobs: that wait until another job of
+    gradient was not finite; step_tokens and step_s: tokens and seconds of both. requests for text that are over,
+    however they ended, and their request_s; request_tokens: that were written. waiting_jobs: that wait until another job of
     the share is over; waited_s: seconds that jobs have waited for what others hold (the share, a model, RAM that is lent),
     summed over the waits that are over. queues: of the streams of the device as a whole, and of what is played on the share.
     """
@@ -66,6 +70,9 @@ class Statistics:
     skipped_steps: int = 0
     step_tokens: int = 0
     step_s: float = 0.0
+    requests: int = 0
+    request_tokens: int = 0
+    request_s: float = 0.0
     waiting_jobs: int = 0
     waited_s: float = 0.0
     queues: tuple[Queue, ...] = ()
@@ -100,6 +107,9 @@ def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts) 
         skipped_steps=counts.skipped_steps,
         step_tokens=counts.step_tokens,
         step_s=counts.step_s,
+        requests=counts.requests,
+        request_tokens=counts.request_tokens,
+        request_s=counts.request_s,
         waiting_jobs=waiting_jobs,
         waited_s=assembly.run_ahead.waited_s,
         queues=tuple([Queue(runner.name, *runner.depth) for runner in tiers.runners()]),
