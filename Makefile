@@ -27,7 +27,7 @@ lint: $(VENV)/.has-test
 
 # The tests of the public face on both loops, in debug mode; see tests/strict.py.
 strict: $(VENV)/.has-test
-	$(BIN)/python -X dev -m pytest -p tests.strict tests/client tests/test_engine.py tests/test_share.py \
+	PYTHONASYNCIODEBUG=1 $(BIN)/python -X dev -m pytest -p tests.strict tests/client tests/test_engine.py tests/test_share.py \
 		tests/layers/test_gpt2.py tests/layers/test_trainer.py tests/layers/test_saving.py tests/layers/test_server.py
 
 reference: $(VENV)/.has-reference

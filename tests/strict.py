@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
 
-LOOPS = {"asyncio": asyncio.DefaultEventLoopPolicy, "uvloop": uvloop.EventLoopPolicy}
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop,
+}  # fmt: skip
 #: By file, who may block a loop, and why.
 MEANT = {
     # Asks the kernel how much memory is left, where nobody said: files that are not on a disk, half a millisecond.
@@ -65,9 +67,8 @@ def complaints() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
-@pytest.fixture(scope="session", params=LOOPS)
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    return LOOPS[request.param]()
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return LOOPS
 
 
 @pytest.fixture(autouse=True)

@@ -161,7 +161,7 @@ async def main(folder: Path) -> Statistics:
         engine.write_trace(folder / "trace.json")
         statistics = assert_type(engine.statistics(), Statistics)
     await watching
-    assert any(line.startswith("step 1 of gpt2") for line in seen)
+    assert any(line.startswith("step 1 of gpt2") for line in seen) and "a text" in seen
     await lifetime()
     return statistics
 
