@@ -6,6 +6,7 @@ batching.py, by whom and when server.py; how tokens are chosen is sampling.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -46,7 +47,7 @@ class Request:
 
     weights: what it follows from, and told: what is told of it, once it was submitted. tokens: prompt and text so far. cached:
     how many of them stand in the cache, in `pages`, of `version` of the weights. waited: runs since it was last in one.
-    is_gone: nobody reads its tokens any more. box: where they are put.
+    is_left: its reader was closed. loop: of who asked. box: where they are put.
     """
 
     weights: Weights
@@ -57,11 +58,17 @@ class Request:
         self.cached = self.waited = 0
         self.pages: tuple[int, ...] = ()
         self.version: int | None = None
-        self.is_gone = False
+        self.is_left = False
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.box: Mailbox[Token] = Mailbox()
         self._left = count
         self._sampler = sampler
         self._wording = wording
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody reads its tokens any more: nobody does whose loop has been closed, be it still there."""
+        return self.is_left or (self.loop is not None and self.loop.is_closed())
 
     @property
     def positions(self) -> int:
@@ -115,7 +122,7 @@ class Reader:
         return token
 
     def close(self) -> None:
-        self._request.is_gone = True
+        self._request.is_left = True
 
     __del__ = close
 

@@ -72,6 +72,7 @@ class Serving:
         befalls the model or the engine meanwhile. Not an async generator: one inside another cannot be ended where a loop is
         thrown away.
         """
+        request.loop = asyncio.get_running_loop()
         reader = Reader(request, self._share.check_process)  # a forked child has no loop that would write to it
         try:
             await self._share.call(self._submit(request))
@@ -126,7 +127,7 @@ class Serving:
             self._fail([*self._running, *self._waiting], DeviceError(BROKEN_OFF))
 
     async def _round(self) -> None:
-        for request in [request for request in self._running if request.is_gone or request.box.is_forsaken]:
+        for request in [request for request in self._running if request.is_gone]:
             self._leave(request)
         await self._admit()
         if not self._running:

@@ -16,13 +16,9 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """`put` and then `close`, from any thread; `await take()` from one task at a time: cancelled, it loses nothing.
-
-    is_forsaken: the loop of who waited has been closed.
-    """
+    """`put` and then `close`, from any thread; `await take()` from one task at a time: cancelled, it loses nothing."""
 
     def __init__(self) -> None:
-        self.is_forsaken = False
         #: the collector may end a reader anywhere
         self._lock = threading.RLock()
         self._items: deque[T] = deque()
@@ -61,5 +57,5 @@ class Mailbox(Generic[T]):
         loop, ready = waiting
         try:
             loop.call_soon_threadsafe(resolve, ready)
-        except RuntimeError:
-            self.is_forsaken = True
+        except RuntimeError:  # the reader's loop has been closed
+            pass

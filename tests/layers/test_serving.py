@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from typing import Any
 
 import pytest
 
 from asynctile import BudgetError, DeviceError, Engine, TornModelError
-from asynctile.layers import GPT2, GPT2Config
+from asynctile.layers import GPT2, GPT2Config, serving
 from asynctile.layers.decode import record_decode
 from asynctile.layers.requests import Request
 from asynctile.layers.server import Server
@@ -103,14 +104,14 @@ async def test_closing_a_server_or_an_engine_ends_who_reads() -> None:
         await others
 
 
-@pytest.mark.parametrize("way", ["closed", "cancelled", "thrown away with its loop"])
+@pytest.mark.parametrize("way", ["closed", "cancelled", "loop closed", "loop closed at once"])
 async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str) -> None:
     async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
         held = asyncio.create_task(engine.call(hold(engine)))
         await until(lambda: engine.busy.holder is not None)
         tokens: Any = server.generate([1], max_new_tokens=39)
-        if way == "thrown away with its loop":
-            await asyncio.to_thread(begun_elsewhere, tokens, server)
+        if way.startswith("loop closed"):
+            await asyncio.to_thread(begun_elsewhere, tokens, server, waits=way == "loop closed")
         else:
             first = asyncio.create_task(anext(tokens))
             await until(lambda: server._serving._waiting)
@@ -127,12 +128,40 @@ async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str) ->
             first.cancel()
             await asyncio.wait([first])
         written = len(request.tokens)
-        del tokens
-        gc.collect()
         held.cancel()
         await until(server._serving._task.done)
         assert written <= len(request.tokens) <= written + 1 < 39
         assert not server._serving._pages.taken
+        del tokens  # the collector does not have it before
+
+
+async def test_a_request_that_is_thrown_away_between_two_tokens_leaves() -> None:
+    """By the collector: its loop, which would have closed it, is closed."""
+
+    def begun() -> tuple[Any, Request]:
+        loop = asyncio.new_event_loop()
+        tokens = server.generate([1], max_new_tokens=39)
+        loop.run_until_complete(anext(tokens))
+        loop.close()
+        return tokens, server._serving._running[0]
+
+    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
+        choose, go_on = Request.choose, threading.Event()
+
+        def slowly(request: Request, logits: Any) -> Any:
+            if len(request.tokens) == 3:
+                go_on.wait(20)
+            return choose(request, logits)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(serving, "AT_ONCE", 0)
+            patch.setattr(Request, "choose", slowly)
+            tokens, request = await asyncio.to_thread(begun)
+            del tokens
+            gc.collect()
+            go_on.set()
+            await until(server._serving._task.done)
+        assert len(request.tokens) <= 4 and not server._serving._pages.taken
 
 
 async def finished(task: asyncio.Task[Any], held: asyncio.Task[Any]) -> Any:
@@ -140,12 +169,14 @@ async def finished(task: asyncio.Task[Any], held: asyncio.Task[Any]) -> Any:
     return await task
 
 
-def begun_elsewhere(tokens: Any, server: Server) -> None:
-    """Asked for in a loop that is closed before there is a token."""
+def begun_elsewhere(tokens: Any, server: Server, *, waits: bool) -> None:
+    """Asked for in a loop that is closed before there is a token. waits: for one; else it does not know yet that it may."""
     loop = asyncio.new_event_loop()
     first = loop.create_task(anext(tokens))
-    while not server._serving._waiting:
-        loop.run_until_complete(asyncio.sleep(0))
+    loop.run_until_complete(asyncio.sleep(0))
+    while not (server._serving._waiting and (not waits or server._serving._waiting[0].box._waiting)):
+        if waits:
+            loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     first._log_destroy_pending = False  # type: ignore[attr-defined]
 
