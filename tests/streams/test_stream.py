@@ -233,6 +233,7 @@ async def test_closing_runs_what_waits_behind_a_shut_gate(streams, gate):
     gate.set(CLOSED)
     first = streams[0].enqueue((), seen.append, (1,))
     second = streams[0].enqueue((first,), seen.append, (2,))
+    await until(lambda: streams[0]._kept_back)
     streams[0].close()
     assert first.done and second.done and seen == [1, 2]
 
