@@ -67,6 +67,7 @@ async def test_latency_is_counted_from_when_a_request_was_due_and_by_the_phase_i
     added, met = service.results([side])
     assert len(added.rows) == 1 and "MISSED" in added.rows[0][4]
     assert added.rows[0][5] == pytest.approx(0.5 * (9000 - 0.09 * 1000 - 1), rel=1e-2)
+    assert added.rows[0][7] == pytest.approx(1)
     assert [row[1] for row in met.rows] == [service.IDLE, service.FIRST, service.STEPS, service.WHOLE]
 
 
