@@ -102,7 +102,7 @@ class Request:
 class Reader:
     """The tokens of a request, as they come; raises what goes wrong with it. check: raises where none can come any more.
 
-    When it is closed, or goes, be it by the collector in any thread, the request is given up.
+    When it is closed the request is given up.
     """
 
     def __init__(self, request: Request, check: Callable[[], None]) -> None:
@@ -123,8 +123,6 @@ class Reader:
 
     def close(self) -> None:
         self._request.is_left = True
-
-    __del__ = close
 
 
 def check_prompt(prompt_ids: Any, config: Config) -> list[int]:
