@@ -212,6 +212,8 @@ class Calls:
                 trainer = Trainer(await GPT2.create(part, CONFIG, tile=TILE))
                 for step in (1, 2):
                     await trainer.step(*batch(step))
+                async with trainer.model.serve(most=1) as server:
+                    await _some_of(server)
 
     async def _share_fails(self) -> None:
         """A block that ends with its user's error."""
