@@ -25,7 +25,7 @@ from asynctile.hub import ENGINE, LIMIT, Events, Tell
 from asynctile.lent import LentShare
 from asynctile.lifetime import Lifetime
 from asynctile.loop.files import THREADS
-from asynctile.loop.thread import new_loop, under_shield
+from asynctile.loop.thread import may_wait, new_loop, under_shield
 from asynctile.loop.turns import Turn
 from asynctile.measure.trace import Trace
 from asynctile.memory.spill_link import THREADS as TRANSFERS
@@ -209,15 +209,14 @@ class Engine(Share):
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise ValueError(f"weight is {weight!r}: expected a finite number above 0, such as 2.0")
         part = await self.call(self._share(name, sizes, weight, interactive), undo=self._take_back)
-        life = self._life
+        life, here = self._life, asyncio.get_running_loop()
         try:
             yield part
-        except GeneratorExit:  # thrown away, with its loop: it may not wait
-            if life.loop is not None:
-                life.loop.post(lambda: self.spawn(self._take_back(part)))
-            raise
-        except BaseException:
-            if life.is_open and life.process == os.getpid():
+        except BaseException as error:
+            if not may_wait(type(error), here):
+                if life.loop is not None:
+                    life.loop.post(lambda: self.spawn(self._take_back(part)))
+            elif life.is_open and life.process == os.getpid():
                 await life.open_loop().call_whole(self._take_back(part))
             raise
         if life.is_open:

@@ -21,7 +21,7 @@ from asynctile.errors import DeviceError
 from asynctile.events import Closing, Opening
 from asynctile.hub import ENGINE, Hub, Tell
 from asynctile.loop.background import Background
-from asynctile.loop.thread import CLOSED, LoopThread, in_thread
+from asynctile.loop.thread import CLOSED, LoopThread, in_thread, may_wait
 from asynctile.loop.turns import Turns
 from asynctile.memory.tiers import Tiers
 from asynctile.storage.spill import SpillTier
@@ -67,6 +67,8 @@ class Lifetime:
         self.turns = Turns(device.streams)
         self.failed: Exception | None = None
         self._make_loop = make_loop
+        #: the loop from which it was opened
+        self._opener: asyncio.AbstractEventLoop | None = None
         self._report = report
         self._undo = ExitStack()
         self._stop = threading.Event()
@@ -81,7 +83,7 @@ class Lifetime:
         with self._lock:
             if self.process is not None or self._is_closing:
                 raise DeviceError("an engine opens once: make a new Engine to go on")
-            self.process = os.getpid()
+            self.process, self._opener = os.getpid(), asyncio.get_running_loop()
 
     def check_process(self) -> None:
         """DeviceError in a forked child of the process that opened the engine: it would wait there for threads that are not."""
@@ -111,7 +113,7 @@ class Lifetime:
         if kind is not None and self.process != os.getpid():
             return
         self.check_process()
-        if kind is GeneratorExit:  # thrown away, with its loop: it may not wait
+        if kind is not None and self._opener is not None and not may_wait(kind, self._opener):  # thrown away with its loop
             self.is_open = False
             self.abandon()
             return

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -24,7 +24,7 @@ from asynctile.hub import Tell
 from asynctile.lifetime import Dependent, Lifetime
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
-from asynctile.loop.thread import LoopThread, Undo
+from asynctile.loop.thread import LoopThread, Undo, may_wait
 from asynctile.loop.turns import Turn
 from asynctile.measure.rates import Rates, measure_rates
 from asynctile.measure.statistics import Counts, Statistics, snapshot
@@ -211,6 +211,30 @@ class Share:
             job.close()
             raise
         return await loop.call(job, undo)
+
+    async def give_back(
+        self,
+        job: Callable[[], Coroutine[Any, Any, None]],
+        kind: type[BaseException] | None,
+        began_on: asyncio.AbstractEventLoop,
+    ) -> None:
+        """At the end of a block, from any loop: run what gives back what it held, to its end; CancelledError afterwards.
+
+        kind: of the error that ends the block, which began on the loop `began_on`. If it is thrown away with that, the job goes
+        on by itself. Nothing once the share is closed: all has ended with it.
+        """
+
+        async def whole() -> None:
+            with suppress(DeviceError):  # closed meanwhile
+                await self.call(job())
+
+        loop = self._life.loop
+        if loop is None or not self.is_open:
+            return
+        if may_wait(kind, began_on):
+            await loop.call_whole(whole())
+        else:
+            loop.post(lambda: self.spawn(whole()))
 
     def _open_loop(self) -> LoopThread:
         """Where its jobs run; DeviceError once they do no more."""

@@ -52,26 +52,33 @@ class Server:
                 raise BudgetError(what, floor=page)
             self._serving = Serving(source, most, nbytes // page, keeps=True)
         self._is_open = False
+        #: the loop on which its block began
+        self._opener: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
         """DeviceError if the engine is not open; TornModelError if the weights are of no single step, BudgetError if the share
         cannot hold its versions of them.
         """
+        self._opener = asyncio.get_running_loop()
         await self._source.share.call(self._open(), undo=lambda _: self._close())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not GeneratorExit:  # thrown away, with its loop, it may not wait: requests end by themselves
-            await self.aclose()
+        if self._opener is not None:
+            await self._finish(kind, self._opener)
 
     async def aclose(self) -> None:
-        """End every request that is left with a DeviceError, and give the memory of the cache back."""
+        """End every request that is left with a DeviceError, and give the memory of the cache back: whole, however often it is
+        cancelled; CancelledError afterwards.
+        """
+        await self._finish(None, asyncio.get_running_loop())
+
+    async def _finish(self, kind: type[BaseException] | None, began_on: asyncio.AbstractEventLoop) -> None:
         if self._is_open:
             self._is_open = False
-            if self._source.share.is_open:  # else everything has ended with it
-                await self._source.share.call(self._close())
+            await self._source.share.give_back(self._close, kind, began_on)
 
     async def publish(self) -> bool:
         """Whether texts that are asked for from now on follow from the weights of the model's last step.
@@ -143,9 +150,6 @@ class Server:
         self._is_open = True
 
     async def _close(self) -> None:
-        if await under_shield(self._end()):
-            raise asyncio.CancelledError
-
-    async def _end(self) -> None:
+        self._is_open = False
         await self._serving.end(DeviceError("the server was closed before this text had ended; wait for its texts first"))
         await self._source.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 import threading
 from contextlib import nullcontext
 
@@ -11,6 +12,7 @@ from threadpoolctl import threadpool_info
 from asynctile import DeviceError, Engine, StalledError
 from asynctile.program.needs import demand_of
 from asynctile.storage.tile import Tile
+from tests.settle import until
 
 
 def threads():
@@ -224,3 +226,32 @@ async def test_lent_ram_that_is_never_given_back_is_named(tmp_path):
 
 async def give_back(loan):
     loan.give_back()
+
+
+async def test_an_engine_is_closed_though_what_its_user_does_when_thrown_away_fails(monkeypatch):
+    """A block inside that cannot end without its loop raises something else than GeneratorExit."""
+
+    async def live():
+        async with Engine("cpu"):
+            inside.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                asyncio.get_running_loop()
+
+    def elsewhere():
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)
+        task = loop.create_task(live())
+        while not inside.is_set():
+            loop.call_later(0.001, loop.stop)
+            loop.run_forever()
+        loop.close()
+        del task
+        gc.collect()
+
+    before, inside, ignored = blas(), threading.Event(), []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    await asyncio.to_thread(elsewhere)
+    await until(lambda: (threads(), blas()) == ([], before))
+    assert len(ignored) == 1

@@ -5,6 +5,7 @@ Bits are layers/test_shares.py.
 
 import asyncio
 import gc
+import sys
 import threading
 
 import numpy as np
@@ -222,3 +223,40 @@ def test_a_coroutine_thrown_away_with_its_loop_inside_a_share_leaves_nothing_ope
     for thread in ours:
         thread.join(20)
         assert not thread.is_alive(), thread.name
+
+
+async def test_a_share_is_taken_back_though_what_its_user_does_when_thrown_away_fails():
+    """A block inside that cannot end without its loop raises something else than GeneratorExit."""
+
+    async def cannot_end():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            asyncio.get_running_loop()
+
+    async def use():
+        async with engine.share(host_memory="1MiB"):
+            began.set()
+            await cannot_end()
+
+    def elsewhere():
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)
+        task = loop.create_task(use())
+        while not began.is_set():
+            loop.call_later(0.001, loop.stop)
+            loop.run_forever()
+        loop.close()
+        del task
+        gc.collect()
+
+    began, ignored = threading.Event(), []
+    before, sys.unraisablehook = sys.unraisablehook, ignored.append
+    try:
+        async with Engine("cpu", host_memory="16MiB") as engine:
+            await asyncio.to_thread(elsewhere)
+            async with engine.share(host_memory="15MiB") as part:  # all of it is back
+                assert engine.shares == (engine, part)
+    finally:
+        sys.unraisablehook = before
+    assert len(ignored) == 1

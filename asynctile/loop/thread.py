@@ -213,6 +213,21 @@ class _Call(Generic[T]):
         self._thread.begin(self._undo(task.result()))
 
 
+def may_wait(kind: type[BaseException] | None, loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether a block that began on `loop` and ends with an error of `kind` can await anything.
+
+    Not one that is thrown away, maybe with its loop, by the collector in any thread. Its error is GeneratorExit, or whatever
+    the caller's own blocks inside of it made of that: they cannot await either.
+    """
+    if kind is GeneratorExit or loop.is_closed():
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 async def under_shield(work: Awaitable[Any]) -> bool:
     """Await `work` to its end even if cancelled; True if a cancellation came meanwhile."""
     task = asyncio.ensure_future(work)

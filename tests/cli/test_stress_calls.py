@@ -35,9 +35,10 @@ STORE = "Engine.reserve, store, read, clear, release"
 ELSEWHERE = {
     **dict.fromkeys(("Engine.reserve", "Engine.store", "Engine.read", "Engine.clear", "Engine.release"), STORE),
     "Engine.__aenter__": "Engine as a block", "Engine.__aexit__": "Engine as a block", "Trainer.step_for": "Trainer.step",
+    "Engine.give_back": "Server.aclose",
     "Steps.__anext__": "Trainer.run", "Events.__anext__": "Engine.events", "Events.aclose": "Engine.events",
     "StreamEvent.landed": "Engine.launch", "StreamEvent.settled": "Engine.launch",
-    "Server.__aenter__": "Server.generate", "Server.__aexit__": "Server.generate",
+    **dict.fromkeys(("Server.__aenter__", "Server.__aexit__", "Server.publish"), "Server.generate"),
 }  # fmt: skip
 #: For those who run on the engine's own loop: they are parts of other calls.
 INSIDE = ("On the device's loop", "On the engine's loop")

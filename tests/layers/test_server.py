@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,66 @@ async def test_memory_is_given_back_when_a_server_closes_and_when_nobody_generat
 
 async def text_of_model(model: GPT2, **options: Any) -> list[int]:
     return [token async for token in model.generate([1, 2, 3], **{"max_new_tokens": 9, "seed": 0, **options})]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_closing_a_server_is_whole_however_often_it_is_cancelled(times: int) -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        standing = engine.statistics().host_used_bytes
+        for turns in range(4):
+            server = await model.serve().__aenter__()
+            await text(server.generate(PROMPTS[0], max_new_tokens=2))
+            assert engine.statistics().host_used_bytes > standing
+            closing = asyncio.create_task(server.aclose())
+            for _ in range(turns + 1):
+                await asyncio.sleep(0)
+            for _ in range(times):
+                closing.cancel()
+                await asyncio.sleep(0)
+            await asyncio.wait([closing])
+            await engine.synchronize()
+            assert engine.statistics().host_used_bytes == standing
+
+
+async def test_a_server_that_is_thrown_away_with_its_loop_gives_its_memory_back() -> None:
+    """Though nobody can wait for it there, and a block inside could not end either."""
+
+    async def cannot_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            asyncio.get_running_loop()
+
+    async def use() -> None:
+        async with model.serve() as server:
+            await text(server.generate(PROMPTS[0], max_new_tokens=2))
+            used.append(engine.statistics().host_used_bytes)
+            await cannot_end()
+
+    def elsewhere() -> None:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)
+        task = loop.create_task(use())
+        while not used:
+            loop.call_later(0.001, loop.stop)
+            loop.run_forever()
+        loop.close()
+        del task
+        gc.collect()
+
+    used: list[int] = []
+    ignored: list[object] = []
+    before, sys.unraisablehook = sys.unraisablehook, ignored.append
+    try:
+        async with Engine("cpu") as engine:
+            model = await lively(engine, SHAPE)
+            standing = engine.statistics().host_used_bytes
+            await asyncio.to_thread(elsewhere)
+            await until(lambda: engine.statistics().host_used_bytes == standing)
+    finally:
+        sys.unraisablehook = before
+    assert used[0] > standing and len(ignored) == 1
 
 
 async def test_whoever_leaves_disturbs_nobody(alone: list[list[int]]) -> None:

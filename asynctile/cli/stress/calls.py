@@ -118,6 +118,7 @@ class Calls:
             group.create_task(_some_of(server))
             for _ in range(2):
                 group.create_task(self._text(server))
+            await server.publish()
 
     async def _close_server(self) -> None:
         """While it writes."""
