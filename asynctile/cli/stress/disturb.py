@@ -157,7 +157,7 @@ async def _here(call: Call, how: Disturbance, reached: Reached) -> Landed:
         await asyncio.sleep(0)  # what was told at the very end
         await asyncio.sleep(0)
     if cancelled or scopes[0].expired():
-        raise Finding("failed", f"a call that was disturbed ({how.how}) went on as if it had not been")
+        raise Finding("failed", f"{call.__qualname__} was disturbed ({how.how}) and went on as if it had not been")
     return Landed.AFTER if met else Landed.NEVER
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,8 +70,8 @@ class Disturbed:
     async def disturb(self, names: Sequence[str]) -> None:
         """These calls; Finding if they leave anything."""
         before = self._trainer.step_count
-        lends = len(names) > 1 and not LENDING.isdisjoint(names)
-        results = await asyncio.gather(*(self._one(name, lends) for name in names), return_exceptions=True)
+        several = len(names) > 1
+        results = await asyncio.gather(*(self._one(name, several or name in LENDING) for name in names), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -86,15 +87,15 @@ class Disturbed:
         if not 0 <= steps <= 2 * (not STEPPING.isdisjoint(names)) or self._trainer.model.torn is not None:
             raise Finding("failed", f"{what} counted {steps} steps, the model is {self._trainer.model.torn or 'whole'}")
 
-    async def _one(self, name: str, lends: bool) -> str:
-        """One call, and how it was disturbed. lends: another may take so much of the caps that it is refused."""
+    async def _one(self, name: str, may_be_refused: bool) -> str:
+        """One call, and how it was disturbed. may_be_refused: there may be too little, or others may have cut it otherwise."""
         loop, awaits = asyncio.get_running_loop(), self._awaits.get(name, _AWAITS)
         how = draw_disturbance(self._round.chance, awaits, self._usual_s.get(name, _USUAL_S))
         reached, began_s = Reached(how.at), loop.time()
         try:
             landed = await disturbed(self.calls.all[name], how, reached)
         except BudgetError:
-            if not lends:
+            if not may_be_refused:
                 raise
             return "refused"
         if landed in (Landed.AFTER, Landed.NEVER):
@@ -198,12 +199,10 @@ class _Life:
         """Opening by one task and closing by another."""
 
         async def opening() -> None:
-            try:
-                await self.engine.open()
-            except DeviceError:
-                pass  # it was closed first, or meanwhile
+            with suppress(DeviceError):  # it was closed first, or meanwhile
+                await self._disturb(self.engine.open)
 
-        await asyncio.gather(self._disturb(opening), self._disturb(self.engine.aclose))
+        await asyncio.gather(opening(), self._disturb(self.engine.aclose))
         await self.engine.aclose()
 
     async def _work(self) -> None:
