@@ -149,7 +149,7 @@ class Hub:
         reader.end()
 
     def _alive(self) -> list[Events]:
-        readers = [ref() for ref in tuple(self._readers)]
+        readers = [ref() for ref in self._readers.copy()]  # in one go, where a tuple lets the collector in, and readers out
         return [reader for reader in readers if reader is not None]
 
 

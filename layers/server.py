@@ -147,6 +147,7 @@ class Server:
         except BaseException:
             await under_shield(self._source.close())
             raise
+        self._serving.open()
         self._is_open = True
 
     async def _close(self) -> None:

@@ -64,6 +64,8 @@ class Serving:
         #: with so many running, the next one that waits found no memory for its pages
         self._too_many: int | None = None
         self._task: asyncio.Task[None] | None = None
+        #: what it was ended with, for whoever asks after that
+        self._error: Exception | None = None
 
     async def begin(self, request: Request) -> Reader:
         """The tokens of `request`, from any loop. However reading ends, the request leaves at its next token.
@@ -81,8 +83,15 @@ class Serving:
             raise
         return reader
 
+    def open(self) -> None:
+        """Requests are taken again after `end`."""
+        self._error = None
+
     async def end(self, error: Exception) -> None:
-        """Every request gets `error`; the memory of the cache is given back, and with it the programs that use it."""
+        """Every request gets `error`, those too that come now, from other loops; the memory of the cache is given back, and
+        with it the programs that use it.
+        """
+        self._error = error
         self._fail([*self._running, *self._waiting], error)
         if self._task is not None:
             self._task.cancel()
@@ -95,6 +104,8 @@ class Serving:
         return -(-positions // self.cache.positions)
 
     async def _submit(self, request: Request) -> None:
+        if self._error is not None:
+            raise copy.copy(self._error)
         weights = self._source.newest
         weights.check_whole("generate")
         count = self._pages_for(request.positions)
@@ -127,7 +138,7 @@ class Serving:
             self._fail([*self._running, *self._waiting], DeviceError(BROKEN_OFF))
 
     async def _round(self) -> None:
-        for request in [request for request in self._running if request.is_gone]:
+        for request in [request for request in (*self._running, *self._waiting) if request.is_gone]:
             self._leave(request)
         await self._admit()
         if not self._running:
@@ -145,9 +156,6 @@ class Serving:
         """Those that fit, in order of asking."""
         while self._waiting and len(self._running) < self._most:
             request = self._waiting[0]
-            if request.is_gone:
-                self._leave(request)
-                continue
             count = self._pages_for(request.positions)
             if not self._pages.has(count) or self._too_many == len(self._running):
                 return

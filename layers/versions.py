@@ -116,11 +116,13 @@ class Versions:
         self.parameters = self.newest.parameters
         #: how long the last publishing took, and when it ended
         self._took_s, self._ended_at = 0.0, 0.0
+        self._is_over = False
 
     async def open(self) -> None:
         """On the engine's loop: the first version. BudgetError if the share cannot hold all of them, TornModelError."""
         async with self.model.changing.held():
             self.model.check_whole("serve")
+            self._is_over = False
             await self.share.reserve(demand_of([], chain.from_iterable(version.tiles() for version in self.all)))
             await self._publish(self.newest)
             self.model.followers.append(self)
@@ -149,13 +151,16 @@ class Versions:
             return await self._renew()
 
     async def close(self) -> None:
-        """On the engine's loop: free them. Nobody may read any."""
+        """On the engine's loop: free them. Nobody may read any; what is being published is given up."""
+        self._is_over = True
         if self in self.model.followers:
             self.model.followers.remove(self)
         await self.share.release(chain.from_iterable(version.tiles() for version in self.all))
 
     async def _renew(self) -> bool:
         """Inside `changing`: `publish`."""
+        if self._is_over:
+            return False
         if self.newest.number == self.model.step_count:
             return True
         free = next((version for version in self.all if version is not self.newest and not version.readers), None)
@@ -163,13 +168,17 @@ class Versions:
             return False
         self.model.check_whole("publish")
         await self._publish(free)
-        return True
+        return self.newest is free
 
     async def _publish(self, version: Version) -> None:
+        """Nothing is published if it is closed meanwhile."""
         began = perf_counter()
         version.number = None
         for sources, targets in _pieces(self.model.weights(), version.tiles()):
-            await self.share.store(zip(targets, await self.model.engine.read_all(sources), strict=True))
+            values = await self.model.engine.read_all(sources)
+            if self._is_over:  # meanwhile: what is stored now would never be freed
+                return
+            await self.share.store(zip(targets, values, strict=True))
         version.number = self.model.step_count
         self.newest = version
         self._ended_at = perf_counter()

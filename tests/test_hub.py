@@ -193,3 +193,21 @@ async def test_many_threads_may_tell_at_once():
         thread.join()
     for name in names:
         assert [text for text in texts if text[0] == name] == [f"{name}{n}" for n in range(told)]
+
+
+def test_a_reader_that_the_collector_takes_while_something_is_told_disturbs_nobody():
+    """Wherever that comes by: some Pythons collect where a container is made."""
+    before, event = gc.get_threshold(), Closing(ENGINE)
+    for threshold in range(1, 60):
+        hub = Hub()
+        readers = [hub.reader() for _ in range(40)]
+        gc.collect()
+        gone = hub.reader()
+        gone.itself = gone
+        del gone
+        gc.set_threshold(threshold)
+        try:
+            hub.push(event)
+        finally:
+            gc.set_threshold(*before)
+        assert all(len(reader._ring) == 1 for reader in readers)

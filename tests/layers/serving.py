@@ -10,6 +10,7 @@ from typing import Any
 from asynctile.layers import GPT2
 from asynctile.layers.requests import Token
 from asynctile.layers.server import Server
+from asynctile.share import Share
 from tests.layers.shapes import shape
 
 #: Groups of heads, tiles of K and of the vocabulary, five pages a text.
@@ -42,3 +43,9 @@ async def one_by_one(server: Server, prompts: Sequence[Sequence[int]] = PROMPTS,
 def held_by(model: GPT2) -> int:
     """Bytes of tiles on the engine of a model."""
     return model.engine.statistics().host_used_bytes
+
+
+async def hold(engine: Share) -> None:
+    """Its program runs, for all that others know."""
+    async with engine.exclusive():
+        await asyncio.Event().wait()

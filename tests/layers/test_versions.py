@@ -141,6 +141,24 @@ async def test_what_goes_wrong_while_publishing_is_not_the_trainings(
         assert found.versions.newest is not before
 
 
+async def test_closed_while_a_step_is_published_they_leave_nothing_behind(place: Any, at_once: None) -> None:
+    async with scene(place) as found:
+        read_all = found.engine.read_all
+
+        async def closed_meanwhile(tiles: Any) -> Any:
+            values = await read_all(tiles)
+            await found.versions.close()
+            return values
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(found.engine, "read_all", closed_meanwhile)
+            assert (await found.trainer.step(*BATCHES[0])).step == 1
+        assert found.part.statistics().host_used_bytes == 0
+        assert await found.publish() is False
+        await found.engine.call(found.versions.open())
+        assert_same_tensors(await found.weights(found.versions.newest), await found.current())
+
+
 async def test_training_has_the_bits_that_it_has_without_versions(place: Any, at_once: None) -> None:
     async def states(trainer: Trainer) -> Tensors:
         return await trainer.model.state_dict() | await moments_of(trainer)

@@ -1,0 +1,181 @@
+"""Who leaves before his text has ended, and servers, shares and engines that close under texts: nothing of them is left behind.
+
+What goes wrong within a text is test_serving.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+from asynctile import DeviceError, Engine
+from asynctile.layers import GPT2, serving
+from asynctile.layers.requests import Request
+from asynctile.layers.server import Server
+from tests.layers.serving import PROMPTS, SHAPE, held_by, hold, one_by_one, text, texts
+from tests.layers.training import lively
+from tests.settle import until
+
+
+async def test_closing_a_server_or_an_engine_ends_who_reads() -> None:
+    """At once, also while their next run waits for somebody else's program."""
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        async with model.serve(most=2) as server:
+            await text(server.generate([1], max_new_tokens=39))  # the pages of the next are there
+            held = asyncio.create_task(engine.call(hold(engine)))
+            reading = asyncio.gather(*(text(server.generate([1])) for _ in range(5)), return_exceptions=True)
+            await until(lambda: len(server._serving._waiting) + len(server._serving._running) == 5)
+            closing = asyncio.create_task(server.aclose())
+            assert [type(error) for error in await reading] == [DeviceError] * 5
+            assert all("server was closed" in str(error) for error in await reading)
+            assert not closing.done()
+            with pytest.raises(DeviceError, match="server is not open"):
+                await text(server.generate([1]))
+            held.cancel()
+            await closing
+        others = asyncio.create_task(consume(model))
+        await until(lambda: model._serving._running)
+    with pytest.raises(DeviceError, match="closed"):
+        await others
+
+
+async def test_who_asks_a_server_that_is_closed_meanwhile_from_another_loop_is_refused() -> None:
+    async with Engine("cpu") as engine:
+        model = await lively(engine, SHAPE)
+        before = held_by(model)
+        async with model.serve() as server:
+            expected = await texts(server, max_new_tokens=9)
+        server._is_open = True  # as another thread has seen it
+        with pytest.raises(DeviceError, match="the server was closed"):
+            await text(server.generate([1]))
+        assert held_by(model) == before
+        server._is_open = False
+        async with server:
+            assert await texts(server, max_new_tokens=9) == expected
+
+
+async def test_who_waits_behind_others_and_has_gone_leaves_at_the_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[list[int]] = []
+
+    def watch(request: Request, logits: Any) -> Any:
+        waiting.append([other.tokens[0] for other in server._serving._waiting])
+        return choose(request, logits)
+
+    choose = Request.choose
+    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve(most=1) as server:
+        monkeypatch.setattr(Request, "choose", watch)
+        held = asyncio.create_task(engine.call(hold(engine)))
+        asked = []
+        for number in (1, 2, 3):
+            asked.append(asyncio.create_task(text(server.generate([number], max_new_tokens=9))))
+            await until(lambda: len(server._serving._waiting) + len(server._serving._running) == len(asked))
+        asked[2].cancel()
+        await asyncio.wait(asked[2:])
+        held.cancel()
+        assert [len(found) for found in await asyncio.gather(*asked[:2])] == [9, 9]
+    assert waiting[1:9] == [[2]] * 8
+
+
+@pytest.mark.parametrize("way", ["closed", "cancelled", "loop closed", "loop closed at once"])
+async def test_a_request_that_nobody_reads_leaves_at_its_next_token(way: str) -> None:
+    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
+        held = asyncio.create_task(engine.call(hold(engine)))
+        await until(lambda: engine.busy.holder is not None)
+        tokens: Any = server.generate([1], max_new_tokens=39)
+        if way.startswith("loop closed"):
+            await asyncio.to_thread(begun_elsewhere, tokens, server, waits=way == "loop closed")
+        else:
+            first = asyncio.create_task(anext(tokens))
+            await until(lambda: server._serving._waiting)
+        request = server._serving._waiting[0]
+        if way == "closed":
+            other = asyncio.create_task(text(server.generate([2], max_new_tokens=39)))
+            held.cancel()
+            await first
+            held = asyncio.create_task(engine.call(hold(engine)))
+            await until(lambda: engine.busy.holder is not None and "hold" in engine.busy.holder)
+            await tokens.aclose()
+            assert len(await finished(other, held)) == 39
+        elif way == "cancelled":
+            first.cancel()
+            await asyncio.wait([first])
+        written = len(request.tokens)
+        held.cancel()
+        await until(server._serving._task.done)
+        assert written <= len(request.tokens) <= written + 1 < 39
+        assert not server._serving._pages.taken
+        del tokens  # the collector does not have it before
+
+
+async def test_a_request_that_is_thrown_away_between_two_tokens_leaves() -> None:
+    """By the collector: its loop, which would have closed it, is closed."""
+
+    def begun() -> tuple[Any, Request]:
+        loop = asyncio.new_event_loop()
+        tokens = server.generate([1], max_new_tokens=39)
+        loop.run_until_complete(anext(tokens))
+        loop.close()
+        return tokens, server._serving._running[0]
+
+    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
+        choose, go_on = Request.choose, threading.Event()
+
+        def slowly(request: Request, logits: Any) -> Any:
+            if len(request.tokens) == 3:
+                go_on.wait(20)
+            return choose(request, logits)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(serving, "AT_ONCE", 0)
+            patch.setattr(Request, "choose", slowly)
+            tokens, request = await asyncio.to_thread(begun)
+            del tokens
+            gc.collect()
+            go_on.set()
+            await until(server._serving._task.done)
+        assert len(request.tokens) <= 4 and not server._serving._pages.taken
+
+
+async def finished(task: asyncio.Task[Any], held: asyncio.Task[Any]) -> Any:
+    held.cancel()
+    return await task
+
+
+def begun_elsewhere(tokens: Any, server: Server, *, waits: bool) -> None:
+    """Asked for in a loop that is closed before there is a token. waits: for one; else it does not know yet that it may."""
+    loop = asyncio.new_event_loop()
+    first = loop.create_task(anext(tokens))
+    loop.run_until_complete(asyncio.sleep(0))
+    while not (server._serving._waiting and (not waits or server._serving._waiting[0].box._waiting)):
+        if waits:
+            loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    first._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+async def test_a_share_that_ends_waits_for_the_texts_on_it() -> None:
+    async with Engine("cpu") as engine:
+        async with (await lively(engine, SHAPE)).serve() as server:
+            expected = await one_by_one(server, max_new_tokens=9)
+        async with engine.share(host_memory="8MiB") as part:
+            model = await lively(part, SHAPE)  # type: ignore[arg-type]
+
+            async def ids() -> list[int]:
+                return [token async for token in model.generate(PROMPTS[0], seed=0, max_new_tokens=9)]
+
+            held = asyncio.create_task(part.call(hold(part)))
+            writing = asyncio.create_task(ids())
+            await until(lambda: model._serving._waiting)
+            asyncio.get_running_loop().call_later(0.05, held.cancel)
+        assert await writing == expected[0]
+
+
+async def consume(model: GPT2) -> None:
+    while True:
+        async for _ in model.generate([1], max_new_tokens=39):
+            pass
