@@ -93,6 +93,18 @@ async def test_steps_are_counted_with_their_seconds_and_tokens_under_the_share_t
     assert not any(("share", "night") in name for name in after)
 
 
+async def test_no_sample_is_told_twice_where_several_shares_are_played():
+    async with Engine("cpu", host_memory="64MiB") as engine, engine.share(host_memory="16MiB", name="night") as night:
+        for share in (engine, night):
+            trainer = Trainer(await GPT2.create(share, CONFIG))
+            assert [(await trainer.step(TOKENS, TOKENS)).played for _ in range(3)][-1]
+            assert [queue.name for queue in share.statistics().queues].count("player") == 1
+        samples = [sample for metric in registry(engine).collect() for sample in metric.samples]
+    found = [labelled(sample.name, **sample.labels) for sample in samples]
+    assert sorted(found) == sorted(set(found))
+    assert labelled("asynctile_queue_running", share="engine", queue="player") in found
+
+
 async def test_nothing_is_registered_or_started_outside_of_the_registry():
     before = generate_latest(REGISTRY), threading.active_count()
     first, second = registry(Engine("cpu")), registry(Engine("cpu"))

@@ -84,6 +84,7 @@ def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts) 
     device, top, host, spill = tiers.device, tiers.top, tiers.host, tiers.spill
     linked = top is not host
     player = tiers.player
+    runners = [*device.streams(), *([] if player is None else [player])]
     return Statistics(
         device=device.name,
         device_memory_bytes=top.arena.cap if linked else None,
@@ -112,5 +113,5 @@ def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts) 
         request_s=counts.request_s,
         waiting_jobs=waiting_jobs,
         waited_s=assembly.run_ahead.waited_s,
-        queues=tuple([Queue(runner.name, *runner.depth) for runner in tiers.runners()]),
+        queues=tuple([Queue(runner.name, *runner.depth) for runner in runners]),
     )
