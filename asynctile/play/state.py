@@ -103,8 +103,8 @@ class State:
         """Whether operations run or are ready, be they held; or copies and transfers, if they count as well."""
         if self.control[places.READY] or (copies and self.control[places.MOVES]):
             return True
-        running = self.lanes[:, places.RUNNING]
-        return bool(np.isin(self.tables.kinds[running[running >= 0]], (OPERATION, COPY)).any())
+        kinds = self.tables.kinds
+        return any(entry >= 0 and kinds[entry] in (OPERATION, COPY) for entry in self.lanes[:, places.RUNNING].tolist())
 
     def meet(self) -> None:
         """What workers wrote before and with a word that was seen here is seen from now on: statuses, numbers, the ring."""
