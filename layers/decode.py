@@ -2,7 +2,7 @@
 
 One program reads prompts and writes texts: a row is a token at a position of a sequence, and which rows meet, of whom, and
 which page is whose, are inputs. It visits the weights in the order of every forward pass, whatever the number of rows or
-pages. Which rows are computed is batching.py's choice, what is done with the logits server.py's.
+pages. Which rows are computed is batching.py's choice, what is done with the logits serving.py's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One request for text: what it asks for, what of it is computed, and the tokens that were chosen.
 
 `check_prompt`, `check_context` and `check_count` refuse what no model can do. Which requests are computed together is
-batching.py, by whom and when server.py; how tokens are chosen is sampling.py.
+batching.py, by whom and when serving.py; how tokens are chosen is sampling.py.
 """
 
 from __future__ import annotations

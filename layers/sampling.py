@@ -1,8 +1,8 @@
 """Choosing the next token from logits: how (`Sampling`), the choices of one text (`Sampler`), and the tokens that it follows.
 
 The order is that of the logits processors of transformers: repetition penalty, temperature, top_k, top_p, min_p. What none of
-them leaves is not looked at again, so a choice among 50,000 tokens costs little more than finding the few likeliest. Which
-logits is model.py; where a text ends is not said here.
+them leaves is not looked at again, so a choice among 50,000 tokens costs little more than finding the few likeliest. Where
+logits come from is serving.py and generation.py, where a text ends stopping.py.
 """
 
 from __future__ import annotations

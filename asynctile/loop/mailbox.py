@@ -30,11 +30,11 @@ class Mailbox(Generic[T]):
             self._items.append(item)
             self._wake()
 
-    def close(self, error: BaseException | None = None) -> None:
-        """There is no more: whoever takes what is not there gets `error`, or StopAsyncIteration. Once closed it stays so."""
+    def close(self, error: BaseException) -> None:
+        """There is no more: whoever takes what is not there gets `error`. Once closed it stays so."""
         with self._lock:
             if self._end is None:
-                self._end = StopAsyncIteration() if error is None else error
+                self._end = error
                 self._wake()
 
     async def take(self) -> T:

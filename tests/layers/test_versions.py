@@ -1,6 +1,6 @@
 """Copies of a training model's weights on another share: which steps they are of, and that nobody is disturbed by them.
 
-Who reads them is test_server.py's.
+Who reads them is test_serving_beside.py's.
 """
 
 from __future__ import annotations

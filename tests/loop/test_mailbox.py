@@ -16,7 +16,7 @@ async def taken(box: Mailbox[int]) -> list[int]:
     while True:
         try:
             found.append(await box.take())
-        except StopAsyncIteration:
+        except EOFError:
             return found
 
 
@@ -24,7 +24,7 @@ async def test_what_was_put_is_taken_in_order_and_then_there_is_no_more() -> Non
     box = Mailbox[int]()
     for item in range(3):
         box.put(item)
-    box.close()
+    box.close(EOFError())
     assert await taken(box) == [0, 1, 2] and await taken(box) == []
 
 
@@ -35,7 +35,7 @@ async def test_a_reader_wakes_for_what_another_thread_puts() -> None:
         if item % 3 == 0:
             await turns()
         await asyncio.to_thread(box.put, item)
-    await asyncio.to_thread(box.close)
+    await asyncio.to_thread(box.close, EOFError())
     assert await reading == list(range(200))
 
 
@@ -43,7 +43,7 @@ async def test_an_error_comes_behind_what_was_put_and_only_the_first_counts() ->
     box = Mailbox[int]()
     box.put(1)
     box.close(ValueError("first"))
-    box.close()
+    box.close(ValueError("second"))
     assert await box.take() == 1
     for _ in range(2):
         with pytest.raises(ValueError, match="first"):
