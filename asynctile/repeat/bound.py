@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,30 +16,33 @@ import numpy as np
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.play.tables import Tables
+from asynctile.program.program import Program
 from asynctile.repeat.arrival import in_slots
 from asynctile.repeat.template import Kernels, Template
 from asynctile.repeat.transfers import Transfers
 from asynctile.run.assembly import check_value
 from asynctile.schedule.schedule import DISK, RESULT, Place, Schedule, Standing
 from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.demand import align
 from asynctile.storage.tile import Tile
 
 
 class Bound:
     """template on `tiers`, where its tiles are arranged. slots: of all its places. tables: what is played. base: of its ranks.
 
+    results: memory for what it fetches, of which it wants `results_nbytes`; others may use it between two runs.
     others_nbytes: by tier from the top down, of slots that tiles of other programs have.
     numbers: what its kernels report, float64 by the program's indices. transfers: those that the host does for it.
     ValueError if a tier has too few slots, BudgetError if the spill file has too few blocks.
     """
 
-    def __init__(self, template: Template, tiers: Tiers, base: int) -> None:
+    def __init__(self, template: Template, tiers: Tiers, base: int, results: np.ndarray) -> None:
         self.template = template
         self.tiers = tiers
         self.base = base
         self.slots: Mapping[Place, Slot] = _slots(self.schedule, tiers)
         self.numbers = tiers.device.numbers(len(self.schedule.program.numbers) + 1)
-        self._results: dict[int, np.ndarray] = {}
+        self._results = _parts(results, self.schedule.program)
         views = [self._bytes(place) for place in template.places]
         addresses = np.array([view.ctypes.data for view in views], np.int64)
         self.tables: Tables = template.bound(addresses, self.numbers, views)
@@ -82,7 +86,7 @@ class Bound:
     def _bytes(self, place: Place) -> np.ndarray:
         if place.tier != RESULT:
             return _bytes(self.tiers, place.tier, self.slots[place])
-        return self._results.setdefault(place.index, np.empty(place.nbytes, np.uint8))
+        return self._results[place.index]
 
     def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
         """Of the inputs, in RAM, as far as they have slots there."""
@@ -127,6 +131,18 @@ class Bound:
         tiers = self.tiers.from_the_top()
         self.others_nbytes = [_others_nbytes(self.schedule, tier, number) for number, tier in enumerate(tiers)]
         self._stamp = _stamp(self.tiers)
+
+
+def results_nbytes(program: Program) -> int:
+    """Of the memory that its results are put in."""
+    return sum(align(fetch.tile.nbytes) for fetch in program.fetches)
+
+
+def _parts(results: np.ndarray, program: Program) -> list[np.ndarray]:
+    """Of each fetch, in order."""
+    sizes = [fetch.tile.nbytes for fetch in program.fetches]
+    ends = accumulate((align(size) for size in sizes), initial=0)
+    return [results[begin : begin + size] for begin, size in zip(ends, sizes, strict=False)]
 
 
 def _stamp(tiers: Tiers) -> tuple[Any, ...]:

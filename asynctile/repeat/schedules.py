@@ -23,7 +23,7 @@ from asynctile.play.native import player_supported
 from asynctile.play.player import Player
 from asynctile.program.program import Program
 from asynctile.repeat.arrival import arrange
-from asynctile.repeat.bound import Bound
+from asynctile.repeat.bound import Bound, results_nbytes
 from asynctile.repeat.played_job import PlayedJob
 from asynctile.repeat.rehearsal import rehearse
 from asynctile.repeat.template import Kernels, Template
@@ -37,7 +37,7 @@ from asynctile.storage.tile import Tile
 #: The most schedules that are kept for one share, and the most of their entries, of about 800 bytes each. But as many as FEW
 #: are kept however long they are: a training needs its step and its validation, of each shape that comes again.
 KEPT, ENTRIES, FEW = 32, 1 << 18, 8
-#: What a program that is played may fetch, bytes: it is copied once more, and so much is kept beside the caps.
+#: What a program that is played may fetch, bytes: it is copied once more, through memory of this size that all of a share use.
 MOST_FETCHED = 16 << 20
 
 
@@ -64,6 +64,8 @@ class Schedules:
         #: those whose schedules stand, the one used last at the end; whose tables the workers have
         self._bounds: OrderedDict[Program, Bound] = OrderedDict()
         self._attached: Bound | None = None
+        #: beside the caps; none before the first that fetches
+        self._results = np.empty(0, np.uint8)
 
     async def start(
         self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
@@ -124,6 +126,7 @@ class Schedules:
         self._attached = None
         self._bounds.clear()
         self._kept.clear()
+        self._results = np.empty(0, np.uint8)
 
     @property
     def _kernels(self) -> Kernels:
@@ -137,7 +140,7 @@ class Schedules:
             and player_supported()
             and device.workers is not None
             and tiers.lockstep is None
-            and sum(fetch.tile.nbytes for fetch in program.fetches) <= MOST_FETCHED
+            and results_nbytes(program) <= MOST_FETCHED
             and not any(stream.trace is not None for stream in device.streams())
         )
 
@@ -158,13 +161,19 @@ class Schedules:
                 return None  # nothing can be played without these, and coroutines say whose bytes there are not
             if not await arrange(tiers, template.schedule):
                 return None
-            bound = self._bounds[program] = Bound(template, tiers, tiers.unranked(program))
+            bound = self._bounds[program] = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
             while len(self._bounds) > KEPT:
                 self._let_go(self._bounds.popitem(last=False)[1])
             return bound
         except BaseException:
             self._release(program.inputs.values())
             raise
+
+    def _memory_for(self, program: Program) -> np.ndarray:
+        """Where its results are put."""
+        if results_nbytes(program) > self._results.size:
+            self._results = np.empty(MOST_FETCHED, np.uint8)
+        return self._results
 
     def _is_kept(self, program: Program) -> bool:
         """Whether it has been played where everything stays, as it does now."""

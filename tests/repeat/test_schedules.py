@@ -15,6 +15,7 @@ import pytest
 from asynctile import AsynctileError, TierError
 from asynctile.layers import Trainer
 from asynctile.ops import fill
+from asynctile.repeat.schedules import MOST_FETCHED
 from asynctile.share import Share
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
@@ -90,6 +91,20 @@ async def test_results_that_are_fetched_are_those_of_coroutines(place: dict[str,
         assert [run.played for run in runs] == [False, True, True, True, True]
         engine.plays = False
         assert [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:4]] == found
+
+
+async def test_results_of_all_that_is_played_take_no_more_memory_beside_the_caps_than_those_of_one() -> None:
+    async with training({"device": "cpu"}) as (engine, trainer):
+        model, tokens = trainer.model, BATCHES[0][0]
+        for length in (2, 3, 4):
+            first = (await model.logits(tokens[:, :length])).tobytes()
+            for _ in range(2):
+                assert (await model.logits(tokens[:, :length])).tobytes() == first
+        bounds = list(engine._schedules._bounds.values())
+        parts = [part for bound in bounds for part in bound._results]
+        assert len(bounds) == 3 and sum(part.nbytes for part in bounds[-1]._results) > 0
+        assert all(part.base is engine._schedules._results for part in parts)
+        assert engine._schedules._results.nbytes == MOST_FETCHED
 
 
 async def test_programs_that_take_turns_are_all_played_where_everything_stays(place: dict[str, Any]) -> None:
