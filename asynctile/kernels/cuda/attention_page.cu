@@ -72,7 +72,8 @@ static __device__ __forceinline__ void attention_page(const T *q, const T *k, co
             float sum = first ? 0.0f : to_float(line[c]) * shrink;
 #pragma unroll 4
             for (int j = 0; j < met; j++) sum = __fmaf_rn(weights[j], to_float(values[size_t(j) * pitch + c]), sum);
-            assign(line[c], sum * share);
+            assign(line[c], sum);  // rounded here also where the last page is the row's own, which is by chance
+            if (last) assign(line[c], to_float(line[c]) * share);
         }
         __syncwarp();  // the next row's weights take their place, and its state may be read
         if (lane == 0) state[0] = top, state[sums] = total;

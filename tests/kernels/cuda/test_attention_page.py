@@ -40,6 +40,22 @@ def test_against_whole_attention_and_alike_however_fed(machine, lengths, places,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_of_others_before_and_behind_change_no_bit(machine, dtype):
+    """Nobody's here, as where more pages are visited than one text has."""
+    operands, found = [random(seed, 1, 16, dtype=dtype) for seed in range(3)], set()
+    old = random(4, 16, 16, dtype=dtype)
+    for own, count in ((0, 1), (0, 3), (1, 3), (2, 3)):
+        page, out, stats = old.copy(), poison(1, 16, dtype=dtype), poison(4, 1)
+        owners = np.full((count, 2), -1, np.int32)
+        owners[own] = 7, 0
+        for number in range(count):
+            arrays = [*operands, page, np.array([7, 5], np.int32), owners.reshape(-1), out, stats]
+            machine.run("attention_page", arrays, (number, 2, number == 0, number == count - 1))
+        found.add(out.tobytes())
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_nan_reaches_what_meets_it_and_nothing_else(machine, which, dtype):
     lengths, places, columns = [20, 6], 8, 32
