@@ -61,8 +61,8 @@ class Schedules:
         self._last: Callable[[], Program | None] = lambda: None
         #: by program and cut, the one used last at the end
         self._kept: OrderedDict[Any, Kept] = OrderedDict()
-        #: those whose schedules stand, the one used last at the end; whose tables the workers have
-        self._bounds: OrderedDict[Program, Bound] = OrderedDict()
+        #: those whose schedules stand, of what is kept; whose tables the workers have
+        self._bounds: dict[Program, Bound] = {}
         self._attached: Bound | None = None
         #: beside the caps; none before the first that fetches
         self._results = np.empty(0, np.uint8)
@@ -107,7 +107,7 @@ class Schedules:
 
     def leave(self) -> None:
         """Nothing is played for now; the tiers are as after any other job, and the workers hold no memory of theirs."""
-        bounds, self._bounds = self._bounds, OrderedDict()
+        bounds, self._bounds = self._bounds, {}
         if not bounds:
             return
         self._detach()
@@ -162,8 +162,6 @@ class Schedules:
             if not await arrange(tiers, template.schedule):
                 return None
             bound = self._bounds[program] = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
-            while len(self._bounds) > KEPT:
-                self._let_go(self._bounds.popitem(last=False)[1])
             return bound
         except BaseException:
             self._release(program.inputs.values())
@@ -181,7 +179,9 @@ class Schedules:
 
     def _attach(self, bound: Bound) -> None:
         """The workers play this one."""
-        self._bounds.move_to_end(bound.schedule.program)
+        key = bound.schedule.program, _cut(self._tiers)
+        if key in self._kept:
+            self._kept.move_to_end(key)
         if self._attached is not bound:
             self._attached = None
             self._player().attach(bound.tables)
@@ -219,13 +219,16 @@ class Schedules:
         return kept.template
 
     def _drop(self) -> None:
-        """The schedules unused for longest go, if there are too many."""
+        """The schedules unused for longest go, if there are too many, and what is bound of them."""
         lengths = [0 if one.schedule is None else len(one.schedule) for one in self._kept.values()]
         entries = sum(lengths)
         for length in lengths:
             if len(self._kept) <= KEPT and (len(self._kept) <= FEW or entries <= ENTRIES):
                 break
-            self._kept.popitem(last=False)
+            (program, _), dropped = self._kept.popitem(last=False)
+            bound = self._bounds.get(program)
+            if bound is not None and bound.template is dropped.template:
+                self._let_go(self._bounds.pop(program))
             entries -= length
 
     def _called(self, program: Program) -> dict[str, Callable[..., None]]:

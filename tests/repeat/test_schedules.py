@@ -123,6 +123,26 @@ async def test_programs_that_take_turns_are_all_played_where_everything_stays(pl
     assert_same_tensors(found[0][1], found[1][1])
 
 
+async def test_of_what_is_bound_as_much_is_kept_as_of_schedules_and_what_was_played_last_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asynctile.repeat.schedules.ENTRIES", 0)
+    monkeypatch.setattr("asynctile.repeat.schedules.FEW", 2)
+    async with training({"device": "cpu"}) as (engine, trainer):
+        assert await played(trainer, 0, 1) == [False, True]
+        gone = []
+        for length in (2, 3, 4):
+            for _ in range(2):
+                await trainer.model.logits(BATCHES[0][0][:, :length])
+            bounds = list(engine._schedules._bounds.values())
+            assert len(bounds) == len(engine._schedules._kept) == 2
+            gone.append(weakref.ref(bounds[-1]))
+            del bounds
+            assert await played(trainer, 2) == [True], "it is used between them"
+        gc.collect()
+        assert [bound() is None for bound in gone] == [True, True, False]
+
+
 async def test_a_tile_that_takes_the_place_of_another_programs_work_is_not_overwritten(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
         await played(trainer, 0, 1)
