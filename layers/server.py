@@ -152,5 +152,7 @@ class Server:
 
     async def _close(self) -> None:
         self._is_open = False
-        await self._serving.end(DeviceError("the server was closed before this text had ended; wait for its texts first"))
-        await self._source.close()
+        try:
+            await self._serving.end(DeviceError("the server was closed before this text had ended; wait for its texts first"))
+        finally:  # or a training would go on to publish for nobody
+            await self._source.close()

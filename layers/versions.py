@@ -114,7 +114,7 @@ class Versions:
         self.all = [Version(share, model.name, one, standing) for one in parameters]
         self.newest = self.all[0]
         self.parameters = self.newest.parameters
-        #: how long the last publishing took, and when it ended
+        #: how long the last publishing took, well or not, and when it ended
         self._took_s, self._ended_at = 0.0, 0.0
         self._is_over = False
 
@@ -174,15 +174,17 @@ class Versions:
         """Nothing is published if it is closed meanwhile."""
         began = perf_counter()
         version.number = None
-        for sources, targets in _pieces(self.model.weights(), version.tiles()):
-            values = await self.model.engine.read_all(sources)
-            if self._is_over:  # meanwhile: what is stored now would never be freed
-                return
-            await self.share.store(zip(targets, values, strict=True))
-        version.number = self.model.step_count
-        self.newest = version
-        self._ended_at = perf_counter()
-        self._took_s = self._ended_at - began
+        try:
+            for sources, targets in _pieces(self.model.weights(), version.tiles()):
+                values = await self.model.engine.read_all(sources)
+                if self._is_over:  # meanwhile: what is stored now would never be freed
+                    return
+                await self.share.store(zip(targets, values, strict=True))
+            version.number = self.model.step_count
+            self.newest = version
+        finally:  # what fails may take long as well
+            self._ended_at = perf_counter()
+            self._took_s = self._ended_at - began
 
 
 def _pieces(sources: Iterable[Tile], targets: Iterable[Tile]) -> Iterator[tuple[list[Tile], list[Tile]]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asynctile import DeviceError, Engine
+from asynctile import DeviceError, Engine, StalledError
 from asynctile.layers import GPT2, Trainer
 from asynctile.layers.server import Server
 from asynctile.layers.serving import Serving
@@ -181,3 +181,16 @@ async def test_a_share_that_ends_before_its_server_leaves_nothing_to_close() -> 
         trainer = Trainer(model, OPTIMIZER)
         assert (await trainer.step(*BATCHES[0])).step == 1
         assert not model.followers
+
+
+async def test_for_a_server_that_could_not_end_nothing_is_published_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stalls(error: Exception) -> None:
+        raise StalledError("nothing has moved for 60 s")
+
+    async with Engine("cpu") as engine, engine.share(host_memory=ROOM) as part:
+        model = await lively(engine, SHAPE)
+        server = await model.serve(part).__aenter__()
+        monkeypatch.setattr(server._serving, "end", stalls)
+        with pytest.raises(StalledError):
+            await server.aclose()
+        assert not model.followers and part.statistics().host_used_bytes == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asynctile import BudgetError, Engine, TierError, TornModelError
+from asynctile import BudgetError, Engine, StalledError, TierError, TornModelError
 from asynctile.layers import Trainer
 from asynctile.layers.versions import EFFORT, Version, Versions
 from asynctile.share import Share
@@ -120,6 +120,25 @@ async def test_steps_are_not_published_where_that_would_take_more_than_its_part_
             now[0] += seconds
             await found.trainer.step(*BATCHES[number])
             assert found.versions.newest.number == number
+
+
+async def test_publishing_that_fails_is_tried_no_oftener_than_one_that_goes_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that hangs must not cost a training its patience at every step."""
+    now, tries = [100.0], 0
+    monkeypatch.setattr("asynctile.layers.versions.perf_counter", lambda: now[0])
+    async with scene(({"device": "cpu"}, {"host_memory": ALL})) as found:
+
+        async def hangs(tiles: Any) -> None:
+            nonlocal tries
+            tries += 1
+            now[0] += 60.0
+            raise StalledError("nothing has moved for 60 s")
+
+        monkeypatch.setattr(found.part, "store", hangs)
+        for seconds, expected in ((0.0, 1), (0.9 / EFFORT * 60, 1), (0.2 / EFFORT * 60, 2)):
+            now[0] += seconds
+            await found.trainer.step(*BATCHES[tries])
+            assert tries == expected
 
 
 @pytest.mark.parametrize("error", [TierError("no room"), TornModelError("lost")])
