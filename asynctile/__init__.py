@@ -16,6 +16,7 @@ from asynctile.errors import (
     TierError,
     TornModelError,
 )
+from asynctile.hub import Events
 from asynctile.measure.statistics import Statistics
 from asynctile.share import Share
 
@@ -29,6 +30,7 @@ __all__ = [
     "CheckpointError",
     "DeviceError",
     "Engine",
+    "Events",
     "Share",
     "StalledError",
     "Statistics",

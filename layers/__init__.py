@@ -11,9 +11,22 @@ from asynctile.layers.report import StepReport
 from asynctile.layers.requests import Token
 from asynctile.layers.sampling import Sampling
 from asynctile.layers.server import Server
+from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 from asynctile.layers.trainer import Trainer
 
 #: The name that programs are written against; what family a model is of is said by its configuration.
 GPT2 = Model
 
-__all__ = ["GPT2", "AdamW", "GPT2Config", "Sampling", "Server", "StepReport", "Token", "Trainer"]
+__all__ = [
+    "GPT2",
+    "AdamW",
+    "ByteTokenizer",
+    "GPT2Config",
+    "Sampling",
+    "Server",
+    "StepReport",
+    "Token",
+    "Tokenizer",
+    "Trainer",
+    "open_tokenizer",
+]

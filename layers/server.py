@@ -90,7 +90,7 @@ class Server:
         self._check_open()
         return await self._source.share.call(self._source.publish())
 
-    async def generate(
+    def generate(
         self,
         prompt: Sequence[int] | NDArray[Any] | str,
         *,
@@ -109,8 +109,9 @@ class Server:
 
         The last one says why it is: "stop" at one of stop_ids or where a string of stop is complete, "length" behind
         max_new_tokens or where prompt and text are block_size tokens. The same seed gives the same text whoever else asks.
-        ValueError or TypeError for wrong arguments, BudgetError for a text that the cache cannot hold, DeviceError if the
-        server is not open. Break off whenever you like: `aclose`, a timeout, a cancellation.
+        At once, before the first token is asked for: ValueError or TypeError for wrong arguments, BudgetError for a text that
+        the cache cannot hold, DeviceError if the server is not open. Break off whenever you like: `aclose`, a timeout, a
+        cancellation.
         """
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                             repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip
@@ -119,7 +120,12 @@ class Server:
         count = min(check_count("max_new_tokens", max_new_tokens, 1), config.block_size - len(ids))
         wording = self._wording(Stopping(stop_ids, stop), stop, ids)
         self._check_open()
-        reader = await self._serving.begin(Request(ids, count, Sampler(sampling), wording))
+        request = Request(ids, count, Sampler(sampling), wording)
+        self._serving.check_pages(request)
+        return self._tokens(request)
+
+    async def _tokens(self, request: Request) -> AsyncGenerator[Token]:
+        reader = await self._serving.begin(request)
         try:
             async for token in reader:
                 yield token

@@ -67,12 +67,22 @@ class Serving:
         #: what it was ended with, for whoever asks after that
         self._error: Exception | None = None
 
+    def check_pages(self, request: Request) -> None:
+        """BudgetError if the cache has fewer pages than it takes; from any thread."""
+        count = self._pages_for(request.positions)
+        if count > self._pages.most:
+            floor = count * self.cache.page_nbytes
+            raise BudgetError(
+                f"a text of {request.positions} positions takes {count} pages of the cache, {format_size(floor)}, and it is "
+                f"{self._pages.most} pages; raise cache, or ask for fewer tokens", floor=floor,
+            )  # fmt: skip
+
     async def begin(self, request: Request) -> Reader:
         """The tokens of `request`, from any loop. However reading ends, the request leaves at its next token.
 
-        BudgetError if the cache or the caps could never hold it; TornModelError, DeviceError or StalledError for whatever
-        befalls the model or the engine meanwhile. Not an async generator: one inside another cannot be ended where a loop is
-        thrown away.
+        BudgetError if the caps could never hold it (whether the cache could says `check_pages`); TornModelError, DeviceError or
+        StalledError for whatever befalls the model or the engine meanwhile. Not an async generator: one inside another cannot
+        be ended where a loop is thrown away.
         """
         request.loop = asyncio.get_running_loop()
         reader = Reader(request, self._share.check_process)  # a forked child has no loop that would write to it
@@ -108,13 +118,6 @@ class Serving:
             raise copy.copy(self._error)
         weights = self._source.newest
         weights.check_whole("generate")
-        count = self._pages_for(request.positions)
-        if count > self._pages.most:
-            floor = count * self.cache.page_nbytes
-            raise BudgetError(
-                f"a text of {request.positions} positions takes {count} pages of the cache, {format_size(floor)}, and it is "
-                f"{self._pages.most} pages; raise cache, or ask for fewer tokens", floor=floor,
-            )  # fmt: skip
         if self._task is None or self._task.done():
             self._task = self._share.begin(self._serve())
             self._task.add_done_callback(self._ended)

@@ -23,6 +23,7 @@ from asynctile import (
     CheckpointError,
     DeviceError,
     Engine,
+    Events,
     Share,
     StalledError,
     Statistics,
@@ -30,8 +31,19 @@ from asynctile import (
     TornModelError,
 )
 from asynctile.events import Event, RequestDone, StepDone
-from asynctile.layers import GPT2, AdamW, GPT2Config, Sampling, Server, StepReport, Token, Trainer
-from asynctile.layers.tokenizer import ByteTokenizer
+from asynctile.layers import (
+    GPT2,
+    AdamW,
+    ByteTokenizer,
+    GPT2Config,
+    Sampling,
+    Server,
+    StepReport,
+    Token,
+    Tokenizer,
+    Trainer,
+    open_tokenizer,
+)
 
 Tokens = NDArray[np.int64]
 Tensors = dict[str, NDArray[np.float32]]
@@ -67,6 +79,8 @@ async def models(part: Share, folder: Path) -> None:
     async with aclosing(model.generate(tokens[0])) as text:
         assert_type(await anext(text), int)
     await model.save_pretrained(folder / "model")
+    await asyncio.to_thread(ByteTokenizer().save, folder / "model")
+    assert_type(await asyncio.to_thread(open_tokenizer, folder / "model"), Tokenizer)
     again = assert_type(await GPT2.from_pretrained(part, folder / "model"), GPT2)
     await again.release()
 
@@ -75,7 +89,8 @@ async def texts(part: Share) -> None:
     """A server, its tokens, and how they are chosen."""
     model = await GPT2.create(part, CONFIG)
     assert_type(Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, seed=1).top_k, int | None)
-    async with model.serve(most=2, cache="64KiB", tokenizer=ByteTokenizer()) as server:
+    tokenizer: Tokenizer = ByteTokenizer()
+    async with model.serve(most=2, cache="64KiB", tokenizer=tokenizer) as server:
         assert_type(server, Server)
         async for token in server.generate("a", max_new_tokens=3, temperature=0.0, stop=["\n\n"], stop_ids=(0,)):
             assert_type(token, Token)
@@ -84,9 +99,9 @@ async def texts(part: Share) -> None:
             assert_type((await anext(text)).finish_reason == "stop", bool)
 
 
-async def watch(engine: Engine, seen: list[str]) -> None:
+async def watch(reader: Events, seen: list[str]) -> None:
     """Everything that an engine tells, to its end."""
-    async for event in engine.events(limit=100):
+    async for event in reader:
         assert_type(event, Event)
         match event:
             case StepDone():
@@ -142,7 +157,7 @@ def describe(error: AsynctileError) -> str:
 async def main(folder: Path) -> Statistics:
     engine = Engine(device="emulated", device_memory="2MiB", host_memory=64 << 20, prefetch=2, precision="fp32", watchdog=60.0)
     seen: list[str] = []
-    watching = asyncio.create_task(watch(engine, seen))
+    watching = asyncio.create_task(watch(engine.events(limit=100), seen))
     async with engine as opened:
         assert_type(opened, Engine)
         engine.start_trace()
