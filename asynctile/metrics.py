@@ -38,6 +38,8 @@ COUNTERS = (
     ("asynctile_spill_retries", "spill_retries", "Transfers to and from the spill file that were repeated and then went well."),
     ("asynctile_stall_seconds", "stall_s", "Time in which operations waited for copies and nothing else ran on the device."),
     ("asynctile_waited_seconds", "waited_s", "Time that jobs have waited for what others hold."),
+    ("asynctile_turn_seconds", "turn_s", "Time for which the share had the device."),
+    ("asynctile_turn_waited_seconds", "turn_waited_s", "Time in which the share had a job and others the turn."),
     ("asynctile_skipped_steps", "skipped_steps", "Training steps whose loss or gradient was not finite."),
     ("asynctile_step_tokens", "step_tokens", "Tokens of training steps."),
     ("asynctile_request_tokens", "request_tokens", "Tokens that were written for requests."),

@@ -308,7 +308,7 @@ class Share:
 
     def statistics(self) -> Statistics:
         """What it holds, has moved and waits for, at this moment: from any thread, in microseconds, while anything runs."""
-        return snapshot(self.name, self.assembly, self.busy.waiting, self.counts)
+        return snapshot(self.name, self.assembly, self.busy.waiting, self.counts, self.turn)
 
     async def _launch(self, operation: Operation, number: Any) -> StreamEvent:
         inputs = self.assembly.inputs

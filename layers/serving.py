@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.errors import AsynctileError, BudgetError, DeviceError
+from asynctile.errors import AsynctileError, BudgetError, DeviceError, TornModelError
 from asynctile.events import CANCELLED, FAILED
 from asynctile.layers.batching import BUCKETS, Part, bucket_of, plan
 from asynctile.layers.cache import Cache
@@ -143,6 +143,7 @@ class Serving:
     async def _round(self) -> None:
         for request in [request for request in (*self._running, *self._waiting) if request.is_gone]:
             self._leave(request)
+        self._part_from_torn()
         await self._admit()
         if not self._running:
             return
@@ -154,6 +155,14 @@ class Serving:
             await self._give_back()  # what they hold may be of no use
         else:
             await self._choose(wanting, logits)
+
+    def _part_from_torn(self) -> None:
+        """Who follows from weights that were lost learns of it, and nobody else."""
+        for weights in {request.weights for request in (*self._running, *self._waiting)}:
+            try:
+                weights.check_whole("generate")
+            except TornModelError as error:
+                self._fail([request for request in (*self._running, *self._waiting) if request.weights is weights], error)
 
     async def _admit(self) -> None:
         """Those that fit, in order of asking."""

@@ -83,7 +83,8 @@ class Version:
     def check_whole(self, wish: str) -> None:
         """TornModelError if its bytes were lost."""
         if self.number is None:
-            raise TornModelError(f"cannot {wish}: the published weights were lost; ask again behind the next step")
+            raise TornModelError(f"cannot {wish}: the published weights were lost; ask again behind the next step, or open the "
+                                 "server again")
 
     def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
         """What the program asks of an arena beside all versions, and `also`, which are its own; measured once."""

@@ -52,7 +52,8 @@ async def test_a_scrape_says_what_statistics_say_at_that_moment(tmp_path):
         statistics, got = engine.statistics(), scraped(found)
     for name, value in {
         "operations_total": statistics.operations, "spill_retries_total": 0, "stall_seconds_total": statistics.stall_s,
-        "waited_seconds_total": statistics.waited_s, "skipped_steps_total": 0, "step_tokens_total": 0, "waiting_jobs": 0,
+        "waited_seconds_total": statistics.waited_s, "turn_seconds_total": statistics.turn_s, "turn_waited_seconds_total": 0,
+        "skipped_steps_total": 0, "step_tokens_total": 0, "waiting_jobs": 0,
         "step_seconds_count": 0, "step_seconds_sum": 0,
     }.items():  # fmt: skip
         assert got[labelled(f"asynctile_{name}", share="engine")] == value, name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asynctile.run.assembly import Assembly
+from asynctile.schedule.turns import Party
 
 
 @dataclass(slots=True)
@@ -45,7 +46,8 @@ class Statistics:
     gradient was not finite; step_tokens and step_s: tokens and seconds of both. requests for text that are over,
     however they ended, and their request_s; request_tokens: that were written. waiting_jobs: that wait until another job of
     the share is over; waited_s: seconds that jobs have waited for what others hold (the share, a model, RAM that is lent),
-    summed over the waits that are over. queues: of the streams of the device as a whole, and of what is played on the share.
+    summed over the waits that are over. turn_s: seconds in which the share had a job and the turn, turn_waited_s: a job and
+    not the turn. queues: of the streams of the device as a whole, and of what is played on the share.
     """
 
     device: str
@@ -75,10 +77,12 @@ class Statistics:
     request_s: float = 0.0
     waiting_jobs: int = 0
     waited_s: float = 0.0
+    turn_s: float = 0.0
+    turn_waited_s: float = 0.0
     queues: tuple[Queue, ...] = ()
 
 
-def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts) -> Statistics:
+def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts, turn: Party) -> Statistics:
     """The statistics at this moment; safe from any thread, and nothing is gone through but the streams."""
     tiers = assembly.tiers
     device, top, host, spill = tiers.device, tiers.top, tiers.host, tiers.spill
@@ -113,5 +117,7 @@ def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts) 
         request_s=counts.request_s,
         waiting_jobs=waiting_jobs,
         waited_s=assembly.run_ahead.waited_s,
+        turn_s=turn.used_s,
+        turn_waited_s=turn.waited_s,
         queues=tuple([Queue(runner.name, *runner.depth) for runner in runners]),
     )

@@ -6,14 +6,15 @@ The copies of the weights are test_versions.py's, texts on the model's own share
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from asynctile import DeviceError, Engine, StalledError
+from asynctile import DeviceError, Engine, StalledError, TornModelError
 from asynctile.layers import GPT2, Trainer
+from asynctile.layers.requests import Token
 from asynctile.layers.server import Server
 from asynctile.layers.serving import Serving
 from tests.layers.serving import PROMPTS, SHAPE, text
@@ -99,36 +100,64 @@ async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
         assert_same_tensors(await states(trainer), end)
 
 
-async def test_a_text_goes_on_with_the_weights_that_it_began_with(
-    alone: tuple[list[list[list[int]]], Tensors], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts, _ = alone
-    rounds, choose = [1], Serving._choose
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many more rounds servers may go; the first one alone to begin with."""
+    left, choose = [1], Serving._choose
 
     async def held(*args: Any) -> None:
         await choose(*args)
-        rounds[0] -= 1
-        await until(lambda: rounds[0] > 0)
+        left[0] -= 1
+        await until(lambda: left[0] > 0)
 
     monkeypatch.setattr(Serving, "_choose", held)
+    return left
+
+
+@asynccontextmanager
+async def two_texts(
+    rounds: list[int],
+) -> AsyncIterator[tuple[Trainer, Server, AsyncGenerator[Token], AsyncGenerator[Token], list[int]]]:
+    """Each of another version, and the first token of each."""
     async with scene("cpu") as (trainer, server):
         old = server.generate(PROMPTS[0], max_new_tokens=6, seed=0)
-        found = [(await anext(old)).id]
+        first = [(await anext(old)).id]
         await trainer.step(*BATCHES[0])
         assert await server.publish(), "into the other copy"
         young = server.generate(PROMPTS[1], max_new_tokens=6, seed=1)
-        first = asyncio.ensure_future(anext(young))
+        asking = asyncio.ensure_future(anext(young))
         await until(lambda: bool(server._serving._waiting))
         rounds[0] = 2
-        beside = [(await first).id]
+        yield trainer, server, old, young, [*first, (await asking).id]
+
+
+async def test_a_text_goes_on_with_the_weights_that_it_began_with(
+    alone: tuple[list[list[list[int]]], Tensors], rounds: list[int]
+) -> None:
+    texts, _ = alone
+    async with two_texts(rounds) as (trainer, server, old, young, first):
         await trainer.step(*BATCHES[1])
         assert not await server.publish(), "both are read"
         rounds[0] = 1000
         assert await written(server, 2) == texts[1][2]
-        assert found + [token.id async for token in old] == texts[0][0]
-        assert beside + [token.id async for token in young] == texts[1][1]
+        assert first[:1] + [token.id async for token in old] == texts[0][0]
+        assert first[1:] + [token.id async for token in young] == texts[1][1]
         assert await server.publish()
         assert await written(server, 2) == texts[2][2]
+
+
+async def test_weights_that_were_lost_end_the_texts_that_follow_from_them_and_no_other(
+    alone: tuple[list[list[list[int]]], Tensors], rounds: list[int]
+) -> None:
+    texts, _ = alone
+    async with two_texts(rounds) as (_, server, old, young, first):
+        version = next(version for version in server._source.all if version.number == 0)  # type: ignore[attr-defined]
+        version.number = None
+        rounds[0] = 1000
+        with pytest.raises(TornModelError, match="the published weights were lost"):
+            await text(old)
+        assert first[1:] + [token.id async for token in young] == texts[1][1]
+        assert await written(server, 2) == texts[1][2]
 
 
 async def test_a_server_of_the_weights_as_they_were_stays_with_them(alone: tuple[list[list[list[int]]], Tensors]) -> None:
