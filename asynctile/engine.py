@@ -204,8 +204,10 @@ class Engine(Share):
             )
         if spill_limit is not None and spill is None:
             raise ValueError("spill_limit without spill: the engine has no spill folder; leave spill_limit out")
+        if host_memory is None:
+            raise TypeError("host_memory is None: expected what the share may take of the engine's RAM, such as '512MiB'")
         given = (("device_memory", device_memory), ("host_memory", host_memory), ("spill_limit", spill_limit))
-        sizes = [0 if value is None else _positive(name, value) for name, value in given]
+        sizes = [0 if value is None else _positive(key, value) for key, value in given]
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise ValueError(f"weight is {weight!r}: expected a finite number above 0, such as 2.0")
         part = await self.call(self._share(name, sizes, weight, interactive), undo=self._take_back)
@@ -266,7 +268,9 @@ class Engine(Share):
                 raise
 
     def _named(self, name: str | None) -> str:
-        """The name of a new share; ValueError if another has that one."""
+        """The name of a new share; ValueError if another has that one, TypeError for what is no name."""
+        if name is not None and not (isinstance(name, str) and name):
+            raise TypeError(f"name is {name!r}: expected a string such as 'chat', or None for one that is free")
         taken = {ENGINE, *self._lent}
         if name in taken:
             raise ValueError(f"a share named {name!r} stands: expected a name that is none of {', '.join(sorted(taken))}")

@@ -144,7 +144,8 @@ class Share:
     def check_beside(self, other: Share) -> None:
         """ValueError unless both are parts of one engine."""
         if self._life is not other._life:
-            raise ValueError(f"{self._what} and {other._what} are of two engines, which have no memory in common; use one")
+            raise ValueError("the share and the model are of two engines, which have no memory in common; use a share of the "
+                             "model's own engine")
 
     def check_floor(self, floor: Demand) -> None:
         """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""

@@ -21,14 +21,26 @@ Batch: TypeAlias = tuple[ArrayLike, ArrayLike]
 Batches: TypeAlias = Iterable[Batch | Awaitable[Batch]] | AsyncIterable[Batch | Awaitable[Batch]]
 
 
+def as_ids(name: str, ids: ArrayLike, shape: str) -> NDArray[Any]:
+    """An array of integers, or of nothing; TypeError or ValueError in one sentence, which says `shape`, if they are none."""
+    if isinstance(ids, str | bytes):
+        raise TypeError(f"{name} is a text, expected integer token ids of shape {shape}; encode it with the model's tokenizer")
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        raise ValueError(f"{name} has rows of several lengths, expected integer token ids of shape {shape}; "
+                         "cut or pad them to one length") from None
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {array.dtype}, expected integer token ids of shape {shape}")
+    return array
+
+
 def check_tokens(name: str, tokens: ArrayLike, config: Config, *, ignored: bool = False) -> NDArray[np.int32]:
     """`tokens` as an int32 array (B, T); TypeError or ValueError in one sentence if it cannot be one.
 
     ignored: IGNORED (-100) is allowed beside token ids.
     """
-    array = np.asarray(tokens)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} has dtype {array.dtype}, expected integer token ids of shape (B, T)")
+    array = as_ids(name, tokens, "(B, T)")
     if array.ndim != 2 or 0 in array.shape:
         raise ValueError(f"{name} has shape {array.shape}, expected (B, T): one row of token ids for each sequence")
     if array.shape[1] > config.block_size:

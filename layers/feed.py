@@ -12,7 +12,7 @@ import inspect
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -121,7 +121,7 @@ class Steps:
             self._feed.end()
             raise StopAsyncIteration
         if self._batch is None:
-            self._batch = await self._feed.take()
+            self._batch = _pair(await self._feed.take())
         try:
             report = await self._step(self._used, *self._batch)
         except asyncio.CancelledError:
@@ -143,6 +143,16 @@ class Steps:
         self._batch = None
         if self._left is not None:
             self._left -= 1
+
+
+def _pair(item: Any) -> Batch:
+    """TypeError if an item of the caller's batches is no batch."""
+    if not isinstance(item, Mapping):  # whose keys would pass for arrays
+        with suppress(TypeError, ValueError):
+            tokens, targets = item
+            return tokens, targets
+    what = f"{len(item)} parts" if isinstance(item, tuple | list) else f"type {type(item).__name__}"
+    raise TypeError(f"a batch is of {what}, expected the two arrays (tokens, targets), both of shape (B, T)")
 
 
 async def _over(taken: Future[Any] | asyncio.Future[Any]) -> None:

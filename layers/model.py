@@ -347,7 +347,7 @@ class Model:
         beyond, each token is computed from its whole context. Neither changes which tokens a seed gives. A step in between is
         allowed for: the cache is made anew. ValueError or TypeError, at once, for wrong arguments.
         """
-        seen = check_context(prompt_ids, self.config)
+        seen = check_context("prompt_ids", prompt_ids, self.config)
         count = check_count("max_new_tokens", max_new_tokens, 0)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                             repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip

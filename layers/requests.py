@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.batch import check_tokens
+from asynctile.layers.batch import as_ids, check_tokens
 from asynctile.layers.config import Config
 from asynctile.layers.decode import Span
 from asynctile.layers.sampling import Sampler
@@ -125,23 +125,25 @@ class Reader:
         self._request.is_left = True
 
 
-def check_prompt(prompt_ids: Any, config: Config) -> list[int]:
+def check_prompt(prompt: Any, config: Config) -> list[int]:
     """Token ids (T,) of a prompt that a cache can hold; TypeError or ValueError in one sentence if they are none."""
-    array = np.asarray(prompt_ids)
+    array = as_ids("prompt", prompt, "(T,)")
     if array.ndim == 1 and array.size >= config.block_size:
         raise ValueError(
-            f"prompt_ids has {array.size} tokens, expected at most {config.block_size - 1}, one less than block_size: a served "
+            f"prompt has {array.size} tokens, expected at most {config.block_size - 1}, one less than block_size: a served "
             "text ends there; give the last of them, or use Model.generate, whose window slides"
         )
-    return check_context(array, config)
+    return check_context("prompt", array, config)
 
 
-def check_context(prompt_ids: Any, config: Config) -> list[int]:
+def check_context(name: str, prompt: Any, config: Config) -> list[int]:
     """The last block_size token ids of a prompt (T,), which may be longer; errors as those of `check_prompt`."""
-    array = np.asarray(prompt_ids)
-    if array.ndim == 1 and not array.size:
-        raise ValueError("prompt_ids is empty, expected at least one token id; begin with the one that begins texts")
-    return check_tokens("prompt_ids", array[None][..., -config.block_size:], config)[0].tolist()
+    array = as_ids(name, prompt, "(T,)")
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}, expected (T,): the token ids of one text; ask for each by itself")
+    if not array.size:
+        raise ValueError(f"{name} is empty, expected at least one token id; begin with the one that begins texts")
+    return check_tokens(name, array[None, -config.block_size:], config)[0].tolist()
 
 
 def check_count(name: str, value: Any, least: int) -> int:

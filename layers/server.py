@@ -135,6 +135,11 @@ class Server:
     def _encoded(self, prompt: str) -> NDArray[Any]:
         if self._tokenizer is None:
             raise TypeError("prompt is a text, and this server has no tokenizer; give token ids, or serve(tokenizer=...)")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"prompt has {prompt[error.start]!r} at character {error.start}, half of a surrogate pair, which "
+                             "is no text; decode it whole, or with errors='replace'") from None
         return self._tokenizer.encode(prompt).astype(np.int64)
 
     def _wording(self, stopping: Stopping, stop: str | Collection[str], prompt: list[int]) -> Wording:

@@ -33,11 +33,13 @@ def token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
 
 
 def check_fit(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
-    """ValueError, naming `model`, if its `vocab_size` tokens are too few for the texts of a tokenizer.
+    """ValueError, naming `model`, if its `vocab_size` tokens are too few for the texts of a tokenizer; TypeError if it is none.
 
     It may have fewer than special tokens, which are no text: some are added to a tokenizer and to no model. It may have more
     than the tokenizer, since many models round them up.
     """
+    if isinstance(tokenizer, type) or not isinstance(getattr(tokenizer, "vocab_size", None), int):
+        raise TypeError(f"tokenizer is {tokenizer!r}, expected one such as ByteTokenizer() or open_tokenizer(folder)")
     count, special = tokenizer.vocab_size, set(tokenizer.special.values())
     while count - 1 in special:
         count -= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,13 +75,33 @@ async def foreign_tokenizer(service: Service) -> object:
     return service.model.serve(tokenizer=ByteTokenizer())
 
 
+async def spoken(service: Service, text: str, tokenizer: Any = None) -> object:
+    """By a model of as many tokens as bytes have."""
+    wide = await GPT2.create(service.engine, replace(CONFIG, vocab_size=256))
+    try:
+        async with wide.serve(tokenizer=tokenizer or ByteTokenizer()) as server:
+            return server.generate(text)
+    finally:
+        await wide.release()
+
+
 BAD: list[tuple[str, Bad, type[Exception], str]] = [
-    ("an empty prompt", prompt([]), ValueError, "prompt_ids is empty"),
+    ("an empty prompt", prompt([]), ValueError, "prompt is empty"),
     ("an empty prompt to continue", continued([]), ValueError, "prompt_ids is empty"),
     ("a prompt that is too long", prompt([1] * 16), ValueError, "16 tokens, expected at most 15"),
     ("a prompt out of the vocabulary", prompt([1, 35]), ValueError, "contains 35, expected ids from 0 to 34"),
     ("one to continue", continued([1, -1]), ValueError, "contains -1"),
     ("a text without a tokenizer", prompt("text"), TypeError, "has no tokenizer"),
+    ("half of a character", lambda service: spoken(service, "caf\ud800"), ValueError, "prompt has '.ud800' at character 3"),
+    ("the name of a tokenizer", lambda service: spoken(service, "a", "bytes"), TypeError, "tokenizer is 'bytes', expected"),
+    ("the kind of a tokenizer", lambda service: spoken(service, "a", ByteTokenizer), TypeError, "tokenizer is .*, expected"),
+    ("rows of several lengths", lambda service: service.trainer.step([[1, 2], [3]], [[1]]), ValueError, "tokens has rows"),
+    ("a batch of one", lambda service: all_of(service.trainer.run([5])), TypeError, "a batch is of type int, expected the two"),
+    ("a batch with names", lambda service: all_of(service.trainer.run([{"ids": 1, "labels": 2}])), TypeError, "of type dict"),
+    ("a batch of three", lambda service: all_of(service.trainer.run([(1, 2, 3)])), TypeError, "a batch is of 3 parts"),
+    ("a share without a size", lambda service: service.share(host_memory=None), TypeError, "host_memory is None"),
+    ("a share whose name is a number", lambda service: service.share(host_memory="1MiB", name=5), TypeError, "name is 5"),
+    ("a share whose name is empty", lambda service: service.share(host_memory="1MiB", name=""), TypeError, "name is ''"),
     ("another model's tokenizer", foreign_tokenizer, ValueError, "256.*35"),
     ("a share above what is left", lambda service: service.share(host_memory="1TiB"), BudgetError, "cannot lend a share"),
     ("a share of nothing", lambda service: service.share(host_memory=0), ValueError, "host_memory is 0"),

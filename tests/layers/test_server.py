@@ -284,13 +284,14 @@ async def test_wrong_arguments_are_one_sentence_at_once_and_disturb_nothing(alon
 
 
 WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-    ([], {}, ValueError, "prompt_ids is empty"),
-    ([1] * 40, {}, ValueError, "prompt_ids has 40 tokens, expected at most 39.*block_size"),
-    ([35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),
-    ([-1], {}, ValueError, "prompt_ids contains -1"),
-    ([0.5], {}, TypeError, "prompt_ids has dtype float64"),
-    (b"text", {}, TypeError, "prompt_ids"),
-    ([[1, 2]], {}, ValueError, "prompt_ids has shape"),
+    ([], {}, ValueError, "prompt is empty"),
+    ([1] * 40, {}, ValueError, "prompt has 40 tokens, expected at most 39.*block_size"),
+    ([35], {}, ValueError, "prompt contains 35.*0 to 34"),
+    ([-1], {}, ValueError, "prompt contains -1"),
+    ([0.5], {}, TypeError, "prompt has dtype float64"),
+    (b"text", {}, TypeError, "prompt"),
+    ([[1, 2]], {}, ValueError, r"prompt has shape \(1, 2\), expected \(T,\)"),
+    ([[1, 2], [3]], {}, ValueError, "prompt has rows of several lengths"),
     ([1], {"max_new_tokens": 0}, ValueError, "max_new_tokens is 0.*at least 1"),
     ([1], {"max_new_tokens": 1.5}, ValueError, "max_new_tokens is 1.5"),
     ([1], {"temperature": -1}, ValueError, "temperature is -1"),
