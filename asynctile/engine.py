@@ -11,8 +11,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -22,10 +22,10 @@ from asynctile.device.base import Report
 from asynctile.errors import BudgetError
 from asynctile.events import Opened
 from asynctile.hub import ENGINE, LIMIT, Events, Tell
-from asynctile.lent import LentShare
+from asynctile.lent import Lending, LentShare
 from asynctile.lifetime import Lifetime
 from asynctile.loop.files import THREADS
-from asynctile.loop.thread import may_wait, new_loop, under_shield
+from asynctile.loop.thread import new_loop, under_shield
 from asynctile.loop.turns import Turn
 from asynctile.measure.trace import Trace
 from asynctile.memory.spill_link import THREADS as TRANSFERS
@@ -175,8 +175,7 @@ class Engine(Share):
         self.check_process()
         return self._life.hub.reader(limit)
 
-    @asynccontextmanager
-    async def share(
+    def share(
         self,
         *,
         host_memory: int | str,
@@ -185,7 +184,7 @@ class Engine(Share):
         name: str | None = None,
         weight: float = 1.0,
         interactive: bool = False,
-    ) -> AsyncIterator[Share]:
+    ) -> AbstractAsyncContextManager[Share, None]:
         """Lend a part of the caps to jobs that run beside those of this engine: models and trainers are made on the share.
 
         Sizes as in Engine: device_memory goes with a device that has memory of its own, spill_limit with a spill folder
@@ -210,19 +209,7 @@ class Engine(Share):
         sizes = [0 if value is None else _positive(key, value) for key, value in given]
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise ValueError(f"weight is {weight!r}: expected a finite number above 0, such as 2.0")
-        part = await self.call(self._share(name, sizes, weight, interactive), undo=self._take_back)
-        life, here = self._life, asyncio.get_running_loop()
-        try:
-            yield part
-        except BaseException as error:
-            if not may_wait(type(error), here):
-                if life.loop is not None:
-                    life.loop.post(lambda: self.spawn(self._take_back(part)))
-            elif life.is_open and life.process == os.getpid():
-                await life.open_loop().call_whole(self._take_back(part))
-            raise
-        if life.is_open:
-            await life.open_loop().call_whole(self._take_back(part))
+        return Lending(self, self._life, lambda: self._share(name, sizes, weight, interactive), self._take_back)
 
     @property
     def shares(self) -> tuple[Share, ...]:

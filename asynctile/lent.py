@@ -3,20 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Any, TypeVar
 
 from asynctile.errors import DeviceError
 from asynctile.hub import Tell
 from asynctile.lifetime import Lifetime
-from asynctile.loop.thread import LoopThread, Undo
+from asynctile.loop.thread import LoopThread, Undo, may_wait
 from asynctile.memory.tiers import TierOptions
 from asynctile.share import Share
 from asynctile.storage.region import SpillRegion
 
 T = TypeVar("T")
 
+
 ENDED = "the share of the engine has ended: use it inside 'async with engine.share(...)'"
+
+
+class Lending(AbstractAsyncContextManager[Share, None]):
+    """The block of `Engine.share`. lend, take_back: what is done on the device's loop at its begin and at its end.
+
+    Not made of a generator: a loop that ends closes each generator by itself, so that one inside a caller's would end twice.
+    """
+
+    def __init__(
+        self,
+        engine: Share,
+        life: Lifetime,
+        lend: Callable[[], Coroutine[Any, Any, LentShare]],
+        take_back: Undo[LentShare],
+    ) -> None:
+        self._engine, self._life, self._lend, self._take_back = engine, life, lend, take_back
+
+    async def __aenter__(self) -> Share:
+        self._here = asyncio.get_running_loop()
+        self._part = await self._engine.call(self._lend(), undo=self._take_back)
+        return self._part
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        life, part = self._life, self._part
+        if kind is not None and not may_wait(kind, self._here):
+            if life.loop is not None:
+                life.loop.post(lambda: self._engine.spawn(self._take_back(part)))
+        elif life.is_open and (kind is None or life.process == os.getpid()):
+            await life.open_loop().call_whole(self._take_back(part))
 
 
 class LentShare(Share):

@@ -202,6 +202,28 @@ async def test_an_engine_that_is_closed_inside_the_block_of_a_share_ends_what_wa
         engine._life.close = lambda: None
 
 
+def test_generators_that_stand_inside_a_share_when_their_loop_ends_are_closed_once():
+    """asyncio.run closes every generator that it knows, in any order: one of a share's own would be closed beside its user's."""
+    told, ended = [], []
+
+    async def lent(engine):
+        async with engine.share(host_memory="1MiB") as part:
+            try:
+                yield part
+            finally:
+                ended.append(part)
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        engine = await Engine("cpu", host_memory="32MiB").open()
+        users = [lent(engine) for _ in range(16)]
+        return engine, users, [await anext(user) for user in users]
+
+    engine, _users, parts = asyncio.run(main())
+    asyncio.run(engine.aclose())
+    assert (told, set(ended), engine.shares) == ([], set(parts), (engine,))
+
+
 def test_a_coroutine_thrown_away_with_its_loop_inside_a_share_leaves_nothing_open():
     loop, entered = asyncio.new_event_loop(), []
 
