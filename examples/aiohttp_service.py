@@ -47,12 +47,14 @@ def batches(text: bytes) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]
 
 async def fine_tune(request: web.Request) -> web.StreamResponse:
     trainer, training = request.app[TRAINER], request.app[TRAINING]
-    text, steps = await request.read(), int(request.query.get("steps", 100))
+    text, steps = await request.read(), request.query.get("steps", "100")
+    if not steps.isdecimal():
+        raise web.HTTPUnprocessableEntity(text=f"steps is {steps!r}, expected a whole number")
     if len(text) <= CONFIG.block_size:
         raise web.HTTPUnprocessableEntity(text=f"the text has {len(text)} bytes, expected more than {CONFIG.block_size}")
     if training.locked():
         raise web.HTTPConflict(text="a fine-tune is under way")
-    async with training, aclosing(trainer.run(batches(text), steps=steps)) as reports:
+    async with training, aclosing(trainer.run(batches(text), steps=int(steps))) as reports:
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         await response.prepare(request)
         async for report in reports:
@@ -62,11 +64,12 @@ async def fine_tune(request: web.Request) -> web.StreamResponse:
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
-    prompt, tokens = request.query.get("prompt", ""), int(request.query.get("tokens", 50))
-    if not prompt:
-        raise web.HTTPUnprocessableEntity(text="the prompt is empty: give ?prompt=")
-    model = request.app[TRAINER].model
-    async with aclosing(model.generate(list(prompt.encode()), max_new_tokens=tokens)) as generated:
+    prompt, model = list(request.query.get("prompt", "").encode()), request.app[TRAINER].model
+    try:  # what is wrong is said now, and not in the middle of an answer
+        tokens = model.generate(prompt, max_new_tokens=int(request.query.get("tokens", 50)))
+    except ValueError as error:
+        raise web.HTTPUnprocessableEntity(text=str(error)) from error
+    async with aclosing(tokens) as generated:
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)
         async for token in generated:

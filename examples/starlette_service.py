@@ -85,7 +85,10 @@ async def fine_tune(request: Request) -> Response:
         text = await request.body()
         if len(text) <= CONFIG.block_size:
             return JSONResponse({"error": f"the text has {len(text)} bytes, expected more than {CONFIG.block_size}"}, 422)
-        if not job.start(text, int(request.query_params.get("steps", 100))):
+        steps = request.query_params.get("steps", "100")
+        if not steps.isdecimal():
+            return JSONResponse({"error": f"steps is {steps!r}, expected a whole number"}, 422)
+        if not job.start(text, int(steps)):
             return JSONResponse({"error": "a fine-tune is under way; DELETE stops it"}, 409)
     running = job.task is not None and not job.task.done()
     failed = None if job.task is None or running or job.task.cancelled() else job.task.exception()
@@ -96,12 +99,14 @@ async def fine_tune(request: Request) -> Response:
 
 async def generate(request: Request) -> Response:
     job: FineTune = request.state.job
-    prompt, tokens = request.query_params.get("prompt", ""), int(request.query_params.get("tokens", 50))
-    if not prompt:
-        return JSONResponse({"error": "the prompt is empty: give ?prompt="}, 422)
+    prompt = list(request.query_params.get("prompt", "").encode())
+    try:  # what is wrong is said now, and not in the middle of an answer
+        generated = job.trainer.model.generate(prompt, max_new_tokens=int(request.query_params.get("tokens", 50)))
+    except ValueError as error:
+        return JSONResponse({"error": str(error)}, 422)
 
     async def text() -> AsyncGenerator[bytes]:
-        async with aclosing(job.trainer.model.generate(list(prompt.encode()), max_new_tokens=tokens)) as generated:
+        async with aclosing(generated):
             async for token in generated:
                 yield bytes([token])
 

@@ -33,6 +33,7 @@ from asynctile.layers.keeping import Keeping
 from asynctile.layers.model import Model
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
+from asynctile.layers.requests import check_count
 from asynctile.layers.rows import Rows
 from asynctile.layers.saving import Saving
 from asynctile.layers.settings import Settings, Training
@@ -150,7 +151,10 @@ class Trainer:
 
         A plain iterable is advanced in a thread of its own, when a step wants a batch and never ahead. Cancelled in mid-run, go
         on with what this returned: a batch that was taken, and whose step has not counted, is the next one.
+        ValueError, at once, for steps that are no whole number of at least 0.
         """
+        if steps is not None:
+            check_count("steps", steps, 0)
         return Steps(self.engine, self.step_for, batches, steps)
 
     async def gradients(self, tokens: ArrayLike, targets: ArrayLike) -> dict[str, NDArray[np.float32]]:

@@ -96,6 +96,7 @@ BAD: list[tuple[str, Bad, type[Exception], str]] = [
     ("the name of a tokenizer", lambda service: spoken(service, "a", "bytes"), TypeError, "tokenizer is 'bytes', expected"),
     ("the kind of a tokenizer", lambda service: spoken(service, "a", ByteTokenizer), TypeError, "tokenizer is .*, expected"),
     ("rows of several lengths", lambda service: service.trainer.step([[1, 2], [3]], [[1]]), ValueError, "tokens has rows"),
+    ("less than no steps", lambda service: all_of(service.trainer.run([], steps=-1)), ValueError, "steps is -1, expected"),
     ("a batch of one", lambda service: all_of(service.trainer.run([5])), TypeError, "a batch is of type int, expected the two"),
     ("a batch with names", lambda service: all_of(service.trainer.run([{"ids": 1, "labels": 2}])), TypeError, "of type dict"),
     ("a batch of three", lambda service: all_of(service.trainer.run([(1, 2, 3)])), TypeError, "a batch is of 3 parts"),

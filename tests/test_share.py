@@ -203,7 +203,7 @@ async def test_an_engine_that_is_closed_inside_the_block_of_a_share_ends_what_wa
 
 
 def test_generators_that_stand_inside_a_share_when_their_loop_ends_are_closed_once():
-    """asyncio.run closes every generator that it knows, in any order: one of a share's own would be closed beside its user's."""
+    """asyncio.run closes every generator it knows, in any order: one of a share's own would be closed beside its user's."""
     told, ended = [], []
 
     async def lent(engine):

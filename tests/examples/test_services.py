@@ -96,6 +96,16 @@ async def goes_away_in_mid_stream(client: aiohttp.ClientSession, texts: list[Any
     await comes(lambda: texts[-1].ag_frame is None)
 
 
+async def refuses(client: aiohttp.ClientSession) -> None:
+    async with client.post("/fine-tune", data=b"short") as response:
+        assert response.status == 422
+    async with client.post("/fine-tune", params={"steps": "-1"}, data=TEXT) as response:
+        assert (response.status, "steps is '-1'" in await response.text()) == (422, True)
+    for wrong in ({"prompt": ""}, {"prompt": "a", "tokens": "-1"}, {"prompt": "a", "tokens": "many"}):
+        async with client.get("/generate", params=wrong) as response:
+            assert response.status == 422, wrong
+
+
 async def test_starlette_tunes_in_the_background_streams_and_is_left(texts: list[Any]) -> None:
     async with starlette() as client:
 
@@ -109,8 +119,7 @@ async def test_starlette_tunes_in_the_background_streams_and_is_left(texts: list
             return found
 
         assert await progress() == {"running": False, "last": None, "error": None}
-        async with client.post("/fine-tune", data=b"short") as response:
-            assert response.status == 422
+        await refuses(client)
         async with client.post("/fine-tune", params={"steps": "5"}, data=TEXT) as response:
             assert response.status == 200 and (await response.json())["running"]
         assert (await ended())["last"]["step"] == 5
@@ -132,8 +141,7 @@ async def test_starlette_tunes_in_the_background_streams_and_is_left(texts: list
 async def test_aiohttp_tunes_in_a_request_streams_and_is_left(texts: list[Any]) -> None:
     async with aiohttps() as (client, module, app):
         training, trainer = app[module.TRAINING], app[module.TRAINER]
-        async with client.post("/fine-tune", data=b"short") as response:
-            assert response.status == 422
+        await refuses(client)
         async with client.post("/fine-tune", params={"steps": "5"}, data=TEXT) as response:
             lines = [json.loads(line) async for line in response.content]
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
