@@ -142,7 +142,7 @@ def test_disturbed_calls_leave_nothing(run: Run, monkeypatch: pytest.MonkeyPatch
 def test_a_loan_that_is_not_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loan, "give_back", lambda self: None)
     monkeypatch.setattr(cancel, "_PLAYS", {cancel.play_calls: 1})
-    found = run("cancel", 4)
+    found = run("cancel", 2)
     assert found["found"]["leaked"] > 0
     assert "a loan of" in found["failures"][0]["what"]
 
