@@ -56,9 +56,11 @@ class Server:
         self._opener: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
-        """DeviceError if the engine is not open; TornModelError if the weights are of no single step, BudgetError if the share
-        cannot hold its versions of them.
+        """DeviceError if the engine is not open, or this server is already; TornModelError if the weights are of no single
+        step, BudgetError if the share cannot hold its versions of them.
         """
+        if self._is_open:
+            raise DeviceError("the server is open already, and would be closed at the inner end; enter it once")
         self._opener = asyncio.get_running_loop()
         await self._source.share.call(self._open(), undo=lambda _: self._close())
         return self
@@ -118,7 +120,9 @@ class Server:
         config = self._source.parameters.config
         ids = check_prompt(self._encoded(prompt) if isinstance(prompt, str) else prompt, config)
         count = min(check_count("max_new_tokens", max_new_tokens, 1), config.block_size - len(ids))
-        wording = self._wording(Stopping(stop_ids, stop), stop, ids)
+        stopping = Stopping(stop_ids, stop)
+        stopping.check_ids(config.vocab_size)
+        wording = self._wording(stopping, stop, ids)
         self._check_open()
         request = Request(ids, count, Sampler(sampling), wording)
         self._serving.check_pages(request)

@@ -27,6 +27,13 @@ class Stopping:
         self._held = ""
         self.found: int | str | None = None
 
+    def check_ids(self, vocab_size: int) -> None:
+        """ValueError for an id that no model of so many tokens writes."""
+        beyond = [id for id in self._ids if not 0 <= id < vocab_size]
+        if beyond:
+            raise ValueError(f"stop_ids has {min(beyond)}, and the model's ids are 0 to {vocab_size - 1}: no text would end "
+                             "there; give ids of the model's own tokenizer")
+
     def is_end(self, token: int) -> bool:
         """Whether a token ends the text, of which it is no part. What came before it may still be pushed."""
         if token in self._ids:
