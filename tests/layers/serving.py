@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import pytest
+
 from asynctile.layers import GPT2
-from asynctile.layers.requests import Token
+from asynctile.layers.requests import Request, Token
 from asynctile.layers.server import Server
 from asynctile.share import Share
 from tests.layers.shapes import shape
@@ -17,6 +19,19 @@ from tests.layers.shapes import shape
 SHAPE = shape(20, 2, 35, 40, tile=12, batch=2, length=17, n_layer=1)
 #: Prompts of several lengths, one longer than a run has rows.
 PROMPTS = ([1, 2, 3], [4], list(range(30)), [7, 7, 7, 7, 7, 7, 7, 7], [34, 0])
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], set[bytes]]:
+    """By the tokens before, the logits that every token from now on is chosen from, each of their bits."""
+    seen: dict[tuple[int, ...], set[bytes]] = {}
+    choose = Request.choose
+
+    def watch(request: Request, logits: Any) -> Token:
+        seen.setdefault(tuple(request.tokens), set()).add(logits.tobytes())
+        return choose(request, logits)
+
+    monkeypatch.setattr(Request, "choose", watch)
+    return seen
 
 
 async def text(tokens: AsyncGenerator[Token], most: int | None = None) -> list[int]:

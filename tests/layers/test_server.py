@@ -15,7 +15,7 @@ from asynctile import BudgetError, Engine
 from asynctile.layers import GPT2, Trainer, serving
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.requests import Request, Token
-from tests.layers.serving import PROMPTS, SHAPE, held_by, one_by_one, text, texts
+from tests.layers.serving import PROMPTS, SHAPE, held_by, one_by_one, text, texts, watched
 from tests.layers.training import OPTIMIZER, lively
 from tests.settle import until
 
@@ -54,10 +54,11 @@ async def test_a_text_is_the_same_alone_and_in_every_company(
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
-async def test_a_text_is_the_same_where_the_caps_are_the_least(
-    alone: list[list[int]], tmp_path: Path, device: str, prefetch: int
+async def test_a_text_and_its_logits_are_the_same_where_the_caps_are_the_least(
+    alone: list[list[int]], tmp_path: Path, device: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the floor, over a spill folder, with pages that come and go as weights do."""
+    seen = watched(monkeypatch)
     floor = floor_demand(CONFIG, SHAPE.tile)
     caps: dict[str, Any] = {"host_memory": floor.rounded(4096).alone().floor_nbytes, "spill": tmp_path, "prefetch": prefetch}
     if device == "emulated":
@@ -68,17 +69,14 @@ async def test_a_text_is_the_same_where_the_caps_are_the_least(
             assert await texts(server, max_new_tokens=9) == alone
         statistics = engine.statistics()
     assert statistics.spill_read_bytes > 100 * model.config.parameter_count
+    async with Engine("cpu") as engine, (await lively(engine, SHAPE)).serve() as server:
+        count = len(seen)
+        await one_by_one(server, max_new_tokens=9)
+    assert len(seen) == count > 30 and all(len(logits) == 1 for logits in seen.values())
 
 
 async def test_logits_that_tokens_are_chosen_from_are_equal_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[tuple[int, ...], set[bytes]] = {}
-
-    def watch(request: Request, logits: Any) -> Token:
-        seen.setdefault(tuple(request.tokens), set()).add(logits.tobytes())
-        return choose(request, logits)
-
-    choose = Request.choose
-    monkeypatch.setattr(Request, "choose", watch)
+    seen = watched(monkeypatch)
     async with Engine("cpu") as engine:
         model = await lively(engine, SHAPE)
         async with model.serve(most=3) as server:
