@@ -29,14 +29,32 @@ def gemm(
     expect("gemm", b, (columns, inner) if tb else (inner, columns))
     expect("gemm", c, (rows, columns))
     flops = 2 * rows * columns * inner
-    kernel, read = "gemm", [a, b]
+    return product("gemm", (a, b), c, (ta, tb), flops, accumulate=accumulate, bias=bias, source=source)
+
+
+def product(
+    verb: str,
+    factors: tuple[Tile, Tile],
+    c: Tile,
+    transposed: tuple[bool, ...],
+    flops: int,
+    *,
+    accumulate: bool,
+    bias: Tile | None,
+    source: Tile | None,
+) -> Operation:
+    """A product by the one of the verb's four kernels that is for this bias and source. factors, c: their shapes fit.
+
+    transposed: what its kernels are told of that. Raises as `gemm`.
+    """
+    kernel, read = verb, list(factors)
     if bias is not None:
-        expect("gemm", bias, (columns,))
-        kernel, read = "gemm_bias", [a, b, bias]
+        expect(verb, bias, c.shape[1:])
+        kernel, read = f"{verb}_bias", [*factors, bias]
     if source is None:
         access = "r" * len(read) + ("u" if accumulate else "w")
-        return Operation(kernel, (*read, c), access, (ta, tb, accumulate), flops)
+        return Operation(kernel, (*read, c), access, (*transposed, accumulate), flops)
     if accumulate:
-        raise ValueError(f"gemm: {c.name} cannot be added to and begin with {source.name}; choose one")
-    expect("gemm", source, (rows, columns))
-    return Operation(f"{kernel}_onto", (*read, source, c), "r" * len(read) + "rw", (ta, tb), flops)
+        raise ValueError(f"{verb}: {c.name} cannot be added to and begin with {source.name}; choose one")
+    expect(verb, source, c.shape)
+    return Operation(f"{kernel}_onto", (*read, source, c), "r" * len(read) + "rw", transposed, flops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asynctile.ops.gemm import product
 from asynctile.program.operation import Operation, expect
 from asynctile.storage.tile import Tile
 
@@ -32,14 +33,4 @@ def gemm_rows(
         raise ValueError(f"gemm_rows: {a.name} has {a.shape[0]} rows, expected at least the {rows} of {c.name}")
     expect("gemm_rows", b, (columns, inner) if tb else (inner, columns))
     flops = 2 * rows * columns * inner
-    kernel, read = "gemm_rows", [a, b]
-    if bias is not None:
-        expect("gemm_rows", bias, (columns,))
-        kernel, read = "gemm_rows_bias", [a, b, bias]
-    if source is None:
-        access = "r" * len(read) + ("u" if accumulate else "w")
-        return Operation(kernel, (*read, c), access, (tb, accumulate), flops)
-    if accumulate:
-        raise ValueError(f"gemm_rows: {c.name} cannot be added to and begin with {source.name}; choose one")
-    expect("gemm_rows", source, (rows, columns))
-    return Operation(f"{kernel}_onto", (*read, source, c), "r" * len(read) + "rw", (tb,), flops)
+    return product("gemm_rows", (a, b), c, (tb,), flops, accumulate=accumulate, bias=bias, source=source)
