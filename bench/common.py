@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import threadpoolctl
 from asynctile import __version__
 from asynctile.kernels.cpu.jit import KERNELS
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.program.program import Program
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -187,6 +189,12 @@ def batch(config: GPT2Config, size: int, length: int) -> tuple[np.ndarray, np.nd
 async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None, recompute: bool = True) -> Trainer:
     model = await GPT2.create(engine, config, seed=1, tile=tile)
     return Trainer(model, AdamW(lr=1e-4), recompute=recompute)
+
+
+async def program_of(trainer: Trainer, batch: int, length: int) -> Program:
+    """The step as it was run on such batches, with the updates where the trainer has placed them."""
+    rows = trainer.model.tiling.rows(batch, length, trainer.micro_batches)
+    return await trainer._keeping.run("step", rows, partial(trainer._placed, "step", rows))
 
 
 def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Side:

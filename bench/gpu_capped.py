@@ -4,12 +4,11 @@
                                [--steps 3] [--write]
 
 Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM; tiles and parts of the batch as
-bench/gpu_plan.py foresees the fastest step. Beside each speed: its share of
-the uncapped speed, the time in which compute waited for the link, the bytes loaded against Belady's optimum with the same
-slots, and the bound: the larger of the uncapped step (which recomputes too) and of the bytes over the link rate measured with
-both ways at work. Target: from 16k tokens a step on, at 25%, at least 0.95 of that bound. FSDP2 with CPU offload
-(gpu_torch.py) under the same cap, with the micro-batch that is fastest there, follows right after the first cap of each model,
-and last under the others.
+bench/gpu_plan.py foresees the fastest step. Beside each speed: its share of the uncapped speed, the time in which compute
+waited for the link, the bytes loaded against the least possible under that cap (optimum.py), and the bound: the larger of the
+uncapped step (which recomputes too) and of the bytes over the link rate measured with both ways at work. Target: from 16k
+tokens a step on, at 25%, at least 0.95 of that bound. FSDP2 with CPU offload (gpu_torch.py) under the same cap, with the
+micro-batch that is fastest there, follows right after the first cap of each model, and last under the others.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+from common import program_of
 from gpu_common import Speed, engine_of, model_flops, new_trainer, options_of
 from gpu_peaks import LinkRates, Place, free, gemm_rate, link_rates
 from gpu_record import Section
 from gpu_rows import CAPPED, config_named, in_memory, under_cap
 from gpu_torch import Offloaded, capped, fastest_micro_batch, one_process
-from optimum import min_loads
+from optimum import least_bytes
 
-from asynctile.layers import GPT2Config, Trainer
+from asynctile.layers import GPT2Config
 from asynctile.layers.update_placement import updates_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
@@ -35,7 +34,7 @@ from asynctile.program.program import Program
 #: From this many tokens a step on, at this cap, the target counts.
 ENOUGH_TOKENS, TARGET_CAP = 16_000, 0.25
 COLUMNS = ("model", "cap", "tile", "parts", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound", "waited",
-           "up GB", "down GB", "loads of MIN", "updated in RAM", "note")  # fmt: skip
+           "up GB", "down GB", "up of least", "updated in RAM", "note")  # fmt: skip
 
 
 class Measured:
@@ -68,8 +67,8 @@ class Measured:
             async with engine_of(self.section, self.options, device_memory=row.cap) as engine:
                 trainer = await new_trainer(engine, row)
                 speed = await Speed.of(trainer, row, self.options.steps)
-                program = await program_of(trainer, self.options)
-                least = least_loads(trainer, program)
+                program = await program_of(trainer, row.batch, row.length)
+                least = least_bytes(program, row.cap or 0).uploaded_nbytes
             up, down = speed.report.uploaded_bytes, speed.report.downloaded_bytes
             whole_s = self.uncapped_s.get(name)
             bound = max(whole_s or 0.0, up / self.link.both, down / self.link.both)
@@ -101,18 +100,6 @@ class Measured:
             self.section.put(self.table, {
                 **found, "parts": options.batch // part, "s a step": step_s, "tokens/s": tokens / step_s,
                 "of uncapped": whole_s and whole_s / step_s, "note": f"{part} sequences at a time{said}"})  # fmt: skip
-
-
-async def program_of(trainer: Trainer, options: Namespace) -> Program:
-    """The step as it was run, with the updates where the trainer has placed them."""
-    rows = trainer.model.tiling.rows(options.batch, options.length, trainer.micro_batches)
-    return await trainer._keeping.run("step", rows, partial(trainer._placed, "step", rows))
-
-
-def least_loads(trainer: Trainer, program: Program) -> int:
-    """Bytes that any order of evictions must load in a step, with the slots that the engine has."""
-    pools = [(pool.slot_nbytes, pool.limit or 0) for pool in trainer.engine.tiers.top.arena.pools]
-    return min_loads(program, pools)
 
 
 def share_on_host(program: Program) -> float:
