@@ -28,9 +28,9 @@ from asynctile import Engine
 from asynctile.layers import GPT2Config, Trainer
 from asynctile.program.operation import Operation
 from asynctile.program.program import Fetch, Mark, Program
-from asynctile.storage.arena import Pool
-from asynctile.storage.ledger import Ledger
+from asynctile.storage.ranking import Ranking
 from asynctile.storage.residency import Residency
+from asynctile.storage.slot import Home
 
 WIDTH, HEADS, LENGTH, BATCH = 384, 6, 256, 4
 #: The slower direction takes this share of the deepest model's step, in the product's order, on a link without a limit.
@@ -42,18 +42,18 @@ def config_of(layers: int) -> GPT2Config:
     return GPT2Config(n_layer=layers, n_head=HEADS, n_embd=WIDTH, block_size=LENGTH, vocab_size=256)
 
 
-class RecencyLedger(Ledger):
-    """Evicts what was least recently used; knows nothing of what comes."""
+class Recency(Ranking):
+    """What was least recently used counts as furthest away; knows nothing of what comes."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._recent: dict[Pool, OrderedDict[Residency, None]] = defaultdict(OrderedDict)
+    def __init__(self) -> None:
+        super().__init__()
+        self._recent: dict[Home, OrderedDict[Residency, None]] = defaultdict(OrderedDict)
 
-    def _push(self, pool: Pool, residency: Residency) -> None:
+    def rank(self, pool: Home, residency: Residency) -> None:
         self._recent[pool][residency] = None
         self._recent[pool].move_to_end(residency)
 
-    def _victim(self, pool: Pool, held: Any, beyond: int) -> Residency | None:
+    def furthest(self, pool: Home, held: Any, beyond: int) -> Residency | None:
         recent = self._recent[pool]
         for one in [one for one in recent if one.slot is None or one.slot.pool is not pool]:
             del recent[one]
@@ -165,7 +165,7 @@ async def open_side(
     engine = await stack.enter_async_context(Engine(device="emulated", **options))
     if policy != OURS:
         top = engine.tiers.top
-        top.ledger = RecencyLedger(top.arena, top.link)
+        top.ledger.ranking = Recency()
         engine.plays = False
     trainers = {depth: await trainer_on(engine, config_of(depth), tile=tile) for depth in layers}
     if policy == GREEDY:

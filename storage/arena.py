@@ -1,107 +1,23 @@
-"""The arena of a tier: how its cap is cut into slots, and which slots are free.
+"""The arena of a tier: how its cap is cut into slots of a few fixed sizes, or packed: any tile at any offset.
 
 Pure bookkeeping. The memory itself belongs to the device (asynctile/device), who stands in a slot is decided by
-storage/ledger.py. Slots have one of a few fixed sizes ("pools"), so that there is no fragmentation: any free slot
-of a pool takes any tile of that pool. The way not taken, a general allocator, either moves tiles about to make
-room or cannot promise that a budget at the floor works.
+storage/ledger.py, which slots of a size are free is known to storage/pool.py, and which bytes to storage/ground.py. A cap that
+does not hold everything is cut into slots while what will run is not known: any free slot takes any tile of its pool, so a
+budget at the floor works. Where a whole step is known, so are its addresses, and the arena is packed.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from asynctile.storage.demand import ALIGNMENT, Demand
+from asynctile.storage.demand import ALIGNMENT, Demand, align
 from asynctile.storage.errors import BudgetError
+from asynctile.storage.ground import Ground
+from asynctile.storage.pool import Pool
 from asynctile.storage.sizes import format_size
-
-
-class Slot:
-    """A fixed place in the arena. `guard` holds what its next owner must wait for (events; opaque here)."""
-
-    __slots__ = ("pool", "index", "guard")
-
-    def __init__(self, pool: Pool, index: int) -> None:
-        self.pool = pool
-        self.index = index
-        self.guard: tuple[object, ...] = ()
-
-
-class Pool:
-    """Slots of one size; lowest index first, so that untouched memory stays untouched.
-
-    limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots that exist, used or free.
-    expected: slots that it will come to, as far as is known: memory for as many may be taken at once.
-
-    Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first: compute has
-    just been there. Those of evicted tiles go first to loads, oldest first: their write-back is the most likely to have ended.
-    """
-
-    __slots__ = ("arena", "slot_nbytes", "limit", "expected", "memory", "used", "made", "_dead", "_evicted", "_dropped")
-
-    def __init__(self, arena: Arena, slot_nbytes: int, limit: int | None) -> None:
-        self.arena = arena
-        self.slot_nbytes = slot_nbytes
-        self.limit = limit
-        self.expected = limit or 0
-        self.memory: Any = None
-        self.used = 0
-        self.made = 0
-        self._dead: deque[Slot] = deque()
-        self._evicted: deque[Slot] = deque()
-        #: slots whose memory was let go, to be made again first
-        self._dropped: list[Slot] = []
-
-    @property
-    def free(self) -> int | None:
-        """How many slots can be taken; None: unbounded."""
-        return None if self.limit is None else self.limit - self.used
-
-    def take(self, *, for_load: bool) -> Slot | None:
-        """A free slot, or None when there is none."""
-        if for_load and self._evicted:
-            slot = self._evicted.popleft()
-        elif self._dead:
-            slot = self._dead.popleft() if for_load else self._dead.pop()
-        elif self._evicted:
-            slot = self._evicted.popleft()
-        elif self.made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes):
-            slot = self._dropped.pop() if self._dropped else Slot(self, self.made)
-            self.made += 1
-            self.arena.made_nbytes += self.slot_nbytes
-        else:
-            return None
-        self.used += 1
-        self.arena.used_nbytes += self.slot_nbytes
-        return slot
-
-    def give(self, slot: Slot, *, evicted: bool) -> None:
-        self.used -= 1
-        self.arena.used_nbytes -= self.slot_nbytes
-        (self._evicted if evicted else self._dead).append(slot)
-
-    def claim(self, slot: Slot) -> None:
-        """Take this slot, which is free: it was given too early, or work that was written down looks for a tile there."""
-        (self._evicted if slot in self._evicted else self._dead).remove(slot)
-        self.used += 1
-        self.arena.used_nbytes += self.slot_nbytes
-
-    def free_slots(self) -> list[Slot]:
-        """The slots that exist and are nobody's."""
-        return [*self._dead, *self._evicted]
-
-    def drop_free(self) -> list[Slot]:
-        """Forget the free slots, so that the cap has room for other sizes; nothing may be in flight on them."""
-        slots = self.free_slots()
-        self._dead.clear()
-        self._evicted.clear()
-        self._dropped += slots
-        self.made -= len(slots)
-        self.arena.made_nbytes -= len(slots) * self.slot_nbytes
-        self.expected = self.made
-        return slots
+from asynctile.storage.slot import Slot
+from asynctile.storage.tile import Tile
 
 
 class Arena:
@@ -109,11 +25,12 @@ class Arena:
 
     A cap that holds everything has a pool for each size, which grows while the cap allows. Otherwise, if tiles can leave
     (`evictable`), the arena is `divided` between two pools, so that a tile of either size can always push out another
-    of its size.
+    of its size; or it is `packed`, and has none. Either way it has a `ground`, which stays while the cap does.
 
     alignment: of every slot. argument: what gave the cap, for messages; remedy: how it is raised, if not by that.
     lent_nbytes: of the cap, to whoever borrowed it.
     rigid: memory cannot be let go slot by slot; where free slots of one size stand in the way of another, all is cut anew.
+    expected: where tiles that are neither here nor to be loaded will be written, while packed: offsets in bytes.
     """
 
     def __init__(
@@ -133,7 +50,10 @@ class Arena:
         self.argument = argument
         self.remedy = remedy or f"raise {argument}"
         self.divided = False
+        self.packed = False
+        self.ground: Ground | None = None
         self.pools: list[Pool] = []
+        self.expected: dict[Tile, int] = {}
         self.used_nbytes = 0
         self.made_nbytes = 0
         self.lent_nbytes = 0
@@ -148,6 +68,12 @@ class Arena:
     def available(self) -> int | None:
         """The cap without what is lent."""
         return None if self.cap is None else self.cap - self.lent_nbytes
+
+    @property
+    def counted_nbytes(self) -> int:
+        """Of slots that are taken, as those count who hand them out."""
+        taken = sum(pool.used * pool.slot_nbytes for pool in self.pools)
+        return taken if self.ground is None else taken + self.ground.taken_nbytes
 
     def may_grow(self, nbytes: int) -> bool:
         return self.available is None or self.made_nbytes + nbytes <= self.available
@@ -178,6 +104,8 @@ class Arena:
 
     def fits(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
         """Whether the present cut already serves `demand`. foreign: as in `check`."""
+        if self.packed:
+            return False
         have = [pool.slot_nbytes for pool in self.pools]
         if not self.divided:
             exact = demand.exact.keys() <= set(have) and self._grown_nbytes(demand, foreign) <= self._room()
@@ -207,6 +135,8 @@ class Arena:
         """Whether every tile of `demand` can stay at once."""
         if not self.divided:
             return True
+        if self.packed:
+            return False
         needed = dict.fromkeys((pool.slot_nbytes for pool in self.pools), 0)
         for size, count in demand.exact.items():
             needed[self.pool_for(size).slot_nbytes] += count
@@ -241,7 +171,7 @@ class Arena:
     def must_be_empty(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
         """Whether tiles must leave before `cut`: the pools that there are will not stay."""
         stuck = self.rigid and self._grown_nbytes(demand, foreign) > self._room()
-        return bool(self.pools) and (stuck or not self.keeps_all(demand, foreign))
+        return self.packed or (bool(self.pools) and (stuck or not self.keeps_all(demand, foreign)))
 
     def cut(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Pool]:
         """Make pools for `demand`; returns the new ones. Raises BudgetError when the cap is below the floor."""
@@ -253,16 +183,60 @@ class Arena:
             new = [Pool(self, size, None) for size in demand.exact.keys() - have]
             self.pools = sorted(self.pools + new, key=lambda pool: pool.slot_nbytes)
             self._promise(demand, foreign, True)
+            self.leave_ground()
             return new
-        assert self.cap is not None and self.evictable and not self.lent_nbytes
-        self.divided = True
-        self.pools = [Pool(self, size, count) for size, count in demand.divide(self.cap, self.argument)]
+        assert self.cap is not None
+        return self.divide(demand.divide(self.cap, self.argument))
+
+    def divide(self, sizes: Iterable[tuple[int, int]]) -> list[Pool]:
+        """Pools of (slot bytes, count) each, side by side; there must be none yet."""
+        assert not self.pools and not self.packed
+        ground, start = self._lay_ground(), 0
+        for nbytes, count in sizes:
+            self.pools.append(Pool(self, nbytes, count, ground, start))
+            start += nbytes * count
         return self.pools
 
+    def pack(self) -> None:
+        """From now on tiles stand where they are told to (`take_at`); until the next `cut`. It must hold none.
+
+        Work may be in flight on the slots of a divided arena: whoever gets their bytes waits for it.
+        """
+        assert not self.used_nbytes, "an arena with tiles in it cannot be packed"
+        self.expected.clear()
+        if self.packed:
+            return
+        free, old = self.free_slots(), self.ground
+        self.forget_pools()
+        ground = self._lay_ground()
+        if ground is old:
+            ground.follow(free)
+        self.packed = True
+
+    def range_at(self, offset: int, nbytes: int) -> Slot:
+        """The slot at `offset` that a tile of `nbytes` needs, not taken, and be it free or not. Of a packed arena."""
+        assert self.packed and self.ground is not None and not offset % self.alignment
+        return self.ground.range_at(offset, align(nbytes, self.alignment))
+
+    def take_at(self, offset: int, nbytes: int) -> Slot:
+        """`range_at`, which must be free, and taken."""
+        slot = self.range_at(offset, nbytes)
+        slot.pool.claim(slot)
+        return slot
+
     def forget_pools(self) -> None:
-        """As before the first cut."""
+        """As before the first cut, but for the ground; nothing may be in flight, or be said to who comes next (`pack`)."""
         assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
-        self.pools, self.divided, self.made_nbytes = [], False, 0
+        self.pools, self.divided, self.packed, self.made_nbytes = [], False, False, 0
+        self.expected.clear()
+        if self.ground is not None:
+            self.ground.forget()
+
+    def leave_ground(self) -> None:
+        """Let its memory go, whoever still knows a slot of it; nothing may be in flight there."""
+        if self.ground is not None:
+            self.ground.memory = None
+            self.ground = None
 
     def drop_free(self) -> list[Slot]:
         """Forget the free slots of all pools; their memory is the caller's to return."""
@@ -272,10 +246,21 @@ class Arena:
         """Undo a `cut` whose pools got no memory."""
         self.pools = [pool for pool in self.pools if pool not in pools]
         self.divided = self.divided and bool(self.pools)
+        if not self.divided:
+            self.leave_ground()
 
     def make_room(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Slot]:
         """Free slots to let go of, so that pools can grow as `demand` wants; their memory is the caller's to return."""
         return [] if self.must_be_empty(demand, foreign) or self.has_room_for(demand, foreign) else self.drop_free()
+
+    def _lay_ground(self) -> Ground:
+        """Be divided, on the ground that there is if it is as large as the cap."""
+        assert self.cap is not None and self.evictable and not self.lent_nbytes
+        if self.ground is None or self.ground.nbytes != self.cap:
+            self.leave_ground()
+            self.ground = Ground(self, self.cap)
+        self.divided = True
+        return self.ground
 
     def _room(self) -> float:
         return math.inf if self.available is None else self.available

@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.errors import TierError
+from asynctile.storage.ground import Contiguous, Ground
 from asynctile.storage.limits import address_space
+from asynctile.storage.pool import Pool
 from asynctile.storage.sizes import format_size
 from asynctile.storage.slabs import Slabs
+from asynctile.storage.slot import Slot
 
 Map = TypeVar("Map", bound=mmap.mmap)
 
@@ -27,21 +29,33 @@ class HostMemory:
     """Pools of slots in anonymous memory. Every mapping begins on a page, so slots of whole pages suit direct file I/O."""
 
     def map_pool(self, pool: Pool) -> None:
-        """Back every slot that is expected of a pool with address space; again when more are. TierError if there is none."""
+        """Back every slot that is expected of a pool with address space; again when more are. TierError if there is none.
+
+        The pools of a divided arena are part of its ground.
+        """
+        if pool.ground is not None:
+            self.map_ground(pool.ground)
+            pool.memory = pool.ground.memory
+            return
         if pool.memory is None:
             pool.memory = Slabs(pool, reserve)
         pool.memory.prepare()
 
+    def map_ground(self, ground: Ground) -> None:
+        """Back all of it with address space, once. TierError if there is none."""
+        if ground.memory is None:
+            ground.memory = Contiguous(reserve(ground.nbytes))
+
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """A view of the slot; it holds the mapping by reference, so a pool may be forgotten under living views."""
-        memory, offset = slot.pool.memory.place(slot.index)
+        memory, offset = slot.place()
         return np.ndarray(shape, dtype, memory, offset)
 
     def discard(self, slot: Slot) -> None:
         """Give the memory of a free slot back to the system, as far as it covers whole pages."""
-        memory, offset = slot.pool.memory.place(slot.index)
+        memory, offset = slot.place()
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-        stop = (offset + slot.pool.slot_nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        stop = (offset + slot.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > start:
             memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
 

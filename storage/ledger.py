@@ -2,7 +2,8 @@
 
 Decides, moves nothing: `admit` and `prefetch` append moves (move.py) to a list that asynctile/memory/tier.py carries out.
 Decisions follow program order only, never the clock, so a program under a budget always moves the same bytes. The victim is
-the tile whose next use is furthest away (Belady's MIN), found in a heap that forgets stale entries lazily.
+the tile whose next use is furthest away (ranking.py). While the arena is packed nothing is decided here: who comes, goes and
+moves is told, and where to.
 
 Nobody ever waits for a slot here: a slot may change hands while work on it is still under way, because its next
 owner waits, on the streams, for the events of the last one. So an operation can run whenever its own tiles fit
@@ -11,13 +12,14 @@ together, and two operations cannot starve each other.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
-from asynctile.storage.arena import Arena, Pool, Slot
+from asynctile.storage.arena import Arena
 from asynctile.storage.errors import AsynctileError, BudgetError
-from asynctile.storage.move import Allocate, Evict, Load, Move
+from asynctile.storage.move import Allocate, Evict, Load, Move, Relocate
+from asynctile.storage.pool import Pool
+from asynctile.storage.ranking import Ranking
 from asynctile.storage.residency import (
     ABSENT,
     ALLOCATE,
@@ -25,6 +27,7 @@ from asynctile.storage.residency import (
     LEAVE,
     LOAD,
     LOSE,
+    RELOCATE,
     WRITE,
     WRITE_BACK,
     History,
@@ -33,6 +36,7 @@ from asynctile.storage.residency import (
     Transition,
 )
 from asynctile.storage.sizes import format_size
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import NEVER, Tile
 
 
@@ -58,8 +62,7 @@ class Ledger:
         #: all and only those that have a slot, in the order in which they came: decisions may not depend on addresses
         self.resident: dict[Residency, None] = {}
         self.history = History()
-        self._heaps: dict[Pool, list[tuple[int, int, Residency]]] = {}
-        self._order = 0
+        self.ranking = Ranking()
 
     def of(self, tile: Tile) -> Residency:
         """The residency of a tile in this tier."""
@@ -83,6 +86,8 @@ class Ledger:
         for residency, how in zip(residencies, access, strict=True):
             if residency.state is ABSENT and how != "w":
                 raise never_written(residency.tile)
+            if self.arena.packed and residency.slot is None and (how != "w" or residency.tile not in self.arena.expected):
+                raise self.history.fault(residency, f"its plan has no place for it in {self.arena.argument}")
         held = set(residencies)
         for residency, how in zip(residencies, access, strict=True):
             if residency.slot is None:
@@ -103,9 +108,29 @@ class Ledger:
         slot.pool.claim(slot)
         self._settle(residency, slot, True, moves)
 
+    def load_at(self, residency: Residency, offset: int, moves: list[Move]) -> None:
+        """Bring a tile to `offset` of a packed arena, where nobody stands."""
+        self.load_into(residency, self.arena.range_at(offset, residency.tile.nbytes), moves)
+
+    def relocate(self, residency: Residency, offset: int, moves: list[Move]) -> None:
+        """Move a tile to `offset` of a packed arena, where nobody stands, nor the tile itself in part."""
+        slot = residency.slot
+        assert slot is not None
+        to = self.arena.take_at(offset, residency.tile.nbytes)
+        self._count()
+        was = residency.state
+        self.history.change(residency, RELOCATE)
+        residency.slot = to
+        slot.pool.give(slot, evicted=True)
+        moves.append(Relocate(residency, slot, was, to))
+
+    def expect(self, tile: Tile, offset: int) -> None:
+        """The tile will be written whole before it is read, at `offset` of a packed arena: `admit` allocates it there."""
+        self.arena.expected[tile] = offset
+
     def evict_ahead(self, pool: Pool, beyond: int, moves: list[Move]) -> bool:
         """Free the slot of the tile used furthest away, before anyone needs it; False if none is used after `beyond`."""
-        victim = self._victim(pool, (), beyond)
+        victim = self.ranking.furthest(pool, (), beyond)
         if victim is None:
             return False
         moves.append(self.evict(victim))
@@ -118,8 +143,7 @@ class Ledger:
             self.history.change(residency, WRITE)
         slot = residency.slot
         assert slot is not None
-        if slot.pool.limit is not None:
-            self._push(slot.pool, residency)
+        self.ranking.rank(slot.pool, residency)
 
     def change(self, residency: Residency, transition: Transition) -> None:
         """A transition that moves no slot."""
@@ -157,7 +181,7 @@ class Ledger:
 
     def forget_pools(self) -> None:
         """The arena was cut anew: nothing is resident, and the old pools are gone."""
-        self._heaps.clear()
+        self.ranking.clear()
 
     def undo(self, move: Move) -> None:
         """Take back a move that was decided and not made; of several, the last one first."""
@@ -167,8 +191,11 @@ class Ledger:
             slot.pool.claim(slot)
             residency.slot = slot
             self.resident[residency] = None
-            if slot.pool.limit is not None:
-                self._push(slot.pool, residency)
+            self.ranking.rank(slot.pool, residency)
+        elif isinstance(move, Relocate):
+            slot.pool.claim(slot)
+            residency.slot = slot
+            move.to.pool.give(move.to, evicted=True)
         else:
             self._leave(residency)
             slot.pool.give(slot, evicted=True)
@@ -189,8 +216,7 @@ class Ledger:
                     slot.pool.claim(slot)
                     residency.slot = slot
                     self.resident[residency] = None
-                if slot.pool.limit is not None:
-                    self._push(slot.pool, residency)
+                self.ranking.rank(slot.pool, residency)
 
     def _settle(self, residency: Residency, slot: Slot, load: bool, moves: list[Move]) -> None:
         was = residency.state
@@ -198,21 +224,25 @@ class Ledger:
         residency.slot = slot
         self.resident[residency] = None
         moves.append(Load(residency, slot, was) if load else Allocate(residency, slot, was))
+        self._count()
+        self.ranking.rank(slot.pool, residency)
+
+    def _count(self) -> None:
         used = self.arena.used_nbytes + self.arena.lent_nbytes
         if used > self.peak_nbytes:
             self.peak_nbytes = used
-        if slot.pool.limit is not None:
-            self._push(slot.pool, residency)
 
     def _slot_for(
         self, residency: Residency, held: Container[Residency], moves: list[Move], *, beyond: int, for_load: bool
     ) -> Slot | None:
-        """A free slot, or that of the tile used furthest away, if that lies beyond position `beyond`."""
+        """A free slot, or that of the tile used furthest away, if that lies beyond position `beyond`; packed: as expected."""
+        if self.arena.packed:
+            return self.arena.take_at(self.arena.expected.pop(residency.tile), residency.tile.nbytes)
         pool = self.arena.pool_for(residency.tile.nbytes)
         slot = pool.take(for_load=for_load)
         if slot is not None:
             return slot
-        victim = self._victim(pool, held, beyond)
+        victim = self.ranking.furthest(pool, held, beyond)
         if victim is None:
             if beyond >= 0:
                 return None
@@ -227,7 +257,7 @@ class Ledger:
         write_back = was is DIRTY and (victim.tile.persistent or victim.next_use < NEVER)
         if write_back:
             if self.backing is None:
-                raise self._no_room(victim.tile, slot.pool)
+                raise self._no_room(victim.tile, self.arena.pool_for(victim.tile.nbytes))
             if victim.backing is None:
                 victim.backing = self.backing.take(victim)
         self.history.change(victim, WRITE_BACK if write_back else LEAVE)
@@ -238,36 +268,9 @@ class Ledger:
         residency.slot = None
         self.resident.pop(residency, None)
 
-    def _victim(self, pool: Pool, held: Container[Residency], beyond: int) -> Residency | None:
-        heap = self._heaps.get(pool, [])
-        aside = []
-        found = None
-        while heap:
-            entry = heap[0]
-            residency = entry[2]
-            if residency.slot is None or residency.slot.pool is not pool or residency.next_use != -entry[0]:
-                heapq.heappop(heap)
-            elif residency in held:
-                aside.append(heapq.heappop(heap))
-            else:
-                found = residency if residency.next_use > beyond else None
-                break
-        for entry in aside:
-            heapq.heappush(heap, entry)
-        return found
-
-    def _push(self, pool: Pool, residency: Residency) -> None:
-        heap = self._heaps.setdefault(pool, [])
-        self._order += 1
-        heapq.heappush(heap, (-residency.next_use, self._order, residency))
-        if len(heap) > 64 + 8 * pool.used:
-            live = [entry for entry in heap if entry[2].slot is not None and entry[2].next_use == -entry[0]]
-            heap[:] = {entry[2]: entry for entry in live}.values()
-            heapq.heapify(heap)
-
     def _check_room(self, residencies: Sequence[Residency]) -> None:
         """Refuse before anything moves: do the tiles of one operation fit together?"""
-        if self.arena.cap is None:
+        if self.arena.cap is None or self.arena.packed:
             return
         wanted: dict[Pool, int] = {}
         for residency in set(residencies):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asynctile.storage.arena import Slot
 from asynctile.storage.residency import Residency, State
+from asynctile.storage.slot import Slot
 
 
 @dataclass(slots=True, eq=False)
@@ -36,4 +36,14 @@ class Evict:
     write_back: bool
 
 
-Move = Load | Allocate | Evict
+@dataclass(slots=True, eq=False)
+class Relocate:
+    """The tile leaves `slot` and stands in `to` of the same tier: copy it there."""
+
+    residency: Residency
+    slot: Slot
+    was: State
+    to: Slot
+
+
+Move = Load | Allocate | Evict | Relocate

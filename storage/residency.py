@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from asynctile.storage.arena import Slot
 from asynctile.storage.errors import AsynctileError
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import NEVER, Tile
 
 #: Transitions that a ledger remembers.
@@ -65,6 +65,8 @@ WRITE = Transition("write", {CLEAN: DIRTY, DIRTY: DIRTY, STALE: DIRTY})
 WRITE_BACK = Transition("write back", {DIRTY: STORED})
 #: It leaves its slot without a copy: there is one below, or nobody wants the bytes.
 LEAVE = Transition("leave", {CLEAN: STORED, DIRTY: ABSENT, STALE: ABSENT})
+#: It leaves its slot for another one of the tier, and takes its bytes along.
+RELOCATE = Transition("relocate", {CLEAN: CLEAN, DIRTY: DIRTY, STALE: STALE})
 #: The tier above has changed it.
 OUTDATE = Transition("outdate", {ABSENT: ABSENT, STORED: ABSENT, CLEAN: STALE, DIRTY: STALE, STALE: STALE})
 #: The tier below has newer bytes: it has left its slot, if it had one.
@@ -74,13 +76,13 @@ KEEP = Transition("keep", {CLEAN: DIRTY, DIRTY: DIRTY})
 #: Its bytes are gone, or wanted no more: it has left its slot, if it had one.
 LOSE = Transition("lose", dict.fromkeys(State, ABSENT))
 
-TRANSITIONS = (LOAD, ALLOCATE, WRITE, WRITE_BACK, LEAVE, OUTDATE, REPLACE, KEEP, LOSE)
+TRANSITIONS = (LOAD, ALLOCATE, WRITE, WRITE_BACK, LEAVE, RELOCATE, OUTDATE, REPLACE, KEEP, LOSE)
 
 
 class Residency:
     """One tile in one tier.
 
-    slot: where it stands (`storage.arena.Slot`), None in the states without one. array: over the slot.
+    slot: where it stands (`storage.slot.Slot`), None in the states without one. array: over the slot.
     backing: its place one tier below, None while it has none: its residency there, or a block of a file.
     next_use: position in program order at which it is read or updated next; NEVER for none.
     written: event of the last operation or copy that wrote it here; None: nothing pending. reads: events of the readers since.
@@ -123,12 +125,17 @@ class History:
         try:
             residency.state = transition.to[old]
         except KeyError:
-            raise AsynctileError(
-                f"tile {residency.tile.name} is {old} and cannot {transition.name}: expected it to be "
-                f"{' or '.join(transition.to)}; this is a fault of asynctile, whose last steps were {'; '.join(self.tell(8))}"
-            ) from None
+            what = f"cannot {transition.name}: expected it to be {' or '.join(transition.to)}"
+            raise self.fault(residency, what) from None
         self.count += 1
         self._last.extend((residency, transition, old))
+
+    def fault(self, residency: Residency, what: str) -> AsynctileError:
+        """What to raise when the books contradict themselves."""
+        return AsynctileError(
+            f"tile {residency.tile.name} is {residency.state} and {what}; "
+            f"this is a fault of asynctile, whose last steps were {'; '.join(self.tell(8))}"
+        )
 
     def undo(self, residency: Residency, state: State) -> None:
         """To the state before a move that was decided and not made, or to one that was reached without the ledger."""

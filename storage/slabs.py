@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from asynctile.storage.arena import Pool
+from asynctile.storage.pool import Pool
+from asynctile.storage.slot import Slot
 
 #: A slab of a pool that has grown beyond what was expected of it.
 SLAB_NBYTES = 2 << 20
@@ -31,8 +32,9 @@ class Slabs(Generic[Slab]):
         self._slabs: list[Slab] = []
         self._made = 0
 
-    def place(self, index: int) -> tuple[Slab, int]:
-        """The slab of slot `index`, and how many bytes behind its start the slot begins."""
+    def place(self, slot: Slot) -> tuple[Slab, int]:
+        """The slab of a slot, and how many bytes behind its start the slot begins."""
+        index = slot.index
         while index >= self._made:
             self._grow()
         slab = bisect_right(self._firsts, index) - 1

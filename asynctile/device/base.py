@@ -15,8 +15,10 @@ import numpy as np
 
 from asynctile.program.grain import Grain
 from asynctile.program.operation import Operation
-from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.ground import Ground
 from asynctile.storage.host import HostMemory
+from asynctile.storage.pool import Pool
+from asynctile.storage.slot import Slot
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
 from asynctile.streams.stream import Stream
 
@@ -81,6 +83,9 @@ class Device(Protocol):
     def map_pool(self, pool: Pool) -> None:
         """Back a pool of slots with memory for those that are expected of it; called again when more are."""
 
+    def map_ground(self, ground: Ground) -> None:
+        """Back the whole of a divided arena with memory, if it has none yet."""
+
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
         """The device array over a slot."""
 
@@ -113,6 +118,11 @@ class Device(Protocol):
         self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
         """Device array to host array. what: the tile, for messages."""
+
+    def copy(
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        """Device array to device array, which do not overlap. what: the tile, for messages."""
 
     def add_stream(self, name: str, threads: int) -> Stream:
         """A stream of host threads whose work can wait for events of the device, and the device's for its; not started."""

@@ -26,7 +26,6 @@ from asynctile.kernels import cuda as kernels
 from asynctile.kernels.cuda import Array
 from asynctile.program.grain import COARSE
 from asynctile.program.operation import Operation
-from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.sizes import format_size
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
 from asynctile.streams.stream import Stream
@@ -37,7 +36,7 @@ ON_HOST = ("adamw", "adamw_bf16")
 RESERVE_NBYTES = 768 << 20
 
 
-class CudaDevice:
+class CudaDevice(DeviceMemory):
     """driver: the GPU. precision: "fp32", "tf32" or "bf16"; DeviceError if the GPU has no such arithmetic."""
 
     has_link = True
@@ -49,13 +48,12 @@ class CudaDevice:
             major, minor = driver.capability
             raise DeviceError(f"{driver.name} has no {precision} arithmetic (compute capability {major}.{minor}, 8.0 is the "
                               "first with it); choose precision 'fp32'")
+        super().__init__(driver)
         self.name = driver.name
-        self.driver = driver
         self.precision = precision
         self.kernels: dict[str, Callable[..., None]] = dict(kernels.KERNELS)
         self.host = PinnedMemory(driver)
         self._lock = threading.Lock()
-        self._memory = DeviceMemory(driver)
         self._compute = CudaStream("compute", driver, self._lock)
         self._up = CudaStream("upload", driver, self._lock)
         self._down = CudaStream("download", driver, self._lock)
@@ -94,15 +92,6 @@ class CudaDevice:
             report("the CUDA kernels", 0, 1)
         self.driver.load(kernels.source())
         return cpu_kernels.warm(report, ON_HOST, stop)
-
-    def map_pool(self, pool: Pool) -> None:
-        self._memory.map_pool(pool)
-
-    def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Array:
-        return self._memory.array(slot, shape, dtype)
-
-    def discard(self, slot: Slot) -> None:
-        self._memory.discard(slot)
 
     def numbers(self, count: int) -> np.ndarray:
         """float64 zeros (count,) in RAM that kernels can write."""
@@ -186,6 +175,12 @@ class CudaDevice:
         staged = np.ndarray(source.shape, source.dtype, block)
         landed = self._down_to(staged, source, waits, after, what)
         return self._copies.enqueue((landed,), self._unpin, (target, staged, block), is_copy=True, what=what)
+
+    def copy(
+        self, target: Array, source: Array, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        args = (target.ptr, source.ptr, target.nbytes, self._compute.handle)
+        return self._compute.enqueue(waits, self.driver.copy, args, after=after, what=what)
 
     def add_stream(self, name: str, threads: int) -> Stream:
         stream = Stream(name, self._lock, threads)

@@ -16,10 +16,12 @@ import numpy as np
 from asynctile.device.driver import Driver, OutOfMemory
 from asynctile.errors import BudgetError
 from asynctile.kernels.cuda.array import Array
-from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.ground import Contiguous, Ground
 from asynctile.storage.host import HostMemory, reserve_as
+from asynctile.storage.pool import Pool
 from asynctile.storage.sizes import format_size
 from asynctile.storage.slabs import Slabs
+from asynctile.storage.slot import Slot
 
 #: What is pinned at once, at most: the loop waits for it.
 PINNED_NBYTES = 64 << 20
@@ -29,10 +31,16 @@ class DeviceMemory:
     """Pools of slots on a GPU. What is behind a pool is freed as soon as the pool lets it go: an Array does not hold it."""
 
     def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+        self.driver = driver
 
     def map_pool(self, pool: Pool) -> None:
-        """Nothing yet: memory is taken when it is first used, for as many slots as are then expected."""
+        """Nothing yet: memory is taken when it is first used, for as many slots as are then expected.
+
+        The pools of a divided arena are part of its ground, which is taken at once.
+        """
+        if pool.ground is not None:
+            self.map_ground(pool.ground)
+            pool.memory = pool.ground.memory
         if pool.memory is not None:
             return
         taken: list[int] = []
@@ -42,10 +50,16 @@ class DeviceMemory:
             return taken[-1]
 
         pool.memory = Slabs(pool, take)
-        weakref.finalize(pool.memory, _free_all, self._driver, taken).atexit = False
+        weakref.finalize(pool.memory, _free_all, self.driver, taken).atexit = False
+
+    def map_ground(self, ground: Ground) -> None:
+        """All of it at once. BudgetError if the GPU has not as much."""
+        if ground.memory is None:
+            ground.memory = Contiguous(self._malloc(ground.nbytes))
+            weakref.finalize(ground.memory, self.driver.free, ground.memory.whole).atexit = False
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Array:
-        address, offset = slot.pool.memory.place(slot.index)
+        address, offset = slot.place()
         return Array(address + offset, shape, np.dtype(dtype))
 
     def discard(self, slot: Slot) -> None:
@@ -53,11 +67,11 @@ class DeviceMemory:
 
     def _malloc(self, nbytes: int) -> int:
         try:
-            return self._driver.malloc(nbytes)
+            return self.driver.malloc(nbytes)
         except OutOfMemory as error:
-            free, total = self._driver.memory()
+            free, total = self.driver.memory()
             raise BudgetError(
-                f"{self._driver.name} has no {format_size(nbytes)} for tiles: {format_size(free)} of {format_size(total)} "
+                f"{self.driver.name} has no {format_size(nbytes)} for tiles: {format_size(free)} of {format_size(total)} "
                 "are free; lower device_memory, or end what else fills the GPU",
                 floor=nbytes,
             ) from error
@@ -70,7 +84,7 @@ class PinnedMemory(HostMemory):
         self._driver = driver
 
     def map_pool(self, pool: Pool) -> None:
-        """Nothing yet: RAM is locked when it is first used, the loop waits for it."""
+        """Nothing yet: RAM is locked when it is first used, the loop waits for it: so there is no ground here."""
         if pool.memory is None:
             pool.memory = Slabs(pool, self.block, most=max(1, PINNED_NBYTES // pool.slot_nbytes))
 

@@ -14,8 +14,10 @@ import numpy as np
 from asynctile.device.base import Recorder, Report, Workers
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.operation import Operation
-from asynctile.storage.arena import Pool, Slot
+from asynctile.storage.ground import Ground
 from asynctile.storage.host import HostMemory
+from asynctile.storage.pool import Pool
+from asynctile.storage.slot import Slot
 from asynctile.storage.spill import SpillTier
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
 from asynctile.streams.stream import Stream
@@ -28,6 +30,9 @@ class DryMemory(HostMemory):
     """Slots without bytes."""
 
     def map_pool(self, pool: Pool) -> None:
+        pass
+
+    def map_ground(self, ground: Ground) -> None:
         pass
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -88,6 +93,11 @@ class DryDevice(DryMemory):
 
     def download(
         self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        return DONE
+
+    def copy(
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
         return DONE
 

@@ -72,6 +72,11 @@ class WorkerDevice(HostMemory):
     ) -> StreamEvent:
         return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
 
+    def copy(
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
+
     def add_stream(self, name: str, threads: int) -> Stream:
         stream = Stream(name, self._lock, threads)
         self._others.append(stream)

@@ -25,8 +25,8 @@ from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.ops import adamw, fill, gemm
 from asynctile.ops.adamw import HYPER
-from asynctile.storage.arena import Pool
 from asynctile.storage.documents import finish
+from asynctile.storage.pool import Pool
 from asynctile.storage.residency import Residency
 from asynctile.storage.sizes import parse_size
 from asynctile.storage.tile import Tile

@@ -11,8 +11,8 @@ from asynctile.device.base import Device
 from asynctile.memory.tier import Tier
 from asynctile.program.operation import READ, WRITE
 from asynctile.program.program import in_ram
-from asynctile.storage.arena import Slot
 from asynctile.storage.residency import OUTDATE, Residency
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import NEVER
 from asynctile.streams.event import StreamEvent, StreamEvents, unfinished
 

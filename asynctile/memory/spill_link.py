@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.memory.tier import Memory
-from asynctile.storage.arena import Slot
+from asynctile.memory.contracts import Memory
 from asynctile.storage.blocks import Block
 from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.demand import align
 from asynctile.storage.residency import Residency
+from asynctile.storage.slot import Slot
 from asynctile.storage.spill import SpillTier
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents, failed_or_unfinished, unfinished

@@ -1,4 +1,4 @@
-"""A tier: fast memory cut into slots, the ledger of who stands there, and the moves to and from what is below.
+"""A tier: fast memory cut into slots or packed, the ledger of who stands there, and the moves to and from what is below.
 
 Carries out what the ledger and a job's cursor decide. A move is enqueued with the events that it must wait for, and nothing
 waits here: a slot may change hands while work on it is under way, its next owner is ordered behind that by events. The same
@@ -8,13 +8,12 @@ class is the device over RAM, RAM over a disk, and RAM alone; what differs is th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
+from asynctile.memory.contracts import Copy, Link, Memory
 from asynctile.schedule.cursor import Cursor
-from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.demand import Demand
-from asynctile.storage.ledger import Backing, Ledger
-from asynctile.storage.move import Allocate, Evict, Load, Move
+from asynctile.storage.ledger import Ledger
+from asynctile.storage.move import Allocate, Evict, Load, Move, Relocate
 from asynctile.storage.residency import (
     ABSENT,
     CLEAN,
@@ -29,57 +28,36 @@ from asynctile.storage.residency import (
     State,
     Transition,
 )
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents, failed_or_unfinished, unfinished
 from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
 
 
-class Memory(Protocol):
-    """Who gives pools their bytes (a device, or storage/host.py)."""
-
-    def map_pool(self, pool: Pool) -> None: ...
-
-    def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any: ...
-
-    def discard(self, slot: Slot) -> None: ...
-
-
-class Link(Backing, Protocol):
-    """What connects a tier with the one below: places for tiles there, and copies to and from them."""
-
-    def read(self, residency: Residency, slot: Slot, after: StreamEvents) -> StreamEvent:
-        """Enqueue the copy of the tile's place below into `slot`, when `after` is over and the place has been filled."""
-
-    def write(self, residency: Residency, slot: Slot, waits: StreamEvents) -> StreamEvent:
-        """Enqueue the copy of `slot`, which `waits` fill, into the tile's place below."""
-
-    def moved_nbytes(self, residency: Residency) -> int:
-        """What a copy of the tile moves, in bytes."""
-
-    def is_lost(self, residency: Residency) -> bool:
-        """Whether the copy below failed to arrive. Nothing may be in flight."""
-
-
 class Tier:
     """link: to what is below, None where nothing can leave. lockstep: None if loads overlap work.
 
+    copy: within the memory, None if the tier is never packed.
     cursor: of the job that runs here, which must know what leaves; None between jobs.
-    loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, never reset.
+    loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, never reset; moved_nbytes: within it.
     """
 
     def __init__(
-        self, memory: Memory, ledger: Ledger, link: Link | None, run_ahead: RunAhead, lockstep: Lockstep | None
-    ) -> None:
+        self, memory: Memory, ledger: Ledger, link: Link | None, run_ahead: RunAhead, lockstep: Lockstep | None,
+        copy: Copy | None = None,
+    ) -> None:  # fmt: skip
         self.memory = memory
         self.ledger = ledger
         self.arena = ledger.arena
         self.link = link
         self.run_ahead = run_ahead
         self.lockstep = lockstep
+        self.copy = copy
         self.cursor: Cursor | None = None
         self.loaded_nbytes = 0
         self.written_nbytes = 0
+        self.moved_nbytes = 0
 
     def of(self, tile: Tile) -> Residency:
         """Where `tile` stands here."""
@@ -118,6 +96,12 @@ class Tier:
         """Load a tile into a slot that is free."""
         moves: list[Move] = []
         self.ledger.load_into(residency, slot, moves)
+        self.carry_out(moves)
+
+    def load_at(self, residency: Residency, offset: int) -> None:
+        """Load a tile to a free place of a packed arena."""
+        moves: list[Move] = []
+        self.ledger.load_at(residency, offset, moves)
         self.carry_out(moves)
 
     def read_by(self, residency: Residency, event: StreamEvent, next_use: int) -> None:
@@ -171,7 +155,7 @@ class Tier:
     def cut(self, demand: Demand, foreign: dict[int, int]) -> None:
         """Make the pools serve `demand`. They must be empty if arena.must_be_empty says so; nothing may be in flight."""
         if self.arena.must_be_empty(demand, foreign):
-            self.forget_pools()
+            self._forget_pools()
         self.let_go(self.arena.make_room(demand, foreign))
         for pool in self.arena.pools:
             if not pool.made:  # its address space is as much in the way as its memory
@@ -183,8 +167,27 @@ class Tier:
             self.arena.withdraw(new)
             raise
 
+    def pack(self) -> None:
+        """From now on tiles stand where they are told to, until the next `cut`. The tier must be empty.
+
+        Nothing may be in flight unless it is divided. Raises what `cut` does if there is no memory, and has none then.
+        """
+        for pool in self.arena.pools:
+            pool.memory = None
+        self.arena.pack()
+        self.ledger.forget_pools()
+        try:
+            self.back()
+        except BaseException:
+            self.forget_pools()
+            raise
+
     def forget_pools(self) -> None:
-        """Let all memory go. The tier must be empty."""
+        """Let all memory go. The tier must be empty, and nothing in flight."""
+        self._forget_pools()
+        self.arena.leave_ground()
+
+    def _forget_pools(self) -> None:
         for pool in self.arena.pools:
             pool.memory = None
         self.arena.forget_pools()
@@ -197,9 +200,11 @@ class Tier:
             self.memory.discard(slot)
 
     def back(self) -> None:
-        """Give the pools memory for the slots that are expected of them now."""
+        """Give the pools memory for the slots that are expected of them now; where it is packed, all of it."""
         for pool in self.arena.pools:
             self.memory.map_pool(pool)
+        if self.arena.packed and self.arena.ground is not None:
+            self.memory.map_ground(self.arena.ground)
 
     def close(self) -> None:
         """The memory is about to go: keep no view of it."""
@@ -207,6 +212,7 @@ class Tier:
             residency.array = None
         for pool in self.arena.pools:
             pool.memory = None
+        self.arena.leave_ground()
 
     def rescue(self, residency: Residency) -> bool:
         """After a failure, with nothing in flight: forget copies that are not whole. False if no whole one is left."""
@@ -234,6 +240,8 @@ class Tier:
                     self._evict(move.residency, move.slot, move.write_back)
                 elif isinstance(move, Load):
                     self._load(move.residency, move.slot)
+                elif isinstance(move, Relocate):
+                    self._relocate(move.residency, move.slot, move.to)
                 else:
                     self._allocate(move.residency, move.slot)
             except BaseException:
@@ -250,6 +258,17 @@ class Tier:
             self.run_ahead.add(event, residency.tile.nbytes)
             guard = (*guard, event)
         self._leave(residency, slot, guard)
+
+    def _relocate(self, residency: Residency, slot: Slot, to: Slot) -> None:
+        assert self.copy is not None
+        tile, written = residency.tile, residency.written
+        target = self.memory.array(to, tile.shape, tile.dtype)
+        event = self.copy(target, residency.array, failed_or_unfinished(written), unfinished(*to.guard), tile)
+        self.moved_nbytes += tile.nbytes
+        self.run_ahead.add(event, tile.nbytes)
+        slot.guard = (*unfinished(written, *residency.reads), event)
+        to.guard = ()
+        residency.array, residency.written, residency.reads = target, event, []
 
     def _leave(self, residency: Residency, slot: Slot, guard: StreamEvents) -> None:
         slot.guard = tuple(guard)

@@ -93,13 +93,14 @@ class Tiers:
         )
         memory: Any = device.host if device.has_link else device
         below = None if spill is None or transfers is None else SpillLink(spill, memory, transfers)
-        self.host = self.top = Tier(memory, Ledger(arena, below), below, self.run_ahead, self.lockstep)
+        copy = None if device.has_link else device.copy
+        self.host = self.top = Tier(memory, Ledger(arena, below), below, self.run_ahead, self.lockstep, copy)
         self.link: HostLink | None = None
         if device.has_link:
             self.link = HostLink(device, self.host)
             grain = device.grain
             arena = Arena(options.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
-            self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep)
+            self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep, device.copy)
         if spill is not None:
             spill.mended = partial(_mended, tell)
         self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)

@@ -13,8 +13,8 @@ from asynctile.memory.tiers import Tiers
 from asynctile.program.operation import READ
 from asynctile.program.operation import WRITE as OVERWRITE
 from asynctile.schedule.schedule import NOBODY, TOP, Place, Schedule, Standing, absolute
-from asynctile.storage.arena import Slot
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, WRITE
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 

@@ -22,8 +22,9 @@ from asynctile.repeat.template import Kernels, Template
 from asynctile.repeat.transfers import Transfers
 from asynctile.run.assembly import check_value
 from asynctile.schedule.schedule import DISK, RESULT, Place, Schedule, Standing
-from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.demand import align
+from asynctile.storage.pool import Pool
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
 
 
@@ -184,5 +185,5 @@ def _pool(tier: Tier, place: Place) -> Pool:
 
 
 def _bytes(tiers: Tiers, number: int, slot: Slot) -> np.ndarray:
-    array: np.ndarray = tiers.from_the_top()[number].memory.array(slot, (slot.pool.slot_nbytes,), np.uint8)
+    array: np.ndarray = tiers.from_the_top()[number].memory.array(slot, (slot.nbytes,), np.uint8)
     return array

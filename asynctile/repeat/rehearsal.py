@@ -22,9 +22,9 @@ from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import at_once
 from asynctile.run.job import Job
 from asynctile.schedule.schedule import NOBODY, Kind, Place, Schedule, Scheduled, Standing, relative
-from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.demand import Demand
 from asynctile.storage.residency import ABSENT, LOSE, STALE, Residency
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, unfinished
 from asynctile.streams.stream import Stream
@@ -182,8 +182,7 @@ class Rehearsal:
 
     def _step_aside(self, tier: Tier, residency: Residency) -> None:
         """Free the slot of a tile that stands where another belongs."""
-        assert residency.slot is not None
-        free = [slot for slot in residency.slot.pool.free_slots() if slot is not residency.slot]
+        free = tier.arena.pool_for(residency.tile.nbytes).free_slots()
         if free:
             self._relocate(tier, residency, free[0])
         else:
@@ -216,13 +215,13 @@ def _cut_like(tier: Tier, model: Tier, demand: Demand) -> None:
     if not like.divided:
         arena.cut(demand.rounded(arena.alignment))
         return
-    arena.cap, arena.divided = like.cap, True
-    arena.pools = [Pool(arena, pool.slot_nbytes, pool.limit) for pool in like.pools]
+    arena.cap = like.cap
+    arena.divide((pool.slot_nbytes, pool.limit or 0) for pool in like.pools)
 
 
 def _place(slot: Slot | None, number: int) -> Place | None:
     """That of a slot in tier `number`."""
-    return None if slot is None else Place(number, slot.pool.slot_nbytes, slot.index)
+    return None if slot is None else Place(number, slot.nbytes, slot.index)
 
 
 def _index(event: StreamEvent | None) -> int:

@@ -12,8 +12,8 @@ from asynctile.device.base import Device
 from asynctile.device.dry import DONE, DryDevice, DryMemory, DrySpill
 from asynctile.program.operation import Operation
 from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Kind, Place, Scheduled
-from asynctile.storage.arena import Slot
 from asynctile.storage.blocks import Block
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.run_ahead import RunAhead
@@ -43,7 +43,7 @@ class PlaceMemory(DryMemory):
         self._tier = tier
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
-        return Place(self._tier, slot.pool.slot_nbytes, slot.index)
+        return Place(self._tier, slot.nbytes, slot.index)
 
 
 class Script(DryDevice):

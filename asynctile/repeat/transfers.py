@@ -14,9 +14,9 @@ import numpy as np
 from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tiers import Tiers
 from asynctile.schedule.schedule import DISK, Kind, Place, Schedule
-from asynctile.storage.arena import Slot
 from asynctile.storage.blocks import Block
 from asynctile.storage.container import aligned_array
+from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, unfinished
 

@@ -24,9 +24,10 @@ from asynctile.device.workers import WorkerDevice
 from asynctile.memory.caps import Loan
 from asynctile.program.program import Program
 from asynctile.storage import spill
-from asynctile.storage.arena import Pool, Slot
 from asynctile.storage.container import ContainerFile
 from asynctile.storage.ledger import Ledger
+from asynctile.storage.pool import Pool
+from asynctile.storage.slot import Slot
 from tests.cli.conftest import Program as Command
 
 Run = Callable[..., dict[str, Any]]

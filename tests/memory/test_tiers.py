@@ -100,15 +100,18 @@ async def test_places_on_the_disk_that_were_reserved_are_there_whatever_else_sta
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-async def test_memory_of_an_arena_that_was_cut_anew_is_let_go(device, tmp_path):
+async def test_memory_of_a_divided_arena_stays_for_other_slots_and_is_let_go_with_the_cap(device, tmp_path):
     first, other = Matmul(), Matmul(n=2, edge=64)
     options = {"device_memory": 40 * first.nbytes} if device == "emulated" else {}
     async with Engine(device, host_memory=40 * first.nbytes, spill=tmp_path, **options) as engine:
         await first.prepare(engine)
         await first.run(engine)
-        old = [weakref.ref(pool.memory) for tier in engine.tiers.from_the_top() for pool in tier.arena.pools]
+        old = [weakref.ref(tier.arena.ground.memory) for tier in engine.tiers.from_the_top()]
         await other.prepare(engine)
-        assert [memory() for memory in old] == [None] * len(old)
+        assert [memory() for memory in old] == [tier.arena.ground.memory for tier in engine.tiers.from_the_top()]
+        part = dict.fromkeys(("host_memory", *options), 20 * first.nbytes)
+        async with engine.share(**part):
+            assert [memory() for memory in old] == [None] * len(old)
 
 
 async def borrowed(engine, nbytes):

@@ -6,12 +6,17 @@ from hypothesis import strategies as st
 from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from asynctile.storage.slabs import SLAB_NBYTES, Slabs
+from asynctile.storage.slot import Slot
 
 
 def pool_of(slot_nbytes, count):
     arena = Arena(None, evictable=False)
     (pool,) = arena.cut(Demand((slot_nbytes,), (1,), {slot_nbytes: count}, "gemm"))
     return pool
+
+
+def slot(pool, index):
+    return Slot(pool, index, index * pool.slot_nbytes, pool.slot_nbytes)
 
 
 def slabs_of(pool, most=None):
@@ -25,11 +30,12 @@ def slabs_of(pool, most=None):
 
 
 def test_what_is_expected_is_one_slab_and_what_comes_beyond_it_small_ones():
-    slabs, taken = slabs_of(pool_of(1 << 20, 5))
+    pool = pool_of(1 << 20, 5)
+    slabs, taken = slabs_of(pool)
     slabs.prepare()
     assert taken == [5 << 20]
-    assert slabs.place(4) == (0, 4 << 20)
-    assert slabs.place(5) == (1, 0)
+    assert slabs.place(slot(pool, 4)) == (0, 4 << 20)
+    assert slabs.place(slot(pool, 5)) == (1, 0)
     assert taken == [5 << 20, SLAB_NBYTES]
 
 
@@ -57,7 +63,7 @@ def test_slots_never_move_and_never_overlap(size, most, steps):
             pool.expected = max(pool.expected, index)
             slabs.prepare()
         else:
-            places.setdefault(index, slabs.place(index))
-    assert all(slabs.place(index) == place for index, place in places.items())
+            places.setdefault(index, slabs.place(slot(pool, index)))
+    assert all(slabs.place(slot(pool, index)) == place for index, place in places.items())
     assert len(set(places.values())) == len(places)
     assert all(offset % size == 0 and offset + size <= taken[slab] for slab, offset in places.values())

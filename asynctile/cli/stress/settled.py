@@ -79,8 +79,8 @@ class Settled:
         for tier in tiers.from_the_top():
             arena, there = tier.arena, {residency.tile for residency in tier.ledger.resident}
             left += [f"{tile.name} in {arena.argument}" for tile in sorted(there - standing, key=lambda tile: tile.name)]
-            slots = sum(residency.slot.pool.slot_nbytes for residency in tier.ledger.resident if residency.slot is not None)
-            if arena.used_nbytes != slots or sum(pool.used * pool.slot_nbytes for pool in arena.pools) != slots:
+            slots = sum(residency.slot.nbytes for residency in tier.ledger.resident if residency.slot is not None)
+            if arena.used_nbytes != slots or arena.counted_nbytes != slots:
                 left.append(f"{arena.used_nbytes} bytes of {arena.argument} in use where tiles take {slots}")
             if arena.lent_nbytes:
                 left.append(f"{arena.lent_nbytes} bytes of {arena.argument} lent to nobody")

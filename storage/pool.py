@@ -1,0 +1,98 @@
+"""A pool: slots of one size, so that there is no fragmentation: any free one takes any tile of that pool.
+
+Pure bookkeeping, as in storage/arena.py, which says how many slots of which sizes there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from asynctile.storage.ground import Ground
+from asynctile.storage.slot import Holder, Slot
+
+
+class Pool:
+    """Slots of one size; lowest index first, so that untouched memory stays untouched.
+
+    limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots that exist, used or free.
+    expected: slots that it will come to, as far as is known: memory for as many may be taken at once.
+    ground: of the arena, if that is divided: the slots are part of it, from `start` on.
+
+    Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first: compute has
+    just been there. Those of evicted tiles go first to loads, oldest first: their write-back is the most likely to have ended.
+    """
+
+    __slots__ = (
+        "arena", "slot_nbytes", "limit", "ground", "start", "expected", "memory", "used", "made",
+        "_dead", "_evicted", "_dropped",
+    )  # fmt: skip
+
+    def __init__(
+        self, arena: Holder, slot_nbytes: int, limit: int | None, ground: Ground | None = None, start: int = 0
+    ) -> None:
+        self.arena = arena
+        self.slot_nbytes = slot_nbytes
+        self.limit = limit
+        self.ground = ground
+        self.start = start
+        self.expected = limit or 0
+        self.memory: Any = None
+        self.used = 0
+        self.made = 0
+        self._dead: deque[Slot] = deque()
+        self._evicted: deque[Slot] = deque()
+        #: slots whose memory was let go, to be made again first
+        self._dropped: list[Slot] = []
+
+    @property
+    def free(self) -> int | None:
+        """How many slots can be taken; None: unbounded."""
+        return None if self.limit is None else self.limit - self.used
+
+    def take(self, *, for_load: bool) -> Slot | None:
+        """A free slot, or None when there is none."""
+        if for_load and self._evicted:
+            slot = self._evicted.popleft()
+        elif self._dead:
+            slot = self._dead.popleft() if for_load else self._dead.pop()
+        elif self._evicted:
+            slot = self._evicted.popleft()
+        elif self.made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes):
+            slot = self._dropped.pop() if self._dropped else self._make()
+            self.made += 1
+            self.arena.made_nbytes += self.slot_nbytes
+        else:
+            return None
+        self.used += 1
+        self.arena.used_nbytes += self.slot_nbytes
+        return slot
+
+    def give(self, slot: Slot, *, evicted: bool) -> None:
+        self.used -= 1
+        self.arena.used_nbytes -= self.slot_nbytes
+        (self._evicted if evicted else self._dead).append(slot)
+
+    def claim(self, slot: Slot) -> None:
+        """Take this slot, which is free: it was given too early, or work that was written down looks for a tile there."""
+        (self._evicted if slot in self._evicted else self._dead).remove(slot)
+        self.used += 1
+        self.arena.used_nbytes += self.slot_nbytes
+
+    def free_slots(self) -> list[Slot]:
+        """The slots that exist and are nobody's."""
+        return [*self._dead, *self._evicted]
+
+    def drop_free(self) -> list[Slot]:
+        """Forget the free slots, so that the cap has room for other sizes; nothing may be in flight on them."""
+        slots = self.free_slots()
+        self._dead.clear()
+        self._evicted.clear()
+        self._dropped += slots
+        self.made -= len(slots)
+        self.arena.made_nbytes -= len(slots) * self.slot_nbytes
+        self.expected = self.made
+        return slots
+
+    def _make(self) -> Slot:
+        return Slot(self, self.made, self.start + self.made * self.slot_nbytes, self.slot_nbytes)
