@@ -167,8 +167,8 @@ class Packer(Walk):
     def _settle(self, tile: int) -> bool:
         """Whether it stands at home now."""
         home, size = self.home[tile], self.uses.sizes[tile]
-        if self.addresses.within(home, size) not in ([], [tile]):
-            return False
+        if self.addresses.within(home, size):
+            return False  # not even its own old place may overlap the new one
         if self.stands[tile]:
             self._move(tile, home)
         else:

@@ -62,8 +62,8 @@ class Walk:
         #: (entry, bytes) of what was brought in for entries that are still ahead
         self._brought: deque[tuple[int, int]] = deque()
         self._brought_nbytes = self._looked = 0
-        #: tiles that an entry between here and there overwrites: their bytes below are old
-        self._overwritten: set[int] = set()
+        #: tiles that entries between here and there overwrite, and the last that does: their bytes below are old up to there
+        self._overwritten: dict[int, int] = {}
 
     def begin(self, standing: Mapping[int, Stay], kept: Collection[int] | None = None) -> None:
         """The state before a run. kept: see `_kept`."""
@@ -86,8 +86,9 @@ class Walk:
                 self._use_below(entry)
             elif entry:
                 self._use(entry)
-            if self._overwritten:
-                self._overwritten.difference_update(use.tile for use in entry)
+            for use in entry if self._overwritten else ():
+                if self._overwritten.get(use.tile) == index:
+                    del self._overwritten[use.tile]
             self.now = index + 1
             self._look_ahead()
 
@@ -124,9 +125,8 @@ class Walk:
         for use in entry:
             tile = use.tile
             if self.stands[tile] and use.how != WRITE and self.dirty[tile]:
-                self.written += self.uses.sizes[tile]
-                self._forget(tile)
-            elif self.stands[tile] and use.how != READ:
+                self._leave(tile)
+            if use.how != READ or use.dies:
                 self._forget(tile)
             self._rank(tile, use.again)
 
@@ -137,7 +137,7 @@ class Walk:
         while at < stop and self._brought_nbytes < self._ahead and at not in uses.rewritten:
             entry = uses.entries[at]
             if at in uses.on_host:
-                self._overwritten.update(use.tile for use in entry if use.how != READ)
+                self._overwritten.update((use.tile, at) for use in entry if use.how != READ)
             elif not self._bring(entry, at):
                 break
             at += 1
@@ -148,11 +148,9 @@ class Walk:
         placed: list[int] = []
         for use in entry:
             tile = use.tile
-            if self.stands[tile]:
-                continue
             if use.how == WRITE:
-                self._overwritten.add(tile)
-            elif tile not in self._overwritten:
+                self._overwritten[tile] = at
+            elif not self.stands[tile] and tile not in self._overwritten:
                 size = self.uses.sizes[tile]
                 if self._brought_nbytes and self._brought_nbytes + size > self._ahead:
                     return False
