@@ -12,6 +12,8 @@ import numpy as np
 
 #: Of the cheapest windows, how many are looked at more closely before it is said that there is none.
 WINDOWS = 24
+#: Beyond every tier.
+NOWHERE = 1 << 62
 #: What a tile weighs that moves out of the place to which it must come back, against one that need not.
 TWICE = 2
 
@@ -117,17 +119,19 @@ class Addresses:
         moved, cost, blocked = (_sums(values) for values in (sizes, sizes * np.where(home, TWICE, 1), stuck))
         free = self.nbytes - int(sizes.sum())
         possible = (moved[last] - moved[first] <= free) & (blocked[last] == blocked[first])
+        possible &= _largest(sizes, first, last) <= _largest_beside(holes, starts, starts + size)
         starts, first, last = starts[possible], first[possible], last[possible]
         order = np.lexsort((starts, cost[last] - cost[first]))[:WINDOWS]
         return starts[order].tolist(), first[order].tolist(), last[order].tolist()
 
     def _moved(self, movers: Sequence[int], begin: int, nbytes: int) -> list[tuple[int, int]] | None:
         """Places for `movers`, the largest first, in the holes outside `nbytes` from `begin` on; None if they do not fit."""
-        end = begin + nbytes
+        end, smallest = begin + nbytes, min((self._sizes[tile] for tile in movers), default=0)
         holes = []
-        for offset, free in self._holes:
-            parts = (offset, min(offset + free, begin)), (max(offset, end), offset + free)
-            holes += [[high - low, low] for low, high in parts if high > low]
+        for offset, free in self._holes if movers else ():
+            if free >= smallest:
+                parts = (offset, min(offset + free, begin)), (max(offset, end), offset + free)
+                holes += [[high - low, low] for low, high in parts if high - low >= smallest]
         moves = []
         for tile in sorted(movers, key=lambda one: (-self._sizes[one], self.at[one])):
             size = self._sizes[tile]
@@ -143,3 +147,19 @@ class Addresses:
 def _sums(values: np.ndarray) -> np.ndarray:
     """The sum of all before each place."""
     return np.concatenate([[0], np.cumsum(values)])
+
+
+def _largest(sizes: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """The largest of sizes[first:last], for each pair; 0 of none."""
+    bounds = np.stack([first, last], 1).ravel()
+    return np.where(first < last, np.maximum.reduceat(np.append(sizes, 0), bounds)[::2], 0)
+
+
+def _largest_beside(holes: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The most bytes that a hole, or what is left of it, has in one piece outside of each window. holes: (offset, bytes)."""
+    offsets, stops = np.append(holes[:, 0], NOWHERE), np.append(holes.sum(1), NOWHERE)
+    wholes = np.concatenate([[0], holes[:, 1], [0]])
+    before, behind = np.searchsorted(stops, begins, "right"), np.searchsorted(offsets, ends, "left")
+    low = np.maximum(np.maximum.accumulate(wholes)[before], begins - offsets[before])
+    high = np.maximum.accumulate(wholes[::-1])[::-1][behind + 1]
+    return np.maximum(low, np.maximum(high, np.where(behind > 0, stops[behind - 1] - ends, 0)))
