@@ -108,6 +108,11 @@ class Share:
         return self._device.has_link
 
     @property
+    def link_rate(self) -> float | None:
+        """Bytes a second of its link each way as given to Engine; None for no limit, or one that nobody gave."""
+        return None if self._device.workers is None else self._device.workers.up_rate
+
+    @property
     def kernels(self) -> MutableMapping[str, Callable[..., None]]:
         """What its device launches, by `Operation.kernel`: put another callable in its place before work that uses it."""
         return self._device.kernels

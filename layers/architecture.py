@@ -25,7 +25,7 @@ class Embedding(Protocol):
 
 
 class Block(Protocol):
-    """One block for the row tiles of one micro-batch."""
+    """One block for the row tiles of one pass."""
 
     def forward(self, recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out: Grid) -> Any:
         """out = block(x); returns what `backward` may have instead of `again`."""
@@ -38,7 +38,7 @@ class Block(Protocol):
 
 
 class Head(Protocol):
-    """The output of the last block, of all micro-batches at once, to logits and losses."""
+    """The output of the last block, of all passes at once, to logits and losses."""
 
     def logits(self, recording: Recording, x: Grid) -> None:
         """Fetch all logits as outputs["logits"] of shape (batch length, vocabulary)."""

@@ -15,7 +15,7 @@ from asynctile.layers.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What backward needs of one block and micro-batch, all of it by row tile.
+    """What backward needs of one block and pass, all of it by row tile.
 
     x: the block's input; middle: the residual stream between its halves; stats_1, stats_2: of the two layernorms, the
     second or None to compute it again; hidden: of the MLP before GELU, or None to compute it again.

@@ -1,6 +1,6 @@
 """Gradients while a step is recorded: one temporary per weight tile, and what happens when it is complete.
 
-A tile's gradient is complete when the last micro-batch has settled it. Then it is updated at once (kind "step"), kept
+A tile's gradient is complete when the last pass has settled it. Then it is updated at once (kind "step"), kept
 for the second phase ("step_clipped") or fetched ("gradients"). Contributions are recorded by the layers; which updates run on
 the host is chosen by update_placement.py.
 """
@@ -20,7 +20,7 @@ from asynctile.storage.tile import Tile
 class Gradients:
     """Gradient tiles of one program.
 
-    closing: the micro-batch that is being recorded is the last one. on_host: the weight tiles that are updated there.
+    closing: the pass that is being recorded is the last one. on_host: the weight tiles that are updated there.
     """
 
     def __init__(self, program: Program, kind: str, hyper: Tile | None, on_host: Collection[Tile] = ()) -> None:
@@ -44,7 +44,7 @@ class Gradients:
         return tile, False
 
     def settle(self, parameter: Parameter, i: int, j: int = 0) -> None:
-        """This micro-batch adds nothing more here, and nothing recorded later reads the weight before its update."""
+        """This pass adds nothing more here, and nothing recorded later reads the weight before its update."""
         if self.closing:
             self._complete(parameter, (i, j), self._open.pop((parameter, (i, j))))
 

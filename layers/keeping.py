@@ -1,6 +1,6 @@
-"""What a trainer's `recompute` comes to on the engine of its model: how many parts of each program keep their activations.
+"""How the steps of a trainer are arranged on the engine of its model: their passes, and what its `recompute` comes to.
 
-How much fits is activations.py; here are the caps, what else stands under them, and what has been chosen before.
+What is best is arrangement.py; here are the caps, what else stands under them, and what has been chosen before.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
 from asynctile.errors import BudgetError
-from asynctile.layers.activations import Activations, Room, kept_if, most_kept, sizes_of
+from asynctile.layers.activations import Room, sizes_of
+from asynctile.layers.arrangement import Arrangement, Surroundings, arrange
+from asynctile.layers.machine import assumed_rates
 from asynctile.layers.model import Model
 from asynctile.layers.programs import PROGRAMS
 from asynctile.layers.rows import Rows
@@ -24,44 +26,48 @@ class Keeping:
         self._model = model
         self._engine = model.engine
         self._recompute = recompute
-        #: for "auto", by kind, batch and caps; those chosen last, as there are programs
-        self._chosen: dict[Hashable, int] = {}
+        #: by kind, batch and caps; those chosen last, as there are programs
+        self._chosen: dict[Hashable, Arrangement] = {}
 
-    async def run(self, kind: str, rows: Rows, run: Callable[[int], Awaitable[T]]) -> T:
-        """On the device's loop: `run` a program in which that many parts keep their activations.
+    async def run(self, kind: str, rows: Rows, run: Callable[[Rows, int], Awaitable[T]]) -> T:
+        """On the device's loop: `run` a program of these rows in so many passes, in which that many parts keep activations.
 
-        "auto" chooses once for a batch and caps, whatever of them is lent meanwhile: so steps repeat. Where other tiles have
-        come since then and the program is refused, nothing is kept from now on.
+        That is chosen once for a batch and caps, whatever of them is lent meanwhile: so steps repeat. Where other tiles have
+        come since then and the program is refused, "auto" keeps nothing from now on.
         """
-        if isinstance(self._recompute, bool):
-            return await run(kept_if(self._recompute, self._model.config))
         arenas = [tier.arena for tier in self._engine.tiers.from_the_top()]
         rooms = tuple(Room(arena.cap, arena.alignment) for arena in arenas)
         key = kind, rows.batch, rows.length, rows.micro_batches, rooms
         if key not in self._chosen:
-            self._choose(key, await self._most_kept(kind, rows, rooms))
+            self._choose(key, await self._arranged(kind, rows, rooms))
+        chosen = self._chosen[key]
         try:
-            return await run(self._chosen[key])
+            return await run(rows.in_passes(chosen.passes), chosen.kept)
         except BudgetError:
-            if not self._chosen[key]:
+            if not chosen.kept or isinstance(self._recompute, bool):
                 raise
-        self._choose(key, 0)
-        return await run(0)
+        self._choose(key, Arrangement(chosen.passes, 0))
+        return await run(rows.in_passes(chosen.passes), 0)
 
-    def _choose(self, key: Hashable, kept: int) -> None:
-        self._chosen[key] = kept
+    def _choose(self, key: Hashable, arrangement: Arrangement) -> None:
+        self._chosen[key] = arrangement
         if len(self._chosen) > PROGRAMS:
             del self._chosen[next(iter(self._chosen))]
 
-    async def _most_kept(self, kind: str, rows: Rows, rooms: tuple[Room, ...]) -> int:
+    async def _arranged(self, kind: str, rows: Rows, rooms: tuple[Room, ...]) -> Arrangement:
         model, engine = self._model, self._engine
         async with engine.exclusive():  # what is alive during a job is not there then
             found = {residency.tile for tier in engine.tiers.from_the_top() for residency in tier.ledger.resident}
 
-        def most() -> int:
+        def chosen() -> Arrangement:
             standing = set(model.standing())
-            left = [room.without(found - standing) for room in rooms]
-            activations = Activations(kind, model.config, model.tiling, rows, engine.precision)
-            return most_kept(activations, sizes_of(standing), left)
+            around = Surroundings(
+                rooms=[room.without(found - standing) for room in rooms],
+                standing=sizes_of(standing),
+                lets_go=engine.has_link or engine.tiers.spill is not None,
+                rates=assumed_rates(engine.device, engine.precision, engine.link_rate) if engine.has_link else None,
+                copies=engine.device == "emulated",
+            )
+            return arrange(kind, model.parameters, rows, around, precision=engine.precision, recompute=self._recompute)
 
-        return await engine.compute(most)
+        return await engine.compute(chosen)

@@ -85,7 +85,7 @@ class Machine:
     @property
     def flops_per_s(self) -> float:
         """The rate of GEMMs."""
-        return GPU_FLOPS_PER_S[self.precision] if self.is_gpu else FLOPS_PER_S * len(os.sched_getaffinity(0))
+        return self.rates.compute
 
     @property
     def link_per_s(self) -> int | None:
@@ -94,9 +94,8 @@ class Machine:
 
     @property
     def rates(self) -> Rates:
-        """What the placement of updates goes by."""
-        link = self.link_per_s or LINK_PER_S
-        return Rates(compute=self.flops_per_s, upload=link, download=link, update=UPDATE_PER_S)
+        """What the placement of updates goes by, and what is kept."""
+        return assumed_rates(self.device, self.precision, size(self.link_rate))
 
     @property
     def host_nbytes(self) -> int | None:
@@ -122,6 +121,14 @@ class Machine:
     def cap(self, host: int | None) -> int | None:
         """The cap on the memory that is computed in, with `host` bytes of RAM."""
         return size(self.device_memory) if self.has_link else host
+
+
+def assumed_rates(device: str, precision: str, link_per_s: float | None) -> Rates:
+    """Of the device of that name, and of a link that is limited to so many bytes a second, None for no limit."""
+    gpu = device.startswith("cuda")
+    link = GPU_LINK_PER_S if gpu else link_per_s or LINK_PER_S
+    compute = GPU_FLOPS_PER_S[precision] if gpu else FLOPS_PER_S * len(os.sched_getaffinity(0))
+    return Rates(compute=compute, upload=link, download=link, update=UPDATE_PER_S)
 
 
 def size(value: int | str | None) -> int | None:

@@ -251,9 +251,10 @@ class Model:
         micro_batches: int = 1,
         kept: int = 0,
         on_host: frozenset[Tile] = frozenset(),
+        passes: int | None = None,
     ) -> Program:
         """On the device's loop: `program`, in a thread if it has to be recorded, and at once while it is kept."""
-        key = (kind, batch, length, micro_batches, kept, on_host)
+        key = (kind, batch, length, micro_batches, kept, on_host, passes)
         found = self._programs.kept(key)
         return await self.engine.compute(self.program, *key) if found is None else found
 
@@ -265,15 +266,18 @@ class Model:
         micro_batches: int = 1,
         kept: int = 0,
         on_host: frozenset[Tile] = frozenset(),
+        passes: int | None = None,
     ) -> Program:
         """The recorded program of this kind and shape; recorded once while it is kept.
 
-        kept: how many parts keep their activations, as in `record`. on_host: weight tiles that are updated on the host.
+        kept: how many parts keep their activations, as in `record`. on_host: weight tiles that are updated on the host. passes:
+        through each block; None for one each micro-batch.
         """
-        key = (kind, batch, length, micro_batches, kept, on_host)
+        key = (kind, batch, length, micro_batches, kept, on_host, passes)
 
         def recorded() -> Program:
             rows = self.tiling.rows(batch, length, micro_batches)
+            rows = rows if passes is None else rows.in_passes(passes)
             return record(kind, self.parameters, rows, kept=kept, on_host=on_host)
 
         return self._programs.get(key, recorded)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asynctile.layers.activations import Activations, kept_if, most_kept, sizes_of
+from asynctile.layers.activations import Activations, kept_if, sizes_of
+from asynctile.layers.arrangement import Surroundings, arrange
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.machine import FLOPS_PER_S, GPU_LINK_PER_S, Machine, Work, size
@@ -34,6 +35,7 @@ class Plan:
     device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
     machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
     the step, in words. copies_bytes: of the weights in bf16, beside the states. row_tokens: the most rows of a row tile.
+    passes: in how many the batch goes through each layer.
     layers, kept: blocks of the model, and how many parts of the step keep their activations, the head first, then the blocks
     from the last one on; "auto" is settled here as in a run under the same caps.
     updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough
@@ -55,6 +57,7 @@ class Plan:
     host_bytes: int
     spill_bytes: int
     operations: int
+    passes: int
     layers: int
     kept: int
     updates: int
@@ -82,6 +85,7 @@ class Plan:
             ("host memory for tiles", format_size(self.host_bytes)),
             ("spill folder", "unused" if not self.spill_bytes else f"{format_size(self.spill_bytes)}, the least --spill-limit"),
             ("operations a step", f"{self.operations:,}"),
+            ("passes through a layer", f"{self.passes:,}"),
             ("activations kept", self._kept()),
             ("weight tiles", f"{self.updates:,}, {self.updates_on_host:,} of them updated on the host"),
             ("GEMM work a step", f"{self.flops / 1e9:,.1f} GFLOP"),
@@ -117,10 +121,16 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
 
     standing = list(parameters.states())
     activations, sizes = Activations(work.kind, config, tiling, rows, machine.precision), sizes_of(standing)
-    if isinstance(work.recompute, bool):
-        least = kept = kept_if(work.recompute, config)
-    else:
-        least, kept = 0, most_kept(activations, sizes, machine.rooms)
+    least = kept_if(work.recompute is not False, config)
+    around = Surroundings(
+        rooms=machine.rooms,
+        standing=sizes,
+        lets_go=has_link or spill,
+        rates=machine.rates if has_link else None,
+        copies=machine.device == "emulated",
+    )
+    arranged = arrange(work.kind, parameters, rows, around, precision=machine.precision, recompute=work.recompute)
+    rows, kept = rows.in_passes(arranged.passes), arranged.kept
 
     def recorded(on_host: frozenset[Tile]) -> Program:
         return record(work.kind, parameters, rows, kept=kept, on_host=on_host)
@@ -175,6 +185,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         host_bytes=_host_bytes(in_ram, host, spill),
         spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),
+        passes=len(rows.passes),
         layers=config.n_layer,
         kept=kept,
         updates=len(updates),

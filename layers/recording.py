@@ -127,5 +127,5 @@ class Recording:
         return [self.program.input(f"{name}[{row.index}]", (row.size,), np.int32) for row in self.rows]
 
 
-#: The row tiles that a layer is recorded for: those of one micro-batch, or of all.
+#: The row tiles that a layer is recorded for: those of one pass, or of all.
 RowTiles = Iterable[Row]

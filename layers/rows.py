@@ -1,12 +1,16 @@
-"""How a batch is cut into row tiles: `Rows` of `Row`.
+"""How a batch is cut into row tiles: `Rows` of `Row`, and in which passes they go through a block.
 
-A row tile holds several whole sequences, or a piece of one. Which columns go with it is tiling.py.
+A row tile holds several whole sequences, or a piece of one. Which columns go with it is tiling.py. How a batch is cut, and
+micro_batches with it, decides the bits of results. The passes do not: every sum over rows goes from the first to the last.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Self
 
 from asynctile.layers.split import Split
 
@@ -46,6 +50,9 @@ class Rows:
     """All row tiles of a batch, by micro-batch, sequence and start.
 
     Refuses a batch that micro-batches do not divide (ValueError).
+
+    passes: the row tiles that go through a block together before the next ones do; those of a micro-batch, until others are
+    asked for.
     """
 
     def __init__(self, batch: int, length: int, micro_batches: int, tile: int) -> None:
@@ -62,7 +69,7 @@ class Rows:
         self.length = length
         self.micro_batches = micro_batches
         self.tiles: list[Row] = []
-        self._by_micro_batch: list[list[Row]] = []
+        self.passes: list[list[Row]] = []
         share = batch // micro_batches
         for micro_batch in range(micro_batches):
             begin = len(self.tiles)
@@ -72,7 +79,7 @@ class Rows:
                     self._cut(micro_batch, sequence, tile)
             else:
                 self._group(micro_batch, first, share, tile // length)
-            self._by_micro_batch.append(self.tiles[begin:])
+            self.passes.append(self.tiles[begin:])
 
     def __len__(self) -> int:
         return len(self.tiles)
@@ -83,9 +90,26 @@ class Rows:
     def __getitem__(self, index: int) -> Row:
         return self.tiles[index]
 
-    def of(self, micro_batch: int) -> list[Row]:
-        """The row tiles of one micro-batch."""
-        return self._by_micro_batch[micro_batch]
+    @property
+    def most_passes(self) -> int:
+        """In how many passes a batch may go: row tiles of one sequence meet, and stay together."""
+        return len(self._sequences())
+
+    def in_passes(self, count: int) -> Self:
+        """The same row tiles in `count` passes of nearly as many sequences; ValueError if there are not so many."""
+        if count == len(self.passes):
+            return self
+        sequences = self._sequences()
+        if not 1 <= count <= len(sequences):
+            raise ValueError(f"the batch cannot go in {count} passes, expected 1 to {len(sequences)}")
+        other = copy.copy(self)
+        cuts = [number * len(sequences) // count for number in range(count + 1)]
+        other.passes = [list(chain.from_iterable(sequences[begin:end])) for begin, end in pairwise(cuts)]
+        return other
+
+    def _sequences(self) -> list[list[Row]]:
+        """Row tiles that no query leaves: of one sequence that is cut, or one tile of whole ones."""
+        return [self.tiles[row.index : row.queries.stop] for row in self.tiles if row.index == row.keys.start]
 
     def part(self, row: Row) -> slice:
         """Where a row tile stands among the batch x length tokens in reading order."""

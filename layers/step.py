@@ -1,6 +1,6 @@
 """The order of a step: `record` turns a model of any family and the shape of a batch into a program.
 
-Layer-major: every micro-batch goes through a block before the next block begins, so that its weights are loaded once;
+Layer-major: every pass of row tiles goes through a block before the next block begins, so that its weights are loaded once;
 backward runs the same way in reverse, and a block is computed again right before its backward, while they are there, unless its
 activations were kept. Nothing is computed here; the engine runs the program. What a block is, and what is before and behind
 all, is architecture.py; how many keep them is chosen by activations.py.
@@ -37,8 +37,8 @@ def record(
 
     kept: of how many parts, counted from the last, what backward needs is kept: the head first, then the blocks from the last
     to the first. Backward comes to them in that order, so what is kept longest is kept by few. Of the other blocks only the
-    input is kept and the rest computed again. on_host: weight tiles whose update runs on the host. Whatever both are, results
-    are equal bit for bit.
+    input is kept and the rest computed again. on_host: weight tiles whose update runs on the host. Whatever both are, and in
+    whichever passes the rows go, results are equal bit for bit.
     """
     return record_parts(kind, parameters, rows, kept=kept, on_host=on_host)[0]
 
@@ -81,11 +81,10 @@ def _blocks(
     for layer in range(recording.config.n_layer):
         begins.append(len(recording.program))
         out = recording.residual(f"h.{layer + 1}.x")
-        for micro_batch in range(recording.rows.micro_batches):
-            rows = recording.rows.of(micro_batch)
+        for number, rows in enumerate(recording.rows.passes):
             whole = architecture.block.forward(recording, rows, layer, x[-1], out)
             if layer in keeping:
-                kept[layer, micro_batch] = whole
+                kept[layer, number] = whole
         x.append(out)
     return x, kept
 
@@ -99,13 +98,12 @@ def _backward(
     begins: list[int],
 ) -> None:
     """From the gradient of the last block's output to the embeddings."""
-    gradients, micro_batches = recording.gradients, recording.rows.micro_batches
+    gradients, passes = recording.gradients, recording.rows.passes
     for layer in reversed(range(recording.config.n_layer)):
         begins.append(len(recording.program))
-        for micro_batch in range(micro_batches):
-            gradients.closing = micro_batch == micro_batches - 1
-            rows = recording.rows.of(micro_batch)
-            whole = kept.get((layer, micro_batch)) or architecture.block.again(recording, rows, layer, x[layer])
+        for number, rows in enumerate(passes):
+            gradients.closing = rows is passes[-1]
+            whole = kept.get((layer, number)) or architecture.block.again(recording, rows, layer, x[layer])
             architecture.block.backward(recording, rows, layer, whole, dx)
     begins.append(len(recording.program))
     architecture.embedding.backward(recording, dx)

@@ -135,7 +135,7 @@ class Trainer:
             self.model.check_whole("step")
             rows, inputs, count = await self._cut(tokens, targets)
 
-            async def run(kept: int) -> StepReport:
+            async def run(rows: Rows, kept: int) -> StepReport:
                 program = await self._placed(kind, rows, kept)
                 await self._prepare(program)
                 inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
@@ -165,7 +165,7 @@ class Trainer:
                 rows, inputs, _ = await self._cut(tokens, targets)
                 outputs = {name: np.empty(item.shape, np.float32) for name, item in self.model.parameters.items()}
 
-                async def run(kept: int) -> None:
+                async def run(rows: Rows, kept: int) -> None:
                     await self.model.run(await self._recorded("gradients", rows, kept), inputs, outputs)
 
                 await self._keeping.run("gradients", rows, run)
@@ -240,7 +240,8 @@ class Trainer:
         return await self._recorded(kind, rows, kept, await self._on_host(kind, rows, kept))
 
     async def _recorded(self, kind: str, rows: Rows, kept: int, on_host: frozenset[Tile] = NOWHERE) -> Program:
-        return await self.model.recorded(kind, rows.batch, rows.length, rows.micro_batches, kept, on_host)
+        passes = None if len(rows.passes) == rows.micro_batches else len(rows.passes)
+        return await self.model.recorded(kind, rows.batch, rows.length, rows.micro_batches, kept, on_host, passes)
 
     async def _on_host(self, kind: str, rows: Rows, kept: int) -> frozenset[Tile]:
         """The weight tiles to update on the host."""

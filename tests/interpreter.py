@@ -126,9 +126,9 @@ class Model:
         return _mean_loss(self._run(record("loss", self.parameters, rows), rows, tokens, targets), targets)
 
     def gradients(
-        self, tokens: Array, targets: Array, micro_batches: int = 1, *, kept: int = 0
+        self, tokens: Array, targets: Array, micro_batches: int = 1, *, kept: int = 0, passes: int | None = None
     ) -> tuple[float, dict[str, Array]]:
-        rows = self._rows(tokens, micro_batches)
+        rows = self._rows(tokens, micro_batches, passes)
         gradients = {name: np.full(p.shape, np.nan, np.float32) for name, p in self.parameters.items()}
         program = record("gradients", self.parameters, rows, kept=kept)
         numbers = self._run(program, rows, tokens, targets, outputs=gradients)
@@ -154,9 +154,10 @@ class Model:
         squares = sum(value for label, value in numbers.items() if label.startswith("norm["))
         return _mean_loss(numbers, targets), squares**0.5
 
-    def _rows(self, tokens: Array, micro_batches: int = 1) -> Rows:
+    def _rows(self, tokens: Array, micro_batches: int = 1, passes: int | None = None) -> Rows:
         batch, length = tokens.shape
-        return self.parameters.tiling.rows(batch, length, micro_batches)
+        rows = self.parameters.tiling.rows(batch, length, micro_batches)
+        return rows if passes is None else rows.in_passes(passes)
 
     def _run(
         self,

@@ -48,6 +48,19 @@ def test_however_many_parts_keep_their_activations_bits_are_equal(shape: Shape) 
         assert_same_bits(found[1], again)
 
 
+@pytest.mark.parametrize("kept", [0, 2])
+def test_in_however_many_passes_rows_go_bits_are_equal(shape: Shape, kept: int) -> None:
+    """One for all micro-batches together, and so on to one for each sequence that is cut, or tile of whole ones."""
+    tokens, targets = shape.batch_of_tokens()
+    model = model_of(shape)
+    loss, expected = model.gradients(tokens, targets, shape.micro_batches, kept=kept)
+    rows = shape.parameters().tiling.rows(shape.batch, shape.length, shape.micro_batches)
+    for passes in range(1, rows.most_passes + 1):
+        found = model.gradients(tokens, targets, shape.micro_batches, kept=kept, passes=passes)
+        assert found[0] == loss
+        assert_same_bits(found[1], expected)
+
+
 def test_fused_and_two_phase_are_equal_bit_for_bit(shape: Shape) -> None:
     fused, clipped = model_of(shape), model_of(shape)
     for step in (1, 2):

@@ -64,7 +64,7 @@ def test_rows_cover_exactly(share: int, micro_batches: int, length: int, tile: i
         assert list(row.keys) == [other for other in same if other <= index]
         assert list(row.queries) == [other for other in same if other >= index]
     assert (seen == 1).all()
-    assert [row for m in range(micro_batches) for row in rows.of(m)] == rows.tiles
+    assert [row for m in range(micro_batches) for row in rows.passes[m]] == rows.tiles
     assert [row for strip in rows.strips(tile) for row in strip] == rows.tiles
 
 
@@ -72,6 +72,24 @@ def test_rows_hold_whole_sequences_where_they_fit() -> None:
     assert [row.seqs for row in Rows(10, 5, 2, 16)] == [2, 3, 2, 3]
     assert [(row.start, row.stop) for row in Rows(1, 40, 1, 32)] == [(0, 32), (32, 40)]
     assert [len(strip) for strip in Rows(5, 10, 1, 10).strips(20)] == [2, 2, 1]
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 70), st.integers(4, 40), st.data())
+def test_passes_cover_rows_in_order_and_no_sequence_is_in_two(
+    share: int, micro_batches: int, length: int, tile: int, data: st.DataObject
+) -> None:
+    rows = Rows(share * micro_batches, length, micro_batches, tile)
+    assert rows.in_passes(micro_batches) is rows
+    count = data.draw(st.integers(1, rows.most_passes))
+    passes = rows.in_passes(count).passes
+    assert len(passes) == count
+    assert [row for part in passes for row in part] == rows.tiles
+    for part in passes:
+        indices = {row.index for row in part}
+        assert all(indices.issuperset(row.keys) and indices.issuperset(row.queries) for row in part)
+    assert max(map(len, passes)) - min(map(len, passes)) <= max(len(row.keys) for row in rows) or length <= tile
+    with pytest.raises(ValueError, match="passes, expected 1 to"):
+        rows.in_passes(rows.most_passes + 1)
 
 
 def test_rows_asked_for_again_are_those_of_this_batch_and_cut_once() -> None:

@@ -1,0 +1,191 @@
+"""How a step is arranged under given caps: in how many passes rows go through a block, and how many parts keep activations.
+
+Pure: the same kind of step, batch, caps and rates give the same choice, so that steps repeat and a plan says what a run does.
+It changes no bit of a result. Where every tier holds all of a step there is one pass for each micro-batch, and as many parts
+keep their activations as fit (activations.py). Else something moves, and that is counted (asynctile/schedule/fewest.py):
+
+- More passes keep less of a block alive at once, and visit its weights and gradients more often. How many are best depends on
+  the cap.
+- Activations that are kept leave and come back, which costs both ways of the link, and computing them again costs the device.
+  They are kept as long as compute still takes longer than the link, and if that takes less time than to keep none.
+
+What is asked for on the engine of a model is keeping.py; where updates run is chosen behind this, by update_placement.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from asynctile.layers.activations import Activations, Room, all_held, kept_if, most_kept
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.rows import Rows
+from asynctile.layers.step import parts_of, record
+from asynctile.measure.rates import Rates
+from asynctile.program.program import Program
+from asynctile.schedule.fewest import Moved, fewest
+
+#: A byte to or from a disk takes as long as so many over a link: 2 GB/s against 12 GB/s.
+DISK_OF_LINK = 6
+#: Other passes must save this share of what moves, so that none are taken for nothing.
+WORTH = 0.01
+#: A longer program is left as it is: to record and count one takes some thirty microseconds an entry.
+COUNTED_ENTRIES = 1 << 18
+#: As much of a link is counted on: a run moves more than the fewest bytes, and not always at its full rate.
+FILLED = 0.7
+#: Rough bytes a second that cores copy where they do the work of a link.
+COPY_PER_S = 12e9
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """passes: through each block. kept: how many parts keep their activations, as in `record`."""
+
+    passes: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What there is for a step.
+
+    rooms: of the tiers in RAM and above, from the top down. standing: how many tiles of each size stand between steps. lets_go:
+    whether there is a tier below the top that tiles may leave to. rates: assumed of a device and its link; None without a link.
+    copies: whether the cores that compute do the copies of that link as well.
+    """
+
+    rooms: Sequence[Room]
+    standing: Counter[int]
+    lets_go: bool
+    rates: Rates | None = None
+    copies: bool = False
+
+
+def arrange(
+    kind: str, parameters: Parameters, rows: Rows, around: Surroundings, *, precision: str, recompute: bool | str
+) -> Arrangement:
+    """The arrangement of a step of that kind. rows: one pass for each micro-batch. recompute: as in Trainer."""
+    step = _Step(kind, parameters, around, precision)
+    default = len(rows.passes)
+    kept = kept_if(recompute, parameters.config) if isinstance(recompute, bool) else step.most_kept(rows)
+    if not around.lets_go or step.is_held(rows, kept):
+        return Arrangement(default, kept)
+    if len(step.program(rows, kept)) > COUNTED_ENTRIES:
+        return Arrangement(default, kept)
+    passes = least_of(default, rows.most_passes, lambda count: step.cost(rows.in_passes(count), kept))
+    if isinstance(recompute, bool):
+        return Arrangement(passes, kept)
+    rows = rows.in_passes(passes)
+    return Arrangement(passes, step.most_kept(rows) or step.most_carried(rows))
+
+
+def least_of(start: int, most: int, cost: Callable[[int], float]) -> int:
+    """Of numbers from 1 to `most`, twice or half as many at a time, that of the least cost, if that falls and then rises.
+
+    No other than `start` without saving WORTH of it. The most are tried first, since they are best most often.
+    """
+    costs = {number: cost(number) for number in {start, most}}
+
+    def walk(number: int, following: Callable[[int], int]) -> int:
+        """As long as it becomes less."""
+        while (other := following(number)) != number:
+            if other not in costs:
+                costs[other] = cost(other)
+            if not costs[other] < costs[number]:
+                break
+            number = other
+        return number
+
+    if costs[most] < costs[start]:
+        best = walk(most, lambda number: max(start, number // 2))
+    elif (best := walk(start, lambda number: min(most, 2 * number))) == start:
+        best = walk(start, lambda number: max(1, number // 2))
+    return best if costs[best] < (1 - WORTH) * costs[start] else start
+
+
+class _Step:
+    """Steps of one kind of a model, in various arrangements."""
+
+    def __init__(self, kind: str, parameters: Parameters, around: Surroundings, precision: str) -> None:
+        self.kind = kind
+        self.parameters = parameters
+        self.around = around
+        self.precision = precision
+        #: by the number of passes
+        self._foreseen: dict[int, Activations] = {}
+        #: the last that was recorded
+        self._program: tuple[tuple[int, int], Program] | None = None
+
+    def program(self, rows: Rows, kept: int) -> Program:
+        key = len(rows.passes), kept
+        if self._program is None or self._program[0] != key:
+            self._program = key, record(self.kind, self.parameters, rows, kept=kept)
+        return self._program[1]
+
+    def is_held(self, rows: Rows, kept: int) -> bool:
+        return all_held(self._activations(rows), self.around.standing, self.around.rooms, kept)
+
+    def most_kept(self, rows: Rows) -> int:
+        """Of parts, so that every tier holds all of the step."""
+        return most_kept(self._activations(rows), self.around.standing, self.around.rooms)
+
+    def cost(self, rows: Rows, kept: int) -> float:
+        """What moves, in bytes over a link; infinite if the step does not fit."""
+        program, rooms = self.program(rows, kept), self.around.rooms
+        nbytes = _moved_nbytes(program, rooms[:1])
+        if len(rooms) > 1 and not self._ram_holds(rows, kept):
+            nbytes += DISK_OF_LINK * _moved_nbytes(program, rooms)
+        return nbytes
+
+    def most_carried(self, rows: Rows) -> int:
+        """Of parts whose activations leave the device and come back, so that the link does not take longer than compute."""
+        if self.around.rates is None:
+            return 0
+        carried, too_many = 0, parts_of(self.parameters.config) + 1
+        least_s = none_s = self._bound_by_compute_s(rows, 0, self.around.rates)
+        while too_many - carried > 1 and none_s < math.inf:
+            middle = (carried + too_many) // 2
+            found_s = self._bound_by_compute_s(rows, middle, self.around.rates)
+            if found_s < math.inf:
+                carried, least_s = middle, found_s
+            else:
+                too_many = middle
+        return carried if least_s < (1 - WORTH) * none_s else 0
+
+    def _bound_by_compute_s(self, rows: Rows, kept: int, rates: Rates) -> float:
+        """Seconds that compute takes; infinite where the link takes longer, or the step does not fit."""
+        if not self._ram_holds(rows, kept):
+            return math.inf
+        program = self.program(rows, kept)
+        moved = _moved(program, self.around.rooms[:1])
+        if moved is None:
+            return math.inf
+        compute_s = sum(operation.flops for operation in program.operations()) / rates.compute
+        up_s, down_s = moved.loaded_nbytes / rates.upload, moved.written_nbytes / rates.download
+        if max(up_s, down_s) > FILLED * compute_s:
+            return math.inf
+        return compute_s + (moved.loaded_nbytes + moved.written_nbytes) / COPY_PER_S * self.around.copies
+
+    def _ram_holds(self, rows: Rows, kept: int) -> bool:
+        return self.around.rooms[-1].holds(self.around.standing + self._activations(rows).counts(kept))
+
+    def _activations(self, rows: Rows) -> Activations:
+        passes = len(rows.passes)
+        if passes not in self._foreseen:
+            config, tiling = self.parameters.config, self.parameters.tiling
+            self._foreseen[passes] = Activations(self.kind, config, tiling, rows, self.precision)
+        return self._foreseen[passes]
+
+
+def _moved_nbytes(program: Program, rooms: Sequence[Room]) -> float:
+    """Both ways."""
+    moved = _moved(program, rooms)
+    return math.inf if moved is None else moved.loaded_nbytes + moved.written_nbytes
+
+
+def _moved(program: Program, rooms: Sequence[Room]) -> Moved | None:
+    """Through all these together; None if the step does not fit."""
+    caps = [room.nbytes for room in rooms if room.nbytes is not None]
+    return fewest(program, sum(caps), rooms[-1].alignment) if len(caps) == len(rooms) else Moved(0, 0, {})

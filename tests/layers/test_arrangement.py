@@ -1,0 +1,137 @@
+"""In how many passes rows go through a block, and what is kept although it leaves: by counted bytes, and no bit changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynctile import Engine
+from asynctile.layers import Trainer
+from asynctile.layers.activations import Room, sizes_of
+from asynctile.layers.arrangement import Arrangement, Surroundings, arrange, least_of
+from asynctile.layers.machine import Machine
+from asynctile.layers.plan import plan_step
+from asynctile.layers.step import parts_of, record
+from asynctile.measure.rates import Rates
+from asynctile.program.needs import demand_of
+from asynctile.schedule.fewest import fewest
+from asynctile.storage.demand import ALIGNMENT
+from tests.layers.shapes import Shape, shape
+from tests.layers.training import OPTIMIZER, assert_same_bits, lively, outcome
+
+#: Eight row tiles of a whole sequence each; activations take more than a block's weights.
+MANY = shape(24, 2, 40, 16, tile=16, batch=8, length=16, n_layer=2)
+PARAMETERS = MANY.parameters()
+ROWS = PARAMETERS.tiling.rows(MANY.batch, MANY.length)
+STATES = MANY.config.states_nbytes
+RESIDENT = demand_of([record("step", PARAMETERS, ROWS)], PARAMETERS.states()).resident_nbytes
+FAST_LINK = Rates(compute=1.0, upload=1e15, download=1e15, update=1.0)
+SLOW_LINK = replace(FAST_LINK, compute=1e15, upload=1.0, download=1.0)
+
+
+def arranged(cap: int | None, rates: Rates | None = None, recompute: bool | str = "auto", **more: Any) -> Arrangement:
+    around = Surroundings(
+        rooms=(Room(cap, ALIGNMENT), Room(more.pop("ram", None), ALIGNMENT)), standing=sizes_of(PARAMETERS.states()),
+        lets_go=True, rates=rates, **more,
+    )  # fmt: skip
+    return arrange("step", PARAMETERS, ROWS, around, precision="fp32", recompute=recompute)
+
+
+def moved_nbytes(cap: int, passes: int, kept: int = 0) -> int:
+    found = fewest(record("step", PARAMETERS, ROWS.in_passes(passes), kept=kept), cap, ALIGNMENT)
+    assert found is not None
+    return found.loaded_nbytes + found.written_nbytes
+
+
+def test_where_everything_is_held_the_passes_are_the_micro_batches() -> None:
+    for cap in (None, RESIDENT):
+        assert arranged(cap, recompute=True) == Arrangement(1, 0)
+    assert arranged(None) == Arrangement(1, parts_of(MANY.config))
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
+def test_no_number_of_passes_that_was_in_question_moves_much_less(share: float) -> None:
+    cap = int(share * STATES)
+    passes = arranged(cap, recompute=True).passes
+    assert passes > 1
+    assert moved_nbytes(cap, passes) < 0.9 * moved_nbytes(cap, 1)
+    assert moved_nbytes(cap, passes) <= min(moved_nbytes(cap, count) for count in (1, 2, 4, 8)) / 0.99
+
+
+def test_activations_are_kept_while_the_link_is_idle_and_ram_holds_them() -> None:
+    cap, parts = STATES // 2, parts_of(MANY.config)
+    assert arranged(cap, FAST_LINK).kept == parts
+    assert arranged(cap, SLOW_LINK).kept == arranged(cap, None).kept == 0
+    assert arranged(cap, FAST_LINK, copies=True).kept == parts, "copies take no time to speak of"
+    assert arranged(cap, replace(FAST_LINK, compute=1e15, upload=1e30, download=1e30), copies=True).kept == 0
+    most = demand_of([record("step", PARAMETERS, ROWS.in_passes(8), kept=1)], PARAMETERS.states()).resident_nbytes
+    assert arranged(cap, FAST_LINK, ram=most).kept in (1, 2)
+    assert [arranged(cap, FAST_LINK, recompute=way).kept for way in (True, False)] == [0, parts]
+
+
+def test_as_many_are_kept_as_leave_compute_the_slower_of_both() -> None:
+    cap, found = STATES // 2, []
+    for upload in (1e6, 3e6, 1e7, 1e8, 1e12):
+        rates = Rates(compute=1e8, upload=upload, download=upload, update=1.0)
+        found.append(arranged(cap, rates).kept)
+    assert found == sorted(found)
+    assert found[0] == 0 and found[-1] == parts_of(MANY.config)
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=9, max_size=9), st.integers(1, 9), st.integers(1, 9))
+def test_what_is_chosen_costs_no_more_than_the_start(costs: list[int], start: int, most: int) -> None:
+    start = min(start, most)
+    asked: list[int] = []
+
+    def cost(number: int) -> float:
+        asked.append(number)
+        return costs[number - 1]
+
+    chosen = least_of(start, most, cost)
+    assert 1 <= chosen <= most
+    assert chosen == start or costs[chosen - 1] < 0.99 * costs[start - 1]
+    assert len(asked) == len(set(asked)), "no cost is asked for twice"
+
+
+@pytest.mark.parametrize("start", [1, 3, 8])
+def test_the_least_of_a_valley_is_found(start: int) -> None:
+    for bottom in (1, 2, 4, 8):
+        found = least_of(start, 8, lambda number, bottom=bottom: 100 + abs(number - bottom) * 10)  # type: ignore[misc]
+        assert abs(found - bottom) <= 1
+
+
+@pytest.mark.parametrize("recompute", ["auto", True, False])
+@pytest.mark.parametrize("device", ["emulated", "cpu"])
+async def test_a_run_does_what_the_plan_says_and_no_bit_changes(device: str, recompute: bool | str, tmp_path: Any) -> None:
+    cap = int(0.4 * STATES)
+    caps: dict[str, Any] = {"device_memory": cap, "link_rate": "2GB"} if device == "emulated" else {"host_memory": cap}
+    spill = {} if device == "emulated" else {"spill": tmp_path}
+    plan = plan_step(MANY.config, work_of(MANY, recompute), Machine(device=device, spill=device == "cpu", **caps))
+    assert plan.passes > 1 or recompute is False
+    assert ("passes through a layer", str(plan.passes)) in plan.lines()
+    async with Engine(device, **caps, **spill) as engine:
+        trainer = Trainer(await lively(engine, MANY), OPTIMIZER, update="device", recompute=recompute)
+        before = engine.statistics().operations
+        await trainer.step(*MANY.batch_of_tokens(1))
+        assert engine.statistics().operations - before == plan.operations
+        (chosen,) = trainer._keeping._chosen.values()
+        assert chosen == Arrangement(plan.passes, plan.kept)
+    found = await outcome(MANY, steps=2, device=device, engine_options={**caps, **spill}, recompute=recompute)
+    assert_same_bits(found, await outcome(MANY, steps=2, device="cpu"))
+
+
+def work_of(shape: Shape, recompute: bool | str) -> Any:
+    return shape.work(update="device", recompute=recompute)
+
+
+async def test_fewer_bytes_move_than_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"device_memory": int(0.9 * STATES)}
+    several = await outcome(MANY, engine_options=options, recompute=True)
+    monkeypatch.setattr("asynctile.layers.arrangement.COUNTED_ENTRIES", 0)  # as of a program that is too long to count
+    one = await outcome(MANY, engine_options=options, recompute=True)
+    assert_same_bits(several, one)
+    assert several.uploaded_bytes < 0.9 * one.uploaded_bytes
