@@ -195,6 +195,53 @@ def test_slots_of_a_pool_do_not_overlap(device, slots):
     assert [fetched(device, view)[0] for view in views] == [0, 1, 9, 3]
 
 
+@pytest.fixture
+def ranges(device):
+    """Of a packed arena, 16 floats each and every other one off a multiple of their size."""
+    arena = Arena(4096, evictable=True)
+    arena.pack()
+    device.map_ground(arena.ground)
+    return [arena.take_at(offset, 64) for offset in (0, 192, 320, 4096 - 64)]
+
+
+def test_ranges_of_a_packed_arena_are_parts_of_one_memory_which_is_not_made_twice(device, ranges):
+    views = [array(device, slot, index) for index, slot in enumerate(ranges)]
+    device.map_ground(ranges[0].pool)
+    array(device, ranges[1], 9)
+    assert [fetched(device, view)[0] for view in views] == [0, 9, 2, 3]
+    whole = np.empty(1024, np.float32)
+    device.download(whole, device.array(ranges[0], (1024,), np.float32), ()).wait()
+    assert [whole[slot.offset // 4] for slot in ranges] == [0, 9, 2, 3]
+
+
+def test_a_copy_within_the_device_waits_and_is_waited_for_like_any_work(device, ranges):
+    gate = threading.Event()
+    device.kernels["hold"] = holding(device, gate)
+    a, b, c = (array(device, slot, index + 5) for index, slot in enumerate(ranges[:3]))
+    tiles = Tile("a", (16,)), Tile("b", (16,))
+    held = device.launch(type(copy(*tiles))("hold", tiles, "rw"), (a, b), None, ())
+    first = device.copy(b, a, (held,), what=tiles[0])
+    second = device.copy(c, b, (first,), (held,), tiles[0])
+    assert not first.done and not second.done and (first.what, first.is_copy) == (tiles[0], False)
+    gate.set()
+    second.wait()
+    assert [fetched(device, view)[0] for view in (a, b, c)] == [5, 5, 5]
+
+
+def test_a_copy_of_what_was_never_made_fails_with_it(device, ranges):
+    def bad(*arrays):
+        raise ZeroDivisionError
+
+    device.kernels["bad"] = bad
+    a, b = array(device, ranges[0], 5), array(device, ranges[1], 6)
+    tiles = Tile("a", (16,)), Tile("b", (16,))
+    failed = device.launch(type(copy(*tiles))("bad", tiles, "rw"), (b, a), None, ())
+    poisoned, beside = device.copy(b, a, (failed,)), device.copy(b, a, (), (failed,))
+    for event in (poisoned, beside):
+        event.wait()
+    assert isinstance(poisoned.error, ZeroDivisionError) and beside.error is None
+
+
 @pytest.mark.parametrize("late", [0.0, 0.015, 0.1])
 def test_a_link_takes_the_time_that_its_rate_says_the_copying_included(late, monkeypatch):
     device, naps = EmulatedDevice(link_rate=1_000_000), []

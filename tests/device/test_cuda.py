@@ -63,6 +63,24 @@ def test_a_divided_cap_is_taken_from_the_gpu_once_and_to_the_byte(device):
     assert before - device.driver.memory()[0] == (4 << 20) + 64  # and what the driver on the CPU adds to align
 
 
+def test_the_ground_of_a_packed_cap_is_one_allocation_that_goes_back_with_it(device):
+    before = device.driver.memory()[0]
+    arena = Arena((1 << 20) + 512, evictable=True, rigid=True)
+    arena.cut(Demand((1 << 19,), (2,), {1 << 19: 9}, "copy"))
+    for pool in arena.pools:
+        device.map_pool(pool)
+    taken = before - device.driver.memory()[0]
+    assert taken == (1 << 20) + 512 + 64  # and what the driver on the CPU adds to align
+    address = arena.ground.memory.whole
+    pool.memory = None
+    arena.pack()
+    device.map_ground(arena.ground)
+    assert device.array(arena.take_at(768, 64), (16,), np.float32).ptr == address + 768
+    assert before - device.driver.memory()[0] == taken
+    arena.leave_ground()
+    assert device.driver.memory()[0] == before
+
+
 def test_memory_goes_back_when_an_arena_lets_its_pools_go(device):
     before = device.driver.memory()[0]
     arena, slots = slots_of(device, 1 << 20, 100)

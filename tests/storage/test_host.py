@@ -34,6 +34,26 @@ def test_a_forgotten_pool_leaves_living_views_alone():
     assert view.sum() == 48
 
 
+def test_a_divided_arena_is_one_mapping_on_a_page_for_all_its_pools_and_for_ranges_of_bytes():
+    arena, memory = Arena(4 * 4096, evictable=True), HostMemory()
+    for pool in arena.cut(Demand((64, 4096), (2, 2), {64: 90, 4096: 9}, "gemm")):
+        memory.map_pool(pool)
+    small, large = arena.pools
+    assert small.memory is large.memory is arena.ground.memory
+    views = [memory.array(pool.take(for_load=True), (64,), np.uint8) for pool in arena.pools]
+    assert views[0].ctypes.data % 4096 == 0
+    assert views[1].ctypes.data - views[0].ctypes.data == small.limit * 64
+    views[1].fill(7)
+    arena = Arena(4 * 4096, evictable=True)
+    arena.pack()
+    memory.map_ground(arena.ground)
+    kept = arena.ground.memory
+    memory.map_ground(arena.ground)
+    assert arena.ground.memory is kept
+    start = memory.array(arena.take_at(0, 64), (64,), np.uint8).ctypes.data
+    assert memory.array(arena.take_at(4096 + 64, 64), (64,), np.uint8).ctypes.data == start + 4096 + 64
+
+
 def test_a_slot_that_was_let_go_takes_no_memory_until_it_is_touched_again():
     nbytes = 64 << 20
     pool, memory = pool_of(nbytes, 2), HostMemory()

@@ -1,0 +1,309 @@
+"""A packed tier on streams that run behind: bytes arrive whole wherever tiles stand, move and make room for each other."""
+
+import gc
+import random
+import threading
+import weakref
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from asynctile.device.cpu import CpuDevice
+from asynctile.device.emulated import EmulatedDevice
+from asynctile.errors import TierError
+from asynctile.memory.tiers import TierOptions, Tiers
+from asynctile.ops import fill
+from asynctile.program.needs import demand_of
+from asynctile.program.program import Program
+from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
+from asynctile.storage.spill import SpillTier
+from asynctile.storage.tile import NEVER, Tile
+from tests.settle import let_through
+
+PAGE = 4096
+CAP = 8 * PAGE
+
+
+def tile(name, pages=1):
+    return Tile(name, (pages * PAGE // 4,), persistent=True)
+
+
+@contextmanager
+def packed(name, folder):
+    """Tiers of which the one on top has room for eight pages and is packed. cpu: over a folder; emulated: over RAM."""
+    device = CpuDevice(2) if name == "cpu" else EmulatedDevice(threads=2)
+    spill = transfers = None
+    if name == "cpu":
+        spill, transfers = SpillTier(folder), device.add_stream("spill", 4)
+        spill.open()
+    device.start()
+    options = TierOptions(device_memory=CAP, host_memory=CAP if name == "cpu" else None, watchdog=20)
+    tiers = Tiers(device, spill, transfers, options)
+    if tiers.link is not None:
+        tiers.host.cut(demand_of([Program("none").finish()], [tile(f"ram{pages}", pages) for pages in (1, 2, 3)]), {})
+    tiers.top.pack()
+    try:
+        yield tiers
+    finally:
+        device.close()
+        if spill is not None:
+            spill.close()
+
+
+@pytest.fixture(params=["cpu", "emulated"])
+def tiers(request, tmp_path):
+    with packed(request.param, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def gate(tiers):
+    """Opened at the end at the latest: a test that fails leaves nothing that hangs."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+def compute(tiers, residency, work, next_use=1):
+    """Enqueue work(array) where operations run; it changes the tile."""
+    tiers.device.kernels["work"] = work
+    operation = type(fill(residency.tile, 0.0))("work", (residency.tile,), "u")
+    waits = () if residency.written is None else (residency.written,)
+    event = tiers.device.launch(operation, (residency.array,), None, waits, tuple(residency.reads))
+    tiers.run_ahead.add(event)
+    tiers.top.written_by(residency, event, next_use)
+    return event
+
+
+def born(tiers, one, offset, value, next_use=1):
+    """A tile written whole at `offset`."""
+    residency = tiers.top.of(one)
+    tiers.top.ledger.expect(one, offset)
+    tiers.top.admit([residency], "w")
+    event = tiers.device.launch(fill(one, value), (residency.array,), None, (), tuple(residency.reads))
+    tiers.run_ahead.add(event)
+    tiers.top.written_by(residency, event, next_use)
+    return residency
+
+
+def moved(tiers, residency, offset):
+    moves = []
+    tiers.top.ledger.relocate(residency, offset, moves)
+    tiers.top.carry_out(moves)
+
+
+def let_go_on(tiers):
+    """Block until every stream has run what it can: where operations run one thread of two is held up."""
+    for stream in tiers.device.streams():
+        let_through(stream)
+
+
+async def test_a_place_that_a_tile_has_left_is_not_overwritten_before_it_was_copied(tiers, gate):
+    a, b = born(tiers, tile("a", 2), 0, 3.0), born(tiers, tile("b", 2), 2 * PAGE, 5.0)
+    tiers.top.give_up(b)
+    await tiers.run_ahead.drain()
+    compute(tiers, a, lambda array: gate.wait())
+    moved(tiers, a, 4 * PAGE)
+    tiers.top.load_at(b, PAGE)
+    let_go_on(tiers)
+    assert not b.written.done and b.state is CLEAN
+    gate.set()
+    await tiers.run_ahead.drain()
+    assert (a.array == 3).all() and (b.array == 5).all()
+    assert (a.slot.offset, b.slot.offset) == (4 * PAGE, PAGE)
+    assert (tiers.top.moved_nbytes, tiers.top.loaded_nbytes) == (2 * PAGE, 2 * PAGE)
+
+
+async def test_a_tile_that_moved_is_read_and_written_back_behind_its_copy(tiers, gate):
+    a = born(tiers, tile("a"), 0, 3.0)
+    compute(tiers, a, lambda array: gate.wait())
+    moved(tiers, a, PAGE)
+    other = born(tiers, tile("other"), 0, 7.0)
+    tiers.top.give_up(a)
+    let_go_on(tiers)
+    assert not other.written.done and not a.saved.done
+    gate.set()
+    await tiers.run_ahead.drain()
+    tiers.top.load_at(a, 5 * PAGE)
+    await tiers.run_ahead.drain()
+    assert (a.array == 3).all() and (other.array == 7).all()
+
+
+async def test_a_place_is_left_only_when_everybody_has_read_there(tiers, gate):
+    a = born(tiers, tile("a"), 0, 3.0)
+    await tiers.run_ahead.drain()
+    tiers.device.kernels["hold"] = lambda *arrays: gate.wait()
+    event = tiers.device.launch(type(fill(a.tile, 0.0))("hold", (a.tile,), "r"), (a.array,), None, ())
+    tiers.run_ahead.add(event)
+    tiers.top.read_by(a, event, 3)
+    moved(tiers, a, PAGE)
+    other = born(tiers, tile("other"), 0, 7.0)
+    let_go_on(tiers)
+    assert a.written.done and not other.written.done
+    gate.set()
+    await tiers.run_ahead.drain()
+
+
+async def test_bytes_that_were_never_made_are_not_taken_for_whole_where_they_moved(tiers):
+    def fail(array):
+        raise ZeroDivisionError
+
+    a = born(tiers, tile("a"), 0, 3.0)
+    compute(tiers, a, fail)
+    moved(tiers, a, PAGE)
+    await tiers.run_ahead.settle()
+    assert isinstance(a.written.error, ZeroDivisionError) and a.slot.offset == PAGE
+    assert not tiers.top.rescue(a)
+    assert a.state is ABSENT and tiers.top.arena.used_nbytes == 0
+
+
+@pytest.mark.parametrize("state", [CLEAN, DIRTY])
+async def test_a_copy_that_fails_costs_the_bytes_that_stood_nowhere_else(tiers, state):
+    def fail(target, source):
+        raise ZeroDivisionError
+
+    a = born(tiers, tile("a"), 0, 3.0)
+    if state is CLEAN:
+        tiers.top.give_up(a)
+        tiers.top.load_at(a, 0)
+    stream = tiers.device.streams()[0]
+    tiers.top.copy = lambda target, source, waits, after, what: stream.enqueue(waits, fail, (target, source), after=after)
+    moved(tiers, a, PAGE)
+    await tiers.run_ahead.settle()
+    assert tiers.top.rescue(a) == (state is CLEAN)
+    assert a.state is (STORED if state is CLEAN else ABSENT) and a.slot is None
+    if state is CLEAN:
+        tiers.top.load_at(a, PAGE)
+        await tiers.run_ahead.drain()
+        assert (a.array == 3).all()
+
+
+async def test_a_copy_that_is_refused_did_not_happen_nor_what_came_behind_it(tiers):
+    a, b = born(tiers, tile("a"), 0, 3.0), born(tiers, tile("b"), PAGE, 5.0)
+    tiers.top.give_up(b)
+    before = a.array
+    moves, ledger = [], tiers.top.ledger
+    ledger.load_at(b, 7 * PAGE, moves)
+    ledger.relocate(a, 4 * PAGE, moves)
+    ledger.relocate(b, 0, moves)
+
+    def refuse(*args):
+        raise TierError("refused")
+
+    tiers.top.copy = refuse
+    with pytest.raises(TierError, match="refused"):
+        tiers.top.carry_out(moves)
+    await tiers.run_ahead.drain()
+    assert (a.slot.offset, a.array is before, a.state) == (0, True, DIRTY)
+    assert (b.slot.offset, b.state) == (7 * PAGE, CLEAN)
+    assert (a.array == 3).all() and (b.array == 5).all()
+    assert tiers.top.arena.used_nbytes == tiers.top.arena.counted_nbytes == 2 * PAGE
+
+
+async def test_an_allocation_that_is_taken_back_leaves_its_place_behind_the_work_there(tiers, gate):
+    a = born(tiers, tile("a"), 0, 3.0)
+    compute(tiers, a, lambda array: gate.wait())
+    tiers.top.release(a)
+    b = tiers.top.of(tile("b"))
+    tiers.top.ledger.expect(b.tile, 0)
+    tiers.top.take_back(tiers.top.admit([b], "w"))
+    assert b.state is ABSENT and b.slot is None
+    other = born(tiers, tile("other"), 0, 7.0)
+    let_go_on(tiers)
+    assert not other.written.done
+    gate.set()
+    await tiers.run_ahead.drain()
+    assert (other.array == 7).all()
+
+
+async def test_views_keep_the_memory_that_a_packed_tier_lets_go_and_nothing_else_does(tiers):
+    a = born(tiers, tile("a"), PAGE, 3.0)
+    await tiers.run_ahead.drain()
+    view, memory = a.array[:1], weakref.ref(tiers.top.arena.ground.memory)
+    tiers.top.give_up(a)
+    await tiers.run_ahead.drain()
+    whole = weakref.ref(memory().whole)
+    tiers.top.forget_pools()
+    gc.collect()
+    assert memory() is None and not tiers.top.arena.packed and tiers.top.arena.ground is None
+    assert view[0] == 3
+    del view
+    gc.collect()
+    assert whole() is None
+
+
+async def test_the_memory_stays_from_packed_to_slots_and_back_and_so_do_the_bytes_in_flight(tiers, gate):
+    demand = demand_of([Program("none").finish()], [tile(f"p{number}") for number in range(20)])
+    wanted = demand.rounded(tiers.top.arena.alignment)
+    ground, memory = tiers.top.arena.ground, tiers.top.arena.ground.memory
+    tiers.top.cut(wanted, {})
+    assert tiers.top.arena.pools and tiers.top.arena.ground is ground and ground.memory is memory
+    a = tiers.top.of(tile("a"))
+    tiers.top.admit([a], "w")
+    compute(tiers, a, lambda array: gate.wait())
+    compute(tiers, a, lambda array: array.fill(4))
+    tiers.top.clear()
+    tiers.top.pack()
+    assert tiers.top.arena.packed and ground.memory is memory
+    b = born(tiers, tile("b"), 0, 7.0)
+    let_go_on(tiers)
+    assert not b.written.done  # it stands where `a` is still being written back
+    gate.set()
+    tiers.top.load_at(a, PAGE)
+    await tiers.run_ahead.drain()
+    assert (a.array == 4).all() and (b.array == 7).all()
+
+
+async def test_a_tier_for_which_there_is_no_memory_is_not_packed(tiers, monkeypatch):
+    tiers.top.forget_pools()
+
+    def refuse(nbytes):
+        raise TierError("no address space")
+
+    monkeypatch.setattr("asynctile.storage.host.reserve", refuse)
+    with pytest.raises(TierError, match="no address space"):
+        tiers.top.pack()
+    assert not tiers.top.arena.packed and not tiers.top.arena.divided and tiers.top.arena.ground is None
+
+
+def free_offset(tiers, rng, one):
+    """Anywhere that nobody stands; None where there is no room."""
+    spans = [(other.slot.offset, other.slot.offset + other.slot.nbytes) for other in tiers.top.ledger.resident]
+    starts = range(0, CAP - one.nbytes + 1, tiers.top.arena.alignment)
+    free = [start for start in starts if all(start + one.nbytes <= low or high <= start for low, high in spans)]
+    return rng.choice(free) if free else None
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_byte_is_lost_however_tiles_come_go_move_and_change(tiers, seed):
+    """Nothing is waited for in between: four streams run behind, in whatever order they may."""
+    rng = random.Random(seed)
+    tiles = [tile(f"t{number}", rng.choice((1, 1, 2, 3))) for number in range(7)]
+    values = {}
+    for step in range(250):
+        one = rng.choice(tiles)
+        residency, offset = tiers.top.of(one), free_offset(tiers, rng, one)
+        if residency.slot is not None and (offset is None or rng.random() < 0.3):
+            residency.next_use = 1 if rng.random() < 0.9 else NEVER
+            tiers.top.give_up(residency)
+        elif offset is None:
+            continue
+        elif residency.state is ABSENT:
+            born(tiers, one, offset, float(step))
+            values[one] = float(step)
+        elif residency.slot is None:
+            tiers.top.load_at(residency, offset)
+        elif rng.random() < 0.5:
+            moved(tiers, residency, offset)
+        else:
+            compute(tiers, residency, lambda array: np.add(array, 1, out=array))
+            values[one] += 1
+        assert tiers.top.arena.used_nbytes <= tiers.top.ledger.peak_nbytes <= CAP
+    tiers.top.clear()
+    for one in values:
+        tiers.top.load_at(tiers.top.of(one), 0)
+        await tiers.run_ahead.drain()
+        assert (tiers.top.of(one).array == values[one]).all()
+        tiers.top.give_up(tiers.top.of(one))
+    await tiers.run_ahead.drain()

@@ -1,0 +1,172 @@
+"""The ledger of a packed arena: it does as it is told, and what was decided and not made is taken back whole."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynctile.errors import AsynctileError
+from asynctile.storage.arena import Arena
+from asynctile.storage.ledger import Ledger
+from asynctile.storage.move import Allocate, Evict, Load, Relocate
+from asynctile.storage.residency import CLEAN, DIRTY, STORED
+from asynctile.storage.tile import NEVER, Tile
+
+UNITS = 12
+CAP = UNITS * 64
+
+
+class Below:
+    def take(self, residency):
+        return object()
+
+    def give(self, residency):
+        pass
+
+
+def packed(cap=CAP):
+    arena = Arena(cap, evictable=True)
+    arena.pack()
+    return Ledger(arena, Below())
+
+
+def stored(book, name, units=1):
+    """A persistent tile whose bytes are below."""
+    residency = book.of(Tile(name, (units * 16,), np.float32, persistent=True))
+    residency.backing, residency.state = book.backing.take(residency), STORED
+    return residency
+
+
+def test_a_tile_stands_where_it_is_told_to_and_moves_where_it_is_told_to():
+    book, moves = packed(), []
+    a = stored(book, "a", units=2)
+    book.load_at(a, 128, moves)
+    book.relocate(a, 256, moves)
+    moves.append(book.evict(a))
+    load, relocate, evict = moves
+    assert [type(move) for move in moves] == [Load, Relocate, Evict]
+    assert (load.slot.offset, load.slot.nbytes, load.was) == (128, 128, STORED)
+    assert (relocate.slot, relocate.to.offset, relocate.was) == (load.slot, 256, CLEAN)
+    assert (evict.slot, evict.write_back) == (relocate.to, False)
+    assert book.arena.used_nbytes == 0 and not book.resident
+
+
+def test_a_tile_that_moves_counts_twice_until_it_has_and_never_beyond_the_cap():
+    book, moves = packed(), []
+    a, b = stored(book, "a", units=4), stored(book, "b", units=UNITS - 8)
+    book.load_at(a, 0, moves)
+    book.load_at(b, 4 * 64, moves)
+    book.relocate(a, CAP - 4 * 64, moves)
+    assert book.peak_nbytes == CAP
+    assert book.arena.used_nbytes == CAP - 4 * 64
+
+
+def test_a_changed_tile_stays_changed_where_it_moves_and_is_written_back_from_there():
+    book, moves = packed(), []
+    a = stored(book, "a")
+    book.load_at(a, 0, moves)
+    book.used(a, 5, True)
+    book.relocate(a, 64, moves)
+    assert a.state is DIRTY
+    evict = book.evict(a)
+    assert evict.write_back and evict.slot.offset == 64
+
+
+def test_what_an_operation_overwrites_is_put_where_it_is_expected():
+    book, moves = packed(), []
+    a, t = stored(book, "a"), book.of(Tile("t", (16,)))
+    book.load_at(a, 0, moves)
+    book.expect(t.tile, 192)
+    book.admit([a, t], "rw", moves)
+    assert type(moves[-1]) is Allocate and moves[-1].residency is t and t.slot.offset == 192
+    assert not book.arena.expected
+    book.used(t, NEVER, True)
+    book.release(t)
+    book.expect(t.tile, 64)
+    book.admit([t], "w", moves)
+    assert t.slot.offset == 64
+
+
+@pytest.mark.parametrize(("access", "expected"), [("w", False), ("r", True), ("u", False)])
+def test_an_operand_that_no_plan_has_a_place_for_is_a_fault_that_names_it_before_anything_moves(access, expected):
+    book, moves = packed(), []
+    a, t = stored(book, "a"), book.of(Tile("t", (16,)))
+    book.expect(t.tile, 128)
+    if expected:
+        book.expect(a.tile, 0)
+    with pytest.raises(AsynctileError, match="tile a is stored and its plan has no place for it in device_memory"):
+        book.admit([t, a], "w" + access, moves)
+    assert not moves and t.slot is None and book.arena.used_nbytes == 0 and t.tile in book.arena.expected
+
+
+def test_two_tiles_at_one_place_are_a_fault():
+    book, moves = packed(), []
+    book.load_at(stored(book, "a", units=2), 0, moves)
+    b = stored(book, "b")
+    book.load_at(b, 256, moves)
+    with pytest.raises(AssertionError, match="overlap"):
+        book.relocate(b, 64, moves)
+    assert b.slot.offset == 256 and b.state is CLEAN
+
+
+def test_slots_that_work_was_written_down_for_are_claimed_whoever_stood_there():
+    book, moves = packed(), []
+    a, b = stored(book, "a", units=2), stored(book, "b", units=2)
+    book.load_at(a, 0, moves)
+    places = [book.arena.range_at(offset, 128) for offset in (0, 64, 256)]
+    book.assume([(a, STORED, None, 9), (b, DIRTY, places[1], 4)])
+    assert (a.slot, a.state, b.slot, b.state, b.next_use) == (None, STORED, places[1], DIRTY, 4)
+    book.assume([(a, CLEAN, places[0], 7), (b, DIRTY, places[2], 4)])
+    assert (a.slot, b.slot) == (places[0], places[2])
+    assert book.arena.used_nbytes == book.arena.counted_nbytes == 256
+    book.evict(a)
+    book.load_into(a, places[0], moves)
+    assert a.slot is places[0]
+
+
+def free_offsets(book, units):
+    """Where a tile of so many units finds nobody."""
+    taken = {residency.slot.offset // 64 + unit for residency in book.resident for unit in range(residency.slot.nbytes // 64)}
+    return [64 * start for start in range(UNITS - units + 1) if taken.isdisjoint(range(start, start + units))]
+
+
+def standing(book, residencies):
+    places = [None if one.slot is None else (one.slot, one.slot.offset, one.state) for one in residencies]
+    return places, book.arena.used_nbytes, book.arena.counted_nbytes, set(book.resident)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_the_books_balance_after_any_moves_and_as_before_when_they_are_taken_back(data):
+    book = packed()
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=2))
+    tiles = [stored(book, str(number), units) for number, units in enumerate(sizes)]
+    births = [book.of(Tile(f"t{number}", (16 * number,))) for number in (1, 2, 3)]
+    everyone = tiles + births
+    for _ in range(data.draw(st.integers(1, 8))):
+        before, moves = standing(book, everyone), []
+        for _ in range(data.draw(st.integers(1, 6))):
+            one = data.draw(st.sampled_from(everyone))
+            free = free_offsets(book, -(-one.tile.nbytes // 64))
+            if one.slot is not None and not (free and data.draw(st.booleans())):
+                moves.append(book.evict(one))
+            elif not free:
+                continue
+            elif one.slot is not None:
+                book.relocate(one, data.draw(st.sampled_from(free)), moves)
+            elif one.state is STORED:
+                book.load_at(one, data.draw(st.sampled_from(free)), moves)
+            else:
+                book.expect(one.tile, data.draw(st.sampled_from(free)))
+                book.admit([one], "w", moves)
+            spans = sorted((other.slot.offset, other.slot.offset + other.slot.nbytes) for other in book.resident)
+            assert all(stop <= start for (_, stop), (start, _) in pairwise(spans))
+            assert book.arena.used_nbytes == book.arena.counted_nbytes == sum(stop - start for start, stop in spans)
+            assert book.peak_nbytes <= CAP
+            assert set(book.resident) == {other for other in everyone if other.slot is not None}
+        if data.draw(st.booleans()):
+            for move in reversed(moves):
+                book.undo(move)
+            assert standing(book, everyone) == before
