@@ -6,7 +6,7 @@ Pure, and of no memory: numbers of tiles, offsets and sizes in bytes. Who comes 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,10 @@ import numpy as np
 WINDOWS = 24
 #: Beyond every tier.
 NOWHERE = 1 << 62
+#: Of holes of the same size for which nobody waits, how many are compared.
+ALIKE = 16
+#: Asked of a place, offset and bytes: the seconds for which it is waited, and a rank.
+Waits = Callable[[int, int], tuple[float, float]]
 #: What a tile weighs that moves out of the place to which it must come back, against one that need not.
 TWICE = 2
 
@@ -73,14 +77,22 @@ class Addresses:
             first -= 1
         return self._tiles[first : bisect_left(self._offsets, offset + nbytes)]
 
-    def room_for(self, tile: int) -> int | None:
-        """An offset for it: in the smallest hole that takes it. None if no hole does."""
-        size = self._sizes[tile]
-        fitting = [(free, begin) for begin, free in self._holes if free >= size]
-        if not fitting:
-            return None
-        free, begin = min(fitting)
-        return begin if size >= self._large else begin + free - size
+    def room_for(self, tile: int, waits: Waits) -> int | None:
+        """An offset for it: of all holes that take it that for which the least is waited, then the smallest. None if no hole
+        does. waits: for a place, how long that is, and what decides between holes alike, the less the better.
+        """
+        size, low = self._sizes[tile], self._sizes[tile] >= self._large
+        fitting = sorted((free, begin) for begin, free in self._holes if free >= size)
+        best: tuple[float, int, bool, float, int] | None = None
+        for index, (free, begin) in enumerate(fitting):
+            if best is not None and not best[0] and (free - size > best[1] or index >= ALIKE):
+                break
+            for offset in {begin, begin + free - size}:
+                wait, rank = waits(offset, size)
+                key = wait, free - size, (offset == begin) is not low, rank, offset
+                if best is None or key < best:
+                    best = key
+        return None if best is None else best[-1]
 
     def room_made_for(self, tile: int, fixed: Collection[int]) -> tuple[int, list[tuple[int, int]]] | None:
         """An offset for it once others have moved aside: (offset, [(tile, its new offset)]), of all ways about the one that
@@ -111,7 +123,7 @@ class Addresses:
         sizes = np.array([self._sizes[tile] for tile in self._tiles], np.int64)
         holes = np.array(self._holes, np.int64).reshape(-1, 2)
         ends = offsets + sizes
-        starts = np.unique(np.concatenate([offsets, ends - size, holes[:, 0], holes.sum(1) - size]))
+        starts = np.concatenate([offsets, ends - size, holes[:, 0], holes.sum(1) - size])
         starts = starts[(starts >= 0) & (starts + size <= self.nbytes)]
         first, last = np.searchsorted(ends, starts, "right"), np.searchsorted(offsets, starts + size, "left")
         home = np.array([self._home.get(tile) == self.at[tile] for tile in self._tiles], bool)

@@ -116,6 +116,7 @@ class Walk:
         for use in entry:
             self.dirty[use.tile] = self.dirty[use.tile] or use.how != READ
             self._rank(use.tile, use.again)
+        self._perform(entry)
         for use in entry:
             if use.dies:
                 self._forget(use.tile)
@@ -129,6 +130,10 @@ class Walk:
             if use.how != READ or use.dies:
                 self._forget(tile)
             self._rank(tile, use.again)
+        self._perform(entry)
+
+    def _perform(self, entry: tuple[Use, ...]) -> None:
+        """All that it uses is there."""
 
     def _look_ahead(self) -> None:
         """Bring in what the next entries miss, unless somebody who is needed sooner would have to leave."""
