@@ -46,7 +46,7 @@ class Packer(Walk):
     @property
     def moved(self) -> float:
         """Bytes from and to below, and a small part of those within the tier."""
-        return self.loaded + self.written + COPY_COST * self.copied
+        return super().moved + COPY_COST * self.copied
 
     @property
     def seconds(self) -> float:

@@ -22,10 +22,10 @@ from asynctile.schedule.stays import NoRoom, Stay, Walk
 from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import Tile
 
-#: Of the cap, for each unit of prefetch depth, what may be brought in early, and as much that is kept free: all are tried.
-SHARES = (0.001, 0.01, 0.025, 0.04, 0.06)
-#: The most bytes that may move, over the fewest found, so that a step is faster.
-MORE = 1.1
+#: Of the cap, for each unit of prefetch depth, what may be brought in early, and as much that is kept free.
+SHARES = (0.01, 0.025, 0.04, 0.06)
+#: The most bytes that may move, over those that have to by bytes alone, so that a step is faster.
+MORE = 1.15
 #: Runs by bytes alone, after which whoever stands is taken to stand between two runs for good.
 RUNS = 2
 
@@ -75,12 +75,9 @@ def pack(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, 
     that move about the fewest bytes is taken.
     """
     uses, cap = Uses(program, alignment, has_link), cap // alignment * alignment
-    tried = (_packer(uses, cap, int(share * depth * cap), pace) for share in SHARES)
-    found = [packer for packer in tried if packer is not None]
-    if not found:
+    best = _best(uses, cap, depth, pace)
+    if best is None:
         return None
-    least = min(packer.moved for packer in found)
-    best = min((packer for packer in found if packer.moved <= MORE * least), key=lambda packer: packer.seconds)
     tiles = uses.tiles
     return Packing(
         program=program,
@@ -93,18 +90,45 @@ def pack(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, 
     )
 
 
+def _best(uses: Uses, cap: int, depth: int, pace: Pace) -> Packer | None:
+    """The fastest of those that move at most MORE than has to move by bytes alone, else that which moves least. More bytes to
+    spare make more of them move: once there are too many the next need not be tried.
+    """
+    try:
+        least, _ = _settled(uses, cap, 0)
+    except NoRoom:
+        return None
+    found: list[Packer] = []
+    for share in SHARES:
+        packer = _packer(uses, cap, int(share * depth * cap), pace)
+        if packer is not None:
+            if found and packer.moved > MORE * least.moved:
+                break
+            found.append(packer)
+    within = [packer for packer in found if packer.moved <= MORE * least.moved]
+    if within:
+        return min(within, key=lambda packer: packer.seconds)
+    return min(found, key=lambda packer: packer.moved, default=None) or _packer(uses, cap, 0, pace)
+
+
+def _settled(uses: Uses, cap: int, spare: int) -> tuple[Walk, dict[int, Stay]]:
+    """A run by bytes alone that begins with who stands behind another, and who stands behind it. NoRoom if there is no way."""
+    walk = Walk(uses, cap, spare, spare)
+    for _ in range(RUNS):
+        standing = walk.standing()
+        walk = Walk(uses, cap, spare, spare)
+        walk.begin(standing)
+        walk.run()
+    return walk, walk.standing()
+
+
 def _packer(uses: Uses, cap: int, spare: int, pace: Pace) -> Packer | None:
     """One that has walked through a step, and back to its beginning; None if there is no way.
 
     spare: bytes that may be brought in early, and as many that are kept free.
     """
     try:
-        standing = Walk(uses, cap, spare, spare).standing()
-        for _ in range(RUNS):
-            walk = Walk(uses, cap, spare, spare)
-            walk.begin(standing)
-            walk.run()
-            standing = walk.standing()
+        _, standing = _settled(uses, cap, spare)
         packer = Packer(uses, cap, spare, spare, _homes(uses, cap, standing), pace)
         packer.begin(standing, standing)
         packer.run()

@@ -65,6 +65,11 @@ class Walk:
         #: tiles that entries between here and there overwrite, and the last that does: their bytes below are old up to there
         self._overwritten: dict[int, int] = {}
 
+    @property
+    def moved(self) -> float:
+        """Bytes from and to below."""
+        return self.loaded + self.written
+
     def begin(self, standing: Mapping[int, Stay], kept: Collection[int] | None = None) -> None:
         """The state before a run. kept: see `_kept`."""
         self._kept = kept
