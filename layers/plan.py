@@ -36,6 +36,8 @@ class Plan:
     machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
     the step, in words. copies_bytes: of the weights in bf16, beside the states. row_tokens: the most rows of a row tile.
     passes: in how many the batch goes through each layer.
+    memory: how tiles that come and go stand in the capped memory: "by bytes", at any byte of it, or "in slots" of two sizes; ""
+    where nothing has to leave. unused_bytes: of that cap, what no tile stands in; copied_bytes: copied within it to make room.
     layers, kept: blocks of the model, and how many parts of the step keep their activations, the head first, then the blocks
     from the last one on; "auto" is settled here as in a run under the same caps.
     updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough
@@ -54,6 +56,9 @@ class Plan:
     resident_bytes: int
     device_bytes: int | None
     device_peak_bytes: int
+    memory: str
+    unused_bytes: int
+    copied_bytes: int
     host_bytes: int
     spill_bytes: int
     operations: int
@@ -82,6 +87,7 @@ class Plan:
             ("floor", f"{format_size(self.floor_bytes)}, set by {self.floor_operation}"),
             ("all tiles resident", format_size(self.resident_bytes)),
             ("device memory", "no cap" if self.device_bytes is None else format_size(self.device_bytes)),
+            *self._cap(),
             ("host memory for tiles", format_size(self.host_bytes)),
             ("spill folder", "unused" if not self.spill_bytes else f"{format_size(self.spill_bytes)}, the least --spill-limit"),
             ("operations a step", f"{self.operations:,}"),
@@ -97,6 +103,12 @@ class Plan:
 
     def _kept(self) -> str:
         return f"of the head and {self.kept - 1} of {self.layers} layers" if self.kept else "none, computed again in backward"
+
+    def _cap(self) -> list[tuple[str, str]]:
+        if not self.memory:
+            return []
+        copied = f", {format_size(self.copied_bytes)} copied within it a step" if self.copied_bytes else ""
+        return [("tiles stand in that memory", f"{self.memory}, {format_size(self.unused_bytes)} of it unused{copied}")]
 
     def _disk(self) -> list[tuple[str, str]]:
         if not self.spill_bytes:
@@ -158,7 +170,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
     traffic = simulate(
         program,
         standing,
-        has_link=has_link,
+        device=machine.device,
         grain=machine.grain,
         device_memory=cap if has_link else None,
         host_memory=host,
@@ -166,6 +178,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         spill_limit=size(machine.spill_limit),
         prefetch=machine.prefetch,
         played=not machine.is_gpu,
+        repeats=True,
     )
     compute_s, rate = flops / machine.flops_per_s, machine.link_per_s
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
@@ -182,6 +195,9 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         resident_bytes=in_ram.resident_nbytes,
         device_bytes=cap,
         device_peak_bytes=traffic.device_peak_nbytes,
+        memory="" if not traffic.divided else "by bytes" if traffic.packed else "in slots",
+        unused_bytes=traffic.unused_nbytes,
+        copied_bytes=traffic.copied_nbytes,
         host_bytes=_host_bytes(in_ram, host, spill),
         spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),

@@ -164,6 +164,10 @@ class Arena:
         """Whether nothing need leave: the arena is not divided and the cap holds everything."""
         return not self.divided and _everything(demand, foreign) <= self._room()
 
+    def could_keep(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
+        """Whether the cap holds everything, however it is cut now."""
+        return _everything(demand, foreign) <= self._room()
+
     def has_room_for(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
         """Whether `cut` would take away no slot."""
         return not self.divided and self._grown_nbytes(demand, foreign) <= self._room()

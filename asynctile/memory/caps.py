@@ -1,7 +1,7 @@
 """How much of each tier a program gets: caps are cut for its demand, places on the disk reserved, spare RAM lent.
 
 Decisions about single tiles are storage/ledger.py's and the cursor's. Everything here happens between runs, on
-the device's loop.
+the device's loop. Long because what is cut, packed, lent and told of are the same bytes.
 """
 
 from __future__ import annotations
@@ -88,15 +88,18 @@ class Caps:
         """Whether nothing has to leave or to be let go of for `demand`, and nothing has before."""
         return all(tier.arena.has_room_for(self._demand(tier, demand), self._foreign(tier, demand)) for tier in self.tiers)
 
-    async def cut(self, demand: Demand, *, exactly: bool = False) -> None:
+    async def cut(self, demand: Demand, *, exactly: bool = False, packed: bool = False) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs.
 
-        exactly: as if nothing had been cut before; else a cut for more than this stays.
+        exactly: as if nothing had been cut before; else a cut for more than this stays. packed: a tier that is packed stays so
+        where it would be divided; else it is cut into slots.
         """
         await self.run_ahead.settle()
         await self._called_back(demand)
         wanted, foreign = self._check(demand)
         for tier in self.tiers:
+            if packed and tier.arena.packed and not tier.arena.could_keep(wanted[tier], foreign[tier]):
+                continue
             serves = tier.arena.is_cut_for if exactly else tier.arena.fits
             if serves(wanted[tier], foreign[tier]):
                 tier.back()
@@ -106,6 +109,22 @@ class Caps:
                 await self.run_ahead.drain()
             tier.cut(wanted[tier], foreign[tier])
         self._cut_for = demand
+
+    async def pack(self) -> None:
+        """The top tier, which is divided, is packed from now on, until it is cut: what stands in slots leaves.
+
+        What fails to leave is met by whoever wants its bytes next.
+        """
+        if not self.top.arena.packed:
+            self.top.clear()
+            await self.run_ahead.settle()
+            self.top.pack()
+
+    async def unpack(self) -> None:
+        """Slots again for what nobody has planned; nothing where there are slots."""
+        if self.top.arena.packed:
+            assert self._cut_for is not None
+            await self.cut(self._cut_for)
 
     def _check(self, demand: Demand) -> tuple[dict[Tier, Demand], dict[Tier, Counter[int]]]:
         """What `demand` is to each tier, and what else stands there; BudgetError if that is too much. Sets

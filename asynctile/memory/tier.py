@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from asynctile.memory.contracts import Copy, Link, Memory
 from asynctile.schedule.cursor import Cursor
+from asynctile.schedule.packed import PackedCursor
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import Ledger
 from asynctile.storage.move import Allocate, Evict, Load, Move, Relocate
@@ -54,7 +55,7 @@ class Tier:
         self.run_ahead = run_ahead
         self.lockstep = lockstep
         self.copy = copy
-        self.cursor: Cursor | None = None
+        self.cursor: Cursor | PackedCursor | None = None
         self.loaded_nbytes = 0
         self.written_nbytes = 0
         self.moved_nbytes = 0

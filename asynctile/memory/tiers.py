@@ -20,6 +20,8 @@ from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tier import Tier
 from asynctile.program.program import Program
 from asynctile.schedule.cursor import FROM_DISK, OVER_LINK, Cursor, DeviceCursor, RamCursor
+from asynctile.schedule.packed import PackedCursor
+from asynctile.schedule.packing import Packing
 from asynctile.schedule.positions import Positions
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -113,10 +115,15 @@ class Tiers:
         """Every tier once, the one below behind the one above."""
         return (self.top,) if self.link is None else (self.top, self.host)
 
-    def begin(self, program: Program, demand: Demand) -> tuple[int, list[Cursor]]:
-        """A job begins: its first position and its cursors, one a tier from the top down, which those know of until `end`."""
+    def begin(
+        self, program: Program, demand: Demand, packing: Packing | None = None
+    ) -> tuple[int, list[Cursor | PackedCursor]]:
+        """A job begins: its first position and its cursors, one a tier from the top down, which those know of until `end`.
+
+        packing: by which the top tier is used, if it is packed.
+        """
         base = self.positions.begin()
-        cursors = [self._cursor(tier, program, base, demand) for tier in self.from_the_top()]
+        cursors = [self._cursor(tier, program, base, demand, packing) for tier in self.from_the_top()]
         ranked = self._ranked_for is not None and self._ranked_for() is program
         for tier, cursor in zip(self.from_the_top(), cursors, strict=True):
             tier.cursor = cursor
@@ -149,8 +156,12 @@ class Tiers:
         for tier in self.from_the_top():
             tier.close()
 
-    def _cursor(self, tier: Tier, program: Program, base: int, demand: Demand) -> Cursor:
+    def _cursor(
+        self, tier: Tier, program: Program, base: int, demand: Demand, packing: Packing | None
+    ) -> Cursor | PackedCursor:
         ledger, depth = tier.ledger, self.prefetch
+        if tier is self.top and packing is not None:
+            return PackedCursor(ledger, packing, base)
         demand = demand.rounded(tier.arena.alignment)
         in_ram = OVER_LINK if self.spill is None else FROM_DISK
         if self.link is None:

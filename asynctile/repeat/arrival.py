@@ -6,16 +6,23 @@ of one, at a mark, has to tell them. Which slot is which place is bound.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.program.operation import READ
 from asynctile.program.operation import WRITE as OVERWRITE
-from asynctile.schedule.schedule import NOBODY, TOP, Place, Schedule, Standing, absolute
-from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, WRITE
+from asynctile.program.program import Program
+from asynctile.run.assembly import Assembly
+from asynctile.schedule.packed import changed_at_start
+from asynctile.schedule.packing import Packing
+from asynctile.schedule.schedule import NOBODY, TOP, Place, Standing, absolute
+from asynctile.storage.demand import align
+from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, LOSE, REPLACE, WRITE, Residency
 from asynctile.storage.slot import Slot
-from asynctile.storage.tile import Tile
+from asynctile.storage.tile import NEVER, Tile
 from asynctile.streams.event import StreamEvent
 
 #: The slot of each place.
@@ -27,33 +34,73 @@ def in_slots(stands: Iterable[Standing], number: int) -> dict[Tile, Standing]:
     return {one.tile: one for one in stands if one.tier == number and one.place is not None}
 
 
-async def arrange(tiers: Tiers, schedule: Schedule) -> bool:
-    """Bring every tile to the tiers in which the schedule expects it, in whichever slot; False if that cannot be.
-
-    At most one cap of bytes a tier. What else stands in a tier that is divided leaves. A move that fails is met by coroutines,
-    which can tell what that means for its tile: until all have gone well, nothing is known here that was not before.
+async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.ndarray], start: Iterable[Standing]) -> bool:
+    """Put the inputs of a program in RAM; where that is packed they have no bytes yet, but are expected as in `start`. False if
+    there is something else that nobody has written.
     """
-    for number, tier in enumerate(tiers.from_the_top()):
-        wanted = in_slots(schedule.start, number)
+    top, standing = assembly.tiers.top, in_slots(start, TOP)
+    for name, tile in program.inputs.items():
+        if assembly.tiers.host.arena.packed:
+            top.drop(top.of(tile), LOSE if tile in standing else REPLACE)
+        else:
+            await assembly.put(tile, inputs[name])
+    made = program.first_uses.keys() - program.inputs.values()
+    return not any(top.of(tile).state is ABSENT for tile in made)
+
+
+async def arrange(tiers: Tiers, start: Sequence[Standing]) -> bool:
+    """Bring every tile to the tiers where `start` has it: in whichever slot, or to its place in a tier that is packed. False if
+    that cannot be. Tiers of which `start` says nothing stay as they are.
+
+    At most one cap of bytes a tier and way. What else stands in a tier that is divided leaves. A move that fails is met by
+    coroutines, which can tell what that means for its tile: until all have gone well, nothing is known here that was not so
+    before.
+    """
+    numbers = sorted({one.tier for one in start})
+    for number in numbers:
+        tier, wanted = tiers.from_the_top()[number], in_slots(start, number)
         send_away(tier, wanted)
-        for tile in wanted:
-            residency = tier.of(tile)
-            if residency.slot is None:
-                tier.admit((residency,), OVERWRITE if residency.state is ABSENT else READ)
+        for one in wanted.values():
+            _bring(tier, one)
     await tiers.run_ahead.settle()
-    if not _are_whole(tiers, schedule):
+    if not _are_whole(tiers, start):
         return False
-    for number, tier in enumerate(tiers.from_the_top()):
-        take_as_changed(tiers, tier, in_slots(schedule.start, number))
-    return _is_arranged(tiers, schedule)
+    for number in numbers:
+        take_as_changed(tiers, tiers.from_the_top()[number], in_slots(start, number))
+    return _is_arranged(tiers, start)
 
 
 def send_away(tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
-    """Let all leave that should be as below and are not; and where slots are few, those that are not wanted."""
+    """Let all leave that should be as below and are not, or stand in the place of others; and where the tier does not hold
+    everything, those that are not wanted.
+    """
     for residency in list(tier.ledger.resident):
         one = wanted.get(residency.tile)
-        if tier.arena.divided if one is None else (one.state is CLEAN and residency.state is DIRTY):
+        if one is None:
+            leaves = tier.arena.divided
+        else:
+            leaves = (one.state is CLEAN and residency.state is DIRTY) or not _is_in_place(tier, residency, one)
+        if leaves:
             tier.give_up(residency)
+
+
+def _is_in_place(tier: Tier, residency: Residency, one: Standing) -> bool:
+    """Whether it stands where it is to stand, as far as that matters: one slot of a pool is as good as another."""
+    assert residency.slot is not None and one.place is not None
+    return not tier.arena.packed or residency.slot.offset == one.place.index
+
+
+def _bring(tier: Tier, one: Standing) -> None:
+    residency = tier.of(one.tile)
+    assert one.place is not None
+    if residency.slot is not None:
+        return
+    if tier.arena.packed and residency.state is not ABSENT:
+        tier.load_at(residency, one.place.index)
+        return
+    if tier.arena.packed:
+        tier.ledger.expect(one.tile, one.place.index)
+    tier.admit((residency,), OVERWRITE if residency.state is ABSENT else READ)
 
 
 def take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
@@ -66,20 +113,30 @@ def take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) -
                 tiers.link.used(residency, residency.next_use, True)
 
 
-def _are_whole(tiers: Tiers, schedule: Schedule) -> bool:
+def _are_whole(tiers: Tiers, start: Iterable[Standing]) -> bool:
     """Whether what wrote the tiles here, and below, has gone well."""
-    found = [tiers.from_the_top()[one.tier].of(one.tile) for one in schedule.start]
+    found = [tiers.from_the_top()[one.tier].of(one.tile) for one in start]
     events = [event for residency in found for event in (residency.written, residency.saved) if event is not None]
     return all(event.done and event.error is None for event in events)
 
 
-def _is_arranged(tiers: Tiers, schedule: Schedule) -> bool:
-    """Whether every tile is where the schedule expects it, and as it does."""
-    for one in schedule.start:
+def _is_arranged(tiers: Tiers, start: Iterable[Standing]) -> bool:
+    """Whether every tile is where it is expected, and as it is."""
+    for one in start:
         residency = tiers.from_the_top()[one.tier].of(one.tile)
         if residency.state is not one.state or (residency.slot is None) is not (one.place is None):
             return False
     return True
+
+
+def planned_start(packing: Packing, *, over_link: bool) -> list[Standing]:
+    """The tiles that stand in the top tier when a step begins by `packing`; over_link: as in changed_at_start."""
+    changed = changed_at_start(packing, over_link=over_link)
+    return [
+        Standing(tile, TOP, DIRTY if tile in changed else CLEAN, Place(TOP, align(tile.nbytes, packing.alignment), offset),
+                 packing.program.first_uses.get(tile, NEVER), True, NOBODY, NOBODY)
+        for tile, offset in packing.start.items()
+    ]  # fmt: skip
 
 
 def stand(

@@ -1,7 +1,7 @@
 """A schedule on the slots of real tiers: which slot each place is, and whether that still holds.
 
 A place is a number, and ledgers take any free slot for a tile; so a schedule fits every cut that has enough slots, without a
-byte moved, once the right tiles stand in the right tiers (arrival.py).
+byte moved, once the right tiles stand in the right tiers (arrival.py). In a tier that is packed a place is a range of bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from asynctile.repeat.template import Kernels, Template
 from asynctile.repeat.transfers import Transfers
 from asynctile.run.assembly import check_value
 from asynctile.schedule.schedule import DISK, RESULT, Place, Schedule, Standing
+from asynctile.storage.arena import Arena
 from asynctile.storage.demand import align
 from asynctile.storage.pool import Pool
 from asynctile.storage.slot import Slot
@@ -148,7 +149,10 @@ def _parts(results: np.ndarray, program: Program) -> list[np.ndarray]:
 
 def _stamp(tiers: Tiers) -> tuple[Any, ...]:
     """Another one whenever a tile stands elsewhere or a slot may be gone."""
-    return tuple((tier.ledger.history.count, tier.arena.made_nbytes, *tier.arena.pools) for tier in tiers.from_the_top())
+    return tuple(
+        (tier.ledger.history.count, tier.arena.made_nbytes, tier.arena.ground, *tier.arena.pools)
+        for tier in tiers.from_the_top()
+    )
 
 
 def _others_nbytes(schedule: Schedule, tier: Tier, number: int) -> int:
@@ -157,7 +161,7 @@ def _others_nbytes(schedule: Schedule, tier: Tier, number: int) -> int:
 
 
 def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
-    """A tile's place is the slot in which it stands; the others are any free ones."""
+    """A tile's place is the slot in which it stands; the others are any free ones, or where a tier is packed those bytes."""
     found: dict[Place, Slot] = {}
     others: dict[Pool, dict[Place, None]] = defaultdict(dict)
     from_the_top = tiers.from_the_top()
@@ -167,8 +171,13 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
             assert slot is not None, f"{one.tile.name} was to be brought in"
             found[one.place] = slot
     for place in schedule.places():
-        if place not in found and place.tier < DISK:
-            others[_pool(from_the_top[place.tier], place)][place] = None
+        if place in found or place.tier >= DISK:
+            continue
+        arena = from_the_top[place.tier].arena
+        if arena.packed:
+            found[place] = arena.range_at(place.index, place.nbytes)
+        else:
+            others[_pool(arena, place)][place] = None
     for pool, places in others.items():
         taken = [pool.take(for_load=False) for _ in places]
         free = [slot for slot in taken if slot is not None]
@@ -180,8 +189,8 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
     return found
 
 
-def _pool(tier: Tier, place: Place) -> Pool:
-    return next(pool for pool in tier.arena.pools if pool.slot_nbytes == place.nbytes)
+def _pool(arena: Arena, place: Place) -> Pool:
+    return next(pool for pool in arena.pools if pool.slot_nbytes == place.nbytes)
 
 
 def _bytes(tiers: Tiers, number: int, slot: Slot) -> np.ndarray:

@@ -4,6 +4,8 @@ The very coroutines of a job (asynctile/run) decide, on tiers that are cut like 
 would. A device and a spill folder stand below them in which nothing happens: what they are asked for becomes an entry, and the
 events that they return say what each entry must wait for. At the end of the step every tile is brought back to where the step
 began. Who has slots, who leaves and when is decided elsewhere (storage/ledger.py, asynctile/schedule/cursor.py).
+
+Where the top tier is packed (asynctile/schedule/packing.py) the plan says all that of it, and ends where it begins.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from asynctile.device.dry import DrySpill
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.program.operation import DEVICE
+from asynctile.program.operation import WRITE as OVERWRITE
 from asynctile.program.program import Program
 from asynctile.repeat.arrival import in_slots, send_away, take_as_changed
 from asynctile.repeat.script import Boundless, DryTransfers, Noted, Script
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import at_once
 from asynctile.run.job import Job
+from asynctile.schedule.packed import changed_at_start
+from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import NOBODY, Kind, Place, Schedule, Scheduled, Standing, relative
 from asynctile.storage.demand import Demand
-from asynctile.storage.residency import ABSENT, LOSE, STALE, Residency
+from asynctile.storage.residency import ABSENT, LOSE, REPLACE, STALE, STORED, WRITE, Residency
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, unfinished
@@ -33,13 +38,14 @@ from asynctile.streams.stream import Stream
 RUNS = 1
 
 
-def rehearse(program: Program, demand: Demand, real: Tiers) -> Schedule | None:
+def rehearse(program: Program, demand: Demand, real: Tiers, packing: Packing | None = None) -> Schedule | None:
     """The schedule of `program` on tiers cut like `real`; None if the step cannot be brought back to its start.
 
-    demand: what they were cut for. Pure: a function of the program and of how the caps are cut. Takes about 50 us of Python for
-    each operation and run, so it belongs in a thread.
+    demand: what they were cut for. packing: by which the top tier is used, None for one in slots. Pure: a function of the
+    program, of how the caps are cut, and of the packing. Takes about 50 us of Python for each operation and run, so it belongs
+    in a thread.
     """
-    rehearsal = Rehearsal(program, demand, real)
+    rehearsal = Rehearsal(program, demand, real, packing)
     try:
         return rehearsal.schedule()
     finally:
@@ -49,16 +55,17 @@ def rehearse(program: Program, demand: Demand, real: Tiers) -> Schedule | None:
 class Rehearsal:
     """One program on tiers of its own, which are shaped like `real`."""
 
-    def __init__(self, program: Program, demand: Demand, real: Tiers) -> None:
+    def __init__(self, program: Program, demand: Demand, real: Tiers, packing: Packing | None) -> None:
         self.program = program
         self.demand = demand
+        self.packing = packing
         self.script = Script(real.device)
         options = TierOptions(prefetch=real.prefetch)
         spill = None if real.spill is None else DrySpill(None)
         transfers = None if spill is None else cast(Stream, DryTransfers(self.script, spill))
         self.tiers = Tiers(self.script, spill, transfers, options, Boundless(self.script.streams, None))
         for tier, model in zip(self.tiers.from_the_top(), real.from_the_top(), strict=True):
-            _cut_like(tier, model, demand)
+            _cut_like(tier, model, demand, is_packed=packing is not None and tier is self.tiers.top)
         self.assembly = Assembly(self.tiers)
         if self.tiers.link is not None and self.tiers.host.arena.divided:
             self.assembly.lanes[DEVICE].on_use = self.tiers.link.used
@@ -69,15 +76,23 @@ class Rehearsal:
     def schedule(self) -> Schedule | None:
         """Run it, and write the last run down."""
         self._take_blocks()
-        self._put(self._standing)
-        for _ in range(RUNS):
-            self._put(self.program.inputs.values())
+        if self.packing is None:
+            self._put(self._standing)
+        else:
+            self._pack(self.packing)
+        settled = self.packing is not None and not self.tiers.host.arena.divided
+        for _ in range(0 if settled else RUNS):
+            self._put_inputs()
             self._run({})
-        self._put(self.program.inputs.values())
+        return self._written_down() or (self._written_down() if settled else None)
+
+    def _written_down(self) -> Schedule | None:
+        """One run as a schedule; None if it does not end where it began."""
+        self._put_inputs()
         self._drop_stale()
         entries: list[Scheduled] = []
-        self.script.entries = entries
         at: dict[str, tuple[Standing, ...]] = {}
+        self.script.begin(entries)
         start = tuple(self._stand(self.tiers.positions.last + 1))
         stretches = self._run(at)
         self._end(start)
@@ -98,9 +113,42 @@ class Rehearsal:
         for tile in tiles:
             self.assembly.put_dry(tile)
 
+    def _put_inputs(self) -> None:
+        """As the host does before a run: in RAM, or where there is no place for them in the file."""
+        top, packing = self.tiers.top, self.packing
+        for tile in self.program.inputs.values():
+            residency = top.of(tile)
+            if packing is not None and self.tiers.link is None and residency.slot is None:
+                if tile not in packing.start:
+                    top.drop(residency, REPLACE)
+                    continue
+                top.ledger.expect(tile, packing.start[tile])
+            self.assembly.put_dry(tile)
+
+    def _pack(self, packing: Packing) -> None:
+        """Tiles stand where the plan begins, as they do in the steady state."""
+        top, over_link = self.tiers.top, self.tiers.link is not None
+        for tile in self._standing:
+            if over_link:
+                self.assembly.put_dry(tile)
+            else:
+                top.drop(top.of(tile), REPLACE)  # as if it were in the file
+        changed = changed_at_start(packing, over_link=over_link)
+        for tile, offset in packing.start.items():
+            residency = top.of(tile)
+            if residency.state is STORED:
+                top.load_at(residency, offset)
+                if tile in changed:
+                    top.ledger.change(residency, WRITE)
+                    if self.tiers.link is not None and self.tiers.host.arena.divided:
+                        self.tiers.link.used(residency, residency.next_use, True)
+            elif tile not in self.program.inputs.values():  # nobody has made it yet
+                top.ledger.expect(tile, offset)
+                top.admit((residency,), OVERWRITE)
+
     def _run(self, at: dict[str, tuple[Standing, ...]]) -> list[int]:
         """One run, at whose marks the standing of all tiles is kept in `at`; the first entries of its stretches."""
-        job = Job(self.assembly, self.program, self.demand)
+        job = Job(self.assembly, self.program, self.demand, packing=self.packing)
         base, stretches = self.tiers.positions.last, [0]
         self.script.stretch = 0
         for name in sorted(self.program.marks, key=self.program.marks.__getitem__):
@@ -148,11 +196,11 @@ class Rehearsal:
             if tier.arena.divided or tier is not self.tiers.host:
                 for tile in inputs:
                     tier.drop(tier.of(tile), LOSE)
-            if tier.arena.divided:
+            if tier.arena.divided and not tier.arena.packed:
                 self._bring_back(number, in_slots(wanted, number))
         for number, tier in enumerate(self.tiers.from_the_top()):  # the host writes inputs anew, where it did before
-            free = {_place(slot, number): slot for slot in tier.arena.free_slots()}
             again = [(tier.of(one.tile), one) for one in start if one.tile in inputs and one.tier == number]
+            free = _free_slots(tier, number, (one.place for _, one in again))
             tier.assume([(found, one.state, found.slot or free.get(one.place), one.next_use) for found, one in again])
 
     def _bring_back(self, number: int, wanted: Mapping[Tile, Standing]) -> None:
@@ -208,15 +256,25 @@ def _same(start: Sequence[Standing], end: Sequence[Standing]) -> bool:
     return before == now
 
 
-def _cut_like(tier: Tier, model: Tier, demand: Demand) -> None:
-    """The same pools. Where nothing has to leave, those that the demand asks for."""
+def _cut_like(tier: Tier, model: Tier, demand: Demand, *, is_packed: bool) -> None:
+    """The same pools, or as many bytes. Where nothing has to leave, the pools that the demand asks for."""
     arena, like = tier.arena, model.arena
     arena.alignment = like.alignment
     if not like.divided:
         arena.cut(demand.rounded(arena.alignment))
         return
     arena.cap = like.cap
-    arena.divide((pool.slot_nbytes, pool.limit or 0) for pool in like.pools)
+    if is_packed:
+        tier.pack()
+    else:
+        arena.divide((pool.slot_nbytes, pool.limit or 0) for pool in like.pools)
+
+
+def _free_slots(tier: Tier, number: int, places: Iterable[Place | None]) -> dict[Place | None, Slot]:
+    """Those of tier `number` that are nobody's; where it is packed, what `places` are there."""
+    if tier.arena.packed:
+        return {place: tier.arena.range_at(place.index, place.nbytes) for place in places if place is not None}
+    return {_place(slot, number): slot for slot in tier.arena.free_slots()}
 
 
 def _place(slot: Slot | None, number: int) -> Place | None:
@@ -225,4 +283,4 @@ def _place(slot: Slot | None, number: int) -> Place | None:
 
 
 def _index(event: StreamEvent | None) -> int:
-    return event.index if isinstance(event, Noted) else NOBODY
+    return event.index if isinstance(event, Noted) and not event.done else NOBODY

@@ -22,16 +22,17 @@ from asynctile.memory.tiers import Tiers
 from asynctile.play.native import player_supported
 from asynctile.play.player import Player
 from asynctile.program.program import Program
-from asynctile.repeat.arrival import arrange
+from asynctile.repeat.arrival import arrange, fill, planned_start
 from asynctile.repeat.bound import Bound, results_nbytes
+from asynctile.repeat.packings import Packings
 from asynctile.repeat.played_job import PlayedJob
 from asynctile.repeat.rehearsal import rehearse
 from asynctile.repeat.template import Kernels, Template
 from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
+from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
-from asynctile.storage.residency import ABSENT
 from asynctile.storage.tile import Tile
 
 #: The most schedules that are kept for one share, and the most of their entries, of about 800 bytes each. But as many as FEW
@@ -59,6 +60,7 @@ class Schedules:
         self._compute = compute
         self._is_on = is_on
         self._last: Callable[[], Program | None] = lambda: None
+        self._packings = Packings(assembly, compute)
         #: by program and cut, the one used last at the end
         self._kept: OrderedDict[Any, Kept] = OrderedDict()
         #: those whose schedules stand, of what is kept; whose tables the workers have
@@ -71,9 +73,9 @@ class Schedules:
         self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
     ) -> Job | PlayedJob:
         """Begin a run of `program`; see Share.start."""
-        played = await self.begin(program, demand, inputs, outputs)
-        if played is not None:
-            return played
+        planned = await self.begin(program, demand, inputs, outputs)
+        if planned is not None:
+            return planned
         await self._assembly.cut(demand)
         try:
             for name, value in inputs.items():
@@ -84,9 +86,11 @@ class Schedules:
             raise
 
     async def begin(
-        self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
-    ) -> PlayedJob | None:
-        """A run of `program` that is played, or None: then it goes by coroutines. Raises what cutting the tiers may raise."""
+        self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
+    ) -> Job | PlayedJob | None:
+        """A run of `program` that is played, or goes by a packing; or None: then it decides as it goes. Raises what cutting the
+        tiers may raise.
+        """
         if self._tiers.run_ahead.stalled is not None:
             raise self._tiers.run_ahead.stalled  # the last run still hangs in what it would use
         complete = program.inputs.keys() <= inputs.keys()  # else coroutines say which is missing
@@ -99,6 +103,8 @@ class Schedules:
                 self.leave()
             again = self._last() is program or self._is_kept(program)
             self._last = weakref.ref(program)
+            if again and complete and self._may_pack():
+                return await self._packed(program, demand, inputs, outputs)
             bound = await self._bind(program, demand, inputs) if again and may else None
         if bound is None:
             return None
@@ -120,12 +126,14 @@ class Schedules:
         gone = set(tiles)
         for key in [key for key in self._kept if not gone.isdisjoint(key[0].standing)]:
             del self._kept[key]
+        self._packings.forget(gone)
 
     def close(self) -> None:
         """Nothing runs any more, and nothing will: keep no schedule, and no view of memory that is about to go."""
         self._attached = None
         self._bounds.clear()
         self._kept.clear()
+        self._packings.clear()
         self._results = np.empty(0, np.uint8)
 
     @property
@@ -144,24 +152,46 @@ class Schedules:
             and not any(stream.trace is not None for stream in device.streams())
         )
 
+    def _may_pack(self) -> bool:
+        """Whether coroutines run what repeats by a packing: there is nobody who could play it."""
+        return self._is_on() and self._tiers.device.workers is None and self._tiers.lockstep is None
+
+    async def _packed(
+        self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
+    ) -> Job | None:
+        """A run by coroutines that follow a packing; None where there is none, or tiles do not come to where it begins."""
+        tiers, assembly = self._tiers, self._assembly
+        packing = await self._packings.cut(program, demand)
+        if packing is None:
+            return None
+        try:
+            start = planned_start(packing, over_link=tiers.link is not None)
+            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start)):
+                self._release(program.inputs.values())
+                return None
+            return Job(assembly, program, demand, outputs, packing)
+        except BaseException:
+            self._release(program.inputs.values())
+            raise
+
     async def _bind(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> Bound | None:
         """Bring the tiers to where its schedule begins, and let the workers have it."""
         tiers, assembly = self._tiers, self._assembly
         before = self._bounds.pop(program, None)
         if before is not None:
             self._let_go(before)
-        await assembly.cut(demand, exactly=True)  # so that a schedule depends on no program that ran before
-        template = await self._template(program, demand)
+        packing = await self._packings.cut(program, demand)
+        template = await self._template(program, demand, packing)
         if template is None:
             return None
         try:
-            for name, value in inputs.items():
-                await assembly.put(program.inputs[name], value)
-            if any(tiers.top.of(tile).state is ABSENT for tile in program.first_uses):
-                return None  # nothing can be played without these, and coroutines say whose bytes there are not
-            if not await arrange(tiers, template.schedule):
+            start = template.schedule.start
+            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start)):
                 return None
-            bound = self._bounds[program] = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
+            bound = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
+            if tiers.host.arena.packed:
+                await bound.fill(inputs)
+            self._bounds[program] = bound
             return bound
         except BaseException:
             self._release(program.inputs.values())
@@ -199,14 +229,14 @@ class Schedules:
         bound.transfers.give_back()
         self._release(bound.schedule.program.inputs.values())
 
-    async def _template(self, program: Program, demand: Demand) -> Template | None:
+    async def _template(self, program: Program, demand: Demand, packing: Packing | None) -> Template | None:
         key, kernels = (program, _cut(self._tiers)), self._called(program)
         kept = self._kept.get(key)
         if kept is None or kept.kernels != kernels:
             before, made = kept, list[Kept]()
 
             def make() -> None:
-                schedule = before.schedule if before is not None else rehearse(program, demand, self._tiers)
+                schedule = before.schedule if before is not None else rehearse(program, demand, self._tiers, packing)
                 made.append(Kept(schedule, kernels, _template_of(schedule, kernels, self._tiers)))
 
             try:
@@ -255,9 +285,9 @@ class Schedules:
 
 
 def _cut(tiers: Tiers) -> tuple[Any, ...]:
-    """How the caps are cut, as far as decisions depend on it."""
+    """How the caps are cut, as far as decisions depend on it; a tier that is packed has no pools."""
     return tuple(
-        tuple((pool.slot_nbytes, pool.limit) for pool in tier.arena.pools) if tier.arena.divided else ()
+        (tier.arena.cap, *((pool.slot_nbytes, pool.limit) for pool in tier.arena.pools)) if tier.arena.divided else ()
         for tier in tiers.from_the_top()
     )
 

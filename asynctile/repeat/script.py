@@ -20,7 +20,9 @@ from asynctile.streams.run_ahead import RunAhead
 
 
 class Noted(StreamEvent):
-    """The event of an entry, which is never done: so whoever uses its tiles says that it waits for it. index: the entry's."""
+    """The event of an entry, which is not done while its step is written down: so whoever uses its tiles says that it waits for
+    it. index: the entry's.
+    """
 
     __slots__ = ("index",)
 
@@ -47,14 +49,23 @@ class PlaceMemory(DryMemory):
 
 
 class Script(DryDevice):
-    """The device of a rehearsal. entries: what it was asked for since `begin`, None before. stretch: in which that is."""
+    """The device of a rehearsal. entries: what it was asked for since `begin`, None before; noted: the events of those.
+    stretch: in which that is.
+    """
 
     def __init__(self, device: Device) -> None:
         super().__init__(device.name, device.has_link, device.grain)
         self._memory = PlaceMemory(TOP)
         self.host = PlaceMemory(RAM)
         self.entries: list[Scheduled] | None = None
+        self.noted: list[Noted] = []
         self.stretch = self._fetches = 0
+
+    def begin(self, entries: list[Scheduled]) -> None:
+        """Write a step down from now on; what was written down before is over."""
+        for event in self.noted:
+            event.done = True
+        self.entries, self.noted, self._fetches = entries, [], 0
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
         return self._memory.array(slot, shape, dtype)
@@ -78,6 +89,11 @@ class Script(DryDevice):
             return self._fetch(what, source, waits, after)
         return self.write(Kind.DOWNLOAD, what, (target, source), waits, after)
 
+    def copy(
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
+    ) -> StreamEvent:
+        return self.write(Kind.COPY, what, (target, source), waits, after)
+
     def _fetch(self, what: object, source: Any, waits: StreamEvents, after: StreamEvents) -> StreamEvent:
         """A result of a run without bytes, which has no array for it: the next in order."""
         assert isinstance(what, Tile)
@@ -92,7 +108,8 @@ class Script(DryDevice):
         needed = sorted(_indices(waits))
         behind = sorted(_indices(after).difference(needed))
         self.entries.append(Scheduled(kind, what, tuple(places), tuple(needed), tuple(behind), self.stretch))
-        return Noted(len(self.entries) - 1)
+        self.noted.append(Noted(len(self.entries) - 1))
+        return self.noted[-1]
 
 
 class DryTransfers:
@@ -113,4 +130,4 @@ class DryTransfers:
 
 
 def _indices(events: StreamEvents) -> set[int]:
-    return {event.index for event in events if isinstance(event, Noted)}
+    return {event.index for event in events if isinstance(event, Noted) and not event.done}

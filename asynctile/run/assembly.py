@@ -53,9 +53,9 @@ class Assembly:
         """Bytes of results copied to the host."""
         return self.lanes[DEVICE].fetched_nbytes
 
-    async def cut(self, demand: Demand, *, exactly: bool = False) -> None:
+    async def cut(self, demand: Demand, *, exactly: bool = False, packed: bool = False) -> None:
         """Make the tiers serve `demand`, see Caps.cut."""
-        await self.tiers.caps.cut(demand, exactly=exactly)
+        await self.tiers.caps.cut(demand, exactly=exactly, packed=packed)
         link = self.tiers.link
         if link is not None:
             self.lanes[DEVICE].on_use = link.used if self.tiers.host.arena.divided else None
@@ -64,12 +64,14 @@ class Assembly:
         """One operation outside a program: its tiles rank by how recently they were used."""
         if number is None and operation.number is not None:
             number = self._scratch
+        await self.tiers.caps.unpack()
         ranks = (self.tiers.positions.alone(),) * len(operation.operands)
         return await self.lanes[operation.device].perform(operation, ranks, number)
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
         """Put host bytes in a tile that no work in flight uses. Cancelled, it leaves the tile as it was."""
         check_value(tile, value)
+        await self._make_place(tile)
         in_ram, placed = self._in_ram(tile)
         try:
             for event in (*in_ram.reads, *unfinished(in_ram.written)):  # also what still loads older bytes into the slot
@@ -102,6 +104,7 @@ class Assembly:
             raise never_written(tile)
         copy = np.empty(tile.shape, tile.dtype)
         if tiers.link is None or residency.slot is not None:
+            await self._make_place(tile)
             fetch = Fetch(tile, "", ())
             await self._arrived(await self.lanes[DEVICE].perform(fetch, (residency.next_use,), copy), residency)
             return copy
@@ -118,6 +121,12 @@ class Assembly:
         """Free tiles that will not be used again."""
         for tile in tiles:
             self.tiers.top.release(self.tiers.top.of(tile))
+
+    async def _make_place(self, tile: Tile) -> None:
+        """Between jobs nothing is planned for a tile that stands nowhere in RAM: it needs slots there."""
+        tiers = self.tiers
+        if tiers.link is None and tiers.top.cursor is None and tiers.top.of(tile).slot is None:
+            await tiers.caps.unpack()
 
     def _in_ram(self, tile: Tile) -> tuple[Residency, Sequence[Move]]:
         """What stands, or is to stand, for `tile` in RAM, with a slot; and the moves if it got that slot now."""

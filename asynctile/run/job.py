@@ -18,6 +18,7 @@ from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
 from asynctile.run.graphs import Capture
 from asynctile.run.stage import Stage
+from asynctile.schedule.packing import Packing
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
 from asynctile.storage.residency import ABSENT
@@ -29,6 +30,7 @@ class Job:
     """Walk `program` once: `await until(mark)` as often as wanted, then `await finish()`; `abandon` when it fails.
 
     demand: what the tiers were cut for. outputs: host arrays that the program's fetches fill; None in a run without bytes.
+    packing: by which tiles come and go in the top tier, which stands as it begins; None where cursors decide.
     numbers: float64, by the program's indices, valid once `reported` or `finish` has returned. issued: entries issued so far.
     AsynctileError for a program that reads a tile which nobody has written. played: it is not (asynctile/repeat/played_job.py).
     """
@@ -36,7 +38,12 @@ class Job:
     played = False
 
     def __init__(
-        self, assembly: Assembly, program: Program, demand: Demand, outputs: dict[str, np.ndarray] | None = None
+        self,
+        assembly: Assembly,
+        program: Program,
+        demand: Demand,
+        outputs: dict[str, np.ndarray] | None = None,
+        packing: Packing | None = None,
     ) -> None:
         tiers = assembly.tiers
         for tile in program.first_uses:
@@ -46,7 +53,9 @@ class Job:
         self.outputs = outputs
         self.issued = 0
         self._assembly = assembly
-        self._base, cursors = tiers.begin(program, demand)
+        self._base, cursors = tiers.begin(program, demand, packing)
+        #: entries behind which the stages were stepped; one fewer than none where something is planned before the first
+        self._stepped = 0 if packing is None else -1
         self._stage = Stage(tiers.top, cursors[0], None)
         if tiers.link is not None and tiers.host.arena.divided:
             self._stage.below = Stage(tiers.host, cursors[1], None)
@@ -111,8 +120,12 @@ class Job:
     async def _advance(self, stop: int) -> None:
         if self._capture is not None:
             await self._advance_by_graphs(self._capture, stop)
+            return
         entries, coroutine, step = self.program.entries, self._coroutine, self._stage.step
         gate = self._assembly.tiers.gate
+        if self._stepped < self.issued:  # nothing was, or it was broken off there
+            await step(self.issued - 1)
+            self._stepped = self.issued
         while self.issued < stop:
             if gate.level:
                 await gate.opened()
@@ -124,6 +137,7 @@ class Job:
                     self._reports.append(event)
             self.issued = index + 1  # before the step: broken off there, the job has enqueued this entry all the same
             await step(index)
+            self._stepped = self.issued
 
     def _coroutine(self, index: int) -> Coroutine[Any, Any, StreamEvent]:
         """That of an entry which is no mark."""

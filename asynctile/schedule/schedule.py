@@ -43,8 +43,8 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot: the tier, the size of its pool's slots in bytes, and its number there. A block of DISK: its size and offset. A
-    result: its size and number.
+    """A slot: the tier, its size in bytes, and its number in its pool, or in a tier that is packed its offset in bytes. A block
+    of DISK: its size and offset. A result: its size and number.
     """
 
     tier: int

@@ -15,26 +15,31 @@ from typing import Any
 import numpy as np
 
 from asynctile.program.operation import Operation
-from asynctile.schedule.schedule import DISK, Kind, Place, Schedule
+from asynctile.schedule.schedule import DISK, TOP, Kind, Place, Schedule
 from asynctile.storage.residency import CLEAN, DIRTY, STORED
 from asynctile.storage.tile import Tile
 
 
 class ByChance:
-    """The memory of one schedule, and its runs."""
+    """The memory of one schedule, and its runs. cap: of its top tier, if that is packed."""
 
-    def __init__(self, schedule: Schedule, kernels: Any) -> None:
+    def __init__(self, schedule: Schedule, kernels: Any, cap: int | None = None) -> None:
         self.schedule = schedule
         self.kernels = kernels
         self.memory = {place: np.full(place.nbytes, 0xFF, np.uint8) for place in schedule.places()}
+        if cap is not None:
+            whole = np.full(cap, 0xFF, np.uint8)
+            packed = [place for place in self.memory if place.tier == TOP]
+            self.memory |= {place: whole[place.index :][: place.nbytes] for place in packed}
         #: where in the file what stands has its place
         self.blocks = {entry.what: place for entry in schedule.entries for place in entry.places if place.tier == DISK}
         self.numbers = np.zeros(len(schedule.program.numbers) + 1)
 
     def fill(self, values: dict[Tile, np.ndarray]) -> None:
-        """Put the bytes of every tile where the newest of them are when the step begins."""
+        """Put the bytes of every tile where they are when the step begins: the newest, and below what is clean the same."""
         for tile, value in values.items():
-            self._array(self._newest(tile), tile)[...] = value
+            for place in self._copies(tile):
+                self._array(place, tile)[...] = value
 
     def value(self, tile: Tile) -> np.ndarray:
         return self._array(self._newest(tile), tile).copy()
@@ -86,14 +91,21 @@ class ByChance:
         self.kernels[operation.kernel](*arrays, *operation.params, *number)
 
     def _newest(self, tile: Tile) -> Place:
+        return self._copies(tile)[0]
+
+    def _copies(self, tile: Tile) -> list[Place]:
+        """From the top down, where its newest bytes are."""
         stands = [one for one in self.schedule.start if one.tile is tile]
-        newest = [one.place for one in stands if one.place is not None and one.state in (CLEAN, DIRTY)]
-        if newest:
-            return newest[0]  # from the top down
-        assert stands[-1].state is STORED, f"{tile} stands nowhere"
+        copies: list[Place] = []
+        for one in stands:
+            if one.place is not None and one.state in (CLEAN, DIRTY):
+                copies.append(one.place)
+            if one.state is DIRTY:
+                return copies
+        assert stands[-1].state in (STORED, CLEAN), f"{tile} stands nowhere"
         place = self.blocks.setdefault(tile, Place(DISK, tile.nbytes, -1 - len(self.blocks)))
         self.memory.setdefault(place, np.full(place.nbytes, 0xFF, np.uint8))
-        return place
+        return [*copies, place]
 
     def _array(self, place: Place, tile: Any) -> np.ndarray:
         return self.memory[place][: tile.nbytes].view(tile.dtype).reshape(tile.shape)

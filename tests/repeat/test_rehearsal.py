@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, Trainer
 from asynctile.layers.batch import loss_inputs
 from asynctile.layers.model import Model
+from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
 from asynctile.repeat.rehearsal import rehearse
+from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import Kind, Schedule
 from asynctile.storage.tile import Tile
 from tests.layers.training import RAGGED, SMALL, lively
 from tests.repeat.by_chance import ByChance
+from tests.schedule.packings import check, drawn
 
 OPTIMIZER = AdamW(lr=1e-2)
 CASES = {
@@ -51,8 +55,8 @@ OVER_A_FILE = {
 }  # fmt: skip
 
 
-async def rehearsed(engine: Engine, trainer: Trainer, shape: Any) -> Schedule:
-    """That of the trainer's step; nothing of the engine moves."""
+async def rehearsed(engine: Engine, trainer: Trainer, shape: Any, seed: int | None = None) -> Schedule:
+    """That of the trainer's step; nothing of the engine moves. seed: of a packing, by which it is to run; None for slots."""
     model = trainer.model
     kind = "step" if trainer.clip_norm is None else "step_clipped"
     rows = model.tiling.rows(shape.batch, shape.length, shape.micro_batches)
@@ -61,11 +65,22 @@ async def rehearsed(engine: Engine, trainer: Trainer, shape: Any) -> Schedule:
         program = await trainer._keeping.run(kind, rows, partial(trainer._placed, kind, rows))
         async with engine.exclusive():
             await engine.assembly.cut(model.demand(program))
-            return rehearse(program, model.demand(program), engine.tiers)
+            packing = None if seed is None else a_packing(program, engine.tiers, seed)
+            return rehearse(program, model.demand(program), engine.tiers, packing)
 
     found = await engine.call(job())
     assert found is not None
     return found
+
+
+def a_packing(program: Program, tiers: Tiers, seed: int) -> Packing:
+    """Any that is valid."""
+    arena = tiers.top.arena
+    assert arena.divided and arena.cap is not None
+    chance, over_link = random.Random(seed), tiers.link is not None
+    packing = drawn(program, arena.cap, alignment=arena.alignment, over_link=over_link, chance=chance)
+    check(packing, over_link=over_link)
+    return packing
 
 
 async def bytes_of(engine: Engine, model: Model) -> dict[Tile, np.ndarray]:
@@ -85,8 +100,22 @@ def total(schedule: Schedule, chance: ByChance, label: str) -> float:
     return sum(number for name, number in labelled if name.startswith(label))
 
 
+#: Where tiles come and go, so that the top tier may be packed.
+DIVIDED = [case for case in (*CASES, *OVER_A_FILE) if case not in ("cpu", "all resident", "emulated, most on the device")]
+
+
 @pytest.mark.parametrize("case", [*CASES, *OVER_A_FILE])
 async def test_a_schedule_gives_the_bits_of_a_run_in_every_order_that_its_edges_allow(case: str, tmp_path: Path) -> None:
+    await check_bits(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+async def test_so_does_one_of_a_step_that_is_packed_by_whichever_packing(case: str, tmp_path: Path) -> None:
+    await check_bits(case, tmp_path, seed=DIVIDED.index(case))
+
+
+async def check_bits(case: str, tmp_path: Path, seed: int | None = None) -> None:
+    """Of a schedule of the step, by a packing if there is a seed, against the engine's own steps."""
     device, caps, options = CASES.get(case) or OVER_A_FILE[case]
     caps = {name: int(share * SMALL.config.states_nbytes) for name, share in caps.items()}
     if case in OVER_A_FILE:
@@ -96,8 +125,8 @@ async def test_a_schedule_gives_the_bits_of_a_run_in_every_order_that_its_edges_
         model = await lively(engine, SMALL)
         trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, **{"update": "device", **options})
         await trainer.step(*SMALL.batch_of_tokens(0))
-        schedule = await rehearsed(engine, trainer, SMALL)
-        chance = ByChance(schedule, engine.kernels)
+        schedule = await rehearsed(engine, trainer, SMALL, seed)
+        chance = ByChance(schedule, engine.kernels, None if seed is None else engine.tiers.top.arena.cap)
         assert any(entry.kind is Kind.TRANSFER for entry in schedule.entries) is (case in OVER_A_FILE)
         chance.fill(await bytes_of(engine, model))
         for step in (1, 2):

@@ -64,9 +64,9 @@ async def test_what_fetches_much_is_not_played_and_cuts_no_cap_as_if_it_were(mon
         caps, exact = engine.tiers.caps, []
         cut = caps.cut
 
-        async def seen(demand: Demand, *, exactly: bool = False) -> None:
-            exact.append(exactly)
-            await cut(demand, exactly=exactly)
+        async def seen(demand: Demand, **how: bool) -> None:
+            exact.append(how["exactly"])
+            await cut(demand, **how)
 
         monkeypatch.setattr(caps, "cut", seen)
         for _ in range(3):
