@@ -190,7 +190,7 @@ class Walk:
 
     def _make_room(self, size: int, beyond: int, held: Collection[int]) -> bool:
         """Let somebody leave; where bytes were not what is missing, a good deal of them. False if nobody can."""
-        enough = self.used - size // 4 if self.used + size <= self.cap - self._slack else self.used - 1
+        enough = self.used - max(1, size // 4) if self.used + size <= self.cap - self._slack else self.used - 1
         left = False
         while self.used > enough:
             tile = self._victim(beyond, held)
