@@ -28,7 +28,9 @@ from gpu_rows import KERNELS
 from gpu_torch import by_cudnn
 from torch.nn import functional
 
-from asynctile import Engine
+from asynctile import Engine, ops
+from asynctile.layers.config import Axis
+from asynctile.program.grain import COARSE
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Program
@@ -47,8 +49,7 @@ class Shapes:
         self.rows = self.seqs * self.length
         self.precision = options.precision
         self.dtype = np.dtype(np.uint16 if self.precision == "bf16" else np.float32)
-        #: columns of a vocabulary tile, as the model cuts its head
-        self.part = 4 * self.width
+        self.vocabulary = Axis(self.vocab, padded=True).split(4 * self.width, COARSE.pitch)
 
 
 def tile(name: str, *shape: int, dtype: Any = np.float32) -> Tile:
@@ -121,17 +122,15 @@ def attention(shapes: Shapes, *, backward: bool) -> list[Operation]:
 
 
 def cross_entropy(shapes: Shapes) -> list[Operation]:
-    """Loss and gradient over the vocabulary, tile by tile."""
+    """Loss and gradient over the vocabulary, tile by tile, cut and padded as the model cuts its head."""
     targets, stats, scale = tile("t", shapes.rows, dtype=np.int32), tile("sums", shapes.rows, 3), tile("scale", 1)
-    starts = range(0, shapes.vocab, shapes.part)
-    parts = [tile(f"logits {start}", shapes.rows, min(shapes.part, shapes.vocab - start), dtype=shapes.dtype)
-             for start in starts]  # fmt: skip
-    last = starts[-1]
+    cut, last = shapes.vocabulary, len(shapes.vocabulary) - 1
+    parts = [tile(f"logits {v}", shapes.rows, cut.size(v), dtype=shapes.dtype) for v in range(len(cut))]
     return [
-        *(Operation("cross_entropy", (part, targets, stats), "rrw" if start == 0 else "rru",
-                    (start, start == 0, start == last), number=NO_NUMBER) for start, part in zip(starts, parts, strict=True)),
-        *(Operation("cross_entropy_backward", (targets, stats, scale, part), "rrru", (start,))
-          for start, part in zip(starts, parts, strict=True)),
+        *(ops.cross_entropy(part, targets, stats, column=cut.offsets[v], padding=cut.padding(v), first=v == 0, last=v == last)
+          for v, part in enumerate(parts)),
+        *(ops.cross_entropy_backward(targets, stats, scale, part, column=cut.offsets[v], padding=cut.padding(v))
+          for v, part in enumerate(parts)),
     ]  # fmt: skip
 
 
@@ -165,9 +164,9 @@ def adamw(shapes: Shapes) -> list[Operation]:
     w, g, m, v = (tile(name, shapes.width, 4 * shapes.width) for name in ("w", "g", "m", "v"))
     hyper = tile("hyper", 9)
     if shapes.precision != "bf16":
-        return [Operation("adamw", (w, g, m, v, hyper), "uruur", (True,), number=NO_NUMBER)]
+        return [Operation("adamw", (w, g, m, v, hyper), "uruur", (True, 0), number=NO_NUMBER)]
     copy = tile("compute", shapes.width, 4 * shapes.width, dtype=np.uint16)
-    return [Operation("adamw_bf16", (w, g, m, v, hyper, copy), "uruurw", (True,), number=NO_NUMBER)]
+    return [Operation("adamw_bf16", (w, g, m, v, hyper, copy), "uruurw", (True, 0), number=NO_NUMBER)]
 
 
 class Torch:

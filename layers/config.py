@@ -27,19 +27,24 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`times` sections of `size` elements one after another, each cut in the same places, at multiples of `multiple`."""
+    """`times` sections of `size` elements one after another, each cut in the same places, at multiples of `multiple`.
+
+    padded: its last tile may have more elements than its last part, since verbs are told how many count: the vocabulary. Its
+    parts are multiples of one, and of a tensor it is the rows.
+    """
 
     size: int
     multiple: int = 1
     times: int = 1
+    padded: bool = False
 
-    def split(self, tile: int) -> Split:
-        """Its parts with tiles of edge `tile`."""
-        return Split.even(self.size, tile, self.multiple).repeated(self.times)
+    def split(self, tile: int, pitch: int = 1) -> Split:
+        """Its parts with tiles of edge `tile`, padded to multiples of `pitch` if it may be."""
+        return Split.even(self.size, tile, self.multiple, pitch if self.padded else 1).repeated(self.times)
 
-    def count(self, tile: int) -> int:
+    def count(self, tile: int, pitch: int = 1) -> int:
         """How many parts `split` makes, at most, by arithmetic."""
-        return self.times * Split.count(self.size, tile, self.multiple)
+        return self.times * Split.count(self.size, tile, pitch if self.padded else self.multiple)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ async def write_tensors(
             for family in families:
                 name = tensor_name(parameter.name, family)
                 for key, tile in getattr(parameter, family).items():
-                    piece = await read(tile)
+                    piece = parameter.cut(await read(tile), *key)
                     await files.run(writer.write, name, parameter.index(*key), piece)
         await files.run(writer.close)
     finally:

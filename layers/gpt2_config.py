@@ -115,7 +115,7 @@ class GPT2Config(Config):
         return {
             MODEL: Axis(self.n_embd), "heads": Axis(self.n_embd, self.head_size),
             "sections": Axis(self.n_embd, self.head_size, times=3), "hidden": Axis(self.inner),
-            "vocab": Axis(self.vocab_size), "positions": Axis(self.block_size),
+            "vocab": Axis(self.vocab_size, padded=True), "positions": Axis(self.block_size),
         }  # fmt: skip
 
     @property

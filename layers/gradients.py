@@ -63,14 +63,14 @@ class Gradients:
         number = self._number(parameter, key)
         if parameter.weights[key] in self.on_host:
             # Before the gradient leaves, so that the norm is the device's own wherever updates run.
-            self.program.add(ops.sum_squares(tile, number=number))
+            self.program.add(ops.sum_squares(tile, number=number, padding=parameter.padding(*key)))
         if UPDATE not in self.program.marks:
             self.program.mark(UPDATE)
         self._adamw(parameter, key, tile, number)
 
     def _keep(self, parameter: Parameter, key: Key, tile: Tile) -> None:
         number = self._number(parameter, key)
-        self.program.add(ops.sum_squares(tile, number=number))
+        self.program.add(ops.sum_squares(tile, number=number, padding=parameter.padding(*key)))
         self._kept.append((parameter, key, tile, number))
 
     def _fetch(self, parameter: Parameter, key: Key, tile: Tile) -> None:
@@ -83,9 +83,10 @@ class Gradients:
         assert self._hyper is not None, "a program that updates has hyper"
         w, m, v = parameter.weights[key], parameter.exp_avg[key], parameter.exp_avg_sq[key]
         copy, on_host, decay = parameter.copies.get(key), w in self.on_host, parameter.decay
-        number = NO_NUMBER if on_host else number
+        number, padding = NO_NUMBER if on_host else number, parameter.padding(*key)
         if copy is None:
-            update = ops.adamw(w, tile, m, v, self._hyper, decay=decay, number=number)
+            update = ops.adamw(w, tile, m, v, self._hyper, decay=decay, number=number, padding=padding)
         else:
-            update = ops.adamw_bf16(w, tile, m, v, self._hyper, copy, decay=decay, number=number)
+            update = ops.adamw_bf16(
+                w, tile, m, v, self._hyper, copy, decay=decay, number=number, padding=padding)
         self.program.add(replace(update, device=HOST) if on_host else update)

@@ -5,7 +5,8 @@ into statistics and the losses, then backward over them in reverse. With recompu
 logits are computed again backward; else strips are short, and their logits wait in between. Every sum has the same
 order both ways.
 
-R rows of a row tile, V rows of a vocabulary tile, v its number.
+R rows of a row tile, V rows of a vocabulary tile, v its number. V may be more than there are tokens in that part (Split.pitch):
+rows of wte of zeros, and columns of logits that no softmax reads and whose gradient is zero.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, *, keep
             number = recording.program.number(f"loss[{row.index}]") if last else NO_NUMBER
             recording.program.add(cross_entropy(
                 tiles[row.index, v], recording.targets[row.index], stats.new(row),
-                column=begin, first=v == 0, last=last, number=number))  # fmt: skip
+                column=begin, padding=vocabulary.padding(v), first=v == 0, last=last, number=number))  # fmt: skip
         if keep:
             kept.append(tiles)
     return kept
@@ -93,11 +94,12 @@ def _backward(
     """Logits become their gradient in place; dinp[r, k] (+)= dlogits wte, dwte[v, k] (+)= dlogits^T x."""
     wte, gradients = recording.parameters.titled(WTE), recording.gradients
     add = recording.program.add
-    column = recording.tiling["vocab"].offsets[v]
+    vocabulary = recording.tiling["vocab"]
     for row in rows:
         r = row.index
         add(cross_entropy_backward(
-            recording.targets[r], stats[r, 0], recording.scale, dlogits[r, v], column=column))
+            recording.targets[r], stats[r, 0], recording.scale, dlogits[r, v],
+            column=vocabulary.offsets[v], padding=vocabulary.padding(v)))  # fmt: skip
     for k in reversed(recording.columns):
         for row in rows:
             r = row.index

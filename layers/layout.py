@@ -23,6 +23,6 @@ def tensor_count(config: Config) -> int:
     return sum(1 for _ in first) + config.n_layer * sum(1 for _ in block) + sum(1 for _ in last)
 
 
-def tile_count(config: Config, tile: int) -> int:
-    """How many weight tiles of edge `tile` there are, at most."""
-    return config.total({name: axis.count(tile) for name, axis in config.axes.items()})
+def tile_count(config: Config, tile: int, pitch: int = 1) -> int:
+    """How many weight tiles of edge `tile` there are, at most. pitch: of a grain."""
+    return config.total({name: axis.count(tile, pitch) for name, axis in config.axes.items()})

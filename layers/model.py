@@ -163,7 +163,7 @@ class Model:
         async def tiles() -> AsyncGenerator[tuple[Tile, NDArray[Any]]]:
             for parameter in self.parameters.values():
                 for key, tile in parameter.weights.items():
-                    piece = await made(value, parameter, key)
+                    piece = parameter.padded(await made(value, parameter, key), *key)
                     yield tile, piece
                     if key in parameter.copies:
                         yield parameter.copies[key], to_bf16(piece)
@@ -186,7 +186,7 @@ class Model:
                     for key, tile in getattr(parameter, family).items():
                         array = np.zeros(tile.shape, np.float32)
                         if files is not None:
-                            array = await files.run(value, parameter, family, key)
+                            array = parameter.padded(await files.run(value, parameter, family, key), *key)
                         yield tile, array
 
         await self.engine.store(tiles())
@@ -301,7 +301,7 @@ class Model:
         """One tensor from its tiles."""
         whole = np.empty(parameter.shape, np.float32)
         for (i, j), piece in zip(tiles, await self.engine.read_all(tiles.values()), strict=True):
-            whole[parameter.index(i, j)] = piece
+            whole[parameter.index(i, j)] = parameter.cut(piece, i, j)
         return whole
 
     async def logits(self, tokens: ArrayLike) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from asynctile.layers.config import Config, Tensor
 from asynctile.layers.split import Split
 from asynctile.layers.tiling import Tiling
 from asynctile.program.precision import BF16, FP32, compute_dtype
-from asynctile.storage.tile import Tile
+from asynctile.storage.tile import Tile, corner
 
 #: Names of the moments, after a tile's own name.
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -29,6 +30,7 @@ Key = tuple[int, int]
 class Parameter:
     """One tensor: a matrix cut by `rows` and `columns`, or a vector cut by `rows` (columns is None, j always 0).
 
+    A tile may have more rows than its part of the tensor (Split.pitch): zeros, in each of its tiles and at any time.
     weights, exp_avg, exp_avg_sq: its tiles by (i, j), float32. compute: what is computed with, by (i, j): `weights`, or,
     where the model computes in bf16 and this is a matrix, `copies` of them in bf16, which AdamW writes with the weights.
     decay: whether AdamW decays it. mean, std: what a new one is drawn from; std 0: constant. title: its name for people.
@@ -65,10 +67,27 @@ class Parameter:
         return ((i, j) for i in range(len(self.rows)) for j in range(columns))
 
     def index(self, i: int, j: int) -> tuple[slice, ...]:
-        """The rectangle of tile (i, j) in the whole tensor."""
+        """The rectangle of tile (i, j) in the whole tensor, of which a tile is the first rows."""
         if self.columns is None:
             return (self.rows.part(i),)
         return (self.rows.part(i), self.columns.part(j))
+
+    def padding(self, i: int, j: int) -> int:
+        """How many elements of tile (i, j), the last ones, are not of the tensor."""
+        return self.rows.padding(i) * (1 if self.columns is None else self.columns.size(j))
+
+    def padded(self, piece: NDArray[Any], i: int, j: int) -> NDArray[Any]:
+        """A tile's array from its rectangle of the tensor: zeros behind it, if there is room."""
+        tile = self.weights[i, j]
+        if piece.shape == tile.shape:
+            return piece
+        whole = np.zeros(tile.shape, piece.dtype)
+        corner(whole, piece.shape)[...] = piece
+        return whole
+
+    def cut(self, array: NDArray[Any], i: int, j: int) -> NDArray[Any]:
+        """Of a tile's array what is of the tensor."""
+        return corner(array, tuple(part.stop - part.start for part in self.index(i, j)))
 
     def label(self, i: int, j: int) -> str:
         """A tile's name for people: h.7.mlp.c_fc.weight[2,0], or h.7.ln_1.bias[2]."""

@@ -40,9 +40,9 @@ class Tiling:
         self.config = config
         self.tile = default_tile(config, grain) if tile is None else check_tile(tile)
         #: weight tiles in all
-        self.count = check_count(config, self.tile)
+        self.count = check_count(config, self.tile, grain.pitch)
         self.tall = grain.tall
-        self._splits = {name: axis.split(self.tile) for name, axis in config.axes.items()}
+        self._splits = {name: axis.split(self.tile, grain.pitch) for name, axis in config.axes.items()}
         self.model = self[MODEL]
         #: those asked for last, with what was asked: a training asks for the same at every step
         self._rows: tuple[tuple[int, int, int], Rows] | None = None
@@ -75,9 +75,9 @@ def check_tile(tile: int) -> int:
     return tile
 
 
-def check_count(config: Config, tile: int) -> int:
+def check_count(config: Config, tile: int, pitch: int = 1) -> int:
     """How many weight tiles that makes, by arithmetic; ValueError if nobody could keep account of so many."""
-    count = tile_count(config, tile)
+    count = tile_count(config, tile, pitch)
     if count > MOST_TILES:
         raise ValueError(f"a model of {config.parameter_count:,} parameters ({config.summary}) is {count:,} tiles of edge "
                          f"{tile}, expected at most {MOST_TILES:,}; choose a larger tile or a smaller model")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 #: The next use of a tile that nothing known will read again before it is overwritten.
 NEVER = 1 << 62
@@ -34,3 +35,8 @@ class Tile:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} {'x'.join(map(str, self.shape))} {self.dtype}>"
+
+
+def corner(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The first elements along each axis: where a tile is padded, what counts of it."""
+    return array[tuple(map(slice, shape))]

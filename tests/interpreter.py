@@ -21,7 +21,7 @@ from asynctile.layers.step import record
 from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.program.precision import BF16
 from asynctile.program.program import Fetch, Program
-from asynctile.storage.tile import Tile
+from asynctile.storage.tile import Tile, corner
 from tests.verbs import VERBS
 
 Array = NDArray[Any]
@@ -59,7 +59,8 @@ class Interpreter:
                 self._execute(entry, arrays, numbers)
             elif isinstance(entry, Fetch):
                 assert outputs is not None, f"nowhere to put {entry.key}"
-                outputs[entry.key][entry.index] = arrays[entry.tile]
+                target = outputs[entry.key][entry.index]
+                target[...] = corner(arrays[entry.tile], target.shape)
         assert not np.isnan(numbers[:-1]).any(), "a number was reserved and never reported"
         return dict(zip(program.numbers, numbers[:-1].tolist(), strict=True))
 
@@ -102,7 +103,7 @@ class Model:
         """Weights from whole tensors; moments zero."""
         for name, parameter in self.parameters.items():
             for key, tile in parameter.weights.items():
-                piece = state[name][parameter.index(*key)]
+                piece = parameter.padded(state[name][parameter.index(*key)], *key)
                 self.interpreter.arrays[tile] = np.array(piece, np.float32, order="C")
                 if key in parameter.copies:
                     self.interpreter.arrays[parameter.copies[key]] = to_bf16(piece)
@@ -174,7 +175,7 @@ class Model:
     def _gather(self, parameter: Parameter, family: str) -> Array:
         whole = np.empty(parameter.shape, np.float32)
         for key, tile in getattr(parameter, family).items():
-            whole[parameter.index(*key)] = self.interpreter.arrays[tile]
+            whole[parameter.index(*key)] = parameter.cut(self.interpreter.arrays[tile], *key)
         return whole
 
 

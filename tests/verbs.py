@@ -236,13 +236,13 @@ def attention_backward_whole(
 
 
 def cross_entropy(
-    logits: Array, targets: Array, stats: Array, column: int, first: bool, last: bool, number: Array
+    logits: Array, targets: Array, stats: Array, column: int, padding: int, first: bool, last: bool, number: Array
 ) -> None:
-    wide = logits.astype(np.float64)
+    wide = logits[:, : logits.shape[1] - padding].astype(np.float64)
     before = np.full(stats.shape, [-np.inf, 0.0, 0.0]) if first else stats.astype(np.float64)
     largest = np.maximum(before[:, 0], wide.max(1))
     total = before[:, 1] * np.exp(before[:, 0] - largest) + np.exp(wide - largest[:, None]).sum(1)
-    here = (targets >= column) & (targets < column + logits.shape[1])
+    here = (targets >= column) & (targets < column + wide.shape[1])
     rows = np.flatnonzero(here)
     before[rows, 2] = wide[rows, targets[rows] - column]
     stats[:, 0] = largest + np.log(total) if last else largest
@@ -251,11 +251,15 @@ def cross_entropy(
         number[0] = (largest + np.log(total) - before[:, 2])[targets != IGNORED].sum()
 
 
-def cross_entropy_backward(targets: Array, stats: Array, scale: Array, logits: Array, column: int) -> None:
-    grad = np.exp(logits.astype(np.float64) - stats[:, :1])
-    rows = np.flatnonzero((targets >= column) & (targets < column + logits.shape[1]))
+def cross_entropy_backward(
+    targets: Array, stats: Array, scale: Array, logits: Array, column: int, padding: int
+) -> None:
+    columns = logits.shape[1] - padding
+    grad = np.exp(logits[:, :columns].astype(np.float64) - stats[:, :1])
+    rows = np.flatnonzero((targets >= column) & (targets < column + columns))
     grad[rows, targets[rows] - column] -= 1
-    logits[:] = np.where((targets == IGNORED)[:, None], 0.0, grad * scale[0])
+    logits[:, :columns] = np.where((targets == IGNORED)[:, None], 0.0, grad * scale[0])
+    logits[:, columns:] = 0.0
 
 
 def _positions(x: Array, seqs: int, start: int) -> Array:
@@ -286,27 +290,29 @@ def embed_tokens_backward(tokens: Array, dx: Array, dwte: Array, row: int) -> No
             dwte[token] += dx[r]
 
 
-def adamw(w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, number: Array) -> None:
+def adamw(w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, padding: int, number: Array) -> None:
     """NumPy rounds each float32 operation once, in the order written: the bits are those of the contract."""
     factor, beta1, omb1, beta2, omb2, keep, step, root, eps = hyper
-    sum_squares(g, number)
+    sum_squares(g, padding, number)
     scaled = g * factor
     m[:] = beta1 * m + omb1 * scaled
     v[:] = beta2 * v + omb2 * (scaled * scaled)
     if decay:
         w *= keep
     w -= step * (m / (np.sqrt(v) / root + eps))
+    for x in (w, m, v):
+        x.reshape(-1)[x.size - padding :] = 0.0
 
 
 def adamw_bf16(
-    w: Array, g: Array, m: Array, v: Array, hyper: Array, copied: Array, decay: bool, number: Array
+    w: Array, g: Array, m: Array, v: Array, hyper: Array, copied: Array, decay: bool, padding: int, number: Array
 ) -> None:
-    adamw(w, g, m, v, hyper, decay, number)
+    adamw(w, g, m, v, hyper, decay, padding, number)
     copied[:] = w
 
 
-def sum_squares(g: Array, number: Array) -> None:
-    number[0] = np.square(g, dtype=np.float64).sum()
+def sum_squares(g: Array, padding: int, number: Array) -> None:
+    number[0] = np.square(g.reshape(-1)[: g.size - padding], dtype=np.float64).sum()
 
 
 def with_bf16(verb: Callable[..., None]) -> Callable[..., None]:

@@ -117,7 +117,9 @@ class Device(Protocol):
     def download(
         self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
-        """Device array to host array. what: the tile, for messages."""
+        """Device array to host array, which may be smaller: then the first elements along each axis. what: the tile, for
+        messages.
+        """
 
     def copy(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None

@@ -27,6 +27,7 @@ from asynctile.kernels.cuda import Array
 from asynctile.program.grain import COARSE
 from asynctile.program.operation import Operation
 from asynctile.storage.sizes import format_size
+from asynctile.storage.tile import corner
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
 from asynctile.streams.stream import Stream
 
@@ -209,7 +210,7 @@ class CudaDevice(DeviceMemory):
         return self._down.enqueue(waits, self.driver.copy, args, after=after, is_copy=True, what=what)
 
     def _unpin(self, target: np.ndarray, staged: np.ndarray, block: PinnedMap) -> None:
-        np.copyto(target, staged)
+        np.copyto(target, corner(staged, target.shape))
         self._give_pinned(block)
 
     def _take_pinned(self, nbytes: int) -> PinnedMap:

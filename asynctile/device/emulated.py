@@ -15,6 +15,7 @@ import numpy as np
 from asynctile.device.base import Workers
 from asynctile.device.workers import WorkerDevice
 from asynctile.storage.limits import spare_memory
+from asynctile.storage.tile import corner
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
 from asynctile.streams.stream import Stream
 
@@ -63,7 +64,8 @@ class EmulatedDevice(WorkerDevice):
     def download(
         self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
-        return self._down.stream.enqueue(waits, self._down.copy, (target, source), after=after, is_copy=True, what=what)
+        corner_of = (target, corner(source, target.shape))
+        return self._down.stream.enqueue(waits, self._down.copy, corner_of, after=after, is_copy=True, what=what)
 
     def streams(self) -> list[Runner]:
         return [*super().streams(), self._up.stream, self._down.stream]

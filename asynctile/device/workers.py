@@ -14,6 +14,7 @@ from asynctile.kernels import cpu as kernels
 from asynctile.program.grain import FINE
 from asynctile.program.operation import Operation
 from asynctile.storage.host import HostMemory
+from asynctile.storage.tile import corner
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
 from asynctile.streams.stream import Stream
 
@@ -70,7 +71,8 @@ class WorkerDevice(HostMemory):
     def download(
         self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
-        return self._compute.enqueue(waits, np.copyto, (target, source), after=after, what=what)
+        corner_of = (target, corner(source, target.shape))
+        return self._compute.enqueue(waits, np.copyto, corner_of, after=after, what=what)
 
     def copy(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None

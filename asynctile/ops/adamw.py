@@ -4,6 +4,9 @@ Every float32 operation is rounded once, in the order written here, on every dev
     g' = g factor;  m = beta1 m + omb1 g';  v = beta2 v + omb2 (g' g')
     w = w keep (decayed tiles only);  w = w - step (m / (sqrt(v) / root + eps))
 It is decoupled weight decay as in arXiv 1711.05101, arranged as PyTorch does.
+
+A tile may end in `padding` elements that are not of its tensor. Whatever they are, they do not count in the norm, and an
+update makes them 0.
 """
 
 from __future__ import annotations
@@ -16,30 +19,35 @@ from asynctile.storage.tile import Tile
 HYPER = 9
 
 
-def adamw(w: Tile, g: Tile, m: Tile, v: Tile, hyper: Tile, *, decay: bool, number: int) -> Operation:
+def adamw(
+    w: Tile, g: Tile, m: Tile, v: Tile, hyper: Tile, *, decay: bool, number: int, padding: int = 0
+) -> Operation:
     """Update w, m, v (any shape) from g; `number` = float64 sum of squares of g, before `factor`.
 
-    Kernel: adamw(w, g, m, v, hyper, decay, number).
+    Kernel: adamw(w, g, m, v, hyper, decay, padding, number).
     """
     for tile in (g, m, v):
         expect("adamw", tile, w.shape)
     expect("adamw", hyper, (HYPER,))
-    return Operation("adamw", (w, g, m, v, hyper), "uruur", (decay,), number=number)
+    return Operation("adamw", (w, g, m, v, hyper), "uruur", (decay, padding), number=number)
 
 
 def adamw_bf16(
-    w: Tile, g: Tile, m: Tile, v: Tile, hyper: Tile, copy: Tile, *, decay: bool, number: int
+    w: Tile, g: Tile, m: Tile, v: Tile, hyper: Tile, copy: Tile, *, decay: bool, number: int, padding: int = 0
 ) -> Operation:
     """`adamw` on a matrix (R, C), with the same bits, and copy (R, C), bf16, = w to nearest even.
 
-    Kernel: adamw_bf16(w, g, m, v, hyper, copy, decay, number).
+    Kernel: adamw_bf16(w, g, m, v, hyper, copy, decay, padding, number).
     """
     for tile in (g, m, v, copy):
         expect("adamw_bf16", tile, w.shape)
     expect("adamw_bf16", hyper, (HYPER,))
-    return Operation("adamw_bf16", (w, g, m, v, hyper, copy), "uruurw", (decay,), number=number)
+    return Operation("adamw_bf16", (w, g, m, v, hyper, copy), "uruurw", (decay, padding), number=number)
 
 
-def sum_squares(g: Tile, *, number: int) -> Operation:
-    """number = float64 sum of squares of g: the bits that this device's adamw reports. Kernel: sum_squares(g, number)."""
-    return Operation("sum_squares", (g,), "r", number=number)
+def sum_squares(g: Tile, *, number: int, padding: int = 0) -> Operation:
+    """number = float64 sum of squares of g: the bits that this device's adamw reports.
+
+    Kernel: sum_squares(g, padding, number).
+    """
+    return Operation("sum_squares", (g,), "r", (padding,), number=number)

@@ -1,4 +1,8 @@
-"""Cross-entropy over logits that exist only as vocabulary tiles, with a running log-sum-exp."""
+"""Cross-entropy over logits that exist only as vocabulary tiles, with a running log-sum-exp.
+
+A tile (R, V + padding) of logits may have columns behind those of the vocabulary, so that its rows lie at a pitch that products
+are fast at. Whatever they are, they count nowhere, and their gradient is 0.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +14,32 @@ IGNORED = -100
 
 
 def cross_entropy(
-    logits: Tile, targets: Tile, stats: Tile, *, column: int, first: bool, last: bool, number: int = NO_NUMBER
-) -> Operation:
-    """Fold logits (R, V), T, of the vocabulary [column, column + V) into stats (R, 3) = (maximum, sum, target's logit).
+    logits: Tile, targets: Tile, stats: Tile, *, column: int, first: bool, last: bool, number: int = NO_NUMBER,
+    padding: int = 0,
+) -> Operation:  # fmt: skip
+    """Fold logits (R, V + padding), T, of the vocabulary [column, column + V) into stats (R, 3).
 
-    targets (R,) int32. On the `last` tile stats[:, 0] becomes the log-sum-exp, and `number` the float64 sum of
-    lse - logit[target] over rows that are not ignored. Kernel:
-    cross_entropy(logits, targets, stats, column, first, last, number); number is a float64 array of length 1,
+    stats: (maximum, sum, target's logit). targets (R,) int32. On the `last` tile stats[:, 0] becomes the log-sum-exp, and
+    `number` the float64 sum of lse - logit[target] over rows that are not ignored. Kernel:
+    cross_entropy(logits, targets, stats, column, padding, first, last, number); number is a float64 array of length 1,
     given always; it is written only on `last`.
     """
     expect("cross_entropy", targets, logits.shape[:1])
     expect("cross_entropy", stats, (logits.shape[0], 3))
     return Operation(
-        "cross_entropy", (logits, targets, stats), "rrw" if first else "rru", (column, first, last), number=number
+        "cross_entropy", (logits, targets, stats), "rrw" if first else "rru", (column, padding, first, last), number=number
     )
 
 
-def cross_entropy_backward(targets: Tile, stats: Tile, scale: Tile, logits: Tile, *, column: int) -> Operation:
-    """logits (R, V), T, become their gradient: (exp(logit - lse) - [column + c = target]) scale[0]; 0 on ignored rows.
+def cross_entropy_backward(
+    targets: Tile, stats: Tile, scale: Tile, logits: Tile, *, column: int, padding: int = 0
+) -> Operation:
+    """logits (R, V + padding), T, become their gradient: (exp(logit - lse) - [column + c = target]) scale[0].
+
+    It is 0 on ignored rows and in the padding.
 
     scale (1,) float32: 1 / number of targets that count. Kernel:
-    cross_entropy_backward(targets, stats, scale, logits, column).
+    cross_entropy_backward(targets, stats, scale, logits, column, padding).
     """
     expect("cross_entropy_backward", targets, logits.shape[:1])
-    return Operation("cross_entropy_backward", (targets, stats, scale, logits), "rrru", (column,))
+    return Operation("cross_entropy_backward", (targets, stats, scale, logits), "rrru", (column, padding))

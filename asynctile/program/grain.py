@@ -14,11 +14,13 @@ from asynctile.storage.demand import ALIGNMENT
 class Grain:
     """ladder: edges of tiles to choose from, in rows or columns, the largest first. tall: row tiles have tall x edge rows.
 
+    pitch: along an axis of any size (Axis.padded) tiles have multiples of so many elements, zeros beyond those that count.
     alignment: of slots on the device, in bytes. rigid: its memory cannot be let go slot by slot.
     """
 
     ladder: tuple[int, ...]
     tall: int = 1
+    pitch: int = 1
     alignment: int = ALIGNMENT
     rigid: bool = False
 
@@ -27,7 +29,8 @@ class Grain:
 FINE = Grain((512, 384, 320, 256, 192, 160, 128, 96, 64, 48, 32, 16))
 #: For kernels that need a whole GPU's worth of rows at once, and few launches.
 #: Slots begin where cudaMalloc would put them: libraries that choose a kernel by alignment must choose the same in every slot.
-COARSE = Grain((4096, 3072, 2048, 1536, 1024, 768, *FINE.ladder), tall=4, alignment=256, rigid=True)
+#: Rows of bf16 that are no multiples of 16 bytes apart, or of no multiple of 8 elements, make cuBLAS take slow kernels.
+COARSE = Grain((4096, 3072, 2048, 1536, 1024, 768, *FINE.ladder), tall=4, pitch=8, alignment=256, rigid=True)
 
 
 def grain_of(device: str) -> Grain:

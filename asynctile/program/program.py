@@ -18,7 +18,7 @@ from asynctile.storage.tile import NEVER, Tile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """Copy `tile` to the host: outputs[key][index] = tile, in program order."""
+    """Copy `tile` to the host: outputs[key][index] = tile, in program order; what is smaller gets its first elements."""
 
     tile: Tile
     key: str

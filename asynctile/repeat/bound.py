@@ -26,7 +26,7 @@ from asynctile.storage.arena import Arena
 from asynctile.storage.demand import align
 from asynctile.storage.pool import Pool
 from asynctile.storage.slot import Slot
-from asynctile.storage.tile import Tile
+from asynctile.storage.tile import Tile, corner
 
 
 class Bound:
@@ -83,7 +83,8 @@ class Bound:
         """Give the host what the last run, which is over, has fetched."""
         for number, fetch in enumerate(self.schedule.program.fetches):
             tile = fetch.tile
-            outputs[fetch.key][fetch.index] = self._results[number].view(tile.dtype).reshape(tile.shape)
+            target = outputs[fetch.key][fetch.index]
+            target[...] = corner(self._results[number].view(tile.dtype).reshape(tile.shape), target.shape)
 
     def _bytes(self, place: Place) -> np.ndarray:
         if place.tier != RESULT:

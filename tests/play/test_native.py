@@ -45,8 +45,8 @@ def examples():
     for name in ATTENTION:
         yield name, *operands(name), False
     rows = [random(seed, 300) for seed in range(3)]
-    yield "adamw", [*rows, np.abs(rows[1]), np.abs(random(9, 9))], (False,), True
-    yield "sum_squares", [rows[0]], (), True
+    yield "adamw", [*rows, np.abs(rows[1]), np.abs(random(9, 9))], (False, 2), True
+    yield "sum_squares", [rows[0]], (2,), True
     yield "copy", rows[:2], (), False
     yield "fill", rows[:1], (-0.25,), False
 

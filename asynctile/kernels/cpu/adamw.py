@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from asynctile.kernels.cpu.bf16 import bf16_of
-from asynctile.kernels.cpu.jit import FLAG, HALF, NUMBER, ROW, TILE, inline, kernel, piece
+from asynctile.kernels.cpu.jit import COUNT, FLAG, HALF, NUMBER, ROW, TILE, inline, kernel, piece
 
-ONE = np.float32(1.0)
+ZERO, ONE = np.float32(0.0), np.float32(1.0)
 
 
 @inline({"reassoc"})
@@ -46,31 +46,38 @@ def _settings(hyper: Any) -> Any:
     return hyper[0], hyper[1], hyper[2], hyper[3], hyper[4], hyper[5], hyper[6], hyper[7], hyper[8]
 
 
-@kernel((ROW, ROW, ROW, ROW, ROW, FLAG, NUMBER), (TILE, TILE, TILE, TILE, ROW, FLAG, NUMBER))
-def adamw(w: Any, g: Any, m: Any, v: Any, hyper: Any, decay: bool, number: Any) -> None:
+@kernel((ROW, ROW, ROW, ROW, ROW, FLAG, COUNT, NUMBER), (TILE, TILE, TILE, TILE, ROW, FLAG, COUNT, NUMBER))
+def adamw(w: Any, g: Any, m: Any, v: Any, hyper: Any, decay: bool, padding: int, number: Any) -> None:
     """Update w, m, v from g; number = sum of squares of g."""
     weights, gradients, means, squares = w.reshape(-1), g.reshape(-1), m.reshape(-1), v.reshape(-1)
     settings = _settings(hyper)
     keep = settings[5] if decay else ONE  # a product with 1 changes no bit
-    number[0] = _norm(gradients)
-    for i in range(weights.size):
+    count = weights.size - padding
+    number[0] = _norm(gradients[:count])
+    for i in range(count):
         weights[i], means[i], squares[i] = _updated(weights[i], gradients[i], means[i], squares[i], keep, settings)
+    for i in range(count, weights.size):
+        weights[i] = means[i] = squares[i] = ZERO
 
 
-@kernel((TILE, TILE, TILE, TILE, ROW, HALF, FLAG, NUMBER))
-def adamw_bf16(w: Any, g: Any, m: Any, v: Any, hyper: Any, copy: Any, decay: bool, number: Any) -> None:
+@kernel((TILE, TILE, TILE, TILE, ROW, HALF, FLAG, COUNT, NUMBER))
+def adamw_bf16(w: Any, g: Any, m: Any, v: Any, hyper: Any, copy: Any, decay: bool, padding: int, number: Any) -> None:
     """Update w, m, v from g; copy = w in bf16; number = sum of squares of g."""
     weights, gradients, means, squares = w.reshape(-1), g.reshape(-1), m.reshape(-1), v.reshape(-1)
     copies = copy.reshape(-1)
     settings = _settings(hyper)
     keep = settings[5] if decay else ONE
-    number[0] = _norm(gradients)
-    for i in range(weights.size):
+    count = weights.size - padding
+    number[0] = _norm(gradients[:count])
+    for i in range(count):
         weight, mean, square = _updated(weights[i], gradients[i], means[i], squares[i], keep, settings)
         weights[i], means[i], squares[i], copies[i] = weight, mean, square, bf16_of(weight)
+    for i in range(count, weights.size):
+        weights[i] = means[i] = squares[i] = ZERO
+        copies[i] = 0
 
 
-@kernel((ROW, NUMBER), (TILE, NUMBER))
-def sum_squares(g: Any, number: Any) -> None:
+@kernel((ROW, COUNT, NUMBER), (TILE, COUNT, NUMBER))
+def sum_squares(g: Any, padding: int, number: Any) -> None:
     """number = sum of squares of g."""
-    number[0] = _norm(g.reshape(-1))
+    number[0] = _norm(g.reshape(-1)[: g.size - padding])

@@ -31,13 +31,15 @@ def _sum_exp(row: Any, offset: float) -> Any:
     return total
 
 
-@kernel((TILE, TOKENS, TILE, COUNT, FLAG, FLAG, NUMBER))
-def cross_entropy(logits: Any, targets: Any, stats: Any, column: int, first: bool, last: bool, number: Any) -> None:
+@kernel((TILE, TOKENS, TILE, COUNT, COUNT, FLAG, FLAG, NUMBER))
+def cross_entropy(
+    logits: Any, targets: Any, stats: Any, column: int, padding: int, first: bool, last: bool, number: Any
+) -> None:
     """Fold one tile into (maximum, sum, target's logit); in the end (log-sum-exp, ...) and the sum of losses."""
-    rows, columns = logits.shape
+    rows, columns = logits.shape[0], logits.shape[1] - padding
     losses = 0.0
     for i in range(rows):
-        row = logits[i]
+        row = logits[i][:columns]
         before = LOWEST if first else stats[i, 0]
         largest = max(before, _row_maximum(row))
         total = _sum_exp(row, largest)
@@ -60,13 +62,14 @@ def cross_entropy(logits: Any, targets: Any, stats: Any, column: int, first: boo
         number[0] = losses
 
 
-@kernel((TOKENS, TILE, ROW, TILE, COUNT), fastmath=FUSE)
-def cross_entropy_backward(targets: Any, stats: Any, scale: Any, logits: Any, column: int) -> None:
+@kernel((TOKENS, TILE, ROW, TILE, COUNT, COUNT), fastmath=FUSE)
+def cross_entropy_backward(targets: Any, stats: Any, scale: Any, logits: Any, column: int, padding: int) -> None:
     """logits = (softmax - one-hot target) scale."""
-    rows, columns = logits.shape
+    rows, columns = logits.shape[0], logits.shape[1] - padding
     factor = scale[0]
     for i in range(rows):
-        row = logits[i]
+        logits[i, columns:] = ZERO
+        row = logits[i][:columns]
         if targets[i] == IGNORED:
             for j in range(columns):
                 row[j] = ZERO

@@ -19,12 +19,12 @@ struct AdamW {
     }
 };
 
-// Blocks stride over the tile. copy: null, or where the new weights go in bf16.
+// Blocks stride over the tile. copy: null, or where the new weights go in bf16. What is beyond `count` becomes 0.
 static __device__ __forceinline__ void update_all(float *w, const float *g, float *m, float *v, const float *hyper, bf16 *copy,
-                                                  int decay, size_t count, double *partial) {
+                                                  int decay, size_t count, size_t size, double *partial) {
     AdamW adamw(hyper, decay);
     double squares = 0.0;
-    for (size_t at = first_element<4>(); at < count; at += size_t(gridDim.x) * blockDim.x * 4) {
+    for (size_t at = first_element<4>(); at < size; at += size_t(gridDim.x) * blockDim.x * 4) {
         if (at + 4 <= count) {
             float weights[4], gradients[4], means[4], deviations[4];
             load(w + at, weights), load(g + at, gradients), load(m + at, means), load(v + at, deviations);
@@ -36,9 +36,11 @@ static __device__ __forceinline__ void update_all(float *w, const float *g, floa
             store(w + at, weights), store(m + at, means), store(v + at, deviations);
             if (copy) store(copy + at, weights);
         } else {
-            for (size_t i = at; i < count; i++) {
-                squares += double(g[i]) * double(g[i]);
-                adamw.update(w[i], g[i], m[i], v[i]);
+            for (size_t i = at; i < min(at + 4, size); i++) {
+                if (i < count) {
+                    squares += double(g[i]) * double(g[i]);
+                    adamw.update(w[i], g[i], m[i], v[i]);
+                } else w[i] = m[i] = v[i] = 0.0f;
                 if (copy) assign(copy[i], w[i]);
             }
         }
@@ -48,13 +50,13 @@ static __device__ __forceinline__ void update_all(float *w, const float *g, floa
 }
 
 extern "C" __global__ void adamw_f32(float *w, const float *g, float *m, float *v, const float *hyper, int decay, int count,
-                                     double *partial) {
-    update_all(w, g, m, v, hyper, nullptr, decay, count, partial);
+                                     int size, double *partial) {
+    update_all(w, g, m, v, hyper, nullptr, decay, count, size, partial);
 }
 
 extern "C" __global__ void adamw_bf16(float *w, const float *g, float *m, float *v, const float *hyper, bf16 *copy, int decay,
-                                      int count, double *partial) {
-    update_all(w, g, m, v, hyper, copy, decay, count, partial);
+                                      int count, int size, double *partial) {
+    update_all(w, g, m, v, hyper, copy, decay, count, size, partial);
 }
 
 extern "C" __global__ void sum_squares(const float *g, int count, double *partial) {

@@ -10,24 +10,25 @@ from asynctile.kernels.cuda.grid import BLOCK, MANY, blocks_of_vectors
 BLOCKS = 2 * MANY
 
 
-def adamw(on: Context, w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, number: Array) -> None:
+def adamw(on: Context, w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, padding: int, number: Array) -> None:
     """Update w, m, v from g; number = sum of squares of g."""
     blocks = min(blocks_of_vectors(w), BLOCKS)
-    on.launch("adamw_f32", blocks, BLOCK, w, g, m, v, hyper, decay, w.size, on.scratch)
+    on.launch("adamw_f32", blocks, BLOCK, w, g, m, v, hyper, decay, w.size - padding, w.size, on.scratch)
     on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)
 
 
 def adamw_bf16(
-    on: Context, w: Array, g: Array, m: Array, v: Array, hyper: Array, copy: Array, decay: bool, number: Array
+    on: Context, w: Array, g: Array, m: Array, v: Array, hyper: Array, copy: Array, decay: bool, padding: int, number: Array
 ) -> None:
     """Update w, m, v from g; copy = w in bf16; number = sum of squares of g."""
     blocks = min(blocks_of_vectors(w), BLOCKS)
-    on.launch("adamw_bf16", blocks, BLOCK, w, g, m, v, hyper, copy, decay, w.size, on.scratch)
+    count = w.size - padding
+    on.launch("adamw_bf16", blocks, BLOCK, w, g, m, v, hyper, copy, decay, count, w.size, on.scratch)
     on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)
 
 
-def sum_squares(on: Context, g: Array, number: Array) -> None:
+def sum_squares(on: Context, g: Array, padding: int, number: Array) -> None:
     """number = sum of squares of g."""
     blocks = min(blocks_of_vectors(g), BLOCKS)
-    on.launch("sum_squares", blocks, BLOCK, g, g.size, on.scratch)
+    on.launch("sum_squares", blocks, BLOCK, g, g.size - padding, on.scratch)
     on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)

@@ -1,4 +1,5 @@
 // Cross-entropy over vocabulary tiles, and its gradient in place; see asynctile/ops/cross_entropy.py for the contracts.
+// A row begins `pitch` elements behind the one before, of which the first `columns` are logits.
 
 static constexpr int IGNORED = -100;
 
@@ -10,16 +11,24 @@ static __device__ __forceinline__ float weight_of(bf16, float x) { return __expf
 // from there; what it has not seen counts as LOWEST, which is finite so that nothing becomes infinity - infinity.
 // A NaN passes by the maximum and comes out of the sum.
 template <int N, int SPANS, bool VECTOR, typename T>
-static __device__ void fold_row(const T *logits, const int *targets, float *stats, int columns, int column, int first, int last) {
+static __device__ void fold_row(const T *logits, const int *targets, float *stats, int columns, int pitch, int column, int first,
+                                int last) {
     using Part = Span<N, VECTOR>;
-    const T *row = logits + size_t(blockIdx.x) * columns;
+    const float nothing = -__int_as_float(0x7f800000);
+    const T *row = logits + size_t(blockIdx.x) * pitch;
     int stride = blockDim.x / WARP * SPANS * Part::width;
     float largest = LOWEST, total = 0.0f;
     for (int at = warp_index() * SPANS * Part::width; at < columns; at += stride) {
         float values[SPANS][N], before = largest;
 #pragma unroll
         for (int span = 0; span < SPANS; span++)
-            Part::load(row, at + span * Part::width, columns, values[span], -__int_as_float(0x7f800000));
+            Part::load(row, at + span * Part::width, pitch, values[span], nothing);
+        if (at + SPANS * Part::width > columns)
+#pragma unroll
+            for (int span = 0; span < SPANS; span++)
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    if (at + span * Part::width + Part::place(i) >= columns) values[span][i] = nothing;
 #pragma unroll
         for (int span = 0; span < SPANS; span++)
 #pragma unroll
@@ -48,34 +57,35 @@ static __device__ void fold_row(const T *logits, const int *targets, float *stat
 
 template <int N, bool VECTOR, typename T>
 static __device__ void logits_gradient(const int *__restrict__ targets, const float *__restrict__ stats, float scale, T *logits,
-                                       int rows, int columns, int column) {
+                                       int rows, int columns, int pitch, int column) {
     using Part = Span<N, VECTOR>;
-    Patch patch = own_patch<N>(rows, columns);
+    Patch patch = own_patch<N>(rows, pitch);
     for (int row = patch.row; row < patch.end; row += WARPS) {
-        T *target = logits + size_t(row) * columns;
+        T *target = logits + size_t(row) * pitch;
         float values[N] = {};
         if (targets[row] != IGNORED) {
             int place = targets[row] - column - patch.column;
             float lse = stats[3 * size_t(row)];
-            Part::load(target, patch.column, columns, values);
+            Part::load(target, patch.column, pitch, values);
 #pragma unroll
             for (int i = 0; i < N; i++)
-                values[i] = (weight_of(T(), values[i] - lse) - (Part::place(i) == place ? 1.0f : 0.0f)) * scale;
+                values[i] = patch.column + Part::place(i) < columns
+                    ? (weight_of(T(), values[i] - lse) - (Part::place(i) == place ? 1.0f : 0.0f)) * scale : 0.0f;
         }
-        Part::store(target, patch.column, columns, values);
+        Part::store(target, patch.column, pitch, values);
     }
 }
 
-extern "C" __global__ void cross_entropy_f32(const float *logits, const int *targets, float *stats, int columns, int column,
-                                             int first, int last) {
-    if (columns % 4) fold_row<4, 4, false>(logits, targets, stats, columns, column, first, last);
-    else fold_row<4, 4, true>(logits, targets, stats, columns, column, first, last);
+extern "C" __global__ void cross_entropy_f32(const float *logits, const int *targets, float *stats, int columns, int pitch,
+                                             int column, int first, int last) {
+    if (pitch % 4) fold_row<4, 4, false>(logits, targets, stats, columns, pitch, column, first, last);
+    else fold_row<4, 4, true>(logits, targets, stats, columns, pitch, column, first, last);
 }
 
-extern "C" __global__ void cross_entropy_bf16(const bf16 *logits, const int *targets, float *stats, int columns, int column,
-                                              int first, int last) {
-    if (columns % 8) fold_row<8, 2, false>(logits, targets, stats, columns, column, first, last);
-    else fold_row<8, 2, true>(logits, targets, stats, columns, column, first, last);
+extern "C" __global__ void cross_entropy_bf16(const bf16 *logits, const int *targets, float *stats, int columns, int pitch,
+                                              int column, int first, int last) {
+    if (pitch % 8) fold_row<8, 2, false>(logits, targets, stats, columns, pitch, column, first, last);
+    else fold_row<8, 2, true>(logits, targets, stats, columns, pitch, column, first, last);
 }
 
 // One block: the sum over all rows.
@@ -89,13 +99,13 @@ extern "C" __global__ void __launch_bounds__(1024) cross_entropy_loss(const int 
 }
 
 extern "C" __global__ void cross_entropy_backward_f32(const int *targets, const float *stats, const float *scale, float *logits,
-                                                      int rows, int columns, int column) {
-    if (columns % 4) logits_gradient<4, false>(targets, stats, *scale, logits, rows, columns, column);
-    else logits_gradient<4, true>(targets, stats, *scale, logits, rows, columns, column);
+                                                      int rows, int columns, int pitch, int column) {
+    if (pitch % 4) logits_gradient<4, false>(targets, stats, *scale, logits, rows, columns, pitch, column);
+    else logits_gradient<4, true>(targets, stats, *scale, logits, rows, columns, pitch, column);
 }
 
 extern "C" __global__ void cross_entropy_backward_bf16(const int *targets, const float *stats, const float *scale, bf16 *logits,
-                                                       int rows, int columns, int column) {
-    if (columns % 8) logits_gradient<8, false>(targets, stats, *scale, logits, rows, columns, column);
-    else logits_gradient<8, true>(targets, stats, *scale, logits, rows, columns, column);
+                                                       int rows, int columns, int pitch, int column) {
+    if (pitch % 8) logits_gradient<8, false>(targets, stats, *scale, logits, rows, columns, pitch, column);
+    else logits_gradient<8, true>(targets, stats, *scale, logits, rows, columns, pitch, column);
 }

@@ -13,17 +13,20 @@ ALL_ROWS = 1024
 
 
 def cross_entropy(
-    on: Context, logits: Array, targets: Array, stats: Array, column: int, first: bool, last: bool, number: Array
-) -> None:
+    on: Context, logits: Array, targets: Array, stats: Array, column: int, padding: int, first: bool, last: bool, number: Array
+) -> None:  # fmt: skip
     """Fold one tile into (maximum, sum, target's logit); in the end (log-sum-exp, ...) and the sum of losses."""
-    rows, columns = logits.shape
-    on.launch(f"cross_entropy_{suffix(logits)}", rows, ROW, logits, targets, stats, columns, column, first, last)
+    rows, pitch = logits.shape
+    kernel, columns = f"cross_entropy_{suffix(logits)}", pitch - padding
+    on.launch(kernel, rows, ROW, logits, targets, stats, columns, pitch, column, first, last)
     if last:
         on.launch("cross_entropy_loss", 1, ALL_ROWS, targets, stats, rows, number)
 
 
-def cross_entropy_backward(on: Context, targets: Array, stats: Array, scale: Array, logits: Array, column: int) -> None:
+def cross_entropy_backward(
+    on: Context, targets: Array, stats: Array, scale: Array, logits: Array, column: int, padding: int
+) -> None:
     """logits = (softmax - one-hot target) scale."""
-    rows, columns = logits.shape
-    kernel, grid = f"cross_entropy_backward_{suffix(logits)}", patches(rows, columns, lanes(logits))
-    on.launch(kernel, grid, BLOCK, targets, stats, scale, logits, rows, columns, column)
+    rows, pitch = logits.shape
+    kernel, grid = f"cross_entropy_backward_{suffix(logits)}", patches(rows, pitch, lanes(logits))
+    on.launch(kernel, grid, BLOCK, targets, stats, scale, logits, rows, pitch - padding, pitch, column)

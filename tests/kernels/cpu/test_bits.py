@@ -33,13 +33,13 @@ def operands(name):
         "layernorm_whole_backward": ([x[0], x[1], pair, row, x[2], row.copy(), row.copy()], (True, True)),
         "layernorm_sums": ([x[0], x[1], pair, row, np.zeros_like(pair)], (False,)),
         "layernorm_gradients": ([x[0], x[1], pair, row, row.copy()], (True,)),
-        "cross_entropy": ([x[0], tokens, wide], (0, False, True, number)),
-        "cross_entropy_backward": ([tokens, wide, np.ones(1, np.float32), x[0]], (0,)),
+        "cross_entropy": ([x[0], tokens, wide], (0, 3, False, True, number)),
+        "cross_entropy_backward": ([tokens, wide, np.ones(1, np.float32), x[0]], (0, 3)),
         "attention": ([*x[:4], stats], (1, HEADS, True, True)),
         "attention_delta": ([x[0], x[1], delta], (HEADS,)),
         "attention_backward": ([*x[:4], stats, delta, *x[4:7]], (1, HEADS, False, False)),
         "attention_backward_whole": ([*x[:5], stats, delta, *x[5:8]], (1, HEADS)),
-        "sum_squares": ([x[0]], (number,)),
+        "sum_squares": ([x[0]], (3, number)),
     }
     return calls[name]
 

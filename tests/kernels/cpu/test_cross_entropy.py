@@ -19,7 +19,7 @@ def forward(logits, targets, widths):
         last = index == len(widths) - 1
         assert number[0] == -7.0  # written on the last tile only
         tile = np.ascontiguousarray(logits[:, column : column + width])
-        KERNELS["cross_entropy"](tile, targets, stats, column, index == 0, last, number)
+        KERNELS["cross_entropy"](tile, targets, stats, column, 0, index == 0, last, number)
         column += width
     return stats, float(number[0])
 
@@ -42,7 +42,7 @@ def test_forward_and_backward(rows, widths, scale):
     factor, column, grads = np.array([0.25], np.float32), 0, []
     for width in widths:
         tile = np.ascontiguousarray(logits[:, column : column + width])
-        KERNELS["cross_entropy_backward"](targets, stats, factor, tile, column)
+        KERNELS["cross_entropy_backward"](targets, stats, factor, tile, column, 0)
         grads.append(tile)
         column += width
     if sum(widths) > 1:
@@ -64,5 +64,18 @@ def test_an_ignored_row_keeps_nothing_of_a_nan():
     logits[1] = np.nan
     stats, loss = forward(logits, targets, [20])
     assert np.isfinite(loss)
-    KERNELS["cross_entropy_backward"](targets, stats, np.ones(1, np.float32), logits, 0)
+    KERNELS["cross_entropy_backward"](targets, stats, np.ones(1, np.float32), logits, 0, 0)
     assert (logits[1] == 0).all()
+
+
+@pytest.mark.parametrize(("columns", "padding"), [(1, 7), (9, 7), (1017, 7)])
+def test_what_stands_in_the_padding_counts_nowhere_and_has_no_gradient(columns, padding):
+    logits, targets = random(columns, 4, columns), np.array([3, 3 + columns - 1, IGNORED, 3 + columns], np.int32)
+    padded = np.hstack([logits, np.full((4, padding), np.nan, np.float32)])
+    stats, number, scale = np.zeros((2, 4, 3), np.float32), np.zeros((2, 1)), np.array([0.5], np.float32)
+    for tile, behind, sums, loss in zip((logits, padded), (0, padding), stats, number, strict=True):
+        KERNELS["cross_entropy"](tile, targets, sums, 3, behind, True, True, loss)
+        KERNELS["cross_entropy_backward"](targets, sums, scale, tile, 3, behind)
+    assert stats[0].tobytes() == stats[1].tobytes() and number[0] == number[1]
+    np.testing.assert_array_equal(padded[:, :columns], logits)
+    assert not padded[:, columns:].any()

@@ -22,17 +22,17 @@ def assert_equal_bits(found, expected):
     np.testing.assert_array_equal(found.view(np.uint32)[~nan], expected.view(np.uint32)[~nan])
 
 
-def assert_equals_the_cpu(machine, tiles, hyper, decay):
+def assert_equals_the_cpu(machine, tiles, hyper, decay, padding=0):
     expected, number = [tile.copy() for tile in tiles], np.zeros(1)
-    KERNELS["adamw"](*expected, hyper, decay, number)
+    KERNELS["adamw"](*expected, hyper, decay, padding, number)
     plain, found = [tile.copy() for tile in tiles], poison(1).astype(np.float64)
-    machine.run("adamw", [*plain, hyper], (decay,), found)
+    machine.run("adamw", [*plain, hyper], (decay, padding), found)
     for one, other in zip(plain, expected, strict=True):
         assert_equal_bits(one, other)
     assert found[0] == pytest.approx(number[0], rel=1e-13, nan_ok=True)
     # The same with a copy of the weights in bf16.
     copied, copy, found = [tile.copy() for tile in tiles], poison(*tiles[0].shape, dtype="bf16"), np.zeros(1)
-    machine.run("adamw_bf16", [*copied, hyper, copy], (decay,), found)
+    machine.run("adamw_bf16", [*copied, hyper, copy], (decay, padding), found)
     for one, other in zip(copied, expected, strict=True):
         assert_equal_bits(one, other)
     nan = np.isnan(copied[0])
@@ -79,7 +79,7 @@ def test_other_constants(machine, factor, step):
 @pytest.mark.parametrize("shape", [*SHAPES, (1057, 1024)])
 def test_sum_squares(machine, shape):
     g, number = random(1, *shape), np.full(1, np.nan)
-    machine.run("sum_squares", [g], (), number)
+    machine.run("sum_squares", [g], (0,), number)
     assert number[0] == pytest.approx(float((wide(g) ** 2).sum()), rel=1e-13)
 
 
@@ -88,9 +88,26 @@ def test_sum_squares(machine, shape):
 def test_what_is_not_finite_reaches_the_norm(machine, value, place):
     g, number = random(1, 100), np.zeros(1)
     g[place] = value
-    machine.run("sum_squares", [g], (), number)
+    machine.run("sum_squares", [g], (0,), number)
     assert not np.isfinite(number[0])
     w, m, v = random(2, 100), random(3, 100), np.ones(100, np.float32)
-    machine.run("adamw", [w, g, m, v, HYPER], (True,), number)
+    machine.run("adamw", [w, g, m, v, HYPER], (True, 0), number)
     assert not np.isfinite(number[0])
     assert not np.isfinite(m[place])
+
+
+@pytest.mark.parametrize(("shape", "padding"), [((3, 17), 17), ((129, 100), 700), ((8, 5), 35), ((1100, 1024), 7168)])
+def test_padding_counts_in_no_norm_and_becomes_zero(machine, shape, padding):
+    """Whatever it was, in each of the tiles and in the copy."""
+    w, g, m, v = (random(seed, *shape) for seed in range(4))
+    tiles = [w, g, m, np.abs(v)]
+    for tile in tiles:
+        tile.reshape(-1)[tile.size - padding :] = np.nan
+    assert_equals_the_cpu(machine, tiles, HYPER, True, padding)
+    copy, number, squares = poison(*shape, dtype="bf16"), np.zeros(1), np.zeros(1)
+    machine.run("sum_squares", [g], (padding,), squares)
+    machine.run("adamw_bf16", [*tiles, HYPER, copy], (True, padding), number)
+    for tile in (w, m, tiles[3], copy):
+        assert not tile.reshape(-1)[tile.size - padding :].any()
+        assert np.isfinite(wide(tile)).all()
+    assert number[0] == squares[0] == pytest.approx(float((wide(g).reshape(-1)[: g.size - padding] ** 2).sum()), rel=1e-13)

@@ -18,7 +18,7 @@ def forward(machine, logits, targets, widths):
         last = index == len(widths) - 1
         assert number[0] == -7.0  # written on the last tile only
         tile = np.ascontiguousarray(logits[:, column : column + width])
-        machine.run("cross_entropy", [tile, targets, stats], (column, index == 0, last), number)
+        machine.run("cross_entropy", [tile, targets, stats], (column, 0, index == 0, last), number)
         column += width
     return stats, float(number[0])
 
@@ -28,7 +28,7 @@ def backward(machine, logits, targets, stats, widths, factor):
     column, grads, scale = 0, [], np.array([factor], np.float32)
     for width in widths:
         tile = np.ascontiguousarray(logits[:, column : column + width])
-        machine.run("cross_entropy_backward", [targets, stats, scale, tile], (column,))
+        machine.run("cross_entropy_backward", [targets, stats, scale, tile], (column, 0))
         grads.append(tile)
         column += width
     return np.hstack(grads)
@@ -86,7 +86,7 @@ def test_a_target_counts_in_its_own_tile_only(machine):
     logits, targets, stats = random(1, 3, 40), np.array([5, 25, 39], np.int32), poison(3, 3)
     for column, first in ((0, True), (20, False)):
         tile = np.ascontiguousarray(logits[:, column : column + 20])
-        machine.run("cross_entropy", [tile, targets, stats], (column, first, False), np.zeros(1))
+        machine.run("cross_entropy", [tile, targets, stats], (column, 0, first, False), np.zeros(1))
         seen = targets < column + 20
         np.testing.assert_array_equal(stats[:, 2], np.where(seen, logits[np.arange(3), targets], 0.0))
 
@@ -95,3 +95,22 @@ def test_more_rows_than_the_block_that_sums_them(machine):
     logits, targets = random(1, 1100, 3), np.random.default_rng(2).integers(0, 3, 1100).astype(np.int32)
     _, loss = forward(machine, logits, targets, [3])
     assert loss == pytest.approx(reference.cross_entropy(logits, targets, IGNORED)[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(("columns", "padding"), [(1, 7), (9, 7), (17, 3), (1017, 7), (2047, 1), (3, 0), (13, 240)])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_stands_in_the_padding_counts_nowhere_and_has_no_gradient(machine, columns, padding, value, dtype):
+    logits = wide(random(columns, 5, columns, dtype=dtype)).astype(np.float32)
+    targets = np.array([3, 3 + columns - 1, IGNORED, 3 + columns, 2], np.int32)  # two of them at home in other tiles
+    padded = typed(np.hstack([logits, np.full((5, padding), value, np.float32)]), dtype)
+    stats, number = np.zeros((2, 5, 3), np.float32), np.zeros((2, 1))
+    for tile, behind, sums, loss in zip((typed(logits, dtype), padded), (0, padding), stats, number, strict=True):
+        machine.run("cross_entropy", [tile, targets, sums], (3, behind, True, True), loss)
+    np.testing.assert_allclose(stats[1], stats[0], rtol=1e-6, atol=1e-6)
+    assert number[1, 0] == pytest.approx(number[0, 0], rel=1e-6)
+    plain, scale = typed(logits, dtype), np.array([0.5], np.float32)
+    machine.run("cross_entropy_backward", [targets, stats[0], scale, plain], (3, 0))
+    machine.run("cross_entropy_backward", [targets, stats[0], scale, padded], (3, padding))
+    np.testing.assert_array_equal(padded[:, :columns], plain)
+    assert not padded[:, columns:].any()

@@ -47,15 +47,15 @@ def calls(dtype):
         "layernorm_sums": ([x, y, pair, row, poison(R, 2)], (False,), False),
         "layernorm_backward": ([x, y, pair, row, np.abs(random(3, R, 2)), poison(R, C)], (C, False), False),
         "layernorm_gradients": ([x, y, pair, row, row.copy()], (True,), False),
-        "cross_entropy": ([typed, tokens, wide], (0, False, True), True),
-        "cross_entropy_backward": ([tokens, wide, np.ones(1, np.float32), typed], (0,), False),
+        "cross_entropy": ([typed, tokens, wide], (0, 3, False, True), True),
+        "cross_entropy_backward": ([tokens, wide, np.ones(1, np.float32), typed], (0, 3), False),
         "embed_positions": ([random(12, R, C, dtype=dtype), x], (1, 3, 0), False),
         "embed_tokens": ([tokens, random(12, 90, C, dtype=dtype), x], (0,), False),
         "embed_positions_backward": ([x, random(12, R // 2, C)], (2, 3, 0), False),
         "embed_tokens_backward": ([tokens, x, random(12, 90, C)], (0,), False),
-        "adamw": ([x, y, random(13, R, C), np.abs(random(14, R, C)), hyper], (True,), True),
-        "adamw_bf16": ([x, y, random(13, R, C), np.abs(random(14, R, C)), hyper, poison(R, C, dtype="bf16")], (True,), True),
-        "sum_squares": ([x], (), True),
+        "adamw": ([x, y, random(13, R, C), np.abs(random(14, R, C)), hyper], (True, C), True),
+        "adamw_bf16": ([x, y, random(13, R, C), np.abs(random(14, R, C)), hyper, poison(R, C, dtype="bf16")], (True, C), True),
+        "sum_squares": ([x], (C,), True),
     }
 
 
