@@ -215,14 +215,14 @@ def planned() -> Iterator[tuple[str, dict[str, Any]]]:
     from asynctile.layers import GPT2Config
 
     first = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=256)
-    for name, config, device, precision, batch in (
-        ("make train", first, "emulated", "fp32", 16),
-        ("gpt2", GPT2Config.named("gpt2"), "emulated", "fp32", 4),
-        ("gpt2", GPT2Config.named("gpt2"), "cuda:0", "bf16", 16),
-        ("gpt2-xl", GPT2Config.named("gpt2-xl"), "cuda:0", "bf16", 12),
+    for name, config, device, precision, batch, tile in (
+        ("make train", first, "emulated", "fp32", 16, None),
+        ("gpt2", GPT2Config.named("gpt2"), "emulated", "fp32", 4, None),
+        ("gpt2", GPT2Config.named("gpt2"), "cuda:0", "bf16", 16, 768),
+        ("gpt2-xl", GPT2Config.named("gpt2-xl"), "cuda:0", "bf16", 12, 3072),
     ):
         for share, update in itertools.product((0.25, 0.5), ("device", "host")):
-            work = {"batch_size": batch, "seq_len": config.block_size, "update": update}
+            work = {"batch_size": batch, "seq_len": config.block_size, "update": update, "tile": tile}
             machine = {"device": device, "precision": precision, "device_memory": int(share * config.states_nbytes)}
             plan = plan_of(config, work, machine)
             found = {field: getattr(plan, field) for field in PLANNED}

@@ -18,9 +18,8 @@ __all__ = ["Split", "Tiling", "check_tile", "default_tile", "floor_estimate"]
 
 #: The floor is about 8 float32 tiles of activations and some small ones; 12 is on the safe side.
 FLOOR_TILES = 12
-#: The floor with the default tile is at most this share of the states, or this many bytes if that is more.
+#: The floor with the default tile is at most this share of the states, or what the grain allows if that is more.
 FLOOR_SHARE = 0.10
-FLOOR_NBYTES = 512 << 10
 #: Each weight tile and its moments take 1.3 KB to keep account of, and some dozen operations a step. A model of 175 billion
 #: parameters is 670,000 of edge 512; what is beyond was typed by mistake or made to fill memory.
 MOST_TILES = 1_000_000
@@ -89,7 +88,7 @@ def default_tile(config: Config, grain: Grain = FINE) -> int:
 
     The precision does not count: the residual stream, which sets the size of slots, is float32 in each.
     """
-    bound = max(FLOOR_SHARE * config.states_nbytes, FLOOR_NBYTES)
+    bound = max(FLOOR_SHARE * config.states_nbytes, grain.floor_nbytes)
     fitting = (edge for edge in grain.ladder if floor_estimate(config, edge, grain.tall) <= bound)
     return next(fitting, grain.ladder[-1])
 

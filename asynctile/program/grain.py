@@ -16,6 +16,7 @@ class Grain:
 
     pitch: along an axis of any size (Axis.padded) tiles have multiples of so many elements, zeros beyond those that count.
     alignment: of slots on the device, in bytes. rigid: its memory cannot be let go slot by slot.
+    floor_nbytes: what the floor of any model may be with the tiles that it gets by default.
     """
 
     ladder: tuple[int, ...]
@@ -23,6 +24,7 @@ class Grain:
     pitch: int = 1
     alignment: int = ALIGNMENT
     rigid: bool = False
+    floor_nbytes: int = 512 << 10
 
 
 #: For CPU kernels: each tile is one thread's work. The first edge is the largest that is worth it (bench/bench_tiles.py).
@@ -30,7 +32,11 @@ FINE = Grain((512, 384, 320, 256, 192, 160, 128, 96, 64, 48, 32, 16))
 #: For kernels that need a whole GPU's worth of rows at once, and few launches.
 #: Slots begin where cudaMalloc would put them: libraries that choose a kernel by alignment must choose the same in every slot.
 #: Rows of bf16 that are no multiples of 16 bytes apart, or of no multiple of 8 elements, make cuBLAS take slow kernels.
-COARSE = Grain((4096, 3072, 2048, 1536, 1024, 768, *FINE.ladder), tall=4, pitch=8, alignment=256, rigid=True)
+#: The smallest GPU that it is for has 16 GiB. Of these a floor may take 3, as layers/tiling.py estimates it, which is 1 to 2 in
+#: truth: tiles of the largest edge, so that a model that stays there is as few operations as can be.
+COARSE = Grain(
+    (4096, 3072, 2048, 1536, 1024, 768, *FINE.ladder), tall=4, pitch=8, alignment=256, rigid=True, floor_nbytes=3 << 30
+)
 
 
 def grain_of(device: str) -> Grain:

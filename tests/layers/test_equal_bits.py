@@ -19,8 +19,9 @@ from asynctile.layers.machine import Machine, Work
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import KINDS, parts_of, record
-from asynctile.layers.tiling import FLOOR_NBYTES, Tiling, default_tile
+from asynctile.layers.tiling import Tiling, default_tile
 from asynctile.loop.thread import new_loop
+from asynctile.program.grain import FINE
 from asynctile.program.needs import demand_of
 from tests.inside_engine import device_of
 from tests.layers.shapes import SHAPES, Shape
@@ -223,7 +224,7 @@ def floor_bytes(config: GPT2Config, *, batch_size: int = 2, seq_len: int | None 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_the_floor_of_the_default_tile_is_within_its_bound(config: GPT2Config) -> None:
-    assert floor_bytes(config, batch_size=1) <= max(config.states_nbytes // 10, FLOOR_NBYTES)
+    assert floor_bytes(config, batch_size=1) <= max(config.states_nbytes // 10, FINE.floor_nbytes)
 
 
 def test_the_floor_does_not_depend_on_depth_vocabulary_batch_or_length_beyond_the_tile() -> None:
