@@ -114,6 +114,39 @@ async def test_memory_of_a_divided_arena_stays_for_other_slots_and_is_let_go_wit
             assert [memory() for memory in old] == [None] * len(old)
 
 
+@pytest.mark.parametrize("leaves", ["for slots", "with the cap"])
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_a_packed_tier_gives_way_to_slots_and_to_other_caps_and_loses_no_byte(device, leaves, tmp_path):
+    result, work = await product_in_ram(Matmul()), Matmul()
+    options = {"device_memory": 12 * work.nbytes} if device == "emulated" else {}
+
+    async def pack():
+        async with engine.exclusive():
+            top = engine.tiers.top
+            top.clear()
+            top.pack()
+            for place, tile in enumerate([*work.tiles["a"].values()][:6]):
+                top.load_at(top.of(tile), 2 * place * work.nbytes)
+            await engine.tiers.run_ahead.drain()
+            assert top.arena.used_nbytes == 6 * work.nbytes and top.arena.counted_nbytes == top.arena.used_nbytes
+
+    async with Engine(device, host_memory=12 * work.nbytes, spill=tmp_path, **options) as engine:
+        await work.prepare(engine)
+        await engine.call(pack())
+        memory = weakref.ref(engine.tiers.top.arena.ground.memory)
+        if leaves == "for slots":
+            await engine.reserve(work.demand)
+            assert engine.tiers.top.arena.ground.memory is memory()
+        else:
+            async with engine.share(**dict.fromkeys(("host_memory", *options), 4 * work.nbytes)):
+                assert memory() is None
+        assert not engine.tiers.top.arena.packed
+        await work.run(engine)
+        assert np.array_equal(await work.result(engine), result)
+        statistics = engine.statistics()
+    assert max(statistics.device_peak_bytes, statistics.host_peak_bytes) <= 12 * work.nbytes
+
+
 async def borrowed(engine, nbytes):
     async def job():
         async with engine.exclusive():
