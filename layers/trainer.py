@@ -260,7 +260,9 @@ class Trainer:
         if demand.resident_nbytes <= cap:
             return NOWHERE
         rates = await self.engine.rates(demand)
-        chosen = NOWHERE if rates is None else tiles_to_update_on_host(program, demand, cap, rates)
+        chosen = NOWHERE
+        if rates is not None:
+            chosen = await self.engine.compute(tiles_to_update_on_host, program, demand, cap, rates)
         if chosen:
             placed = await self._recorded(kind, rows, kept, chosen)
             try:

@@ -5,8 +5,8 @@ A tile whose states find no room on the device costs their way there and back; u
 its new weight goes up, and the CPU's memory does the rest. Links, CPU and compute work side by side, so a step takes as long as
 the slowest of them. Rates are measured by asynctile/measure/rates.py.
 
-The way not taken: to simulate the step for each split (asynctile/measure/simulate.py). It counts the bytes exactly and takes
-longer than a step.
+What moves with every update on the device is counted (asynctile/schedule/fewest.py): how many states stay there, and what else
+goes over the link. The way not taken: to count for each split. As much stays in each, so that one count foresees the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from asynctile.layers.config import STATES_NBYTES
 from asynctile.measure.rates import UPDATE_NBYTES, Rates
 from asynctile.program.operation import UPDATE, WRITE, Operation
 from asynctile.program.program import Program
-from asynctile.storage.demand import Demand
+from asynctile.schedule.fewest import Moved, fewest
+from asynctile.storage.demand import ALIGNMENT, Demand, align
 from asynctile.storage.tile import Tile
 
 #: What a user may ask for.
@@ -32,18 +33,21 @@ NOWHERE: frozenset[Tile] = frozenset()
 class Costs:
     """What the updates of a step cost, on average for each of `tiles` of them.
 
-    compute_s: seconds of everything else on the device. resident: how many tiles' states stay on the device if they are updated
-    there. Bytes of one tile: states_nbytes move up and down again if they do not; gradient_nbytes down and weight_nbytes up if
-    it is updated on the host, where its update moves memory_nbytes of RAM.
+    compute_s: seconds of everything else on the device. other_up_nbytes, other_down_nbytes: what else goes over the link.
+    resident: how many tiles' states stay on the device if they are updated there, parts of them counted too. Bytes of one tile:
+    states_nbytes move up and down again if they do not; gradient_nbytes down and weight_nbytes up if it is updated on the host,
+    where its update moves memory_nbytes of RAM.
     """
 
     tiles: int
-    resident: int
+    resident: float
     compute_s: float
     states_nbytes: float
     gradient_nbytes: float
     weight_nbytes: float
     memory_nbytes: float
+    other_up_nbytes: float = 0.0
+    other_down_nbytes: float = 0.0
 
 
 def seconds(costs: Costs, rates: Rates, on_host: int) -> float:
@@ -54,8 +58,8 @@ def seconds(costs: Costs, rates: Rates, on_host: int) -> float:
 def link_seconds(costs: Costs, rates: Rates, on_host: int) -> tuple[float, float]:
     """How long the link is busy upwards and downwards."""
     moving = max(0, costs.tiles - on_host - costs.resident)
-    up = moving * costs.states_nbytes + on_host * costs.weight_nbytes
-    down = moving * costs.states_nbytes + on_host * costs.gradient_nbytes
+    up = costs.other_up_nbytes + moving * costs.states_nbytes + on_host * costs.weight_nbytes
+    down = costs.other_down_nbytes + moving * costs.states_nbytes + on_host * costs.gradient_nbytes
     return up / rates.upload, down / rates.download
 
 
@@ -91,18 +95,24 @@ def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int
     updates = [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
     if device_memory is None or demand.resident_nbytes <= device_memory or not updates:
         return NOWHERE
-    costs = costs_of(program, updates, demand, device_memory, rates)
+    costs = costs_of(program, updates, device_memory, rates)
     return frozenset(updates[index].operands[0] for index in spread(cheapest(costs, rates), len(updates)))
 
 
-def costs_of(program: Program, updates: list[Operation], demand: Demand, device_memory: int, rates: Rates) -> Costs:
+def costs_of(program: Program, updates: list[Operation], device_memory: int, rates: Rates) -> Costs:
     """The costs of `updates`, the operations of `program` that update matrices."""
-    states = fmean(sum(tile.nbytes for tile in _operands(operation, UPDATE)) for operation in updates)
-    # What else is alive at once takes its room first.
-    spare = device_memory - (demand.resident_nbytes - len(updates) * states)
+    updated = [_operands(operation, UPDATE) for operation in updates]
+    states = fmean(sum(tile.nbytes for tile in tiles) for tiles in updated)
+    # Of these it is moments that nothing else uses: their share that is loaded is that of updates whose states move.
+    moments = {tile: align(tile.nbytes) for tiles in updated for tile in tiles[1:]}
+    moved = fewest(program, device_memory, ALIGNMENT) or Moved(0, 0, moments)
+    moving = len(updates) * sum(moved.loaded.get(tile, 0) for tile in moments) / sum(moments.values())
     return Costs(
         tiles=len(updates),
-        resident=max(0, int(spare / states)),
+        resident=len(updates) - moving,
+        # What is loaded to be updated is written again.
+        other_up_nbytes=max(0, moved.loaded_nbytes - moving * states),
+        other_down_nbytes=max(0, moved.written_nbytes - moving * states),
         compute_s=sum(operation.flops for operation in program.operations()) / rates.compute,
         states_nbytes=states,
         gradient_nbytes=_mean(operation.operands[1] for operation in updates),

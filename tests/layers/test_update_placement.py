@@ -253,6 +253,8 @@ def test_a_step_takes_as_long_as_the_slowest_of_all() -> None:
     assert seconds(COSTS, RATES, 100) == pytest.approx(100 * 28e6 / 4e10)
     assert seconds(replace(COSTS, resident=40), RATES, 0) == pytest.approx(60 * 12e6 / 1e10)
     assert seconds(replace(COSTS, resident=40), RATES, 30) == pytest.approx((30 * 12e6 + 30 * 4e6) / 1e10)
+    busy = replace(COSTS, other_up_nbytes=1e9, other_down_nbytes=3e9)
+    assert link_seconds(busy, RATES, 30) == pytest.approx(((1e9 + 960e6) / 1e10, (3e9 + 960e6) / 1e10))
     assert seconds(replace(COSTS, compute_s=9.0), RATES, 30) == 9.0
     assert seconds(COSTS, replace(RATES, download=1e9), 0) == pytest.approx(100 * 12e6 / 1e9)
 
@@ -303,14 +305,16 @@ def test_the_costs_are_those_of_the_program() -> None:
     demand = demand_of([program], parameters.states())
     matrices = [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
     size = sum(operation.operands[0].nbytes // 4 for operation in matrices) / len(matrices)
-    found = costs_of(program, matrices, demand, demand.resident_nbytes, RATES)
+    found = costs_of(program, matrices, demand.resident_nbytes, RATES)
     assert found.resident == found.tiles == len(matrices)
+    assert found.other_down_nbytes == 0 < found.other_up_nbytes < 2000, "inputs"
     assert (found.states_nbytes, found.gradient_nbytes, found.weight_nbytes) == pytest.approx((12 * size, 4 * size, 4 * size))
     assert found.memory_nbytes == pytest.approx(28 * size)
     assert found.compute_s == sum(operation.flops for operation in program.operations()) / 1e12
-    assert costs_of(program, matrices, demand, STATES // 4, RATES).resident == 0
-    less = demand.resident_nbytes - int(30 * 12 * size)
-    assert costs_of(program, matrices, demand, less, RATES).resident == len(matrices) - 30
+    small, large = (costs_of(program, matrices, cap, RATES) for cap in (STATES // 8, STATES))
+    assert 0 <= small.resident < large.resident < len(matrices)
+    assert small.other_up_nbytes > large.other_up_nbytes
+    assert costs_of(program, matrices, 1000, RATES).resident == 0, "below the floor all of them move"
 
 
 def test_a_placement_depends_on_program_cap_and_rates_alone() -> None:
