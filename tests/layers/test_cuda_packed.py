@@ -1,0 +1,64 @@
+"""Steps under a cap on a GPU, whose driver and kernels run on the CPU here: coroutines follow a packing from the second on.
+
+Their bits are tests/layers/test_cuda.py's, what packings do elsewhere tests/repeat/test_packed.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from asynctile import Engine
+from asynctile.layers import Trainer
+from asynctile.layers.machine import Machine
+from asynctile.layers.plan import plan_step
+from tests.layers.training import OPTIMIZER, SMALL, Tensors, assert_same_tensors, batches_of, lively, moments_of
+
+CAP = SMALL.config.states_nbytes // 3
+BATCHES = batches_of(SMALL, 5)
+
+pytestmark = pytest.mark.usefixtures("soft_gpu")
+
+
+async def trained(engine: Engine, steps: int = len(BATCHES)) -> Tensors:
+    trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
+    for batch in BATCHES[:steps]:
+        await trainer.step(*batch)
+    return await trainer.model.state_dict() | await moments_of(trainer)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"update": "host"}], ids=str)
+async def test_every_step_from_the_third_on_moves_what_its_plan_says(options: dict[str, Any]) -> None:
+    options = {"update": "device", **options}
+    plan = plan_step(SMALL.config, SMALL.work(**options), Machine(device="cuda:0", device_memory=CAP))
+    assert plan.memory == "by bytes"
+    async with Engine("cuda:0", device_memory=CAP) as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, **options)
+        for number, batch in enumerate(BATCHES):
+            report = await trainer.step(*batch)
+            assert engine.tiers.top.arena.packed is (number > 0) and not report.played
+            if number > 1:
+                assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
+        assert report.device_peak_bytes <= CAP
+
+
+async def test_a_cancelled_step_that_is_packed_leaves_the_model_as_it_was_or_counts() -> None:
+    async with Engine("cuda:0", device_memory=CAP) as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
+        for batch in BATCHES[:2]:
+            await trainer.step(*batch)
+        for turns in (2, 9, 40):
+            before = trainer.step_count
+            step = asyncio.create_task(trainer.step(*BATCHES[before]))
+            for _ in range(turns):
+                await engine.call(asyncio.sleep(0))
+            step.cancel()
+            await asyncio.gather(step, return_exceptions=True)
+            assert trainer.step_count in (before, before + 1)
+        for batch in BATCHES[trainer.step_count :]:
+            await trainer.step(*batch)
+        found = await trainer.model.state_dict() | await moments_of(trainer)
+    async with Engine("cuda:0") as engine:
+        assert_same_tensors(found, await trained(engine))
