@@ -35,8 +35,8 @@ class Traffic:
     uploaded, downloaded: between RAM and a device with memory of its own; fetched: results for the host, in neither.
     copied: within the memory that operations run in. spill_read, spill_written: between RAM and the spill folder; spill_needed:
     the least limit of it. divided: whether tiles come and go in that memory; packed: whether they then stand at any byte of it
-    (asynctile/schedule/packing.py), not in slots. unused: of its cap, what no tile stands in where it is fullest, between two
-    steps and at the marks of one; 0 where it holds everything.
+    (asynctile/schedule/packing.py), not in slots. unused: of its cap, what no tile stands in where it is fullest; in slots that
+    is looked at between two steps and at the marks of one. 0 where it holds everything.
     """
 
     uploaded_nbytes: int
@@ -102,7 +102,7 @@ def simulate(
         spill_needed_nbytes=places.needed_nbytes if places is not None else 0,
         divided=tiers.top.arena.divided,
         packed=packing is not None,
-        unused_nbytes=_unused_nbytes(tiers.top, schedule),
+        unused_nbytes=_unused_nbytes(tiers.top, schedule) if packing is None else packing.cap - packing.peak_nbytes,
     )
 
 
@@ -134,7 +134,8 @@ def _scheduled(schedule: Schedule) -> list[int]:
         moved[entry.kind, entry.places[0].tier == DISK] += entry.nbytes
     filled = sum(align(tile.nbytes, PAGE) for tile in schedule.inputs_below())
     read, written = moved[Kind.TRANSFER, False], moved[Kind.TRANSFER, True] + filled
-    return [moved[Kind.UPLOAD, False], moved[Kind.DOWNLOAD, False], read, written, moved[Kind.COPY, False]]
+    copied = sum(entry.nbytes for entry in schedule.entries if entry.kind is Kind.COPY and entry.places[0].tier == TOP)
+    return [moved[Kind.UPLOAD, False], moved[Kind.DOWNLOAD, False], read, written, copied]
 
 
 def _moved(tiers: Tiers) -> list[int]:

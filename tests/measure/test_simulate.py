@@ -1,11 +1,13 @@
 """A plan and a run make the same decisions."""
 
+from itertools import pairwise
 
 import pytest
 
 from asynctile import Engine
 from asynctile.measure.simulate import simulate
 from asynctile.schedule.cursor import MOST_OF_SLOTS, OVER_LINK
+from tests.inside_engine import device_of
 from tests.matmul import Matmul
 
 
@@ -24,6 +26,30 @@ async def test_a_simulated_run_moves_what_a_real_one_moves(slots, prefetch):
     assert traffic.uploaded_nbytes == second.uploaded_bytes - first.uploaded_bytes
     assert traffic.downloaded_nbytes == second.downloaded_bytes - first.downloaded_bytes
     assert traffic.device_peak_nbytes == second.device_peak_bytes
+
+
+@pytest.mark.parametrize("plays", [True, False], ids=["played", "by coroutines"])
+@pytest.mark.parametrize("tiles", [8, 20, 33.5])
+async def test_a_simulated_run_that_repeats_moves_what_a_packed_one_moves(tiles: float, plays: bool) -> None:
+    work, twin = Matmul(), Matmul()
+    cap = int(tiles * work.nbytes)
+    async with Engine("emulated", device_memory=cap) as engine:
+        if not plays:
+            device_of(engine).workers = None  # nobody plays: coroutines follow the packing
+        await work.prepare(engine)
+        moved = []
+        for _ in range(4):
+            await work.run(engine)
+            moved.append(engine.statistics())
+        assert engine.tiers.top.arena.packed
+        copied = engine.tiers.top.moved_nbytes
+    traffic = simulate(twin.program, twin.standing(), device_memory=cap, repeats=True)
+    assert traffic.packed and traffic.divided
+    for before, after in pairwise(moved[1:]):
+        assert traffic.uploaded_nbytes == after.uploaded_bytes - before.uploaded_bytes
+        assert traffic.downloaded_nbytes == after.downloaded_bytes - before.downloaded_bytes
+    assert plays or 3 * traffic.copied_nbytes == copied
+    assert cap - traffic.unused_nbytes <= moved[-1].device_peak_bytes <= cap
 
 
 @pytest.mark.parametrize("slots", [30, 60, 100])
