@@ -154,6 +154,33 @@ def test_some_schedule_of_a_tiny_program_loads_no_more_bytes(bench: Any, made: A
     assert up <= bench("optimum").least_bytes(program, cap, steps).uploaded_nbytes * steps
 
 
+#: Entries as tiles and access, "!" for the host's, tiles of two bytes, and the cap.
+REACHED = {
+    "what is furthest leaves in part": ("v:r w:r t:w tv:rr w:r", 5),
+    "what the host reads comes down once": ("t:w vw:rr t:r !t:r", 4),
+    "what the host writes is loaded again": ("v:r w:u !v:u v:r w:r !w:w", 3),
+    "what is overwritten unread is lost for nothing": ("v:w w:u v:w w:r v:r w:w", 2),
+    "every use of what was written counts until others take its place": ("v:w w:r v:r w:u v:u w:u v:r", 3),
+    "two at once must fit": ("vw:rr t:w vt:uu w:u", 5),
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_some_schedule_that_repeats_reaches_both(bench: Any, name: str) -> None:
+    text, cap = REACHED[name]
+    program = Program(name)
+    tiles = [Tile(letter, (2,), np.uint8, persistent=True) for letter in "vw"] + [program.tile("t", (2,), np.uint8)]
+    named = {tile.name: tile for tile in tiles}
+    for entry in text.split():
+        operands, access = entry.strip("!").split(":")
+        device = HOST if entry.startswith("!") else DEVICE
+        program.add(Operation("any", tuple(map(named.__getitem__, operands)), access, device=device))
+    up, down = (Schedules(program.finish(), tiles, cap, 1, counted).repeated() for counted in (UP, DOWN))
+    least = bench("optimum").least_bytes(program, cap, 40)
+    assert (least.uploaded_nbytes, least.downloaded_nbytes) == (up, down)
+    assert up + down > 0
+
+
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=100)
 
 
