@@ -5,11 +5,12 @@ part, everything moves within the device for nothing, what is loaded comes at th
 operands of an entry stand on the device at once, that what the host reads has come down, and that what the host writes (an
 operation there, an input before a step or at a mark) is loaded again.
 
-Of steps that follow each other for ever some in a row are looked at, which begin with whatever stands best and leave nothing
-behind. Bytes are kept there from one use to the next or are not; gaps that end in an overwrite or in death want none. Where
-more would be kept than there is room, what is used furthest ahead leaves (MIN), which is the optimum since it may leave in
-part. The same for downloads, where what is kept are bytes that the device has written, up to the last use of them. Each figure
-is a bound by itself: a schedule that reaches one need not reach the other.
+Of steps that follow each other for ever some in a row are looked at, before and behind which anything may stand. Bytes are kept
+there from one use to the next or are not; gaps that end in an overwrite or in death want none. Where more would be kept than
+there is room, what is used furthest ahead leaves (MIN), which is the optimum since it may leave in part. The same for
+downloads, where what is kept are bytes that the device has written, up to the last use of them. Each figure is a bound by
+itself: a schedule that reaches one need not reach the other. Of few steps in a row the one for downloads is weaker, by up to a
+cap over their number.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from asynctile.program.operation import HOST, READ, WRITE
 from asynctile.program.program import Mark, Program
 from asynctile.storage.tile import Tile
 
-#: Steps in a row of which one is the average: nothing need be kept for what follows them, which is at most one cap.
+#: Steps in a row of which one is the average.
 STEPS = 6
 #: By the share of the cap, the most of the least bytes that a step should load under it.
 MOST = {0.10: 1.40, 0.25: 1.25, 0.50: 1.15}
@@ -77,8 +78,9 @@ def least_bytes(program: Program, cap: int, steps: int = STEPS) -> Least:
         raise ValueError(f"program {program.name}: an entry has operands of {cap - min(room)} bytes, the cap is {cap}")
     up, down = Wanted(room * steps), Wanted(room * steps)
     for tile, uses in _uses(program).items():
-        # With the step before them, which tells what may stand when they begin, and is not counted.
-        repeated = [use._replace(position=use.position + step * len(program)) for step in range(-1, steps) for use in uses]
+        # With the steps before and behind them, which are not counted: of what lasts from one to the next a part is theirs.
+        around = range(-1, steps + 1)
+        repeated = [use._replace(position=use.position + step * len(program)) for step in around for use in uses]
         _loads(tile, repeated, up)
         _write_backs(tile, repeated, down)
     return Least(-(-up.nbytes() // steps), -(-down.nbytes() // steps))
@@ -111,7 +113,7 @@ def _loads(tile: Tile, uses: list[Use], wanted: Wanted) -> None:
         if use.by_host:
             before = None if use.writes else before
             continue
-        if use.reads and use.position >= 0:
+        if use.reads and 0 <= use.position < len(wanted.room):
             if before is None:
                 wanted.forced += tile.nbytes
             else:
@@ -126,7 +128,7 @@ def _write_backs(tile: Tile, uses: list[Use], wanted: Wanted) -> None:
         if life and use.reads:
             life.append(use.position)
             if use.by_host:
-                wanted.forced += tile.nbytes * (use.position >= 0)
+                wanted.forced += tile.nbytes * (0 <= use.position < len(wanted.room))
                 life = []
         if use.writes:
             _outlive(tile, life, wanted)
@@ -136,9 +138,12 @@ def _write_backs(tile: Tile, uses: list[Use], wanted: Wanted) -> None:
 
 def _outlive(tile: Tile, life: list[int], wanted: Wanted) -> None:
     """Bytes that come down unless they stay as long as they are used."""
-    if len(life) > 1 and life[0] >= 0:
-        wanted.stays.append(Stay(life[0], life[-1], tile.nbytes))
-        for position in life[1:-1]:
+    if not life or life[0] < 0:
+        return
+    end = min(life[-1], len(wanted.room))
+    wanted.stays.append(Stay(life[0], end, tile.nbytes))
+    for position in life[1:]:
+        if position < end:
             wanted.room[position] += tile.nbytes  # where it is used it is counted as what stays
 
 

@@ -1,0 +1,79 @@
+"""How do the bytes of a step fall as its cap grows?
+
+    python bench/bench_curve.py [--models gpt2 gpt2-xl] [--points 24] [--updates device auto] [--write]
+    PYTHONPATH=TREE python bench/bench_curve.py --slots --write
+
+From the floor to where everything stays, evenly in bytes, and at 99% and 99.9% of that: bytes up and down a step on a GPU
+(bf16, sequences of 1024 tokens), and the least that any schedule could move. Nothing runs. With every update on the device the
+program is the same under all caps; with `auto` a plan places them anew under each, which is what a training does. Targets: no
+point has more bytes up than 1.01 of those of any smaller cap; at 99% less than 1 GiB goes up. The second line counts by the
+package of TREE, a checkout of a commit whose tiles stood in slots of two sizes (0ac74bd), and writes bench_curve_slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from common import Table, arguments, publish, target
+from counted import AUTO, ON_DEVICE, Model, models, package
+
+GIB = 1 << 30
+COLUMNS = ("cap GiB", "of all", "least up GiB", "up GiB", "least down GiB", "down GiB", "copied GiB", "s to make it",
+           "peak of cap")  # fmt: skip
+#: Up to so much more than under a smaller cap is not counted as a rise.
+RISE = 1.01
+#: Nearly everything fits, and how many bytes may go up then.
+NEARLY, FEW = 0.99, GIB
+
+
+def caps(floor: int, alive: int, points: int) -> list[int]:
+    """Evenly from the floor to all, the two that are nearly all, and one above."""
+    evenly = [floor + (alive - floor) * point // (points - 1) for point in range(points)]
+    return sorted({*evenly, int(NEARLY * alive), int(0.999 * alive), alive + GIB // 16})
+
+
+def curve(model: Model, update: str, points: int) -> tuple[Table, list[tuple[str, float, str]]]:
+    """The points of one model, and what they come to: (what, measured, target)."""
+    demand = model.needs()
+    alive = demand.resident_nbytes
+    tokens = f"{model.batch} x {model.config.block_size} tokens"
+    table, up = Table(f"{model.name}, {tokens}, tile {model.tile}, updates: {update}", COLUMNS), {}
+    for cap in caps(demand.floor_nbytes, alive, points):
+        found = model.counted(cap, update)
+        traffic, least = found.traffic, found.least
+        up[cap] = traffic.uploaded_nbytes
+        table.rows.append((
+            cap / GIB, f"{cap / alive:.1%}", least.uploaded_nbytes / GIB, up[cap] / GIB, least.downloaded_nbytes / GIB,
+            traffic.downloaded_nbytes / GIB, found.copied_nbytes / GIB, found.made_s,
+            traffic.device_peak_nbytes / cap))  # fmt: skip
+        print(table.title, *table.rows[-1], flush=True)
+    nearly = up[int(NEARLY * alive)]
+    return table, [
+        (f"{table.title}: the largest rise", worst := rise(list(up.values())), target(worst, RISE, above=False)),
+        (f"{table.title}: GiB up at {NEARLY:.0%}", nearly / GIB, target(nearly / GIB, FEW / GIB, above=False)),
+    ]
+
+
+def rise(found: Sequence[int]) -> float:
+    """The most that one of them is of the least of those before it; 1 if they only fall."""
+    before = accumulate(found, min)
+    return max([1.0, *(now / max(1, least) for now, least in zip(found[1:], before, strict=False))])
+
+
+def main() -> None:
+    known = models()
+    options = arguments(__doc__, models=("gpt2", "gpt2-xl"), points=24, updates=(ON_DEVICE, AUTO), slots=False)
+    wanted = Table("what was wanted", ("what", "measured", "target"))
+    tables = [wanted]
+    for name in options.models:
+        for update in options.updates:
+            table, rows = curve(known[name], update, options.points)
+            tables.append(table)
+            wanted.rows += rows
+    name = "bench_curve_slots" if options.slots else "bench_curve"
+    publish(name, __doc__, {"package": package(), "precision": "bf16"}, tables, write=options.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Training steps of which bytes are counted, not moved: which models, how they are cut, and what one of them comes to.
+
+Arithmetic alone, without a device: the schedule of a step that repeats is worked out as in a run
+(asynctile/measure/simulate.py), and beside it the least that any could move under the cap (optimum.py). Nothing is kept but the
+inputs of blocks. bench_bytes.py and bench_curve.py ask.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import commit
+from gpu_rows import config_named
+from optimum import Least, least_bytes
+
+import asynctile
+from asynctile.layers import GPT2Config
+from asynctile.layers.machine import Machine
+from asynctile.layers.parameters import Parameters
+from asynctile.layers.rows import Rows
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling
+from asynctile.layers.update_placement import NOWHERE, tiles_to_update_on_host
+from asynctile.measure.simulate import Traffic, simulate
+from asynctile.program.needs import demand_of
+from asynctile.storage.demand import Demand
+
+#: Where updates may run: as a plan places them, or all on the device, so that the program is the same under every cap.
+AUTO, ON_DEVICE = "auto", "device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What one step comes to. made_s: CPU seconds to work out its schedule."""
+
+    cap: int
+    least: Least
+    traffic: Traffic
+    made_s: float
+
+    @property
+    def copied_nbytes(self) -> int:
+        """Within the device's memory, which packages whose tiles stood in slots never did."""
+        return getattr(self.traffic, "copied_nbytes", 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A training: its shape and batch, and how both are cut."""
+
+    name: str
+    config: GPT2Config
+    batch: int
+    tile: int
+    parts: int = 1
+    device: str = "cuda:0"
+    precision: str = "bf16"
+
+    def needs(self) -> Demand:
+        """What its step demands where every update is on the device."""
+        parameters, rows = self._cut()
+        return demand_of([record("step", parameters, rows)], parameters.states())
+
+    def counted(self, cap: int, update: str) -> Counted:
+        """BudgetError if the cap, in bytes, is below the floor. update: where, as in AUTO and ON_DEVICE."""
+        parameters, rows = self._cut()
+        standing = list(parameters.states())
+        program, machine = record("step", parameters, rows), Machine(device=self.device, precision=self.precision)
+        demand, on_host = demand_of([program], standing), NOWHERE
+        demand.check(cap)
+        if update == AUTO:
+            on_host = tiles_to_update_on_host(program, demand, cap, machine.rates)
+        program = record("step", parameters, rows, on_host=on_host) if on_host else program
+        began = time.process_time()
+        traffic = simulate(program, standing, grain=machine.grain, device_memory=cap, played=True)
+        made_s = time.process_time() - began
+        return Counted(cap=cap, least=least_bytes(program, cap), traffic=traffic, made_s=made_s)
+
+    def _cut(self) -> tuple[Parameters, Rows]:
+        tiling = Tiling(self.config, self.tile, Machine(device=self.device, precision=self.precision).grain)
+        rows = tiling.rows(self.batch, self.config.block_size, self.parts)
+        return Parameters(self.config, tiling, self.precision), rows
+
+
+def models(length: int = 1024) -> dict[str, Model]:
+    """On a GPU, by name, with the tiles that a step takes by default under a cap."""
+    wide = GPT2Config(n_layer=4, n_head=32, n_embd=4096, block_size=length, vocab_size=50257)
+    found = [
+        Model(name="gpt2", config=config_named("gpt2", length), batch=16, tile=768),
+        Model(name="gpt2-medium", config=config_named("gpt2-medium", length), batch=16, tile=1024),
+        Model(name="gpt2-xl", config=config_named("gpt2-xl", length), batch=12, tile=3072),
+        Model(name="4 layers of 4096", config=wide, batch=16, tile=2048),
+    ]
+    return {model.name: model for model in found}
+
+
+def package() -> str:
+    """The commit of the package that counts, which may be another one's by PYTHONPATH."""
+    assert asynctile.__file__ is not None
+    tree = Path(asynctile.__file__).resolve().parents[1]
+    return commit(tree)

@@ -1,0 +1,66 @@
+"""Steps whose bytes are counted, against the least, under one cap (bench_bytes.py) and under many (bench_curve.py)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from asynctile.errors import BudgetError
+from asynctile.layers import GPT2Config
+
+
+@pytest.fixture
+def tiny(bench: Any) -> Any:
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=200)
+    return bench("counted").Model(name="tiny", config=config, batch=2, tile=64)
+
+
+@pytest.mark.parametrize("update", ["auto", "device"])
+def test_what_is_counted_is_between_the_least_and_the_cap(tiny: Any, update: str) -> None:
+    demand = tiny.needs()
+    cap = (demand.floor_nbytes + demand.resident_nbytes) // 2
+    found = tiny.counted(cap, update)
+    assert 0 < found.least.uploaded_nbytes <= found.traffic.uploaded_nbytes
+    assert 0 < found.least.downloaded_nbytes <= found.traffic.downloaded_nbytes
+    assert found.traffic.device_peak_nbytes <= cap
+    with pytest.raises(BudgetError):
+        tiny.counted(demand.floor_nbytes - 1, update)
+
+
+def test_every_figure_of_a_row_stands_in_its_column_and_those_of_slots_beside(bench: Any, tiny: Any) -> None:
+    found = bench("bench_bytes")
+    cap = tiny.needs().resident_nbytes // 2
+    row = dict(enumerate(found.figures(tiny, 0.5, cap, {"up GB": 1.0, "down GB": 2.0})))
+    assert len(row) == len(found.COLUMNS)
+    counted, at = tiny.counted(cap, "auto"), found.COLUMNS.index
+    assert row[at("up GB")] == counted.traffic.uploaded_nbytes / 1e9
+    assert row[at("up GB") + 1] == pytest.approx(counted.traffic.uploaded_nbytes / counted.least.uploaded_nbytes)
+    assert row[at("down GB")] == counted.traffic.downloaded_nbytes / 1e9
+    assert (row[at("slots: up GB")], row[at("slots: down GB")]) == (1.0, 2.0)
+    assert row[at("slots: up GB") + 1] == pytest.approx(1e9 / counted.least.uploaded_nbytes)
+    assert row[at("target")].startswith("at most 1.15")
+    assert set(list(found.figures(tiny, 0.0, 1, {}))[5:]) == {None}, "a cap below the floor"
+
+
+def test_what_slots_moved_is_known_for_every_row(bench: Any) -> None:
+    found = bench("bench_bytes")
+    known = json.loads((found.RESULTS / f"{found.SLOTS}.json").read_text(encoding="utf-8"))
+    assert known["package"] == "0ac74bd"
+    chosen = {"gpt2": bench("counted").models()["gpt2"]}
+    keys = [found.key(table, model, share) for table, (model, share, _) in found.cases(chosen, [0.1, 0.25, 0.5])]
+    assert len(keys) == 10
+    assert set(keys) <= set(known["rows"])
+
+
+def test_a_curve_has_the_caps_at_which_nearly_all_fits_and_tells_its_largest_rise(bench: Any, tiny: Any) -> None:
+    found = bench("bench_curve")
+    assert found.caps(100, 10_000, 3) == [100, 5050, 9900, 9990, 10_000, 10_000 + (1 << 26)]
+    assert found.rise([10, 8, 9, 8, 3]) == 9 / 8
+    assert found.rise([10, 10, 3]) == 1
+    assert found.rise([10, 0, 3]) == 3
+    table, wanted = found.curve(tiny, "device", 3)
+    assert len(table.rows) == 6
+    assert table.rows[0][3] == max(row[3] for row in table.rows)
+    assert len(wanted) == 2
