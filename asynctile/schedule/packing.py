@@ -108,7 +108,8 @@ def _best(uses: Uses, cap: int, depth: int, pace: Pace) -> Packer | None:
     within = [packer for packer in found if packer.moved <= MORE * least.moved]
     if within:
         return min(within, key=lambda packer: packer.seconds)
-    return min(found, key=lambda packer: packer.moved, default=None) or _packer(uses, cap, 0, pace)
+    bare = _packer(uses, cap, 0, pace)
+    return min(found if bare is None else [*found, bare], key=lambda packer: packer.moved, default=None)
 
 
 def _settled(uses: Uses, cap: int, spare: int) -> tuple[Walk, dict[int, Stay]]:
