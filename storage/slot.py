@@ -56,10 +56,14 @@ class Slot:
         """What the next owner must wait for (events; opaque here), those on the bytes before it included."""
         if not self._behind:
             return self._guard
-        slots: list[Slot] = [self]
-        for slot in slots:  # which grows
-            slots += [other for other in slot._behind if other not in slots]
-        return tuple(dict.fromkeys(event for slot in slots for event in slot._guard))
+        found: dict[Slot, None] = {}
+        left: list[Slot] = [self]
+        while left:
+            slot = left.pop()
+            if slot not in found:  # what was taken back may stand behind each other
+                found[slot] = None
+                left += reversed(slot._behind)
+        return tuple(dict.fromkeys(event for slot in found for event in slot._guard))
 
     @guard.setter
     def guard(self, events: tuple[Any, ...]) -> None:

@@ -81,9 +81,7 @@ def born(tiers, one, offset, value, next_use=1):
     residency = tiers.top.of(one)
     tiers.top.ledger.expect(one, offset)
     tiers.top.admit([residency], "w")
-    event = tiers.device.launch(fill(one, value), (residency.array,), None, (), tuple(residency.reads))
-    tiers.run_ahead.add(event)
-    tiers.top.written_by(residency, event, next_use)
+    compute(tiers, residency, lambda array: array.fill(value), next_use)
     return residency
 
 
@@ -91,6 +89,14 @@ def moved(tiers, residency, offset):
     moves = []
     tiers.top.ledger.relocate(residency, offset, moves)
     tiers.top.carry_out(moves)
+
+
+def fail(*arrays):
+    raise ZeroDivisionError
+
+
+def refuse(*args):
+    raise TierError("refused")
 
 
 def let_go_on(tiers):
@@ -146,9 +152,6 @@ async def test_a_place_is_left_only_when_everybody_has_read_there(tiers, gate):
 
 
 async def test_bytes_that_were_never_made_are_not_taken_for_whole_where_they_moved(tiers):
-    def fail(array):
-        raise ZeroDivisionError
-
     a = born(tiers, tile("a"), 0, 3.0)
     compute(tiers, a, fail)
     moved(tiers, a, PAGE)
@@ -160,9 +163,6 @@ async def test_bytes_that_were_never_made_are_not_taken_for_whole_where_they_mov
 
 @pytest.mark.parametrize("state", [CLEAN, DIRTY])
 async def test_a_copy_that_fails_costs_the_bytes_that_stood_nowhere_else(tiers, state):
-    def fail(target, source):
-        raise ZeroDivisionError
-
     a = born(tiers, tile("a"), 0, 3.0)
     if state is CLEAN:
         tiers.top.give_up(a)
@@ -182,15 +182,10 @@ async def test_a_copy_that_fails_costs_the_bytes_that_stood_nowhere_else(tiers, 
 async def test_a_copy_that_is_refused_did_not_happen_nor_what_came_behind_it(tiers):
     a, b = born(tiers, tile("a"), 0, 3.0), born(tiers, tile("b"), PAGE, 5.0)
     tiers.top.give_up(b)
-    before = a.array
-    moves, ledger = [], tiers.top.ledger
+    before, moves, ledger = a.array, [], tiers.top.ledger
     ledger.load_at(b, 7 * PAGE, moves)
     ledger.relocate(a, 4 * PAGE, moves)
     ledger.relocate(b, 0, moves)
-
-    def refuse(*args):
-        raise TierError("refused")
-
     tiers.top.copy = refuse
     with pytest.raises(TierError, match="refused"):
         tiers.top.carry_out(moves)
@@ -257,12 +252,8 @@ async def test_the_memory_stays_from_packed_to_slots_and_back_and_so_do_the_byte
 
 async def test_a_tier_for_which_there_is_no_memory_is_not_packed(tiers, monkeypatch):
     tiers.top.forget_pools()
-
-    def refuse(nbytes):
-        raise TierError("no address space")
-
     monkeypatch.setattr("asynctile.storage.host.reserve", refuse)
-    with pytest.raises(TierError, match="no address space"):
+    with pytest.raises(TierError, match="refused"):
         tiers.top.pack()
     assert not tiers.top.arena.packed and not tiers.top.arena.divided and tiers.top.arena.ground is None
 
