@@ -1,0 +1,191 @@
+"""Addresses against a map of single bytes, through takes, gives and moves drawn by chance; and what places are preferred."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import groupby
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from asynctile.schedule.addresses import Addresses
+
+FREE = -1
+
+
+def nobody_waits(offset: int, nbytes: int) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+#: Numbers that say which of what there is.
+ANY = st.integers(0, 1 << 20)
+
+
+class Bytes(RuleBasedStateMachine):
+    """owner: of each byte, the tile that stands there, or FREE."""
+
+    @initialize(nbytes=st.integers(8, 48), sizes=st.lists(st.integers(1, 12), min_size=4, max_size=20), homes=st.booleans())
+    def begin(self, nbytes: int, sizes: list[int], homes: bool) -> None:
+        self.sizes = sizes
+        self.home = dict(enumerate(range(0, nbytes - 12, 12))) if homes else {}
+        self.addresses = Addresses(nbytes, sizes, self.home)
+        self.owner = [FREE] * nbytes
+
+    def standing(self) -> list[int]:
+        return sorted(set(self.owner) - {FREE})
+
+    def absent(self) -> list[int]:
+        return [tile for tile in range(len(self.sizes)) if tile not in self.owner]
+
+    def holes(self) -> list[range]:
+        found, at = [], 0
+        for owner, run in groupby(self.owner):
+            begin, at = at, at + len(list(run))
+            if owner == FREE:
+                found.append(range(begin, at))
+        return found
+
+    def put(self, tile: int, offset: int) -> None:
+        there = range(offset, offset + self.sizes[tile])
+        assert there.start >= 0 and all(self.owner[byte] == FREE for byte in there), "two tiles in one place"
+        for byte in there:
+            self.owner[byte] = tile
+
+    def away(self, tile: int) -> int:
+        offset = self.owner.index(tile)
+        self.owner = [FREE if owner == tile else owner for owner in self.owner]
+        return offset
+
+    @rule(which=ANY, where=ANY, shift=ANY)
+    def take(self, which: int, where: int, shift: int) -> None:
+        absent = self.absent()
+        if not absent:
+            return
+        tile = absent[which % len(absent)]
+        fitting = [hole for hole in self.holes() if len(hole) >= self.sizes[tile]]
+        if fitting:
+            hole = fitting[where % len(fitting)]
+            offset = hole.start + shift % (len(hole) - self.sizes[tile] + 1)
+            self.put(tile, offset)
+            self.addresses.take(tile, offset)
+
+    @precondition(lambda self: self.standing())
+    @rule(which=ANY)
+    def give(self, which: int) -> None:
+        tile = self.standing()[which % len(self.standing())]
+        assert self.addresses.give(tile) == self.away(tile)
+
+    @precondition(lambda self: self.standing())
+    @rule(which=ANY)
+    def move(self, which: int) -> None:
+        tile = self.standing()[which % len(self.standing())]
+        offset = self.addresses.room_for(tile, nobody_waits)
+        if offset is not None:
+            self.put(tile, offset)  # while it still stands where it was
+            self.owner = [FREE if owner == tile else owner for owner in self.owner]
+            self.put(tile, offset)
+            self.addresses.move(tile, offset)
+
+    @rule(which=ANY)
+    def room_is_in_the_smallest_hole_that_takes_it(self, which: int) -> None:
+        tile = which % len(self.sizes)
+        size, offset = self.sizes[tile], self.addresses.room_for(tile, nobody_waits)
+        fitting = [hole for hole in self.holes() if len(hole) >= size]
+        assert (offset is None) == (not fitting)
+        if offset is not None:
+            smallest = min(map(len, fitting))
+            assert any(offset in hole and offset + size <= hole.stop for hole in fitting if len(hole) == smallest)
+
+    @rule(which=ANY, stuck=st.sets(st.integers(0, 19)), order=st.randoms(use_true_random=False))
+    def room_is_made_by_moves_in_any_order(self, which: int, stuck: set[int], order: object) -> None:
+        absent = self.absent()
+        if not absent:
+            return
+        tile = absent[which % len(absent)]
+        made = self.addresses.room_made_for(tile, stuck)
+        if self.addresses.room_for(tile, nobody_waits) is not None:
+            assert made is not None and made[1] == []
+        if made is not None:
+            offset, moves = made
+            self.follow(moves, offset, self.sizes[tile], stuck, order)
+            self.put(tile, offset)
+            self.addresses.take(tile, offset)
+
+    @rule(begin=ANY, nbytes=st.integers(1, 20), stuck=st.sets(st.integers(0, 19)), order=st.randoms(use_true_random=False))
+    def a_place_is_cleared_by_moves_in_any_order(self, begin: int, nbytes: int, stuck: set[int], order: object) -> None:
+        begin %= len(self.owner)
+        nbytes = min(nbytes, len(self.owner) - begin)
+        there = set(self.owner[begin : begin + nbytes]) - {FREE}
+        moves = self.addresses.cleared(begin, nbytes, stuck)
+        if there & stuck:
+            assert moves is None
+        if not there:
+            assert moves == []
+        if moves is not None:
+            assert {tile for tile, _ in moves} == there
+            self.follow(moves, begin, nbytes, stuck, order)
+
+    def follow(self, moves: list[tuple[int, int]], begin: int, nbytes: int, stuck: Collection[int], order: object) -> None:
+        order.shuffle(moves)  # type: ignore[attr-defined]
+        for tile, offset in moves:
+            assert tile not in stuck
+            assert offset + self.sizes[tile] <= begin or begin + nbytes <= offset, "it is still in the way"
+            self.put(tile, offset)  # while all others still stand where they were
+        for tile, offset in moves:
+            self.owner = [FREE if owner == tile and not offset <= byte < offset + self.sizes[tile] else owner
+                          for byte, owner in enumerate(self.owner)]  # fmt: skip
+            self.addresses.move(tile, offset)
+        assert set(self.owner[begin : begin + nbytes]) <= {FREE}
+
+    @invariant()
+    def everyone_is_where_the_map_says(self) -> None:
+        if not hasattr(self, "owner"):
+            return
+        assert self.addresses.at == {tile: self.owner.index(tile) for tile in self.standing()}
+        for begin in range(0, len(self.owner), 5):
+            assert self.addresses.within(begin, 7) == list(dict.fromkeys(
+                owner for owner in self.owner[begin : begin + 7] if owner != FREE))  # fmt: skip
+
+
+TestBytes = Bytes.TestCase
+TestBytes.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def standing(nbytes: int, sizes: list[int], at: dict[int, int], home: dict[int, int] | None = None) -> Addresses:
+    addresses = Addresses(nbytes, sizes, home)
+    for tile, offset in at.items():
+        addresses.take(tile, offset)
+    return addresses
+
+
+def test_a_place_that_is_taken_is_refused() -> None:
+    addresses = standing(16, [4, 4], {0: 6})
+    for offset in (3, 6, 9, 13):
+        with pytest.raises(AssertionError, match="two tiles in one place"):
+            addresses.take(1, offset)
+    assert addresses.at == {0: 6} and addresses.room_for(1, nobody_waits) is not None
+
+
+def test_large_tiles_are_put_at_the_low_end_of_a_hole_and_small_ones_at_the_high_end() -> None:
+    addresses = standing(32, [16, 2], {})
+    assert addresses.room_for(0, nobody_waits) == 0 and addresses.room_for(1, nobody_waits) == 30
+
+
+def test_a_hole_for_which_nobody_waits_is_preferred_to_one_that_fits_better() -> None:
+    addresses = standing(16, [4, 3, 4], {0: 3})  # holes of 3 and 9 bytes
+    assert addresses.room_for(1, nobody_waits) == 0
+    at = addresses.room_for(1, lambda offset, nbytes: (float(offset < 3), 0.0))
+    assert at is not None and at >= 7
+
+
+def test_room_is_made_by_moving_few_bytes_and_whoever_should_stay_where_he_is_moves_last() -> None:
+    # ...0.222.1... where room for 5 bytes is made by moving either 0 or 1
+    sizes, at = [1, 1, 3, 5], {0: 3, 1: 9, 2: 5}
+    for stays, moves in ((0, 1), (1, 0)):
+        made = standing(13, sizes, at, {stays: at[stays]}).room_made_for(3, ())
+        assert made is not None and [tile for tile, _ in made[1]] == [moves]
+        made = standing(13, sizes, at).room_made_for(3, {stays, 2})
+        assert made is not None and [tile for tile, _ in made[1]] == [moves]
+    assert standing(13, sizes, at).room_made_for(3, {0, 1, 2}) is None

@@ -1,0 +1,158 @@
+"""Who stands when, by bytes: against Belady's rule applied to sets, one tile at a time, and what bytes may never do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynctile.program.operation import HOST, READ, UPDATE, WRITE
+from asynctile.program.program import Program
+from asynctile.schedule.stays import NoRoom, Stay, Walk
+from asynctile.schedule.uses import Uses
+from tests.schedule.made import program_by
+from tests.schedule.test_uses import program_of, tile
+
+CHANCE = st.randoms(use_true_random=False)
+
+
+class Naive:
+    """A run of `uses` with tiles of one byte. again: of who stands, when its bytes are needed next. dirty: newer than below."""
+
+    def __init__(self, uses: Uses, cap: int, start: dict[int, Stay]) -> None:
+        self.cap, self.loaded, self.written = cap, 0, 0
+        self.again = {one: stay.again for one, stay in start.items()}
+        self.dirty = {one for one, stay in start.items() if stay.dirty}
+        for index, entry in enumerate(uses.entries):
+            self.drop(uses.rewritten.get(index, ()))
+            accesses = [(use.tile, use.how, use.again) for use in entry]
+            if index in uses.on_host:
+                self.below(accesses)
+            else:
+                self.use(accesses)
+            self.drop(use.tile for use in entry if use.dies)
+
+    def drop(self, tiles: Iterable[int]) -> None:
+        for one in tiles:
+            self.again.pop(one, None)
+            self.dirty.discard(one)
+
+    def come_down(self, one: int) -> None:
+        self.written += one in self.dirty
+        self.drop([one])
+
+    def below(self, accesses: list[tuple[int, str, int]]) -> None:
+        for one, how, again in accesses:
+            if how == WRITE:
+                self.drop([one])
+            elif how == UPDATE or one in self.dirty:
+                self.come_down(one)
+            if one in self.again:
+                self.again[one] = again
+
+    def use(self, accesses: list[tuple[int, str, int]]) -> None:
+        held = {one for one, _, _ in accesses}
+        for one, how, _ in accesses:
+            if one not in self.again:
+                if len(self.again) == self.cap:
+                    self.come_down(max(self.again.keys() - held, key=lambda other: (self.again[other], -other)))
+                self.again[one] = 0
+                self.loaded += how != WRITE
+        for one, how, again in accesses:
+            self.again[one] = again
+            if how != READ:
+                self.dirty.add(one)
+
+
+def most(uses: Uses) -> int:
+    """Bytes that one entry uses at once."""
+    return max((sum(uses.sizes[use.tile] for use in entry) for index, entry in enumerate(uses.entries)
+                if index not in uses.on_host), default=0)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(CHANCE, st.booleans(), st.integers(0, 8))
+def test_whoever_is_needed_furthest_ahead_leaves(chance: random.Random, has_link: bool, more: int) -> None:
+    uses = Uses(program_by(chance, sizes=(1,)), 1, has_link)
+    start: dict[int, Stay] = {}
+    cap = max(most(uses), len(uses.inputs)) + more
+    for _ in range(3):
+        walk = Walk(uses, cap, ahead=0, slack=0)
+        walk.begin(start)
+        walk.run()
+        naive = Naive(uses, cap, start)
+        assert (walk.loaded, walk.written) == (naive.loaded, naive.written)
+        assert {one for one, stands in enumerate(walk.stands) if stands} == set(naive.again)
+        start = walk.standing()
+
+
+@settings(max_examples=60, deadline=None)
+@given(CHANCE, st.booleans(), st.integers(0, 20), st.integers(0, 30), st.integers(0, 10))
+def test_bytes_are_never_above_the_cap_and_slack_is_for_what_comes_early(
+    chance: random.Random, has_link: bool, more: int, ahead: int, slack: int
+) -> None:
+    uses = Uses(program_by(chance), 1, has_link)
+    walk = Walk(uses, most(uses) + more, ahead, slack)
+    walk.run()
+    assert walk.used == sum(size for size, stands in zip(uses.sizes, walk.stands, strict=True) if stands)
+    assert walk.used <= walk.peak <= walk.cap - (0 if ahead else min(slack, more))
+
+
+@settings(max_examples=40, deadline=None)
+@given(CHANCE, st.booleans(), st.integers(0, 30))
+def test_there_is_no_room_only_where_one_entry_does_not_fit(chance: random.Random, has_link: bool, ahead: int) -> None:
+    uses = Uses(program_by(chance), 1, has_link)
+    Walk(uses, most(uses), ahead, ahead).run()
+    if most(uses):
+        with pytest.raises(NoRoom):
+            Walk(uses, most(uses) - 1, ahead, ahead).run()
+
+
+def walked(program: Program, cap: int, ahead: int = 0, start: dict[int, Stay] | None = None) -> tuple[Walk, Uses]:
+    uses = Uses(program, 1, has_link=True)
+    walk = Walk(uses, cap, ahead, slack=0)
+    walk.begin(start or {})
+    walk.run()
+    return walk, uses
+
+
+def test_what_is_needed_is_brought_in_ahead_of_its_use_where_nobody_needed_sooner_has_to_leave() -> None:
+    a, b, c = tile("a"), tile("b"), tile("c")
+    program = program_of({a: READ}, {a: READ}, {b: READ}, {c: READ}, {a: READ}, {b: READ})
+    since = []
+    for ahead in (0, 1, 2):
+        walk, uses = walked(program, 3, ahead)
+        since.append([walk.since[uses.tiles.index(one)] for one in (b, c)])
+    assert since == [[2, 3], [1, 3], [1, 1]]
+    tight, uses = walked(program, 2, 2)
+    assert [tight.since[uses.tiles.index(one)] for one in (b, c)] == [1, 2]  # not before the last use of `a` that is nearer
+
+
+def test_nothing_is_brought_in_that_an_entry_before_its_use_overwrites() -> None:
+    program = Program("by hand")
+    t, a = program.tile("t", (1,)), tile("a")
+    host = ({a: WRITE}, HOST)
+    program_of({t: WRITE}, {t: WRITE}, {t: READ}, host, {a: READ}, {a: WRITE}, {a: WRITE}, {a: READ}, program=program)
+    walk, uses = walked(program, 8, 8)
+    assert walk.loaded == uses.sizes[uses.tiles.index(a)]
+
+
+def test_who_will_not_be_kept_leaves_before_others_once_the_run_needs_it_no_more() -> None:
+    a, b, c = tile("a"), tile("b"), tile("c")
+    uses = Uses(program_of({a: READ}, {b: READ}, {c: READ}), 1, has_link=True)
+    for kept in (0, 1):
+        walk = Walk(uses, 2, ahead=0, slack=0)
+        walk.begin({}, [kept])
+        walk.run()
+        assert walk.stands[kept]
+
+
+def test_a_tile_that_stands_between_two_runs_is_known_with_its_next_use_and_whether_it_is_newer_here() -> None:
+    program = Program("by hand")
+    x, a, b = program.input("x", (1,), "u1"), tile("a"), tile("b")
+    walk, uses = walked(program_of({a: READ, x: READ}, {b: UPDATE}, program=program), 3)
+    numbers = [uses.tiles.index(one) for one in (a, b)]
+    assert walk.standing() == {numbers[0]: Stay(0, 0, False), numbers[1]: Stay(1, 1, True)}
