@@ -6,23 +6,18 @@ Bytes up and down a step on a GPU (bf16, sequences of 1024 tokens), as its sched
 could move under the same cap (optimum.py): of the same program, with updates where a plan places them and activations computed
 again. Nothing runs. Caps are shares of the states (12 bytes a parameter), then of all tiles that are alive at once, and last
 of the states with the tiles and parts of the batch that bench/gpu_plan.py foresees to be fastest; and what `make train` trains
-under its 4 MiB. Targets: at most 1.4 of the least up at 10%, 1.25 at 25%, 1.15 at 50%. Bytes copied within the device's memory
-and the CPU seconds until the schedule is there stand beside.
-
-    PYTHONPATH=TREE python bench/bench_bytes.py --slots
-
-The same by the package of TREE, a checkout of a commit whose tiles stood in slots of two sizes (0ac74bd): into
-bench/results/bench_bytes_slots.json, from where the columns "slots" come.
+under its 4 MiB. Targets: at most 1.4 of the least up at 10%, 1.25 at 25%, 1.15 at 50%. Beside them what the same step moves in
+slots of two sizes, as every step did before; bytes copied within the device's memory; and the CPU seconds until the schedule is
+there. bench/results/bench_bytes_slots.json is what commit 0ac74bd moved, whose steps had slots alone.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from common import RESULTS, Table, arguments, publish, show, target
-from counted import AUTO, Model, models, package
+from common import Table, arguments, commit, publish, show, target
+from counted import AUTO, Model, models
 from gpu_rows import PLACED
 from optimum import most_at
 from small_model import CAP, OPTIONS, SHAPE
@@ -30,7 +25,6 @@ from small_model import CAP, OPTIONS, SHAPE
 from asynctile.errors import BudgetError
 
 GB = 1e9
-SLOTS = "bench_bytes_slots"
 COLUMNS = ("model", "tile", "parts", "cap", "cap GB", "least up GB", "slots: up GB", "of the least", "up GB", "of the least",
            "target", "least down GB", "slots: down GB", "down GB", "of the least", "copied GB", "s to make it",
            "peak of cap")  # fmt: skip
@@ -56,8 +50,8 @@ def cases(chosen: dict[str, Model], shares: list[float]) -> Iterator[tuple[str, 
     yield STATES, (small, CAP / SHAPE.states_nbytes, CAP)
 
 
-def figures(model: Model, share: float, cap: int, slots: dict[str, float]) -> list[Any]:
-    """A row of the table. slots: bytes up and down by a package before, if they are known."""
+def figures(model: Model, share: float, cap: int) -> list[Any]:
+    """A row of the table."""
     begin = [model.name, model.tile, model.parts, f"{share:.0%}", cap / GB]
     try:
         found = model.counted(cap, AUTO)
@@ -65,33 +59,22 @@ def figures(model: Model, share: float, cap: int, slots: dict[str, float]) -> li
         return [*begin, *[None] * (len(COLUMNS) - len(begin))]
     up, down = found.traffic.uploaded_nbytes / GB, found.traffic.downloaded_nbytes / GB
     least_up, least_down = found.least.uploaded_nbytes / GB, found.least.downloaded_nbytes / GB
-    most, before = most_at(share), slots.get("up GB")
+    slots_up, slots_down, most = found.slots.uploaded_nbytes / GB, found.slots.downloaded_nbytes / GB, most_at(share)
     return [
-        *begin, least_up, before, before and before / least_up, up, up / least_up,
-        most and target(up / least_up, most, above=False), least_down, slots.get("down GB"), down, down / least_down,
-        found.copied_nbytes / GB, found.made_s, found.traffic.device_peak_nbytes / cap]  # fmt: skip
-
-
-def key(table: str, model: Model, share: float) -> str:
-    return f"{table}: {model.name} {share:.0%} {model.tile} {model.parts}"
+        *begin, least_up, slots_up, slots_up / least_up, up, up / least_up,
+        most and target(up / least_up, most, above=False), least_down, slots_down, down, down / least_down,
+        found.traffic.copied_nbytes / GB, found.made_s, found.traffic.device_peak_nbytes / cap]  # fmt: skip
 
 
 def main() -> None:
     known = models()
-    options = arguments(__doc__, models=tuple(known), caps=(0.10, 0.25, 0.50), slots=False)
-    file = RESULTS / f"{SLOTS}.json"
-    slots = {} if options.slots or not file.exists() else json.loads(file.read_text(encoding="utf-8"))["rows"]
-    tables, kept = {title: Table(title, COLUMNS) for title in (STATES, ALIVE, FASTEST)}, {}
-    for title, (model, share, cap) in cases({name: known[name] for name in options.models}, options.caps):
-        name = key(title, model, share)
-        tables[title].rows.append(row := figures(model, share, cap, slots.get(name, {})))
-        kept[name] = {"up GB": row[8], "down GB": row[13]}
-        print(name, *map(show, row[5:]), flush=True)
-    configuration = {"package": package(), "precision": "bf16 on a GPU, float32 for what `make train` trains"}
-    if options.slots:
-        content = {"command": "PYTHONPATH=TREE python bench/bench_bytes.py --slots", **configuration, "rows": kept}
-        file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    publish("bench_bytes", __doc__, configuration, tables.values(), write=options.write and not options.slots)
+    options = arguments(__doc__, models=tuple(known), caps=(0.10, 0.25, 0.50))
+    tables = {title: Table(title, COLUMNS) for title in (STATES, ALIVE, FASTEST)}
+    for title, case in cases({name: known[name] for name in options.models}, options.caps):
+        tables[title].rows.append(row := figures(*case))
+        print(title, *map(show, row), sep="  ", flush=True)
+    configuration = {"commit": commit(), "precision": "bf16 on a GPU, float32 for what `make train` trains"}
+    publish("bench_bytes", __doc__, configuration, tables.values(), write=options.write)
 
 
 if __name__ == "__main__":

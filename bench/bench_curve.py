@@ -1,13 +1,12 @@
 """How do the bytes of a step fall as its cap grows?
 
     python bench/bench_curve.py [--models gpt2 gpt2-xl] [--points 24] [--updates device auto] [--write]
-    PYTHONPATH=TREE python bench/bench_curve.py --slots --write
 
 From the floor to where everything stays, evenly in bytes, and at 99% and 99.9% of that: bytes up and down a step on a GPU
 (bf16, sequences of 1024 tokens), and the least that any schedule could move. Nothing runs. With every update on the device the
 program is the same under all caps; with `auto` a plan places them anew under each, which is what a training does. Targets: no
-point has more bytes up than 1.01 of those of any smaller cap; at 99% less than 1 GiB goes up. The second line counts by the
-package of TREE, a checkout of a commit whose tiles stood in slots of two sizes (0ac74bd), and writes bench_curve_slots.
+point has more bytes up than 1.01 of those of any smaller cap; at 99% less than 1 GiB goes up. Beside them what the same step
+moves in slots of two sizes, as every step did before.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from common import Table, arguments, publish, target
-from counted import AUTO, ON_DEVICE, Model, models, package
+from common import Table, arguments, commit, publish, target
+from counted import AUTO, ON_DEVICE, Model, models
 
 GIB = 1 << 30
-COLUMNS = ("cap GiB", "of all", "least up GiB", "up GiB", "least down GiB", "down GiB", "copied GiB", "s to make it",
-           "peak of cap")  # fmt: skip
+COLUMNS = ("cap GiB", "of all", "least up GiB", "slots: up GiB", "up GiB", "least down GiB", "down GiB", "copied GiB",
+           "s to make it", "peak of cap")  # fmt: skip
 #: Up to so much more than under a smaller cap is not counted as a rise.
 RISE = 1.01
 #: Nearly everything fits, and how many bytes may go up then.
@@ -44,8 +43,8 @@ def curve(model: Model, update: str, points: int) -> tuple[Table, list[tuple[str
         traffic, least = found.traffic, found.least
         up[cap] = traffic.uploaded_nbytes
         table.rows.append((
-            cap / GIB, f"{cap / alive:.1%}", least.uploaded_nbytes / GIB, up[cap] / GIB, least.downloaded_nbytes / GIB,
-            traffic.downloaded_nbytes / GIB, found.copied_nbytes / GIB, found.made_s,
+            cap / GIB, f"{cap / alive:.1%}", least.uploaded_nbytes / GIB, found.slots.uploaded_nbytes / GIB, up[cap] / GIB,
+            least.downloaded_nbytes / GIB, traffic.downloaded_nbytes / GIB, traffic.copied_nbytes / GIB, found.made_s,
             traffic.device_peak_nbytes / cap))  # fmt: skip
         print(table.title, *table.rows[-1], flush=True)
     nearly = up[int(NEARLY * alive)]
@@ -63,7 +62,7 @@ def rise(found: Sequence[int]) -> float:
 
 def main() -> None:
     known = models()
-    options = arguments(__doc__, models=("gpt2", "gpt2-xl"), points=24, updates=(ON_DEVICE, AUTO), slots=False)
+    options = arguments(__doc__, models=("gpt2", "gpt2-xl"), points=24, updates=(ON_DEVICE, AUTO))
     wanted = Table("what was wanted", ("what", "measured", "target"))
     tables = [wanted]
     for name in options.models:
@@ -71,8 +70,7 @@ def main() -> None:
             table, rows = curve(known[name], update, options.points)
             tables.append(table)
             wanted.rows += rows
-    name = "bench_curve_slots" if options.slots else "bench_curve"
-    publish(name, __doc__, {"package": package(), "precision": "bf16"}, tables, write=options.write)
+    publish("bench_curve", __doc__, {"commit": commit(), "precision": "bf16"}, tables, write=options.write)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
-from common import commit
 from gpu_rows import config_named
 from optimum import Least, least_bytes
 
-import asynctile
 from asynctile.layers import GPT2Config
 from asynctile.layers.machine import Machine
 from asynctile.layers.parameters import Parameters
@@ -33,17 +31,14 @@ AUTO, ON_DEVICE = "auto", "device"
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What one step comes to. made_s: CPU seconds to work out its schedule."""
+    """What one step comes to: the least of it, what its schedule moves, and what it moves in slots of two sizes, as a step does
+    that is run once. made_s: CPU seconds to work out the schedule."""
 
     cap: int
     least: Least
     traffic: Traffic
+    slots: Traffic
     made_s: float
-
-    @property
-    def copied_nbytes(self) -> int:
-        """Within the device's memory, which packages whose tiles stood in slots never did."""
-        return getattr(self.traffic, "copied_nbytes", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +68,11 @@ class Model:
         if update == AUTO:
             on_host = tiles_to_update_on_host(program, demand, cap, machine.rates)
         program = record("step", parameters, rows, on_host=on_host) if on_host else program
+        moved = partial(simulate, program, standing, device=self.device, grain=machine.grain, device_memory=cap)
         began = time.process_time()
-        traffic = simulate(program, standing, grain=machine.grain, device_memory=cap, played=True)
+        traffic = moved(played=True)
         made_s = time.process_time() - began
-        return Counted(cap=cap, least=least_bytes(program, cap), traffic=traffic, made_s=made_s)
+        return Counted(cap=cap, least=least_bytes(program, cap), traffic=traffic, slots=moved(), made_s=made_s)
 
     def _cut(self) -> tuple[Parameters, Rows]:
         tiling = Tiling(self.config, self.tile, Machine(device=self.device, precision=self.precision).grain)
@@ -94,10 +90,3 @@ def models(length: int = 1024) -> dict[str, Model]:
         Model(name="4 layers of 4096", config=wide, batch=16, tile=2048),
     ]
     return {model.name: model for model in found}
-
-
-def package() -> str:
-    """The commit of the package that counts, which may be another one's by PYTHONPATH."""
-    assert asynctile.__file__ is not None
-    tree = Path(asynctile.__file__).resolve().parents[1]
-    return commit(tree)
