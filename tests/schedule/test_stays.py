@@ -127,8 +127,8 @@ def test_what_is_needed_is_brought_in_ahead_of_its_use_where_nobody_needed_soone
         walk, uses = walked(program, 3, ahead)
         since.append([walk.since[uses.tiles.index(one)] for one in (b, c)])
     assert since == [[2, 3], [1, 3], [1, 1]]
-    tight, uses = walked(program, 2, 2)
-    assert [tight.since[uses.tiles.index(one)] for one in (b, c)] == [1, 2]  # not before the last use of `a` that is nearer
+    tight, uses = walked(program_of({a: READ}, {a: READ}, {b: READ}, {c: READ}), 2, 2)
+    assert [tight.since[uses.tiles.index(one)] for one in (b, c)] == [1, 2]  # not before the last use of `a`
 
 
 def test_nothing_is_brought_in_that_an_entry_before_its_use_overwrites() -> None:
