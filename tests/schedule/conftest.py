@@ -1,0 +1,5 @@
+"""The bounds of bench/, by the fixture of its own tests."""
+
+from tests.bench.conftest import bench
+
+__all__ = ["bench"]
