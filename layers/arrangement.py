@@ -51,16 +51,21 @@ class Arrangement:
 class Surroundings:
     """What there is for a step.
 
-    rooms: of the tiers in RAM and above, from the top down. standing: how many tiles of each size stand between steps. lets_go:
-    whether there is a tier below the top that tiles may leave to. rates: assumed of a device and its link; None without a link.
-    copies: whether the cores that compute do the copies of that link as well.
+    rooms: of the tiers in RAM and above, from the top down. standing: how many tiles of each size stand between steps. spills:
+    whether there is a folder below. rates: assumed of a device and its link; None without a link. copies: whether the cores
+    that compute do the copies of that link as well.
     """
 
     rooms: Sequence[Room]
     standing: Counter[int]
-    lets_go: bool
+    spills: bool
     rates: Rates | None = None
     copies: bool = False
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether tiles may leave the top."""
+        return len(self.rooms) > 1 or self.spills
 
 
 def arrange(
@@ -135,9 +140,9 @@ class _Step:
         """What moves, in bytes over a link; infinite if the step does not fit."""
         program, rooms = self.program(rows, kept), self.around.rooms
         nbytes = _moved_nbytes(program, rooms[:1])
-        if len(rooms) > 1 and not self._ram_holds(rows, kept):
-            nbytes += DISK_OF_LINK * _moved_nbytes(program, rooms)
-        return nbytes
+        if len(rooms) == 1 or self._ram_holds(rows, kept):
+            return nbytes
+        return nbytes + DISK_OF_LINK * _moved_nbytes(program, rooms) if self.around.spills else math.inf
 
     def most_carried(self, rows: Rows) -> int:
         """Of parts whose activations leave the device and come back, so that the link does not take longer than compute."""

@@ -64,7 +64,7 @@ class Keeping:
             around = Surroundings(
                 rooms=[room.without(found - standing) for room in rooms],
                 standing=sizes_of(standing),
-                lets_go=engine.has_link or engine.tiers.spill is not None,
+                spills=engine.tiers.spill is not None,
                 rates=assumed_rates(engine.device, engine.precision, engine.link_rate) if engine.has_link else None,
                 copies=engine.device == "emulated",
             )

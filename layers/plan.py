@@ -137,7 +137,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
     around = Surroundings(
         rooms=machine.rooms,
         standing=sizes,
-        lets_go=has_link or spill,
+        spills=spill,
         rates=machine.rates if has_link else None,
         copies=machine.device == "emulated",
     )

@@ -36,7 +36,7 @@ SLOW_LINK = replace(FAST_LINK, compute=1e15, upload=1.0, download=1.0)
 def arranged(cap: int | None, rates: Rates | None = None, recompute: bool | str = "auto", **more: Any) -> Arrangement:
     around = Surroundings(
         rooms=(Room(cap, ALIGNMENT), Room(more.pop("ram", None), ALIGNMENT)), standing=sizes_of(PARAMETERS.states()),
-        lets_go=True, rates=rates, **more,
+        spills=more.pop("spills", False), rates=rates, **more,
     )  # fmt: skip
     return arrange("step", PARAMETERS, ROWS, around, precision="fp32", recompute=recompute)
 
@@ -60,6 +60,17 @@ def test_no_number_of_passes_that_was_in_question_moves_much_less(share: float) 
     assert passes > 1
     assert moved_nbytes(cap, passes) < 0.9 * moved_nbytes(cap, 1)
     assert moved_nbytes(cap, passes) <= min(moved_nbytes(cap, count) for count in (1, 2, 4, 8)) / 0.99
+
+
+def test_ram_without_a_folder_below_must_hold_a_step_in_so_many_passes() -> None:
+    """One pass has all activations of a block at once, several have all its gradients: either may need more RAM."""
+    cap = STATES // 2
+    needed = {count: demand_of([record("step", PARAMETERS, ROWS.in_passes(count))], PARAMETERS.states()).resident_nbytes
+              for count in (1, 2, 4, 8)}  # fmt: skip
+    assert needed[8] < needed[1]
+    assert arranged(cap, recompute=True, ram=needed[8]) == arranged(cap, recompute=True) == Arrangement(8, 0)
+    assert arranged(cap, recompute=True, ram=needed[8] - 1).passes == 1, "none fits: as if nothing had been chosen"
+    assert arranged(cap, recompute=True, ram=needed[8] - 1, spills=True).passes > 1
 
 
 def test_activations_are_kept_while_the_link_is_idle_and_ram_holds_them() -> None:
