@@ -35,23 +35,24 @@ def shrunk(config: GPT2Config, scale: int) -> GPT2Config:
 
 
 async def issued(name: str, share: float, options: Namespace) -> tuple[Any, ...]:
-    """(model, cap, tile, parts, operations a step, seconds a step, microseconds an operation)."""
-    tile, parts = PLACED[name, share]
+    """(model, cap, tile, operations a step, seconds a step, microseconds an operation)."""
+    tile = PLACED[name, share]
     config = shrunk(config_named(name, options.length), options.scale)
     cap = int(share * config.states_nbytes)
-    row = Row(config=config, batch=options.batch, length=config.block_size, tile=tile // options.scale, parts=parts, cap=cap)
+    row = Row(config=config, batch=options.batch, length=config.block_size, tile=tile // options.scale, cap=cap)
     async with Engine("cuda:0", device_memory=cap, precision="bf16") as engine:
         model = await GPT2.create(engine, config, seed=1, tile=row.tile)
-        trainer = Trainer(model, AdamW(lr=1e-4), recompute=True, micro_batches=parts, update="device")
+        trainer = Trainer(model, AdamW(lr=1e-4), recompute=True, update="device")
+        before = engine.statistics().operations
         step_s = (await Speed.of(trainer, row, options.steps)).step_s
-        operations = len(model.program("step", row.batch, row.length, parts))
-    return name, share, tile, parts, operations, step_s, step_s / operations * 1e6
+        operations = (engine.statistics().operations - before) // trainer.step_count
+    return name, share, tile, operations, step_s, step_s / operations * 1e6
 
 
 async def main(options: Namespace) -> None:
     asynctile.device.open_driver = lambda name: IdleDriver()
     table = Table("issued to a GPU that takes no time",
-                  ("model", "cap", "tile", "parts", "operations", "s a step", "us an operation"))  # fmt: skip
+                  ("model", "cap", "tile", "operations", "s a step", "us an operation"))  # fmt: skip
     for name in options.models:
         for share in options.caps:
             table.rows.append(await issued(name, share, options))

@@ -23,17 +23,17 @@ from asynctile.program.needs import demand_of
 TINY = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 #: Edges of tiles to choose from under a cap, beside the model's own widths.
 LADDER = (512, 384, 256, 128, 64, 32, 16)
-#: (tile, parts of the batch) for batches of 16 x 1024 in bf16, by bench/gpu_plan.py.
+#: The tile for batches of 16 x 1024 in bf16, by bench/gpu_plan.py.
 PLACED = {
-    ("gpt2", 0.1): (768, 1),
-    ("gpt2", 0.25): (1536, 1),
-    ("gpt2", 0.5): (3072, 2),
-    ("gpt2-medium", 0.1): (2048, 2),
-    ("gpt2-medium", 0.25): (2048, 1),
-    ("gpt2-medium", 0.5): (4096, 1),
-    ("gpt2-xl", 0.1): (3200, 2),
-    ("gpt2-xl", 0.25): (3200, 1),
-    ("gpt2-xl", 0.5): (3200, 2),
+    ("gpt2", 0.1): 768,
+    ("gpt2", 0.25): 1536,
+    ("gpt2", 0.5): 3072,
+    ("gpt2-medium", 0.1): 2048,
+    ("gpt2-medium", 0.25): 2048,
+    ("gpt2-medium", 0.5): 4096,
+    ("gpt2-xl", 0.1): 3200,
+    ("gpt2-xl", 0.25): 3200,
+    ("gpt2-xl", 0.5): 4096,
 }
 #: Tokens of the vocabulary where the head is not to count.
 FEW_TOKENS = 256
@@ -117,8 +117,8 @@ def under_cap(options: Namespace, name: str, share: float) -> Row:
     """With a share of its states as device memory, cut as foreseen to be fastest."""
     config = config_named(name, options.length)
     cap = int(share * config.states_nbytes)
-    tile, parts = PLACED.get((name, share)) or (tile_under(options, config, cap), 1)
-    return Row(config=config, batch=options.batch, length=options.length, tile=tile, parts=parts, cap=cap)
+    tile = PLACED.get((name, share)) or tile_under(options, config, cap)
+    return Row(config=config, batch=options.batch, length=options.length, tile=tile, cap=cap)
 
 
 def deep(options: Namespace, layers: int) -> Row:

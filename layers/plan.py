@@ -36,8 +36,9 @@ class Plan:
     machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
     the step, in words. copies_bytes: of the weights in bf16, beside the states. row_tokens: the most rows of a row tile.
     passes: in how many the batch goes through each layer.
-    memory: how tiles that come and go stand in the capped memory: "by bytes", at any byte of it, or "in slots" of two sizes; ""
-    where nothing has to leave. unused_bytes: of that cap, what no tile stands in; copied_bytes: copied within it to make room.
+    memory: how tiles that come and go stand in the capped memory: "by bytes", at any byte of it, or "in slots" of two sizes;
+    "" where nothing has to leave. unused_bytes: of that cap, what no tile stands in; copied_bytes: copied within it to make
+    room. copies: over the link and within memory, a number.
     layers, kept: blocks of the model, and how many parts of the step keep their activations, the head first, then the blocks
     from the last one on; "auto" is settled here as in a run under the same caps.
     updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough
@@ -59,6 +60,7 @@ class Plan:
     memory: str
     unused_bytes: int
     copied_bytes: int
+    copies: int
     host_bytes: int
     spill_bytes: int
     operations: int
@@ -198,6 +200,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         memory="" if not traffic.divided else "by bytes" if traffic.packed else "in slots",
         unused_bytes=traffic.unused_nbytes,
         copied_bytes=traffic.copied_nbytes,
+        copies=traffic.copies,
         host_bytes=_host_bytes(in_ram, host, spill),
         spill_bytes=traffic.spill_needed_nbytes,
         operations=sum(1 for _ in program.operations()),

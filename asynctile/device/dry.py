@@ -50,12 +50,13 @@ class DryStream:
 
 
 class DryDevice(DryMemory):
-    """The contract of device/base.py, dry. has_link, grain: as in the device that it stands for."""
+    """The contract of device/base.py, dry. has_link, grain: as in the device that it stands for. copies: asked for so far."""
 
     def __init__(self, name: str, has_link: bool, grain: Grain = FINE) -> None:
         self.name = name
         self.has_link = has_link
         self.grain = grain
+        self.copies = 0
         self.kernels: dict[str, Callable[..., None]] = {}
         self.workers: Workers | None = None
         self.host: HostMemory = DryMemory()
@@ -89,16 +90,19 @@ class DryDevice(DryMemory):
     def upload(
         self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
+        self.copies += 1
         return DONE
 
     def download(
         self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
+        self.copies += 1
         return DONE
 
     def copy(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
+        self.copies += 1
         return DONE
 
     def add_stream(self, name: str, threads: int) -> Stream:

@@ -33,16 +33,18 @@ class Traffic:
     """Bytes of one run in the steady state (the second of two), and peaks over both.
 
     uploaded, downloaded: between RAM and a device with memory of its own; fetched: results for the host, in neither.
-    copied: within the memory that operations run in. spill_read, spill_written: between RAM and the spill folder; spill_needed:
-    the least limit of it. divided: whether tiles come and go in that memory; packed: whether they then stand at any byte of it
-    (asynctile/schedule/packing.py), not in slots. unused: of its cap, what no tile stands in where it is fullest; in slots that
-    is looked at between two steps and at the marks of one. 0 where it holds everything.
+    copied: within the memory that operations run in. copies: how many copies there are, over the link and within any memory.
+    spill_read, spill_written: between RAM and the spill folder; spill_needed: the least limit of it. divided: whether tiles
+    come and go in that memory; packed: whether they then stand at any byte of it (asynctile/schedule/packing.py), not in
+    slots. unused: of its cap, what no tile stands in where it is fullest; in slots that is looked at between two steps and at
+    the marks of one. 0 where it holds everything.
     """
 
     uploaded_nbytes: int
     downloaded_nbytes: int
     fetched_nbytes: int
     copied_nbytes: int
+    copies: int
     spill_read_nbytes: int
     spill_written_nbytes: int
     device_peak_nbytes: int
@@ -88,13 +90,14 @@ def simulate(
     if schedule is not None:
         moved, peaks = _scheduled(schedule), schedule.peaks
     else:
-        moved = _moved_twice(assembly, program, demand)
+        moved = _moved_twice(assembly, program, demand, dry)
         peaks = tuple(tier.ledger.peak_nbytes for tier in tiers.from_the_top())
     return Traffic(
         uploaded_nbytes=moved[0],
         downloaded_nbytes=moved[1],
         fetched_nbytes=sum(entry.tile.nbytes for entry in program.entries if isinstance(entry, Fetch)),
         copied_nbytes=moved[4],
+        copies=moved[5],
         spill_read_nbytes=moved[2],
         spill_written_nbytes=moved[3],
         device_peak_nbytes=peaks[TOP] if has_link else 0,
@@ -116,30 +119,31 @@ def _unused_nbytes(top: Tier, schedule: Schedule | None) -> int:
     return top.arena.cap - max(sum(tile.nbytes for tile in tiles) for tiles in moments)
 
 
-def _moved_twice(assembly: Assembly, program: Program, demand: Demand) -> list[int]:
+def _moved_twice(assembly: Assembly, program: Program, demand: Demand, dry: DryDevice) -> list[int]:
     """By the second of two runs."""
-    before = [0] * 5
+    before = [0] * 6
     for _ in range(2):
-        before = _moved(assembly.tiers)
+        before = _moved(assembly.tiers, dry)
         for tile in program.inputs.values():
             assembly.put_dry(tile)
         at_once(Job(assembly, program, demand).finish())
-    return [after - first for after, first in zip(_moved(assembly.tiers), before, strict=True)]
+    return [after - first for after, first in zip(_moved(assembly.tiers, dry), before, strict=True)]
 
 
 def _scheduled(schedule: Schedule) -> list[int]:
-    """By a step that is played: bytes up, down, from the file, to the file, within the device's memory."""
+    """By a step that is played: bytes up, down, from the file, to the file, within the device's memory; how many copies."""
     moved = dict.fromkeys(((kind, way) for kind in Kind for way in (False, True)), 0)
     for entry in schedule.entries:
         moved[entry.kind, entry.places[0].tier == DISK] += entry.nbytes
     filled = sum(align(tile.nbytes, PAGE) for tile in schedule.inputs_below())
     read, written = moved[Kind.TRANSFER, False], moved[Kind.TRANSFER, True] + filled
     copied = sum(entry.nbytes for entry in schedule.entries if entry.kind is Kind.COPY and entry.places[0].tier == TOP)
-    return [moved[Kind.UPLOAD, False], moved[Kind.DOWNLOAD, False], read, written, copied]
+    copies = sum(entry.kind in (Kind.UPLOAD, Kind.DOWNLOAD, Kind.COPY, Kind.FETCH) for entry in schedule.entries)
+    return [moved[Kind.UPLOAD, False], moved[Kind.DOWNLOAD, False], read, written, copied, copies]
 
 
-def _moved(tiers: Tiers) -> list[int]:
-    """Bytes so far: up, down, from the file, to the file, within the device's memory."""
+def _moved(tiers: Tiers, dry: DryDevice) -> list[int]:
+    """Bytes so far: up, down, from the file, to the file, within the device's memory; how many copies."""
     link = (tiers.top.loaded_nbytes, tiers.top.written_nbytes) if tiers.link is not None else (0, 0)
     disk = (tiers.host.loaded_nbytes, tiers.host.written_nbytes) if tiers.spill is not None else (0, 0)
-    return [*link, *disk, tiers.top.moved_nbytes]
+    return [*link, *disk, tiers.top.moved_nbytes, dry.copies]

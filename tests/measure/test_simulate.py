@@ -67,3 +67,12 @@ def test_prefetching_costs_no_more_loads_than_the_slots_that_it_holds(slots):
 def test_nothing_leaves_early_where_everything_fits():
     work = Matmul(n=8)
     assert simulate(work.program, work.standing(), device_memory=193 * work.nbytes, prefetch=8).uploaded_nbytes == 0
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_as_many_copies_are_counted_as_the_bytes_are_tiles(repeats):
+    """Of this program all tiles are alike."""
+    work = Matmul(n=8)
+    traffic = simulate(work.program, work.standing(), device_memory=40 * work.nbytes, repeats=repeats)
+    moved = traffic.uploaded_nbytes + traffic.downloaded_nbytes + traffic.copied_nbytes + traffic.fetched_nbytes
+    assert traffic.copies == moved // work.nbytes > 100
