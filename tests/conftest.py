@@ -19,6 +19,15 @@ def pytest_configure(config):
     config.pluginmanager.register(Transitions())
 
 
+@pytest.fixture(autouse=True, scope="session")
+def packings_of_this_session(tmp_path_factory):
+    """Packings are kept, but no test begins with those of an earlier session."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("kernels")
+        patch.setattr("asynctile.repeat.packing_files.cache_folder", lambda: folder)
+        yield
+
+
 @pytest.fixture
 def soft_gpu(monkeypatch):
     """A GPU for Engine(device="cuda:0") whose driver is on the CPU: call it with SoftDriver's options to shape what opens next.

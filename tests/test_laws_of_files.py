@@ -19,6 +19,7 @@ WRITERS = {
     "asynctile.storage.folder": "the parents of a folder that a caller names",
     "asynctile.storage.tensors": "a file that a caller names, new and then renamed",
     "asynctile.storage.documents": "in a folder held open",
+    "asynctile.storage.cache": "in a folder held open, beside the machine code of kernels",
     "asynctile.storage.container": "the spill file of a folder that a caller names",
     "asynctile.layers.tokens": "a folder that a caller names",
     "asynctile.measure.trace": "a file that a caller names",
@@ -29,8 +30,8 @@ CHANGES = {
     "rename", "renames", "unlink", "rmdir", "mkdir", "makedirs", "remove", "removedirs", "rmtree", "symlink", "link",
     "symlink_to", "hardlink_to", "touch", "write_text", "write_bytes", "mkdtemp", "mkstemp", "copytree", "copyfile", "move",
 }  # fmt: skip
-#: Methods of lists, sets and arrays, which have the same names.
-PLAIN = {"remove"}
+#: Methods of lists, sets, arrays and plans, which have the same names.
+PLAIN = {"remove", "move"}
 #: What makes code of data: modules, and calls.
 RUN = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "code"}
 RUNS = {("", "eval"), ("", "exec"), ("", "compile"), ("", "__import__"), ("np", "load"), ("numpy", "load"), ("torch", "load")}

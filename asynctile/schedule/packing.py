@@ -11,7 +11,7 @@ want all of a cap need 1.14 of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +65,41 @@ class Packing:
             yield from moves
 
 
+class Numbered(NamedTuple):
+    """A packing in numbers alone, tiles as `Uses.tiles` numbers them: what is left of it without the tiles of one process.
+
+    start: offsets by tile. moves: (act, tile, offset), and births: by entry (tile, offset), as of a `Packing`.
+    """
+
+    start: Mapping[int, int]
+    moves: Sequence[Sequence[tuple[int, int, int]]]
+    births: Mapping[int, Sequence[tuple[int, int]]]
+    peak_nbytes: int
+
+    @classmethod
+    def of(cls, packing: Packing, uses: Uses) -> Numbered:
+        numbers = {tile: number for number, tile in enumerate(uses.tiles)}
+        return cls(
+            start={numbers[tile]: offset for tile, offset in packing.start.items()},
+            moves=[[(int(act), numbers[tile], offset) for act, tile, offset in moves] for moves in packing.moves],
+            births={entry: [(numbers[tile], offset) for tile, offset in born] for entry, born in packing.births.items()},
+            peak_nbytes=packing.peak_nbytes,
+        )
+
+    def packing(self, uses: Uses, cap: int, alignment: int) -> Packing:
+        """The same for these tiles."""
+        tiles = uses.tiles
+        return Packing(
+            program=uses.program,
+            cap=cap,
+            alignment=alignment,
+            start={tiles[tile]: offset for tile, offset in self.start.items()},
+            moves=tuple(tuple(Planned(Act(act), tiles[tile], offset) for act, tile, offset in moves) for moves in self.moves),
+            births={entry: tuple((tiles[tile], offset) for tile, offset in born) for entry, born in self.births.items()},
+            peak_nbytes=self.peak_nbytes,
+        )
+
+
 def pack(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, has_link: bool) -> Packing | None:
     """The best packing found for a tier of `cap` bytes; None if a step does not fit so.
 
@@ -78,16 +113,7 @@ def pack(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, 
     best = _best(uses, cap, depth, pace)
     if best is None:
         return None
-    tiles = uses.tiles
-    return Packing(
-        program=program,
-        cap=cap,
-        alignment=alignment,
-        start={tiles[tile]: offset for tile, offset in best.home.items()},
-        moves=tuple(tuple(Planned(act, tiles[tile], offset) for act, tile, offset in moves) for moves in best.moves),
-        births={entry: tuple((tiles[tile], offset) for tile, offset in born) for entry, born in best.births.items()},
-        peak_nbytes=best.peak,
-    )
+    return Numbered(best.home, best.moves, best.births, best.peak).packing(uses, cap, alignment)
 
 
 def _best(uses: Uses, cap: int, depth: int, pace: Pace) -> Packer | None:

@@ -24,9 +24,9 @@ from asynctile.kernels.cpu import (  # noqa: F401  (each module registers its ke
     layernorm,
 )
 from asynctile.kernels.cpu.compiler import compile_apart
-from asynctile.kernels.cpu.jit import KERNELS, LOOPS, has_cache, is_ready, prepare
+from asynctile.kernels.cpu.jit import KERNELS, LOOPS, cache_folder, has_cache, is_ready, prepare
 
-__all__ = ["KERNELS", "warm"]
+__all__ = ["KERNELS", "cache_folder", "warm"]
 
 
 def warm(

@@ -119,6 +119,12 @@ def has_cache(name: str) -> bool:
     return _dispatcher(name).stats.cache_path is not None
 
 
+def cache_folder() -> Path | None:
+    """Where machine code is kept; None where no folder can be written."""
+    paths = {dispatcher.stats.cache_path for dispatcher in KERNELS.values()} - {None}
+    return Path(min(paths)) if paths else None
+
+
 def inline(fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:
     """A piece of kernels: always inlined by LLVM, so that it vectorises in the caller but keeps its own `fastmath`."""
     return njit(nogil=True, fastmath=fastmath, error_model="numpy", forceinline=True)
