@@ -24,7 +24,7 @@ from tests.layers.shapes import Shape, shape
 from tests.layers.training import OPTIMIZER, assert_same_bits, lively, outcome
 
 #: Eight row tiles of a whole sequence each; activations take more than a block's weights.
-MANY = shape(24, 2, 40, 16, tile=16, batch=8, length=16, n_layer=2)
+MANY = shape(16, 2, 24, 16, tile=16, batch=8, length=16, n_layer=2)
 PARAMETERS = MANY.parameters()
 ROWS = PARAMETERS.tiling.rows(MANY.batch, MANY.length)
 STATES = MANY.config.states_nbytes
