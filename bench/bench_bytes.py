@@ -5,7 +5,7 @@
 Bytes up and down a step on a GPU (bf16, sequences of 1024 tokens), as its schedule says, against the least that any schedule
 could move under the same cap (optimum.py): of the same program, with updates where a plan places them and activations computed
 again. Nothing runs. Caps are shares of the states (12 bytes a parameter), then of all tiles that are alive at once, and last
-of the states with the tiles and parts of the batch that bench/gpu_plan.py foresees to be fastest; and what `make train` trains
+of the states with the tiles that bench/gpu_plan.py foresees to be fastest; and what `make train` trains
 under its 4 MiB. Targets: at most 1.4 of the least up at 10%, 1.25 at 25%, 1.15 at 50%. Beside them what the same step moves in
 slots of two sizes, as every step did before; bytes copied within the device's memory; and the CPU seconds until the schedule is
 there. bench/results/bench_bytes_slots.json is what commit 0ac74bd moved, whose steps had slots alone.
@@ -25,7 +25,7 @@ from small_model import CAP, OPTIONS, SHAPE
 from asynctile.errors import BudgetError
 
 GB = 1e9
-COLUMNS = ("model", "tile", "parts", "cap", "cap GB", "least up GB", "slots: up GB", "of the least", "up GB", "of the least",
+COLUMNS = ("model", "tile", "cap", "cap GB", "least up GB", "slots: up GB", "of the least", "up GB", "of the least",
            "target", "least down GB", "slots: down GB", "down GB", "of the least", "copied GB", "s to make it",
            "peak of cap")  # fmt: skip
 #: A row: its model, the share that its cap is, and the cap in bytes.
@@ -40,10 +40,10 @@ def cases(chosen: dict[str, Model], shares: list[float]) -> Iterator[tuple[str, 
         for share in shares:
             yield STATES, (model, share, int(share * model.config.states_nbytes))
             yield ALIVE, (model, share, int(share * alive))
-    for (name, share), (tile, parts) in PLACED.items():
+    for (name, share), tile in PLACED.items():
         if name in chosen and share in shares:
             config = chosen[name].config
-            placed = Model(name=name, config=config, batch=16, tile=tile, parts=parts)
+            placed = Model(name=name, config=config, batch=16, tile=tile)
             yield FASTEST, (placed, share, int(share * config.states_nbytes))
     small = Model(name="make train", config=SHAPE, batch=OPTIONS.batch_size, tile=SHAPE.n_embd, device=OPTIONS.device,
                   precision=OPTIONS.precision)  # fmt: skip
@@ -52,7 +52,7 @@ def cases(chosen: dict[str, Model], shares: list[float]) -> Iterator[tuple[str, 
 
 def figures(model: Model, share: float, cap: int) -> list[Any]:
     """A row of the table."""
-    begin = [model.name, model.tile, model.parts, f"{share:.0%}", cap / GB]
+    begin = [model.name, model.tile, f"{share:.0%}", cap / GB]
     try:
         found = model.counted(cap, AUTO)
     except BudgetError:

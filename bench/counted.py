@@ -49,7 +49,6 @@ class Model:
     config: GPT2Config
     batch: int
     tile: int
-    parts: int = 1
     device: str = "cuda:0"
     precision: str = "bf16"
 
@@ -76,7 +75,7 @@ class Model:
 
     def _cut(self) -> tuple[Parameters, Rows]:
         tiling = Tiling(self.config, self.tile, Machine(device=self.device, precision=self.precision).grain)
-        rows = tiling.rows(self.batch, self.config.block_size, self.parts)
+        rows = tiling.rows(self.batch, self.config.block_size)
         return Parameters(self.config, tiling, self.precision), rows
 
 

@@ -52,3 +52,11 @@ def test_a_curve_has_the_caps_at_which_nearly_all_fits_and_tells_its_largest_ris
     assert len(table.rows) == 6
     assert table.rows[0][4] == max(row[4] for row in table.rows)
     assert len(wanted) == 2
+
+
+def test_every_model_has_a_row_for_each_cap_and_as_it_is_cut_on_a_gpu(bench: Any) -> None:
+    found, small = bench("bench_bytes"), bench("counted").models()["gpt2"]
+    rows = [(table, model.name, share) for table, (model, share, _) in found.cases({"gpt2": small}, [0.1, 0.5])]
+    for table in (found.STATES, found.ALIVE, found.FASTEST):
+        assert {share for where, name, share in rows if where == table and name == "gpt2"} == {0.1, 0.5}
+    assert rows[-1][1] == "make train"
