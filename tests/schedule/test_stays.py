@@ -132,12 +132,17 @@ def test_what_is_needed_is_brought_in_ahead_of_its_use_where_nobody_needed_soone
 
 
 def test_nothing_is_brought_in_that_an_entry_before_its_use_overwrites() -> None:
+    a = tile("a")
+    walk, _ = walked(program_of({a: READ}, ({a: WRITE}, HOST), {a: READ}, {a: WRITE}, {a: WRITE}, {a: READ}), 8, 8)
+    assert walk.loaded == 2
+
+
+def test_nor_what_has_been_overwritten_once_and_will_be_again() -> None:
+    """The look ahead stops before `d` until `c` is used, and `t` is dead when it goes on."""
     program = Program("by hand")
-    t, a = program.tile("t", (1,)), tile("a")
-    host = ({a: WRITE}, HOST)
-    program_of({t: WRITE}, {t: WRITE}, {t: READ}, host, {a: READ}, {a: WRITE}, {a: WRITE}, {a: READ}, program=program)
-    walk, uses = walked(program, 8, 8)
-    assert walk.loaded == uses.sizes[uses.tiles.index(a)]
+    t, a, c, d = program.tile("t", (1,), "u1"), tile("a"), tile("c", nbytes=2), tile("d", nbytes=2)
+    walk, _ = walked(program_of({a: READ}, {c: READ, t: WRITE}, {t: WRITE}, {d: READ}, {t: READ}, program=program), 9, 3)
+    assert walk.loaded == a.nbytes + c.nbytes + d.nbytes
 
 
 def test_who_will_not_be_kept_leaves_before_others_once_the_run_needs_it_no_more() -> None:
@@ -156,3 +161,10 @@ def test_a_tile_that_stands_between_two_runs_is_known_with_its_next_use_and_whet
     walk, uses = walked(program_of({a: READ, x: READ}, {b: UPDATE}, program=program), 3)
     numbers = [uses.tiles.index(one) for one in (a, b)]
     assert walk.standing() == {numbers[0]: Stay(0, 0, False), numbers[1]: Stay(1, 1, True)}
+
+
+def test_a_temporary_that_the_host_uses_last_stands_no_more() -> None:
+    program = Program("by hand")
+    t = program.tile("t", (1,), "u1")
+    walk, _ = walked(program_of({t: WRITE}, ({t: READ}, HOST), {t: READ}, ({t: READ}, HOST), program=program), 1)
+    assert (walk.written, walk.loaded, walk.used) == (1, 1, 0)
