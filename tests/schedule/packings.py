@@ -112,7 +112,7 @@ class Walk:
         for tile in self.program.rewritten[mark.name]:
             if self.over_link:
                 self.floor.where.pop(tile, None)
-                self.below.add(tile)
+                self._come_down(tile)
             else:
                 assert tile in self.floor.where, f"{tile.name} has no place for what the host writes"
                 self.dirty.add(tile)

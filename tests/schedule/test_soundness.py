@@ -119,3 +119,25 @@ def test_a_move_that_there_is_not_is_refused(found):
     for act in (-1, 3):
         moves = [[(act, tile, offset) for _, tile, offset in moves] for moves in numbers.moves]
         assert not sound(numbers._replace(moves=moves), packing, has_link=True)
+
+
+def test_a_step_ends_where_it_began(found):
+    numbers, packing = found
+    tile, offset = next(iter(numbers.start.items()))
+    moves = [*numbers.moves[:-1], [*numbers.moves[-1], (Act.LEAVE, tile, offset)]]
+    assert not sound(numbers._replace(moves=moves), packing, has_link=True)
+    assert sound(numbers._replace(moves=[*moves[:-1], [*moves[-1], (Act.LOAD, tile, offset)]]), packing, has_link=True)
+
+
+def test_only_what_has_bytes_below_comes_from_there(found):
+    """Before the step somebody's place is lent: to one that stays between steps, and to one that is yet to be made."""
+    numbers, packing = found
+    uses = Uses(packing.program, ALIGNMENT, True)
+    home, offset = max(numbers.start.items(), key=lambda item: uses.sizes[item[0]])
+    read = {uses.tiles.index(tile) for tile in packing.program.first_uses} - numbers.start.keys()
+    temporary = uses.tiles.index(packing.program.temporaries[0])
+    for guest, is_there in ((min(read), True), (temporary, False)):
+        assert uses.sizes[guest] <= uses.sizes[home]
+        visit = [(Act.LEAVE, home, offset), (Act.LOAD, guest, offset), (Act.LEAVE, guest, offset), (Act.LOAD, home, offset)]
+        moves = [[*visit, *numbers.moves[0]], *numbers.moves[1:]]
+        assert sound(numbers._replace(moves=moves), packing, has_link=True) == is_there
