@@ -194,7 +194,7 @@ async def trainer_on(engine: Any, config: GPT2Config, *, tile: int | None = None
 async def program_of(trainer: Trainer, batch: int, length: int) -> Program:
     """The step as it was run on such batches, with the updates where the trainer has placed them."""
     rows = trainer.model.tiling.rows(batch, length, trainer.micro_batches)
-    return await trainer._keeping.run("step", rows, partial(trainer._placed, "step", rows))
+    return await trainer._keeping.run("step", rows, partial(trainer._placed, "step"))
 
 
 def steps(trainer: Trainer, tokens: Any, targets: Any, count: int) -> Side:

@@ -62,7 +62,7 @@ async def rehearsed(engine: Engine, trainer: Trainer, shape: Any, seed: int | No
     rows = model.tiling.rows(shape.batch, shape.length, shape.micro_batches)
 
     async def job() -> Schedule | None:
-        program = await trainer._keeping.run(kind, rows, partial(trainer._placed, kind, rows))
+        program = await trainer._keeping.run(kind, rows, partial(trainer._placed, kind))
         async with engine.exclusive():
             await engine.assembly.cut(model.demand(program))
             packing = None if seed is None else a_packing(program, engine.tiers, seed)
