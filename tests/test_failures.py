@@ -103,6 +103,7 @@ class Deaf:
 async def test_a_disk_that_stops_answering_is_named_with_who_waits_and_the_engine_closes(place, tmp_path):
     deaf, work = Deaf(), Matmul()
     async with engine_for(work, tmp_path, *place, watchdog=0.3, wrap_spill=deaf.wrap) as engine:
+        engine.plays = False  # so that operations are enqueued before what they need: tiles of a plan come to its start first
         await work.prepare(engine)
         await work.run(engine)
         deaf.hangs.set()
