@@ -5,7 +5,7 @@ It changes no bit of a result. Where every tier holds all of a step there is one
 keep their activations as fit (activations.py). Else something moves, and that is counted (asynctile/schedule/fewest.py):
 
 - More passes keep less of a block alive at once, and visit its weights and gradients more often. How many are best depends on
-  the cap.
+  the cap. Tiles of one pass are what cores compute side by side: each pass has as many as there are cores.
 - Activations that are kept leave and come back, which costs both ways of the link, and computing them again costs the device.
   They are kept as long as compute still takes longer than the link, and if that takes less time than to keep none.
 
@@ -52,13 +52,14 @@ class Surroundings:
     """What there is for a step.
 
     rooms: of the tiers in RAM and above, from the top down. standing: how many tiles of each size stand between steps. spills:
-    whether there is a folder below. rates: assumed of a device and its link; None without a link. copies: whether the cores
-    that compute do the copies of that link as well.
+    whether there is a folder below. cores: tiles that are computed at once. rates: assumed of a device and its link; None
+    without a link. copies: whether the cores that compute do the copies of that link as well.
     """
 
     rooms: Sequence[Room]
     standing: Counter[int]
     spills: bool
+    cores: int
     rates: Rates | None = None
     copies: bool = False
 
@@ -79,7 +80,8 @@ def arrange(
         return Arrangement(default, kept)
     if len(step.program(rows, kept)) > COUNTED_ENTRIES:
         return Arrangement(default, kept)
-    passes = least_of(default, rows.most_passes, lambda count: step.cost(rows.in_passes(count), kept))
+    most = max(default, min(rows.most_passes, rows.most_passes * len(parameters.tiling.model) // around.cores))
+    passes = least_of(default, most, lambda count: step.cost(rows.in_passes(count), kept))
     if isinstance(recompute, bool):
         return Arrangement(passes, kept)
     rows = rows.in_passes(passes)

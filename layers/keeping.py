@@ -65,6 +65,7 @@ class Keeping:
                 rooms=[room.without(found - standing) for room in rooms],
                 standing=sizes_of(standing),
                 spills=engine.tiers.spill is not None,
+                cores=1 if engine.tiers.device.workers is None else engine.tiers.device.workers.threads,
                 rates=assumed_rates(engine.device, engine.precision, engine.link_rate) if engine.has_link else None,
                 copies=engine.device == "emulated",
             )

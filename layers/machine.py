@@ -83,6 +83,11 @@ class Machine:
         return self.device.startswith("cuda")
 
     @property
+    def cores(self) -> int:
+        """Tiles that are computed at once."""
+        return 1 if self.is_gpu else len(os.sched_getaffinity(0))
+
+    @property
     def flops_per_s(self) -> float:
         """The rate of GEMMs."""
         return self.rates.compute

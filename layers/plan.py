@@ -140,6 +140,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         rooms=machine.rooms,
         standing=sizes,
         spills=spill,
+        cores=machine.cores,
         rates=machine.rates if has_link else None,
         copies=machine.device == "emulated",
     )

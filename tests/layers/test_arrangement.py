@@ -36,7 +36,7 @@ SLOW_LINK = replace(FAST_LINK, compute=1e15, upload=1.0, download=1.0)
 def arranged(cap: int | None, rates: Rates | None = None, recompute: bool | str = "auto", **more: Any) -> Arrangement:
     around = Surroundings(
         rooms=(Room(cap, ALIGNMENT), Room(more.pop("ram", None), ALIGNMENT)), standing=sizes_of(PARAMETERS.states()),
-        spills=more.pop("spills", False), rates=rates, **more,
+        spills=more.pop("spills", False), cores=more.pop("cores", 1), rates=rates, **more,
     )  # fmt: skip
     return arrange("step", PARAMETERS, ROWS, around, precision="fp32", recompute=recompute)
 
@@ -60,6 +60,13 @@ def test_no_number_of_passes_that_was_in_question_moves_much_less(share: float) 
     assert passes > 1
     assert moved_nbytes(cap, passes) < 0.9 * moved_nbytes(cap, 1)
     assert moved_nbytes(cap, passes) <= min(moved_nbytes(cap, count) for count in (1, 2, 4, 8)) / 0.99
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 16, 100])
+def test_each_pass_has_a_tile_for_each_core_unless_there_is_one_pass(cores: int) -> None:
+    passes = arranged(STATES // 2, recompute=True, cores=cores).passes
+    assert passes == 1 or ROWS.most_passes // passes * len(PARAMETERS.tiling.model) >= cores
+    assert (passes > 1) == (cores < ROWS.most_passes), "a cap this tight wants as many passes as may be"
 
 
 def test_ram_without_a_folder_below_must_hold_a_step_in_so_many_passes() -> None:
