@@ -2,7 +2,8 @@
 
 The first run of a program goes by coroutines, and so does whatever cannot be played: programs that fetch much, kernels that
 are not compiled, tiers without prefetch, a traced engine. From the second run in a row on the schedule decides. It is a
-function of the program and of how the caps are cut for it, so what moves still depends on nothing else.
+function of the program and of how the caps are cut for it, so what moves still depends on nothing else. Where tiles come and
+go, devices without workers and kernels that are not compiled have coroutines follow the packing from then on.
 
 Where tiles come and go one schedule at a time is bound, and left when another program runs. Where everything stays, nothing of
 one is in the way of another: all stay bound, and a program that has been played is played whenever it comes again.
@@ -103,9 +104,16 @@ class Schedules:
                 self.leave()
             again = self._last() is program or self._is_kept(program)
             self._last = weakref.ref(program)
-            if again and complete and self._may_pack():
-                return await self._packed(program, demand, inputs, outputs)
-            bound = await self._bind(program, demand, inputs) if again and may else None
+            if not (again and complete and (may or self._may_follow())):
+                return None
+            before = self._bounds.pop(program, None)
+            if before is not None:
+                self._let_go(before)
+            packing = await self._packings.cut(program, demand)
+            template = await self._template(program, demand, packing) if may else None
+            if template is None:
+                return None if packing is None else await self._follow(packing, demand, inputs, outputs)
+            bound = await self._bind(template, inputs)
         if bound is None:
             return None
         self._attach(bound)
@@ -152,18 +160,15 @@ class Schedules:
             and not any(stream.trace is not None for stream in device.streams())
         )
 
-    def _may_pack(self) -> bool:
-        """Whether coroutines run what repeats by a packing: there is nobody who could play it."""
+    def _may_follow(self) -> bool:
+        """Whether coroutines run by a packing whatever repeats: there is nobody who could play it."""
         return self._is_on() and self._tiers.device.workers is None and self._tiers.lockstep is None
 
-    async def _packed(
-        self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
+    async def _follow(
+        self, packing: Packing, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
     ) -> Job | None:
-        """A run by coroutines that follow a packing; None where there is none, or tiles do not come to where it begins."""
-        tiers, assembly = self._tiers, self._assembly
-        packing = await self._packings.cut(program, demand)
-        if packing is None:
-            return None
+        """A run by coroutines that follow `packing`, for which the tiers are cut; None if tiles do not come to its start."""
+        tiers, assembly, program = self._tiers, self._assembly, packing.program
         try:
             start = planned_start(packing, over_link=tiers.link is not None)
             if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start)):
@@ -174,16 +179,9 @@ class Schedules:
             self._release(program.inputs.values())
             raise
 
-    async def _bind(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> Bound | None:
-        """Bring the tiers to where its schedule begins, and let the workers have it."""
-        tiers, assembly = self._tiers, self._assembly
-        before = self._bounds.pop(program, None)
-        if before is not None:
-            self._let_go(before)
-        packing = await self._packings.cut(program, demand)
-        template = await self._template(program, demand, packing)
-        if template is None:
-            return None
+    async def _bind(self, template: Template, inputs: Mapping[str, np.ndarray]) -> Bound | None:
+        """Bring the tiers to where its schedule begins, and let the workers have it; None if they do not come there."""
+        tiers, assembly, program = self._tiers, self._assembly, template.schedule.program
         try:
             start = template.schedule.start
             if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start)):

@@ -126,6 +126,18 @@ async def test_packed_steps_have_the_bits_of_others_and_move_what_their_plan_say
         assert_same_tensors(found, await states_of(trainer))
 
 
+async def test_coroutines_follow_the_packing_of_a_step_whose_kernels_have_no_machine_code() -> None:
+    plan = plan_step(SHORT.config, SHORT.work(update="device"), Machine(**CAPPED))
+    async with training(CAPPED, update="device") as (engine, trainer):
+        gelu = engine.kernels["gelu"]
+        engine.kernels["gelu"] = lambda *arrays: gelu(*arrays)
+        reports = [await trainer.step(*batch) for batch in BATCHES[:4]]
+        assert is_packed(engine)
+    for report in reports[2:]:
+        assert not report.played
+        assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
+
+
 @pytest.mark.parametrize("plays", [True, False], ids=["played", "by coroutines"])
 async def test_a_packed_step_that_fails_leaves_the_model_as_it_was_and_is_packed_again(plays: bool) -> None:
     async with training(CAPPED) as (engine, trainer):
