@@ -164,9 +164,10 @@ class Arena:
         """Whether nothing need leave: the arena is not divided and the cap holds everything."""
         return not self.divided and _everything(demand, foreign) <= self._room()
 
-    def could_keep(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
-        """Whether the cap holds everything, however it is cut now."""
-        return _everything(demand, foreign) <= self._room()
+    def may_stay_packed(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
+        """Whether it is packed, on all of its cap, which does not hold everything."""
+        is_whole = self.ground is not None and self.ground.nbytes == self.cap
+        return self.packed and is_whole and _everything(demand, foreign) > self._room()
 
     def has_room_for(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
         """Whether `cut` would take away no slot."""

@@ -98,7 +98,7 @@ class Caps:
         await self._called_back(demand)
         wanted, foreign = self._check(demand)
         for tier in self.tiers:
-            if packed and tier.arena.packed and not tier.arena.could_keep(wanted[tier], foreign[tier]):
+            if packed and tier.arena.may_stay_packed(wanted[tier], foreign[tier]):
                 continue
             serves = tier.arena.is_cut_for if exactly else tier.arena.fits
             if serves(wanted[tier], foreign[tier]):

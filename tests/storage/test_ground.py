@@ -114,6 +114,11 @@ def test_an_arena_is_packed_until_it_is_cut_and_keeps_its_ground_all_along():
     assert arena.packed and arena.divided and not arena.pools
     assert not (arena.fits(demand) or arena.is_cut_for(demand) or arena.holds(demand) or arena.has_room_for(demand))
     assert arena.must_be_empty(demand) and not arena.lend(1) and not arena.make_room(demand)
+    assert arena.may_stay_packed(demand) and not arena.may_stay_packed(Demand((64,), (1,), {64: 2}, "copy"))
+    for cap in (CAP // 2, 2 * CAP):  # given up in part, or given back, and not cut anew
+        arena.cap = cap
+        assert not arena.may_stay_packed(demand)
+    arena.cap = CAP
     arena.expected["tile"] = 64
     slot = arena.take_at(0, 64)
     with pytest.raises(AssertionError, match="with tiles in it"):
@@ -121,7 +126,7 @@ def test_an_arena_is_packed_until_it_is_cut_and_keeps_its_ground_all_along():
     slot.pool.give(slot, evicted=True)
     arena.cut(demand)
     assert arena.divided and not arena.packed and not arena.expected and arena.pools[0].take(for_load=True).guard == ()
-    assert arena.ground is ground
+    assert arena.ground is ground and not arena.may_stay_packed(demand)
 
 
 def test_a_ground_is_given_up_with_the_cap_and_where_everything_fits():
