@@ -80,7 +80,7 @@ class Model:
 
 
 def models(length: int = 1024) -> dict[str, Model]:
-    """On a GPU, by name, with the tiles that a step takes by default under a cap."""
+    """On a GPU, by name, with tiles that are narrower than its default ones, so that each may be held against caps of 10%."""
     wide = GPT2Config(n_layer=4, n_head=32, n_embd=4096, block_size=length, vocab_size=50257)
     found = [
         Model(name="gpt2", config=config_named("gpt2", length), batch=16, tile=768),
