@@ -3,12 +3,12 @@
     python bench/gpu_capped.py [--models gpt2-xl gpt2-medium gpt2] [--caps 0.25 0.10 0.50] [--batch 16] [--length 1024]
                                [--steps 3] [--write]
 
-Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM; tiles and parts of the batch as
-bench/gpu_plan.py foresees the fastest step. Beside each speed: its share of the uncapped speed, the time in which compute
-waited for the link, the bytes loaded against the least possible under that cap (optimum.py), and the bound: the larger of the
-uncapped step (which recomputes too) and of the bytes over the link rate measured with both ways at work. Target: from 16k
-tokens a step on, at 25%, at least 0.95 of that bound. FSDP2 with CPU offload (gpu_torch.py) under the same cap, with the
-micro-batch that is fastest there, follows right after the first cap of each model, and last under the others.
+Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM; tiles as bench/gpu_plan.py
+foresees the fastest step. Beside each speed: its share of the uncapped speed, the time in which compute waited for the link,
+the bytes loaded against the least possible under that cap (optimum.py), and the bound: the larger of the uncapped step (which
+recomputes too) and of the bytes over the link rate measured with both ways at work. Target: from 16k tokens a step on, at 25%,
+at least 0.95 of that bound. FSDP2 with CPU offload (gpu_torch.py) under the same cap, with the micro-batch that is fastest
+there, follows right after the first cap of each model, and last under the others.
 """
 
 from __future__ import annotations
