@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
 
+from asynctile.storage.errors import AsynctileError
 from asynctile.storage.slot import Holder, Slot
 
 
@@ -53,9 +54,10 @@ class Ground:
         return Slot(self, offset, offset, nbytes)
 
     def claim(self, slot: Slot) -> None:
-        """Take a range that is free, behind the work on all of it."""
+        """Take a range that is free, behind the work on all of it. AsynctileError, and not taken, if it is not all free."""
         start, stop = slot.offset, slot.offset + slot.nbytes
-        assert 0 <= start < stop <= self.nbytes, f"{slot.nbytes} bytes at {start} of {self.nbytes}"
+        if not 0 <= start < stop <= self.nbytes:
+            raise AsynctileError(f"bytes {start} to {stop} are not within {self.nbytes}; this is a fault of asynctile")
         self._taken.put(start, stop, slot)
         slot.stands_behind(self._freed.take_out(start, stop))
         self.used += 1
@@ -93,9 +95,11 @@ class Ranges:
         return iter(self._parts)
 
     def put(self, start: int, stop: int, slot: Slot) -> None:
-        """Add bytes that are in none of them."""
+        """Add bytes that are in none of them; AsynctileError, and nothing added, if some are."""
         first, last = self._overlapped(start, stop)
-        assert first == last, f"bytes {start} to {stop} overlap {self._parts[first][:2]}"
+        if first != last:
+            theirs = "{} to {}".format(*self._parts[first][:2])
+            raise AsynctileError(f"bytes {start} to {stop} overlap bytes {theirs}; this is a fault of asynctile")
         self._starts.insert(first, start)
         self._parts.insert(first, (start, stop, slot))
 

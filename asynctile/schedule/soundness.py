@@ -7,9 +7,10 @@ its own, so it does not begin with one that is wrong. Pure; whether it is a good
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from asynctile.program.operation import READ, WRITE
+from asynctile.schedule.packed import changed_at_start
 from asynctile.schedule.packing import Act, Numbered
 from asynctile.schedule.uses import Use, Uses
 
@@ -52,8 +53,9 @@ class _Replay:
         #: of what stands, ascending
         self._offsets: list[int] = []
         self._ends: list[int] = []
-        self.dirty = _dirty_at_start(found, uses)
         numbers = {tile: number for number, tile in enumerate(uses.tiles)}
+        changed = changed_at_start(found.packing(uses, cap, alignment), over_link=uses.has_link)
+        self.dirty = {numbers[tile] for tile in changed}
         self.below = {numbers[tile] for tile in uses.program.first_uses} - self.dirty
 
     def run(self) -> None:
@@ -146,28 +148,6 @@ class _Replay:
         place = bisect_left(self._offsets, offset)
         self.used -= self._ends[place] - offset
         del self._offsets[place], self._ends[place]
-
-
-def _dirty_at_start(found: Numbered, uses: Uses) -> set[int]:
-    """Of those that stand when a step begins, whose bytes below are older once steps follow each other: the last that happened
-    to them in a step was that it changed them.
-    """
-    dirty: set[int] = set()
-    for index, entry in enumerate(uses.entries):
-        dirty.difference_update(_come_and_gone(found.moves[index]), uses.rewritten.get(index, ()))
-        for use in entry:
-            if index in uses.on_host:
-                dirty.discard(use.tile)
-            elif use.how != READ:
-                dirty.add(use.tile)
-    dirty.difference_update(_come_and_gone(found.moves[-1]))
-    if not uses.has_link:
-        dirty.update(uses.inputs)
-    return dirty & found.start.keys()
-
-
-def _come_and_gone(moves: Collection[tuple[int, int, int]]) -> Iterable[int]:
-    return (tile for act, tile, _ in moves if act != Act.COPY)
 
 
 def _ask(holds: bool) -> None:

@@ -1,7 +1,7 @@
 """Who stands in a tier and when, by bytes: a walk through a program that repeats. Whoever needs room next gets it from the tile
 whose bytes are needed furthest away (Belady's MIN), and what will be needed is brought in some bytes ahead.
 
-Pure. Here a tile fits if there are as many bytes free; `Packer` (packing.py) asks for them in one piece as well, and writes
+Pure. Here a tile fits if there are as many bytes free; `Packer` (packer.py) asks for them in one piece as well, and writes
 down what moves. The walk mirrors what a run does by itself: lanes release temporaries behind their last use, an operation in
 RAM takes down what the device has changed, the host's bytes replace those of the tier.
 """

@@ -106,7 +106,7 @@ def test_two_tiles_at_one_place_are_a_fault():
     book.load_at(stored(book, "a", units=2), 0, moves)
     b = stored(book, "b")
     book.load_at(b, 256, moves)
-    with pytest.raises(AssertionError, match="overlap"):
+    with pytest.raises(AsynctileError, match="overlap"):
         book.relocate(b, 64, moves)
     assert b.slot.offset == 256 and b.state is CLEAN
 
