@@ -1,11 +1,8 @@
-"""Which activations a step keeps for its backward pass, and which it computes again: as many are kept as fit beside all else.
+"""Of which parts a step may keep activations for its backward pass so that nothing has to move: as many as fit beside all else.
 
-Pure: the same kind of step, batch and caps give the same choice, so that steps repeat. It changes no bit of a result. What is
-kept of a block and of the head is block.py and head.py, in which order they keep step.py; keeping.py asks, for a trainer.
-
-Everything else comes first: a step that has to move tiles keeps nothing. What is kept would make others leave, and each byte of
-them would cross a link or a disk twice, where computing again only costs time of the device. So it is kept only where every
-tier still holds all that is alive at once.
+Pure: the same kind of step, batch and caps give the same number, so that steps repeat. It changes no bit of a result. What is
+kept of a block and of the head is block.py and head.py, in which order they keep step.py. Where a step has to move tiles
+anyhow, whether activations are worth their way to RAM and back is arrangement.py's, which asks here first.
 
 The way not taken: to record the whole program for each number of parts. Blocks are alike, so that programs of one block say how
 many tiles are alive anywhere in a deep one, exactly.

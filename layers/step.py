@@ -3,7 +3,7 @@
 Layer-major: every pass of row tiles goes through a block before the next block begins, so that its weights are loaded once;
 backward runs the same way in reverse, and a block is computed again right before its backward, while they are there, unless its
 activations were kept. Nothing is computed here; the engine runs the program. What a block is, and what is before and behind
-all, is architecture.py; how many keep them is chosen by activations.py.
+all, is architecture.py; how many keep them, and in which passes rows go, is chosen by arrangement.py.
 """
 
 from __future__ import annotations

@@ -58,10 +58,11 @@ class Trainer:
     """Trains `model` with `optimizer`.
 
     clip_norm: scale gradients to at most this global norm (then updates are a second pass); None: update each tile as
-    soon as its gradient is complete. micro_batches: parts of a batch that go through a layer one after another.
-    recompute: True computes activations again in backward, False keeps them, "auto" keeps those of as many layers as fit under
-    the caps beside everything else, from the last one on; no result depends on it. update: where AdamW runs, "device", "host"
-    (in RAM, so that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
+    soon as its gradient is complete. micro_batches: parts of a batch that share no row tile and go through a layer one after
+    another; under a cap in more passes. recompute: True computes activations again in backward, False keeps them, "auto" keeps
+    those of as many layers as fit under the caps beside everything else, from the last one on, or where something has to move
+    of as many as leave the link faster than compute; no result depends on it. update: where AdamW runs, "device", "host" (in
+    RAM, so that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
     ValueError for any other setting.
 
     Moments and step_count are the model's: another Trainer of the same model goes on with both, under settings of its own, and

@@ -94,7 +94,7 @@ def _add_arithmetic(group: Any) -> None:
                        help="rows and columns of a tile; part of the result's last bits (default: chosen for you)")
     group.add_argument("--recompute", action=argparse.BooleanOptionalAction,
                        help="compute all activations again in backward, or keep them all; no result depends on it (default: "
-                            "keep those of as many layers as fit under the caps beside everything else)")
+                            "keep those of as many layers as fit under the caps, or as the link carries beside compute)")
     group.add_argument("--steps", metavar="N", type=CHECKS["steps"], help=f"steps in all (default: {Options.steps})")
     group.add_argument("--batch-size", metavar="B", type=CHECKS["batch_size"],
                        help=f"sequences a step (default: {Options.batch_size})")

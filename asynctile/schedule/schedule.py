@@ -7,7 +7,7 @@ tiles (asynctile/play). The way not taken: wait until the moves of a program rep
 steps, some never; so the last entries of a schedule bring every tile back to where the step began.
 
 Places are numbers of slots in a tier, or of blocks in the spill file, not addresses. Which slot of the arena each of them is,
-and which block of the file, is settled when playing begins.
+and which block of the file, is settled when playing begins. In a tier that is packed they are bytes of it (packing.py).
 """
 
 from __future__ import annotations
