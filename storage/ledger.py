@@ -114,9 +114,13 @@ class Ledger:
 
     def relocate(self, residency: Residency, offset: int, moves: list[Move]) -> None:
         """Move a tile to `offset` of a packed arena, where nobody stands, nor the tile itself in part."""
+        self.relocate_into(residency, self.arena.range_at(offset, residency.tile.nbytes), moves)
+
+    def relocate_into(self, residency: Residency, to: Slot, moves: list[Move]) -> None:
+        """Move a tile into a slot that is free."""
         slot = residency.slot
         assert slot is not None
-        to = self.arena.take_at(offset, residency.tile.nbytes)
+        to.pool.claim(to)
         self._count()
         was = residency.state
         self.history.change(residency, RELOCATE)
@@ -228,9 +232,7 @@ class Ledger:
         self.ranking.rank(slot.pool, residency)
 
     def _count(self) -> None:
-        used = self.arena.used_nbytes + self.arena.lent_nbytes
-        if used > self.peak_nbytes:
-            self.peak_nbytes = used
+        self.peak_nbytes = max(self.peak_nbytes, self.arena.held_nbytes)
 
     def _slot_for(
         self, residency: Residency, held: Container[Residency], moves: list[Move], *, beyond: int, for_load: bool

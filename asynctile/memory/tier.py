@@ -39,7 +39,7 @@ from asynctile.streams.run_ahead import RunAhead
 class Tier:
     """link: to what is below, None where nothing can leave. lockstep: None if loads overlap work.
 
-    copy: within the memory, None if the tier is never packed.
+    copy: within the memory, None if no tile ever goes elsewhere in it.
     cursor: of the job that runs here, which must know what leaves; None between jobs.
     loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, never reset; moved_nbytes: within it.
     """

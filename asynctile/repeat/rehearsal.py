@@ -26,12 +26,13 @@ from asynctile.run.graphs import at_once
 from asynctile.run.job import Job
 from asynctile.schedule.packed import changed_at_start
 from asynctile.schedule.packing import Packing
-from asynctile.schedule.schedule import NOBODY, Kind, Place, Schedule, Scheduled, Standing, relative
+from asynctile.schedule.schedule import NOBODY, Place, Schedule, Scheduled, Standing, relative
 from asynctile.storage.demand import Demand
+from asynctile.storage.move import Move
 from asynctile.storage.residency import ABSENT, LOSE, REPLACE, STALE, STORED, WRITE, Residency
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
-from asynctile.streams.event import StreamEvent, unfinished
+from asynctile.streams.event import StreamEvent
 from asynctile.streams.stream import Stream
 
 #: Runs before the one that is written down: it brings the tiles in. More of them change the bytes moved by less than a percent.
@@ -66,6 +67,7 @@ class Rehearsal:
         self.tiers = Tiers(self.script, spill, transfers, options, Boundless(self.script.streams, None))
         for tier, model in zip(self.tiers.from_the_top(), real.from_the_top(), strict=True):
             _cut_like(tier, model, demand, is_packed=packing is not None and tier is self.tiers.top)
+        self.tiers.host.copy = self.script.copy  # whoever plays the step brings tiles back to their slots there as well
         self.assembly = Assembly(self.tiers)
         if self.tiers.link is not None and self.tiers.host.arena.divided:
             self.assembly.lanes[DEVICE].on_use = self.tiers.link.used
@@ -238,16 +240,9 @@ class Rehearsal:
 
     def _relocate(self, tier: Tier, residency: Residency, slot: Slot) -> None:
         """Copy a tile into another slot of its tier."""
-        old, tile = residency.slot, residency.tile
-        assert old is not None
-        to = tier.memory.array(slot, tile.shape, tile.dtype)
-        waits = unfinished(residency.written)
-        event = self.script.write(Kind.COPY, tile, (to, residency.array), waits, unfinished(*slot.guard))
-        slot.pool.claim(slot)
-        slot.guard = ()
-        old.guard = (*unfinished(*residency.reads), event)
-        old.pool.give(old, evicted=True)
-        residency.slot, residency.array, residency.written, residency.reads = slot, to, event, []
+        moves: list[Move] = []
+        tier.ledger.relocate_into(residency, slot, moves)
+        tier.carry_out(moves)
 
 
 def _same(start: Sequence[Standing], end: Sequence[Standing]) -> bool:
