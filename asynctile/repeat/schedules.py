@@ -174,6 +174,8 @@ class Schedules:
             if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start)):
                 self._release(program.inputs.values())
                 return None
+            for name, value in inputs.items() if tiers.host.arena.packed else ():
+                await assembly.put(program.inputs[name], value)
             return Job(assembly, program, demand, outputs, packing)
         except BaseException:
             self._release(program.inputs.values())

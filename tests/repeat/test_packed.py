@@ -126,16 +126,24 @@ async def test_packed_steps_have_the_bits_of_others_and_move_what_their_plan_say
         assert_same_tensors(found, await states_of(trainer))
 
 
-async def test_coroutines_follow_the_packing_of_a_step_whose_kernels_have_no_machine_code() -> None:
-    plan = plan_step(SHORT.config, SHORT.work(update="device"), Machine(**CAPPED))
-    async with training(CAPPED, update="device") as (engine, trainer):
+@pytest.mark.parametrize("device", ["emulated", "cpu"])
+async def test_coroutines_follow_the_packing_of_a_step_whose_kernels_have_no_machine_code(device: str, tmp_path: Path) -> None:
+    below: dict[str, Any] = {"device": "cpu", "host_memory": SHORT.config.states_nbytes}
+    place, spill = (CAPPED, {}) if device == "emulated" else (below, {"spill": tmp_path})
+    plan = plan_step(SHORT.config, SHORT.work(update="device"), Machine(**place, spill=bool(spill)))
+    async with training({**place, **spill}, update="device") as (engine, trainer):
         gelu = engine.kernels["gelu"]
         engine.kernels["gelu"] = lambda *arrays: gelu(*arrays)
         reports = [await trainer.step(*batch) for batch in BATCHES[:4]]
         assert is_packed(engine)
+        found = await states_of(trainer)
     for report in reports[2:]:
         assert not report.played
-        assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
+        if device == "emulated":
+            assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
+    async with training(PLACES["cpu"], plays=False) as (_, trainer):
+        await played(trainer, 0, 1, 2, 3)
+        assert_same_tensors(found, await states_of(trainer))
 
 
 @pytest.mark.parametrize("plays", [True, False], ids=["played", "by coroutines"])
