@@ -6,7 +6,7 @@ The engine, the CUDA device and its streams as they are, over a driver of which 
 (tests/cuda/idle.py): what is left is Python, and the RAM that tiles begin in. Models have 1/scale of the width, vocabulary
 and length of their names, cut by 1/scale of the tile: as many operations and copies as the whole ones, without their bytes.
 Every update is on the device. A step's wall time over its operations, the copies that go with them included, is what
-gpu_plan.py takes as ISSUE_S; what CuPy's own calls take comes on top, a few microseconds each.
+gpu_plan.py takes as ISSUE_US; what CuPy's own calls take comes on top, a few microseconds each.
 """
 
 from __future__ import annotations
