@@ -29,7 +29,9 @@ from asynctile.schedule.fewest import Moved, fewest
 
 #: A byte to or from a disk takes as long as so many over a link: 2 GB/s against 12 GB/s.
 DISK_OF_LINK = 6
-#: Other passes must save this share of what moves, so that none are taken for nothing.
+#: Other passes must save this share of what moves: cores that share a link with them wait more (a step took 5% longer).
+SAVED = 0.05
+#: Activations that are kept must save this share of the time.
 WORTH = 0.01
 #: A longer program is left as it is: to record and count one takes some thirty microseconds an entry.
 COUNTED_ENTRIES = 1 << 18
@@ -91,7 +93,7 @@ def arrange(
 def least_of(start: int, most: int, cost: Callable[[int], float]) -> int:
     """Of numbers from 1 to `most`, twice or half as many at a time, that of the least cost, if that falls and then rises.
 
-    No other than `start` without saving WORTH of it. The most are tried first, since they are best most often.
+    No other than `start` without saving SAVED of it. The most are tried first, since they are best most often.
     """
     costs = {number: cost(number) for number in {start, most}}
 
@@ -109,7 +111,7 @@ def least_of(start: int, most: int, cost: Callable[[int], float]) -> int:
         best = walk(most, lambda number: max(start, number // 2))
     elif (best := walk(start, lambda number: min(most, 2 * number))) == start:
         best = walk(start, lambda number: max(1, number // 2))
-    return best if costs[best] < (1 - WORTH) * costs[start] else start
+    return best if costs[best] < (1 - SAVED) * costs[start] else start
 
 
 class _Step:

@@ -180,6 +180,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         spill=spill,
         spill_limit=size(machine.spill_limit),
         prefetch=machine.prefetch,
+        link_rate=None if machine.is_gpu else machine.link_per_s,
         played=not machine.is_gpu,
         repeats=True,
     )

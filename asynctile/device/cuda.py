@@ -43,6 +43,7 @@ class CudaDevice(DeviceMemory):
     has_link = True
     grain = COARSE
     workers: Workers | None = None  # it has graphs
+    link_rate: int | None = None
 
     def __init__(self, driver: Driver, precision: str = "fp32") -> None:
         if precision != "fp32" and driver.capability < (8, 0):

@@ -33,6 +33,7 @@ class WorkerDevice(HostMemory):
         self._compute = Stream("compute", self._lock, self.threads)
         self._others: list[Stream] = []
         self.workers: Workers | None = Workers(self.threads)
+        self.link_rate: int | None = None
         self.host = HostMemory()
 
     def budget(self, wanted: int | None) -> int | None:

@@ -68,15 +68,17 @@ def simulate(
     prefetch: int = 2,
     played: bool = False,
     repeats: bool = False,
+    link_rate: int | None = None,
 ) -> Traffic:
     """Traffic of `program` on the device called `device`, which need not be there, under caps in bytes.
 
     standing: the persistent tiles, which must be fresh (they are moved about). played: of a step that is played, if it can be.
-    repeats: of one that is run again and again, which goes by a packing where there is one; what is played does.
+    repeats: of one that is run again and again, which goes by a packing where there is one; what is played does. link_rate: to
+    which the link of `emulated` is limited, bytes a second.
     BudgetError if a cap is below what is needed.
     """
     has_link = device != "cpu"
-    dry = DryDevice(device, has_link, grain)
+    dry = DryDevice(device, has_link, grain, link_rate)
     places = DrySpill(spill_limit) if spill else None
     options = TierOptions(device_memory=device_memory, host_memory=host_memory, prefetch=prefetch)
     tiers = Tiers(dry, places, dry.add_stream("spill", 1), options)

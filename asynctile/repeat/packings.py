@@ -80,8 +80,8 @@ def packing_of(program: Program, tiers: Tiers) -> Packing | None:
         return None
     assert arena.cap is not None
     return packed(
-        program, arena.cap, alignment=arena.alignment, pace=pace_of(tiers.device.name), depth=tiers.prefetch,
-        has_link=tiers.link is not None,
+        program, arena.cap, alignment=arena.alignment, pace=pace_of(tiers.device.name, tiers.device.link_rate),
+        depth=tiers.prefetch, has_link=tiers.link is not None,
     )  # fmt: skip
 
 

@@ -24,8 +24,6 @@ from asynctile.storage.tile import Tile
 
 #: Of the cap, for each unit of prefetch depth, what may be brought in early, and as much that is kept free.
 SHARES = (0.01, 0.025, 0.04, 0.06)
-#: Seconds of a step, against the fewest found, that are as good: the clock is a rough one, and bytes are counted.
-AS_FAST = 1.02
 #: The most bytes that may move, over those that have to by bytes alone, so that a step is faster.
 MORE = 1.15
 #: Runs by bytes alone, after which whoever stands is taken to stand between two runs for good.
@@ -119,9 +117,8 @@ def pack(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, 
 
 
 def _best(uses: Uses, cap: int, depth: int, pace: Pace) -> Packer | None:
-    """Of those that move at most MORE than has to move by bytes alone the one with the fewest bytes to spare that is about as
-    fast as the fastest, else that which moves least. More bytes to spare make more of them move: once there are too many the
-    next need not be tried.
+    """The fastest of those that move at most MORE than has to move by bytes alone, else that which moves least. More bytes to
+    spare make more of them move: once there are too many the next need not be tried.
     """
     try:
         least, _ = _settled(uses, cap, 0)
@@ -136,8 +133,7 @@ def _best(uses: Uses, cap: int, depth: int, pace: Pace) -> Packer | None:
             found.append(packer)
     within = [packer for packer in found if packer.moved <= MORE * least.moved]
     if within:
-        enough = AS_FAST * min(packer.seconds for packer in within)
-        return next(packer for packer in within if packer.seconds <= enough)
+        return min(within, key=lambda packer: packer.seconds)
     bare = _packer(uses, cap, 0, pace)
     return min(found if bare is None else [*found, bare], key=lambda packer: packer.moved, default=None)
 
