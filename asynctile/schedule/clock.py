@@ -33,6 +33,10 @@ class Pace(NamedTuple):
     updated_per_s: float
     operation_s: float
 
+    def operation(self, flops: int, nbytes: int) -> float:
+        """Seconds of an operation on the device that does so much and reads or writes so many bytes."""
+        return max(flops / self.flops_per_s, nbytes / self.memory_per_s) + self.operation_s
+
 
 #: A GPU like an H200 with tiles in bf16, and two cores over a link or a disk. What is made by them hardly depends on them.
 GPU = Pace(flops_per_s=7e14, memory_per_s=4e12, link_per_s=5e10, updated_per_s=1.5e11, operation_s=3e-6)
@@ -147,5 +151,4 @@ class Clock:
             return nbytes / self._pace.updated_per_s
         if not isinstance(entry, Operation):
             return 0.0
-        pace = self._pace
-        return max(entry.flops / pace.flops_per_s, nbytes / pace.memory_per_s) + pace.operation_s
+        return self._pace.operation(entry.flops, nbytes)

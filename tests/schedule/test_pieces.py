@@ -1,0 +1,243 @@
+"""Pieces of schedules that chance made, by what every cut must keep; and played in orders drawn by chance, as a device and its
+host would.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynctile.program.operation import HOST, Operation
+from asynctile.program.program import Program
+from asynctile.schedule.clock import GPU
+from asynctile.schedule.pieces import NO_PIECE, Piece, Pieces, cut, is_aside
+from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled
+from asynctile.storage.tile import Tile
+
+#: What stands in a schedule, by letters. Beside operations of the device (o) and of the host (h): copies up, down, within the
+#: device and within RAM, to the file, results.
+TIERS = {"u": (TOP, RAM), "d": (RAM, TOP), "c": (TOP, TOP), "m": (RAM, RAM), "t": (DISK, RAM), "f": (RAM, TOP)}
+KINDS = {"u": Kind.UPLOAD, "d": Kind.DOWNLOAD, "c": Kind.COPY, "m": Kind.COPY, "t": Kind.TRANSFER, "f": Kind.FETCH}
+ASIDES = "hmt"
+
+
+def scheduled(letter: str, waits: tuple[int, ...], after: tuple[int, ...], stretch: int, nbytes: int = 1 << 20) -> Scheduled:
+    tile = Tile("w", (nbytes,), np.uint8, persistent=True)
+    if letter in "oh":
+        operation = Operation("none", (tile,), "u", device=HOST) if letter == "h" else Operation("none", (tile,), "u")
+        return Scheduled(Kind.OPERATION, operation, (Place(RAM if letter == "h" else TOP, nbytes, 0),), waits, after, stretch)
+    places = tuple(Place(tier, nbytes, 0) for tier in TIERS[letter])
+    return Scheduled(KINDS[letter], tile, places, waits, after, stretch)
+
+
+def schedule_of(letters: str, edges: dict[int, tuple[int, ...]] | None = None, stretches: tuple[int, ...] = (0,)) -> Schedule:
+    """Entry by entry. edges: by entry, those it waits for. stretches: the first entry of each."""
+    entries = [
+        scheduled(letter, (edges or {}).get(index, ()), (), bisect_right(stretches, index) - 1)
+        for index, letter in enumerate(letters)
+    ]
+    return made_of(entries, stretches)
+
+
+def made_of(entries: list[Scheduled], stretches: tuple[int, ...]) -> Schedule:
+    return Schedule(Program("by chance").finish(), tuple(entries), stretches, {}, (), {}, (), (0, 0))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    chance = random.Random(draw(st.integers(0, 1 << 32)))
+    count, often = draw(st.integers(0, 60)), draw(st.sampled_from(["oudc", "oudchtmf", "ooouuddh", "oht", "t"]))
+    stretches = (0, *sorted(draw(st.lists(st.integers(0, count), max_size=3))))
+    entries = []
+    for index in range(count):
+        before = chance.sample(range(index), min(index, chance.choice((0, 1, 1, 2, 4))))
+        near = [one for one in before if chance.random() < 0.3 or index - one < 8]
+        split = chance.randint(0, len(near))
+        stretch = bisect_right(stretches, index) - 1
+        edges = tuple(sorted(near[:split])), tuple(sorted(near[split:]))
+        entries.append(scheduled(chance.choice(often), *edges, stretch, nbytes=chance.choice((1, 1 << 20, 1 << 28))))
+    return made_of(entries, stretches)
+
+
+def edges_of(entry: Scheduled) -> tuple[int, ...]:
+    return *entry.waits, *entry.after
+
+
+def piece_of(pieces: Pieces) -> dict[int, int]:
+    """By entry that is a node."""
+    return {node: number for number, piece in enumerate(pieces.pieces) for node in piece.nodes}
+
+
+def ways_that_close(pieces: Pieces) -> list[int]:
+    """Nodes that follow, through asides and nothing else, from a node of their own piece."""
+    piece, found = piece_of(pieces), []
+    sources: list[set[int]] = []
+    for index, entry in enumerate(pieces.schedule.entries):
+        mine = {source for before in edges_of(entry) for source in ({before} if before in piece else sources[before])}
+        sources.append(mine)
+        through = {source for before in edges_of(entry) if before not in piece for source in sources[before]}
+        if index in piece and any(piece[source] == piece[index] for source in through):
+            found.append(index)
+    return found
+
+
+def fewest(schedule: Schedule) -> int:
+    """The least number of pieces, by trying every first entry of the next."""
+    count, bounds = len(schedule), {*schedule.stretches, len(schedule)}
+    least: dict[int, int] = {count: 0}
+    for start in range(count - 1, -1, -1):
+        best = None
+        for stop in range(start + 1, count + 1):
+            if stop in least and not (bounds & set(range(start + 1, stop))) and not closes_within(schedule, start, stop):
+                nodes = any(not is_aside(schedule.entries[index]) for index in range(start, stop))
+                best = min(least[stop] + nodes, count if best is None else best)
+        assert best is not None
+        least[start] = best
+    return least[0]
+
+
+def closes_within(schedule: Schedule, start: int, stop: int) -> bool:
+    """Whether a way leaves the device in [start, stop), goes through asides wherever they are, and comes back there."""
+    follows: set[int] = set()
+    for index in range(start, stop):
+        entry = schedule.entries[index]
+        if is_aside(entry):
+            if any(one in follows or (one >= start and not is_aside(schedule.entries[one])) for one in edges_of(entry)):
+                follows.add(index)
+        elif any(one in follows for one in edges_of(entry)):
+            return True
+    return False
+
+
+def play(pieces: Pieces, seed: int) -> list[int]:
+    """Entries in an order in which they might be over, by what pieces and asides say: a piece when the one before is over, its
+    nodes in any order that their edges within it allow, asides whenever they may.
+    """
+    chance, entries = random.Random(seed), pieces.schedule.entries
+    over: list[int] = []
+    done: set[int] = set()
+    left = [dict.fromkeys(piece.nodes) for piece in pieces.pieces]
+    waiting = {aside.entry: aside for aside in pieces.asides}
+    at = 0
+    while waiting or at < len(left):
+        ready = [
+            entry for entry, aside in waiting.items() if aside.behind < at and done.issuperset((*aside.waits, *aside.after))
+        ]
+        if at < len(left) and done.issuperset(pieces.pieces[at].after):
+            ready += [node for node in left[at] if left[at].keys().isdisjoint(edges_of(entries[node]))]
+        assert ready, "nothing can go on"
+        entry = chance.choice(ready)
+        over.append(entry)
+        done.add(entry)
+        if waiting.pop(entry, None) is None:
+            del left[at][entry]
+            at += not left[at]
+    return over
+
+
+@given(schedules(), st.sampled_from([None, 1e-3, 1e-5]))
+def test_every_entry_is_a_node_of_one_piece_or_an_aside(schedule: Schedule, most_s: float | None) -> None:
+    pieces = cut(schedule, GPU, most_s=most_s)
+    nodes = [node for piece in pieces.pieces for node in piece.nodes]
+    asides = [aside.entry for aside in pieces.asides]
+    assert nodes == sorted(nodes) and asides == sorted(asides)
+    assert sorted(nodes + asides) == [*range(len(schedule))]
+    assert asides == [index for index, entry in enumerate(schedule.entries) if is_aside(entry)]
+
+
+@given(schedules(), st.sampled_from([None, 1e-3, 1e-5]))
+def test_pieces_are_ranges_of_a_stretch_one_behind_the_other(schedule: Schedule, most_s: float | None) -> None:
+    pieces = cut(schedule, GPU, most_s=most_s)
+    for piece in pieces.pieces:
+        assert piece.nodes and piece.start <= piece.nodes[0] and piece.nodes[-1] < piece.stop
+        assert {schedule.entries[index].stretch for index in range(piece.start, piece.stop)} == {piece.stretch}
+    for before, piece in pairwise(pieces.pieces):
+        assert before.stop == piece.start or before.stretch < piece.stretch
+    for stretch in range(len(schedule.stretches)):
+        assert [pieces.pieces[number] for number in pieces.of(stretch)] == [
+            piece for piece in pieces.pieces if piece.stretch == stretch
+        ]
+
+
+@given(schedules(), st.sampled_from([None, 1e-3, 1e-5]), st.integers(0, 1 << 32))
+def test_whatever_an_entry_waits_for_is_over_before_it_in_every_order_that_pieces_allow(
+    schedule: Schedule, most_s: float | None, seed: int
+) -> None:
+    order = play(cut(schedule, GPU, most_s=most_s), seed)
+    when = {entry: moment for moment, entry in enumerate(order)}
+    assert len(when) == len(order) == len(schedule)
+    for index, entry in enumerate(schedule.entries):
+        assert all(when[before] < when[index] for before in edges_of(entry)), entry
+
+
+@given(schedules(), st.sampled_from([None, 1e-3]))
+def test_no_way_from_the_device_to_its_host_and_back_closes_within_a_piece(schedule: Schedule, most_s: float | None) -> None:
+    assert not ways_that_close(cut(schedule, GPU, most_s=most_s))
+
+
+@given(schedules())
+def test_what_asides_say_of_other_asides_is_what_the_schedule_says(schedule: Schedule) -> None:
+    for aside in cut(schedule, GPU).asides:
+        entry = schedule.entries[aside.entry]
+        assert aside.waits == tuple(one for one in entry.waits if is_aside(schedule.entries[one]))
+        assert aside.after == tuple(one for one in entry.after if is_aside(schedule.entries[one]))
+
+
+@settings(max_examples=50)
+@given(schedules())
+def test_pieces_are_as_few_as_asides_allow(schedule: Schedule) -> None:
+    assert len(cut(schedule, GPU).pieces) == fewest(schedule)
+
+
+def test_a_step_without_asides_is_one_piece_a_stretch() -> None:
+    pieces = cut(schedule_of("ouodocf", {2: (1,)}, stretches=(0, 3, 3)), GPU)
+    assert pieces.pieces == (Piece(0, 3, 0, (0, 1, 2), ()), Piece(3, 7, 2, (3, 4, 5, 6), ()))
+    assert [*pieces.of(0)] == [0] and not pieces.of(1) and [*pieces.of(2)] == [1]
+
+
+def test_what_goes_up_behind_an_update_in_ram_is_in_a_later_piece_than_what_came_down_for_it() -> None:
+    #     0 kernel, 1 its gradient comes down, 2 updated in RAM, 3 a kernel beside, 4 the weight goes up
+    pieces = cut(schedule_of("odhou", {1: (0,), 2: (1,), 4: (2,)}), GPU)
+    assert [piece.nodes for piece in pieces.pieces] == [(0, 1, 3), (4,)]
+    assert [piece.after for piece in pieces.pieces] == [(), (2,)]
+    assert [(aside.entry, aside.behind) for aside in pieces.asides] == [(2, 0)]
+
+
+def test_so_it_is_through_several_asides() -> None:
+    pieces = cut(schedule_of("dtthou", {1: (0,), 2: (1,), 3: (2,), 5: (3,)}), GPU)
+    assert [piece.nodes for piece in pieces.pieces] == [(0, 4), (5,)]
+    assert [(aside.behind, aside.waits) for aside in pieces.asides] == [(0, ()), (NO_PIECE, (1,)), (NO_PIECE, (2,))]
+
+
+def test_an_aside_that_nobody_waits_for_cuts_nothing() -> None:
+    pieces = cut(schedule_of("odhou", {1: (0,), 2: (1,)}), GPU)
+    assert [piece.nodes for piece in pieces.pieces] == [(0, 1, 3, 4)]
+
+
+def test_a_stretch_of_asides_alone_has_no_piece() -> None:
+    pieces = cut(schedule_of("otto", {1: (0,), 2: (1,), 3: (2,)}, stretches=(0, 1, 3)), GPU)
+    assert [(piece.nodes, piece.stretch, piece.after) for piece in pieces.pieces] == [((0,), 0, ()), ((3,), 2, (2,))]
+    assert not pieces.of(1)
+
+
+def test_a_copy_within_ram_is_the_hosts() -> None:
+    assert [is_aside(entry) for entry in schedule_of("ohudcmtf").entries] == [letter in ASIDES for letter in "ohudcmtf"]
+
+
+def test_no_piece_takes_longer_than_it_may_unless_one_entry_does() -> None:
+    # A copy of 1 MiB over the link takes 24 us, and 3 more for whatever it is: four of them a piece.
+    four = cut(schedule_of("u" * 10), GPU, most_s=110e-6)
+    assert [len(piece.nodes) for piece in four.pieces] == [4, 4, 2]
+    assert [len(piece.nodes) for piece in cut(schedule_of("u" * 3), GPU, most_s=1e-6).pieces] == [1, 1, 1]
+
+
+def test_what_goes_on_side_by_side_counts_once_and_what_waits_counts_behind_what_it_waits_for() -> None:
+    beside = cut(schedule_of("udududud"), GPU, most_s=110e-6)
+    assert [len(piece.nodes) for piece in beside.pieces] == [8]
+    chained = cut(schedule_of("udududud", {index: (index - 1,) for index in range(1, 8)}), GPU, most_s=110e-6)
+    assert [len(piece.nodes) for piece in chained.pieces] == [4, 4]
