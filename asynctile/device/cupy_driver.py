@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from asynctile.device.cublas import WORKSPACE_NBYTES, Cublas
@@ -87,12 +88,7 @@ class CupyDriver:
 
     def malloc(self, nbytes: int) -> int:
         self.bind()
-        try:
-            return int(self.runtime.malloc(nbytes))
-        except self.runtime.CUDARuntimeError as error:
-            if error.status == MEMORY_ALLOCATION:
-                raise OutOfMemory(str(error)) from error
-            raise
+        return int(self._allocate(self.runtime.malloc, nbytes))
 
     def free(self, address: int) -> None:
         self.bind()
@@ -213,7 +209,7 @@ class CupyDriver:
     def end_capture(self, stream: int) -> Any:
         graph = self.runtime.streamEndCapture(stream)
         try:
-            return self.runtime.graphInstantiate(graph)
+            return self._allocate(self.runtime.graphInstantiate, graph)
         finally:
             self.runtime.graphDestroy(graph)
 
@@ -223,6 +219,15 @@ class CupyDriver:
     def destroy_graph(self, graph: Any) -> None:
         self.bind()
         self.runtime.graphExecDestroy(graph)
+
+    def _allocate(self, call: Callable[[Any], Any], wanted: Any) -> Any:
+        """call(wanted), with OutOfMemory where the driver has none."""
+        try:
+            return call(wanted)
+        except self.runtime.CUDARuntimeError as error:
+            if error.status == MEMORY_ALLOCATION:
+                raise OutOfMemory(str(error)) from error
+            raise
 
     def close(self) -> None:
         self.bind()

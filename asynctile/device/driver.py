@@ -101,13 +101,30 @@ class Driver(Protocol):
         """As Context.attend_backward."""
 
     def begin_capture(self, stream: int) -> None:
-        """From now on what goes to `stream` is written down instead of run."""
+        """From now on what goes to `stream` is written down instead of run, until `end_capture`.
+
+        An event recorded on it is a place in what is written down, and a stream that waits for such an event is written down
+        too from then on: in a graph work waits for what was before it on its stream and for the events that this stream waited
+        for, and for nothing else. What the streams have yet to do goes on. Events and arguments of kernels may be used
+        again at once: both are taken as they are when the call comes.
+
+        Until the end, refused with an error that spoils the capture: to wait on one of its streams for an event that was
+        recorded elsewhere; to `synchronize` with an event that was last recorded in a capture, or read its time (after the
+        end as well). Other threads may use other streams and events, and memory.
+        """
 
     def end_capture(self, stream: int) -> Any:
-        """The graph of what was written down."""
+        """The graph of what was written down since `begin_capture` of this stream; its streams run again what they are given.
 
-    def launch_graph(self, graph: Any, stream: int) -> None: ...
+        Every other stream must have been joined: `stream` has waited, by way of others or not, for an event recorded on it
+        behind all that was written down there. Raises the driver's own error if one was not, or if the capture was spoiled,
+        and OutOfMemory if the device has no room for the graph; no stream is captured any more then either.
+        """
 
-    def destroy_graph(self, graph: Any) -> None: ...
+    def launch_graph(self, graph: Any, stream: int) -> None:
+        """Run a graph as one piece of work of `stream`, whichever streams it was written down on, after its last run."""
+
+    def destroy_graph(self, graph: Any) -> None:
+        """Give a graph up, which may still run but is not launched again."""
 
     def close(self) -> None: ...

@@ -1,20 +1,16 @@
-"""A driver on the CPU: streams are threads, memory is RAM, kernels are those of build.py. For asynctile/device/driver.py's
-Driver.
+"""A driver on the CPU: streams are threads (stream.py), graphs are lists of work (graph.py), memory is RAM, kernels are those
+of build.py. For asynctile/device/driver.py's Driver.
 
 It behaves as a GPU does where that matters to who drives it: work runs behind the caller, in order within a stream only; an
-event is a place in a stream; arguments are read when a kernel is launched; after an error everything fails; memory starts as
-NaN.
+event is a place in a stream; arguments are read when a kernel is launched; a graph's nodes are ordered by its edges only; after
+an error everything fails; memory starts as NaN.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-import queue
-import random
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,51 +23,13 @@ from asynctile.kernels.cuda import Array
 from tests.cuda.build import library
 from tests.cuda.context import SoftContext
 from tests.cuda.cudnn import SoftCudnn
-
-
-class SoftStream:
-    """A thread that runs work in order. seed: pause a little at random between pieces of work, or None."""
-
-    def __init__(self, driver: SoftDriver, seed: int | None) -> None:
-        self.work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.captured: list[Callable[[], None]] | None = None
-        self._driver = driver
-        self._random = None if seed is None else random.Random(seed)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def put(self, work: Callable[[], None]) -> None:
-        (self.work.put if self.captured is None else self.captured.append)(work)
-
-    def close(self) -> None:
-        self.work.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (work := self.work.get()) is not None:
-            if self._random is not None and self._random.random() < 0.2:
-                time.sleep(self._random.random() * 2e-3)
-            try:
-                work()
-            except BaseException as error:
-                self._driver.error = self._driver.error or error
-
-
-class SoftEvent:
-    """Happened as often as it was recorded, or not yet."""
-
-    def __init__(self) -> None:
-        self.happened = threading.Event()
-        self.at = 0.0
-
-    def happen(self) -> None:
-        self.at = time.perf_counter()
-        self.happened.set()
+from tests.cuda.graph import CudaError, SoftGraph
+from tests.cuda.stream import SoftEvent, SoftStream
 
 
 class SoftDriver:
-    """nbytes: memory of the device. seed: shake the streams' timing. capability: as a GPU's. fuses: whether
-    products add a bias on the way out. attends: whether there is a cuDNN (cudnn.py), with a workspace of 1 MiB.
+    """nbytes: memory of the device. seed: shake the streams' timing and the order within graphs. capability: as a GPU's.
+    fuses: whether products add a bias on the way out. attends: whether there is a cuDNN (cudnn.py), with a workspace of 1 MiB.
 
     error: what failed on the device; everything that is waited for fails then. launches, graphs: how many were asked for.
     """
@@ -149,18 +107,20 @@ class SoftDriver:
 
     def record(self, event: int, stream: int) -> None:
         # Recorded anew it is another place: who waits for the last one is not held up.
-        place = self._events[event] = SoftEvent()
-        self._streams[stream].work.put(place.happen)
+        self._events[event] = self._streams[stream].record()
 
     def wait(self, stream: int, event: int) -> None:
-        self._streams[stream].put(self._events[event].happened.wait)
+        self._streams[stream].wait(self._events[event])
 
     def synchronize(self, event: int) -> None:
+        self._events[event].check()
         self._events[event].happened.wait()
         if self.error is not None:
             raise self.error
 
     def elapsed_s(self, start: int, end: int) -> float:
+        self._events[start].check()
+        self._events[end].check()
         assert self._events[start].happened.is_set() and self._events[end].happened.is_set(), "not yet happened"
         return self._events[end].at - self._events[start].at
 
@@ -215,23 +175,19 @@ class SoftDriver:
         self._streams[stream].put(lambda: gate.wait() and None)
 
     def begin_capture(self, stream: int) -> None:
-        self._streams[stream].captured = []
+        self._streams[stream].begin_capture()
 
-    def end_capture(self, stream: int) -> Any:
-        captured, self._streams[stream].captured = self._streams[stream].captured, None
-        return captured
+    def end_capture(self, stream: int) -> SoftGraph:
+        return self._streams[stream].end_capture()
 
-    def launch_graph(self, graph: Any, stream: int) -> None:
+    def launch_graph(self, graph: SoftGraph, stream: int) -> None:
+        _check(graph)
         self.graphs += 1
+        self._streams[stream].put_graph(graph)
 
-        def run() -> None:
-            for work in graph:
-                work()
-
-        self._streams[stream].put(run)
-
-    def destroy_graph(self, graph: Any) -> None:
-        graph.clear()
+    def destroy_graph(self, graph: SoftGraph) -> None:
+        _check(graph)
+        graph.destroyed = True
 
     def close(self) -> None:
         """Streams are destroyed by whoever made them."""
@@ -239,6 +195,12 @@ class SoftDriver:
             self._cudnn.close()
             self.free(self._cudnn.workspace)
             self._cudnn = None
+
+
+def _check(graph: SoftGraph) -> None:
+    """CudaError for a graph that is no more; CUDA does not say what it would do."""
+    if graph.destroyed:
+        raise CudaError("cudaErrorInvalidValue", "the graph was destroyed before")
 
 
 def _taken(params: int) -> Any:

@@ -1,49 +1,142 @@
 """A driver that has done everything before it is asked, for asynctile/device/driver.py's Driver: only the host works.
 
-Addresses on the device are mere numbers; nothing is copied or computed. The one that behaves as a GPU does is driver.py.
+It counts what it is asked for. Addresses on the device are mere numbers; nothing is copied or computed. The one that behaves as
+a GPU does is driver.py.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 MEMORY = 1 << 40
 
 
+def counted(name: str) -> Callable[..., None]:
+    """A call that is nothing but counted."""
+
+    def call(self: IdleDriver, *given: Any, **named: Any) -> None:
+        self.calls[name] += 1
+
+    return call
+
+
 class IdleDriver:
-    """One GPU of a TiB."""
+    """One GPU of a TiB.
+
+    calls: how many there were, by name; of `bind` those in a thread that was not bound yet. captured: what was captured, one
+    after another, nodes by the name of their call; `end_capture` gives the last of them.
+    """
 
     name = title = "cuda:0"
     capability = (9, 0)
     epilogues = attention = "idle"
 
     def __init__(self) -> None:
+        # A count that is there already is raised in one go, whatever other threads do; that of a Counter may not be.
+        self.calls = dict.fromkeys((name for name in vars(IdleDriver) if not name.startswith("_")), 0)
+        self.captured: list[Counter[str]] = []
         self._numbers = itertools.count(1)
         self._address = 1 << 44
+        self._bound = threading.local()
+        #: streams that take part in a capture, and events recorded on them; what products and attention go to
+        self._capturing: set[int] = set()
+        self._marks: set[int] = set()
+        self._products = self._attention = 0
 
-    def _nothing(self, *given: Any, **named: Any) -> None:
-        pass
+    free, pin, unpin = counted("free"), counted("pin"), counted("unpin")
+    destroy_stream, destroy_event = counted("destroy_stream"), counted("destroy_event")
+    synchronize, load, close = counted("synchronize"), counted("load"), counted("close")
+    launch_graph, destroy_graph = counted("launch_graph"), counted("destroy_graph")
 
-    bind = free = pin = unpin = destroy_stream = destroy_event = record = wait = synchronize = copy = load = _nothing
-    launch = open_gemm = open_attention = gemm = begin_capture = end_capture = launch_graph = destroy_graph = close = _nothing
-
-    def _done(self, *given: Any) -> bool:
-        return True
-
-    gemm_onto = attend = attend_backward = _done
-
-    def _number(self, **named: Any) -> int:
-        return next(self._numbers)
-
-    new_stream = new_event = _number
+    def bind(self) -> None:
+        if not getattr(self._bound, "done", False):
+            self.calls["bind"] += 1
+            self._bound.done = True
 
     def memory(self) -> tuple[int, int]:
+        self.calls["memory"] += 1
         return MEMORY, MEMORY
 
     def malloc(self, nbytes: int) -> int:
+        self.calls["malloc"] += 1
         address, self._address = self._address, self._address + -(-nbytes // 256) * 256
         return address
 
+    def new_stream(self) -> int:
+        self.calls["new_stream"] += 1
+        return next(self._numbers)
+
+    def new_event(self, *, timed: bool = False) -> int:
+        self.calls["new_event"] += 1
+        return next(self._numbers)
+
     def elapsed_s(self, start: int, end: int) -> float:
+        self.calls["elapsed_s"] += 1
         return 0.0
+
+    def record(self, event: int, stream: int) -> None:
+        self.calls["record"] += 1
+        if self._capturing:
+            (self._marks.add if stream in self._capturing else self._marks.discard)(event)
+
+    def wait(self, stream: int, event: int) -> None:
+        self.calls["wait"] += 1
+        if event in self._marks:
+            self._capturing.add(stream)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self.calls["copy"] += 1
+        if stream in self._capturing:
+            self.captured[-1]["copy"] += 1
+
+    def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
+        self.calls["launch"] += 1
+        if stream in self._capturing:
+            self.captured[-1]["launch"] += 1
+
+    def open_gemm(self, stream: int, *, tf32: bool) -> None:
+        self.calls["open_gemm"] += 1
+        self._products = stream
+
+    def gemm(self, *operands: Any) -> None:
+        self.calls["gemm"] += 1
+        if self._products in self._capturing:
+            self.captured[-1]["gemm"] += 1
+
+    def gemm_onto(self, *operands: Any) -> bool:
+        self.calls["gemm_onto"] += 1
+        if self._products in self._capturing:
+            self.captured[-1]["gemm_onto"] += 1
+        return True
+
+    def open_attention(self, stream: int) -> None:
+        self.calls["open_attention"] += 1
+        self._attention = stream
+
+    def attend(self, *operands: Any) -> bool:
+        self.calls["attend"] += 1
+        if self._attention in self._capturing:
+            self.captured[-1]["attend"] += 1
+        return True
+
+    def attend_backward(self, *operands: Any) -> bool:
+        self.calls["attend_backward"] += 1
+        if self._attention in self._capturing:
+            self.captured[-1]["attend_backward"] += 1
+        return True
+
+    def begin_capture(self, stream: int) -> None:
+        self.calls["begin_capture"] += 1
+        assert not self._capturing, "one capture at a time"
+        self._capturing.add(stream)
+        self.captured.append(Counter())
+
+    def end_capture(self, stream: int) -> Counter[str]:
+        self.calls["end_capture"] += 1
+        self._capturing.clear()
+        self._marks.clear()
+        return self.captured[-1]

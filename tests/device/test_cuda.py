@@ -233,7 +233,7 @@ def test_a_stream_waits_once_for_what_it_is_already_behind(device, views, monkey
 
 def test_time_in_which_compute_waited_for_copies_is_counted(device, views, monkeypatch):
     gate, clock = threading.Event(), SimpleNamespace(now=1.0)
-    monkeypatch.setattr("tests.cuda.driver.time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=time.sleep))
+    monkeypatch.setattr("tests.cuda.stream.time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=time.sleep))
     device.driver.hold(gate, device.streams()[1].handle)
     load = device.upload(views[0], np.ones(16, np.float32), ())
     computed = device.launch(copy(*TILES), views[:2], None, (load,))

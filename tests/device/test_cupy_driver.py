@@ -9,6 +9,7 @@ from asynctile import Engine
 from asynctile.device import cupy_driver, open_device
 from asynctile.device.cublas_lt import CublasLt, Plan
 from asynctile.device.cuda_memory import PinnedMemory
+from asynctile.device.driver import OutOfMemory
 from asynctile.errors import BudgetError, DeviceError
 from tests.inside_engine import device_of
 
@@ -116,3 +117,17 @@ def test_what_a_library_has_no_way_for_is_said_also_after_its_trial(monkeypatch)
     driver._lt._plans[(8, 16), (24, 16), (8, 24), 2, 2, False, True, True, True] = None
     assert driver.epilogues == ("cuBLASLt, without an algorithm for 1 of 2 shapes "
                                 "((8, 16) by (24, 16)T of 2 bytes to 2 bytes, source and bias added)")  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "kind"), [(2, OutOfMemory), (904, RuntimeFailure)])
+def test_a_graph_that_does_not_fit_says_so_and_what_was_written_down_is_given_back_either_way(monkeypatch, status, kind):
+    given_back = []
+
+    def graph_instantiate(graph):
+        raise RuntimeFailure("cudaErrorOfSomeKind: as the driver explains it", status)
+
+    calls = {"streamEndCapture": lambda stream: 7, "graphInstantiate": graph_instantiate, "graphDestroy": given_back.append}
+    bindings(monkeypatch, 1, **calls)
+    with pytest.raises(kind, match="cudaErrorOfSomeKind"):
+        cupy_driver.open_driver("cuda:0").end_capture(1)
+    assert given_back == [7]

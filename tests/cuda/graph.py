@@ -1,0 +1,155 @@
+"""CUDA's stream capture on the CPU: what is written down on streams that wait for each other becomes a graph of pieces of work.
+
+Covers what may be captured, what CUDA refuses, and in which orders a graph may run. The streams are those of stream.py, who is
+asked for all of it is driver.py.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: Of the CUDA runtime, what cupy calls `status`.
+STATUS = {
+    "cudaErrorInvalidValue": 1, "cudaErrorIllegalState": 401, "cudaErrorStreamCaptureInvalidated": 901,
+    "cudaErrorStreamCaptureMerge": 902, "cudaErrorStreamCaptureUnmatched": 903, "cudaErrorStreamCaptureUnjoined": 904,
+    "cudaErrorStreamCaptureIsolation": 905, "cudaErrorCapturedEvent": 907,
+}  # fmt: skip
+#: Seconds that a graph pauses at most between two of its nodes.
+PAUSE_S = 1e-3
+
+
+class CudaError(RuntimeError):
+    """As CuPy raises it. status: its number in the CUDA runtime."""
+
+    def __init__(self, name: str, said: str) -> None:
+        super().__init__(f"{name}: {said}")
+        self.status = STATUS[name]
+
+
+class Node(NamedTuple):
+    """A piece of work of a graph. branch: the stream that it was captured on, as a number. after: earlier nodes."""
+
+    work: Callable[[], object]
+    branch: int
+    after: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a captured stream: behind these nodes, and behind the joining of these branches."""
+
+    nodes: frozenset[int]
+    branches: frozenset[int]
+
+    def with_(self, other: Mark) -> Mark:
+        return Mark(self.nodes | other.nodes, self.branches | other.branches)
+
+
+class Capture:
+    """A graph being written down. over: it has ended, and no stream takes part any more.
+
+    After a mistake all but its end is refused, and that fails.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self._broken = False
+        self._nodes: list[Node] = []
+        #: by branch, where it is; the first is the origin
+        self._marks: list[Mark] = []
+
+    def enter(self, behind: Mark | None = None) -> int:
+        """A stream takes part from here: the number of its branch. behind: of the event that it waited for."""
+        self._check()
+        branch = len(self._marks)
+        own = Mark(frozenset(), frozenset((branch,)))
+        self._marks.append(own if behind is None else own.with_(behind))
+        return branch
+
+    def add(self, branch: int, work: Callable[[], object]) -> None:
+        self._check()
+        mark = self._marks[branch]
+        self._marks[branch] = Mark(frozenset((len(self._nodes),)), mark.branches)
+        self._nodes.append(Node(work, branch, tuple(sorted(mark.nodes))))
+
+    def mark(self, branch: int) -> Mark:
+        """Where it is now, as an event takes it."""
+        self._check()
+        return self._marks[branch]
+
+    def wait(self, branch: int, mark: Mark) -> None:
+        self._check()
+        self._marks[branch] = self._marks[branch].with_(mark)
+
+    def refuse(self, name: str, said: str) -> None:
+        """Raise an error; if the capture is still on it cannot be ended well."""
+        self._broken = not self.over
+        raise CudaError(name, said)
+
+    def end(self) -> SoftGraph:
+        self.over = True
+        if self._broken:
+            raise CudaError("cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture")
+        origin = self._marks[0]
+        if len(needed(self._nodes, origin.nodes)) < len(self._nodes) or len(origin.branches) < len(self._marks):
+            raise CudaError("cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work")
+        return SoftGraph(tuple(self._nodes))
+
+    def _check(self) -> None:
+        if self._broken:
+            raise CudaError("cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture")
+
+
+class SoftGraph:
+    """nodes: in the order in which they were captured. destroyed: must not be launched any more; what was launched runs on."""
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self.nodes = nodes
+        self.destroyed = False
+        self._runs = threading.Lock()  # a graph that is launched while it runs follows itself, on other streams too
+
+    def run(self, seed: random.Random | None) -> None:
+        """All of it; with a seed in another order each time, now and then with pauses."""
+        order = self.order(seed)
+        pauses = set(seed.choices(order, k=3)) if order and seed is not None and seed.random() < 0.25 else ()
+        with self._runs:
+            for index in order:
+                if seed is not None and index in pauses:
+                    time.sleep(seed.random() * PAUSE_S)
+                self.nodes[index].work()
+
+    def order(self, seed: random.Random | None) -> list[int]:
+        """Of the nodes, as they were captured, or at random as the edges allow it.
+
+        At random one branch after another, or one node after another, runs with no more before it than its edges ask for: where
+        an edge is missing that work runs too early, or what it should have waited for too late.
+        """
+        if seed is None:
+            return list(range(len(self.nodes)))
+        targets = list(range(len(self.nodes)))
+        seed.shuffle(targets)
+        if seed.random() < 0.7:
+            branches = sorted({node.branch for node in self.nodes})
+            seed.shuffle(branches)
+            targets.sort(key=lambda index: (branches.index(self.nodes[index].branch), index))
+        return needed(self.nodes, targets)
+
+
+def needed(nodes: Iterable[Node], targets: Iterable[int]) -> list[int]:
+    """These nodes, one after another, each behind all that it waits for, and nothing else."""
+    nodes = tuple(nodes)
+    order: dict[int, None] = {}
+    for target in targets:
+        stack = [target]
+        while stack:
+            waits = [before for before in nodes[stack[-1]].after if before not in order]
+            if waits:
+                stack += waits
+            else:
+                order[stack.pop()] = None
+    return list(order)
