@@ -48,15 +48,14 @@ async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.nda
     return not any(top.of(tile).state is ABSENT for tile in made)
 
 
-async def arrange(tiers: Tiers, start: Sequence[Standing]) -> bool:
-    """Bring every tile to the tiers where `start` has it: in whichever slot, or to its place in a tier that is packed. False if
-    that cannot be. Tiers of which `start` says nothing stay as they are.
+async def arrange(tiers: Tiers, start: Sequence[Standing], numbers: Sequence[int]) -> bool:
+    """Bring every tile to where `start` has it in the tiers of these numbers: in whichever slot, or to its place in a tier that
+    is packed. False if that cannot be. The other tiers stay as they are.
 
     At most one cap of bytes a tier and way. What else stands in a tier that is divided leaves. A move that fails is met by
     coroutines, which can tell what that means for its tile: until all have gone well, nothing is known here that was not so
     before.
     """
-    numbers = sorted({one.tier for one in start})
     for number in numbers:
         tier, wanted = tiers.from_the_top()[number], in_slots(start, number)
         send_away(tier, wanted)

@@ -32,7 +32,7 @@ from asynctile.repeat.template import Kernels, Template
 from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
 from asynctile.schedule.packing import Packing
-from asynctile.schedule.schedule import Schedule
+from asynctile.schedule.schedule import TOP, Schedule
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -171,7 +171,7 @@ class Schedules:
         tiers, assembly, program = self._tiers, self._assembly, packing.program
         try:
             start = planned_start(packing, over_link=tiers.link is not None)
-            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start)):
+            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start, [TOP])):
                 self._release(program.inputs.values())
                 return None
             for name, value in inputs.items() if tiers.host.arena.packed else ():
@@ -185,8 +185,8 @@ class Schedules:
         """Bring the tiers to where its schedule begins, and let the workers have it; None if they do not come there."""
         tiers, assembly, program = self._tiers, self._assembly, template.schedule.program
         try:
-            start = template.schedule.start
-            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start)):
+            start, numbers = template.schedule.start, range(len(tiers.from_the_top()))
+            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start, numbers)):
                 return None
             bound = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
             if tiers.host.arena.packed:
