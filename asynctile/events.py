@@ -79,7 +79,7 @@ class Closing(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone(Event):
-    """A training step is over. model: its name. The rest is as in StepReport: nats, seconds, bytes.
+    """A training step is over. model: its name. The rest is as in StepReport: nats, seconds (stall_s may be nan), bytes.
 
     skipped: its loss or gradient was not finite and nothing was updated (a Fault tells that as well).
     """

@@ -6,6 +6,7 @@ ASGI app, among others) is the program's affair. No thread, no task, and nothing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from asynctile.engine import Engine
@@ -36,7 +37,7 @@ MOVED = {
 COUNTERS = (
     ("asynctile_operations", "operations", "Operations that were run."),
     ("asynctile_spill_retries", "spill_retries", "Transfers to and from the spill file that were repeated and then went well."),
-    ("asynctile_stall_seconds", "stall_s", "Time in which operations waited for copies and nothing else ran on the device."),
+    ("asynctile_stall_seconds", "stall_s", "Time in which operations only waited for copies, where that is measured."),
     ("asynctile_waited_seconds", "waited_s", "Time that jobs have waited for what others hold."),
     ("asynctile_turn_seconds", "turn_s", "Time for which the share had the device."),
     ("asynctile_turn_waited_seconds", "turn_waited_s", "Time in which the share had a job and others the turn."),
@@ -108,7 +109,8 @@ def _work(found: Iterable[Statistics]) -> Iterator[Metric]:
     for name, field, text in COUNTERS:
         counter = CounterMetricFamily(name, text, labels=SHARE)
         for statistics in found:
-            counter.add_metric((statistics.share,), getattr(statistics, field))
+            if not math.isnan(value := getattr(statistics, field)):
+                counter.add_metric((statistics.share,), value)
         yield counter
 
 

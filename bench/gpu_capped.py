@@ -4,11 +4,11 @@
                                [--steps 3] [--write]
 
 Device memory capped at a share of the states (12 bytes a parameter), the rest in pinned RAM; tiles as bench/gpu_plan.py
-foresees the fastest step. Beside each speed: its share of the uncapped speed, the time in which compute waited for the link,
-the bytes loaded against the least possible under that cap (optimum.py), and the bound: the larger of the uncapped step (which
-recomputes too) and of the bytes over the link rate measured with both ways at work. Target: from 16k tokens a step on, at 25%,
-at least 0.95 of that bound. FSDP2 with CPU offload (gpu_torch.py) under the same cap, with the micro-batch that is fastest
-there, follows right after the first cap of each model, and last under the others.
+foresees the fastest step. Beside each speed: its share of the uncapped speed, the bytes loaded against the least possible under
+that cap (optimum.py), and the bound: the larger of the uncapped step (which recomputes too) and of the bytes over the link rate
+measured with both ways at work. Target: from 16k tokens a step on, at 25%, at least 0.95 of that bound. FSDP2 with CPU offload
+(gpu_torch.py) under the same cap, with the micro-batch that is fastest there, follows right after the first cap of each model,
+and last under the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from asynctile.program.program import Program
 
 #: From this many tokens a step on, at this cap, the target counts.
 ENOUGH_TOKENS, TARGET_CAP = 16_000, 0.25
-COLUMNS = ("model", "cap", "tile", "parts", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound", "waited",
+COLUMNS = ("model", "cap", "tile", "parts", "s a step", "tokens/s", "of uncapped", "bound s", "of the bound",
            "up GB", "down GB", "up of least", "updated in RAM", "note")  # fmt: skip
 
 
@@ -58,7 +58,7 @@ class Measured:
             self.uncapped_s[name] = speed.step_s
             bound = model_flops(row.config, row.tokens, row.length) / self.peak
             self.section.add(self.table, name, "none", row.tile, 1, speed.step_s, row.tokens / speed.step_s, 1.0,
-                             bound, bound / speed.step_s, speed.stall_s / speed.step_s)  # fmt: skip
+                             bound, bound / speed.step_s)  # fmt: skip
 
     async def ours(self, name: str, share: float) -> None:
         row = under_cap(self.options, name, share)
@@ -74,7 +74,7 @@ class Measured:
             bound = max(whole_s or 0.0, up / self.link.both, down / self.link.both)
             self.section.add(
                 self.table, name, label, row.tile, row.parts, speed.step_s, row.tokens / speed.step_s,
-                whole_s and whole_s / speed.step_s, bound, bound / speed.step_s, speed.stall_s / speed.step_s,
+                whole_s and whole_s / speed.step_s, bound, bound / speed.step_s,
                 up / 1e9, down / 1e9, up / least if least else None, share_on_host(program))  # fmt: skip
             wanted = share == TARGET_CAP and row.tokens >= ENOUGH_TOKENS
             self.section.headline(

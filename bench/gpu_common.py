@@ -104,15 +104,14 @@ async def new_trainer(engine: Engine, row: Row) -> Trainer:
 class Speed:
     """Steps of a trainer on one batch of a row.
 
-    step_s: median wall seconds of `count` steps. stall_s: median of what they report. report: of the last one. Three steps come
-    first: one brings the tiles, one writes graphs down, one is the first in the steady state.
+    step_s: median wall seconds of `count` steps. report: of the last one. Three steps come first: one brings the tiles, one
+    writes graphs down, one is the first in the steady state.
     """
 
     WARM = 3
 
     def __init__(self, seconds: list[float], reports: list[Any]) -> None:
         self.step_s = statistics.median(seconds)
-        self.stall_s = statistics.median(report.stall_s for report in reports)
         self.report = reports[-1]
 
     @classmethod

@@ -19,7 +19,7 @@ from gpu_peaks import Place, free, gemm_rate, link_rates
 from gpu_record import Section
 from gpu_rows import DEPTH, FEW_TOKENS, deep
 
-COLUMNS = ("layers", "states GB", "s a step", "TFLOP/s of the blocks", "of the GEMM rate", "bound s", "of the bound", "waited",
+COLUMNS = ("layers", "states GB", "s a step", "TFLOP/s of the blocks", "of the GEMM rate", "bound s", "of the bound",
            "up GB a layer", "note")  # fmt: skip
 
 
@@ -48,7 +48,7 @@ async def main(options: Namespace) -> None:
             bound = max(flops * 4 / 3 / peak, up / link.both, down / link.both)
             rates[depth] = flops / speed.step_s
             section.add(table, depth, states, speed.step_s, rates[depth] / 1e12, rates[depth] / peak, bound,
-                        bound / speed.step_s, speed.stall_s / speed.step_s, up / depth / 1e9)  # fmt: skip
+                        bound / speed.step_s, up / depth / 1e9)  # fmt: skip
         if rates.keys() >= set(ends):
             fall = 1 - rates[ends[1]] / rates[ends[0]]
             section.headline(f"fall of TFLOP/s from {ends[0]} to {ends[1]} layers", fall, 0.03, above=False)

@@ -25,7 +25,8 @@ class StepReport:
 
     skipped: the loss (or, with clip_norm, the gradient) was not finite and nothing was updated. played: it went by a schedule,
     without Python, else by coroutines; the results are the same.
-    stall_s: seconds in which compute waited for a transfer. device_peak_bytes: 0 on cpu, where RAM is the device.
+    stall_s: seconds in which compute waited for a transfer; nan where that is not measured, as in Statistics.
+    device_peak_bytes: 0 on cpu, where RAM is the device.
     """
 
     step: int

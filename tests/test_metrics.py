@@ -1,6 +1,7 @@
 """An engine's numbers as Prometheus reads them: names, labels and values at each scrape, in a registry of its own."""
 
 import asyncio
+import math
 import subprocess
 import sys
 import threading
@@ -92,6 +93,15 @@ async def test_steps_are_counted_with_their_seconds_and_tokens_under_the_share_t
         (("queue", "player"), ("share", "night"))
     }
     assert not any(("share", "night") in name for name in after)
+
+
+async def test_a_stall_that_is_not_measured_has_no_sample(soft_gpu):
+    name = labelled("asynctile_stall_seconds_total", share="engine")
+    async with Engine("cuda:0") as engine:
+        found = registry(engine)
+        assert name not in scraped(found) and math.isnan(engine.statistics().stall_s)
+        engine.start_trace()
+        assert scraped(found)[name] == engine.statistics().stall_s == 0
 
 
 async def test_no_sample_is_told_twice_where_several_shares_are_played():

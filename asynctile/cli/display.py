@@ -6,6 +6,7 @@ no terminal (a file, a log of CI). Both take the same calls. What is said at the
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -87,9 +88,10 @@ class Pace:
         return float(sum(report.tokens for report in self._reports) / self._step_s)
 
     @property
-    def stalled(self) -> float:
-        """Share of the recent steps in which compute waited for bytes."""
-        return float(sum(report.stall_s for report in self._reports) / self._step_s)
+    def stalled(self) -> float | None:
+        """Share of the recent steps in which compute waited for bytes; None where that is not measured."""
+        share = float(sum(report.stall_s for report in self._reports) / self._step_s)
+        return None if math.isnan(share) else share
 
     @property
     def left(self) -> str:
@@ -132,9 +134,10 @@ class PlainDisplay:
         if not self._is_due(always=pace.done in (1, pace.steps)):
             return
         tiers = [] if self._statistics is None else _tiers(self._statistics())
+        stalled = [] if pace.stalled is None else [f"stalled {pace.stalled:.0%}"]
         parts = [
             f"step {pace.done} of {pace.steps}", f"loss {pace.loss:.4f}", f"{pace.tokens_per_s:,.0f} tokens/s",
-            f"{pace.left} left", f"stalled {pace.stalled:.0%}", *(f"{tier.name} {tier}" for tier in tiers),
+            f"{pace.left} left", *stalled, *(f"{tier.name} {tier}" for tier in tiers),
         ]  # fmt: skip
         _print(self._console, "  ".join(parts))
 
@@ -185,7 +188,8 @@ class TerminalDisplay:
         rows, pace, statistics = Table.grid(padding=(0, 2)), self._pace, self._statistics
         if pace.started:
             rows.add_row("step", _bar(pace.done, pace.steps), f"{pace.done} of {pace.steps}, {pace.left} left")
-            rows.add_row("stalled", _bar(pace.stalled, 1), f"{pace.stalled:.0%} of the step")
+            if (stalled := pace.stalled) is not None:
+                rows.add_row("stalled", _bar(stalled, 1), f"{stalled:.0%} of the step")
         if statistics is not None:
             for tier in _tiers(statistics()):
                 rows.add_row(tier.name, _bar(tier.used, tier.cap or tier.peak), str(tier))

@@ -42,6 +42,8 @@ class Sums:
     tokens: int = 0
     step_s: float = 0.0
     stall_s: float = 0.0
+    measured_s: float = 0.0
+    """Of the steps whose stall_s is known."""
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
     device_peak_bytes: int = 0
@@ -60,6 +62,8 @@ class Sums:
             sums.steps = max(sums.steps, line["step"])
             for name in _SUMMED:
                 setattr(sums, name, getattr(sums, name) + (number_in(line, name) or 0))
+            if number_in(line, "stall_s") is not None:
+                sums.measured_s += number_in(line, "step_s") or 0
             for name in _PEAKS:
                 setattr(sums, name, max(getattr(sums, name), number_in(line, name) or 0))
             if (loss := number_in(line, "validation_loss")) is not None:
@@ -71,8 +75,8 @@ class Sums:
         return self.tokens / max(self.step_s, 1e-9)
 
     @property
-    def stalled(self) -> float:
-        return self.stall_s / max(self.step_s, 1e-9)
+    def stalled(self) -> float | None:
+        return self.stall_s / self.measured_s if self.measured_s else None
 
 
 async def finish(session: Session) -> bool:
@@ -124,8 +128,8 @@ def _sentences(sums: Sums, entropy: float) -> list[str]:
         side = "below" if difference >= 0 else "above"
         lines.append(f"validation loss {sums.validation_loss:.4f} nats a token, {abs(difference):.4f} {side} the "
                      f"bigram entropy of the same held-out text, {entropy:.4f}")
-    lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s; stalled for "
-                 f"{sums.stalled:.1%} of the time")
+    stalled = "" if sums.stalled is None else f"; stalled for {sums.stalled:.1%} of the time"
+    lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
     up, down = format_size(sums.uploaded_bytes), format_size(sums.downloaded_bytes)
     device, host = format_size(sums.device_peak_bytes), format_size(sums.host_peak_bytes)
     lines.append(f"moved {up} to the device and {down} back; peak {device} on the device, {host} in RAM")

@@ -132,7 +132,9 @@ class Device(Protocol):
         """A stream of host threads whose work can wait for events of the device, and the device's for its; not started."""
 
     def stall_s(self) -> float:
-        """Seconds, averaged over what computes in parallel, in which operations waited for copies and nothing else ran."""
+        """Seconds, averaged over what computes in parallel, in which operations waited for copies and nothing else ran; nan
+        while nobody measures that.
+        """
 
     def streams(self) -> list[Runner]:
         """All streams, for a trace."""

@@ -7,6 +7,7 @@ kernels.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -190,7 +191,7 @@ class CudaDevice(DeviceMemory):
         return stream
 
     def stall_s(self) -> float:
-        return self._compute.stall_s
+        return math.nan if self._compute.trace is None else self._compute.stall_s
 
     def streams(self) -> list[Runner]:
         return [self._compute, self._up, self._down, *self._others]

@@ -36,8 +36,8 @@ class CudaEvent(StreamEvent):
     """recorded: the driver's event behind the work, while that is on its way; 0 for work that failed before it was handed over.
 
     number: its place in the stream, 0 until it was handed over, or failed.
-    heirs: tasks that wait for it to be handed over. stall, span: the driver's timed events around a wait for copies before the
-    work, and around the work while a trace is recorded; empty without, and for work that failed before it was handed over.
+    heirs: tasks that wait for it to be handed over. stall, span: while a trace is recorded, the driver's timed events around a
+    wait for copies before the work, and around the work; empty without, and for work that failed before it was handed over.
     """
 
     __slots__ = ("stream", "recorded", "number", "heirs", "stall", "span")
@@ -52,7 +52,8 @@ class CudaEvent(StreamEvent):
 
 
 class CudaStream:
-    """A runner (asynctile/streams/event.py). handle: the driver's stream. stall_s: seconds in which it waited for copies.
+    """A runner (asynctile/streams/event.py). handle: the driver's stream. stall_s: seconds in which it waited for copies while
+    a trace was recorded: a mark costs the host as much as a launch, and in a graph there is no place for one.
 
     lock: shared with every stream whose work waits for this one's, on the GPU or on the host.
     """
@@ -142,7 +143,7 @@ class CudaStream:
         self._hand_over(task)
 
     def fed(self) -> None:
-        pass  # what waits for copies is measured on the GPU
+        pass  # what waits for copies is measured on the GPU, if at all
 
     def close(self, patience_s: float | None = None) -> None:
         """Let everything land, then end. patience_s: wait at most that long; what hangs is left behind."""
@@ -215,7 +216,7 @@ class CudaStream:
                 last[before.stream] = before
         if not last:
             return
-        if copies and not event.is_copy:
+        if copies and not event.is_copy and self.trace is not None:
             event.stall = (self._stamp(),)
         for stream, before in last.items():
             self._driver.wait(self.handle, before.recorded)

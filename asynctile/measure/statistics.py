@@ -38,8 +38,9 @@ class Statistics:
     """A snapshot of a share. Sizes in bytes, counters from its start, caps None where there is none.
 
     On cpu RAM is the device, and device_* and uploaded_bytes are 0. spill_retries: transfers that were repeated and then went
-    well. stall_s: seconds in which operations waited for copies and nothing else ran, of the device
-    as a whole. What an engine has lent to a share counts there, and no more in the engine's caps; of the spill file it is used.
+    well. stall_s: seconds in which operations waited for copies and nothing else ran, of the device as a whole; on a GPU since
+    `Engine.start_trace`, and nan before: there measuring it takes time, and steps that are replayed cannot be measured so.
+    What an engine has lent to a share counts there, and no more in the engine's caps; of the spill file it is used.
     A step that is played counts in operations and bytes when it ends.
 
     share: its name, "engine" for the engine's own. steps: training steps that updated, skipped_steps: those whose loss or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,19 @@ def test_plain_lines_are_few_and_whole() -> None:
     for word in ("loss 2.5000", "2,000 tokens/s", "left", "stalled 20%"):
         assert word in lines[1]
     assert lines[1].endswith("emulated 6.00 MiB of 8.00 MiB (peak 8.00 MiB)  RAM 3.00 MiB (peak 3.00 MiB)")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_stall_that_nobody_has_measured_is_not_said_to_be_none(terminal: bool) -> None:
+    said_of = {}
+    for stall_s in (0.0, math.nan):
+        out = console(terminal)
+        with open_display(out, 2, 0) as display:
+            display.step(SimpleNamespace(**{**vars(report(1)), "stall_s": stall_s}))
+            if isinstance(display, TerminalDisplay):
+                out.print(display._draw())
+        said_of[stall_s] = said(out)
+    assert "stalled" in said_of[0.0] and "stalled" not in said_of[math.nan]
 
 
 def test_a_step_without_a_line_asks_for_nothing() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,17 @@ async def test_no_delay_of_a_stream_changes_a_bit(seed: int, soft_gpu: Any) -> N
 async def test_no_mode_changes_a_bit(recompute: bool, clip_norm: float | None, precision: str) -> None:
     found = await on_gpu(recompute=recompute, clip_norm=clip_norm, precision=precision)
     assert_same_bits(found, await resident(precision))
+
+
+async def test_a_step_says_how_long_it_waited_for_copies_while_it_is_traced_and_else_that_nobody_knows() -> None:
+    async with asyncio.timeout(PROGRESS_S), Engine("cuda:0", device_memory=STATES // 3) as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER)
+        batches = batches_of(SMALL, STEPS)
+        unknown = [await trainer.step(*batch) for batch in batches]
+        engine.start_trace()
+        known = await trainer.step(*batches[0])
+    assert all(math.isnan(report.stall_s) for report in unknown)
+    assert 0 <= known.stall_s < known.step_s
 
 
 async def test_clipping_changes_no_bit_between_graphs_and_single_launches() -> None:

@@ -1,0 +1,25 @@
+"""What is added up over a run; what a whole run says at its end is test_train.py's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from asynctile.cli.summary import Sums
+
+
+def sums_of(*lines: dict[str, Any]) -> Sums:
+    folder: Any = SimpleNamespace(lines=lambda: [{"step": number, **line} for number, line in enumerate(lines, 1)])
+    return Sums.of(folder)
+
+
+def test_a_run_was_stalled_for_its_part_of_the_steps_in_which_that_was_measured() -> None:
+    sums = sums_of({"step_s": 2.0, "stall_s": 0.5}, {"step_s": 6.0, "stall_s": "nan"}, {"step_s": 2.0, "stall_s": 0.0})
+    assert sums.step_s == 10.0 and sums.stalled == pytest.approx(0.125)
+
+
+def test_where_no_stall_was_measured_none_is_told() -> None:
+    assert sums_of({"step_s": 2.0, "stall_s": "nan"}).stalled is None
+    assert sums_of().stalled is None
