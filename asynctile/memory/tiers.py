@@ -6,7 +6,7 @@ Puts them together; nothing moves here. What runs over them is asynctile/run/ass
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from asynctile.storage.spill import SpillTier
 from asynctile.streams.event import Runner
 from asynctile.streams.gate import Gate
 from asynctile.streams.lockstep import Lockstep
-from asynctile.streams.run_ahead import RunAhead
+from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS, RunAhead
 from asynctile.streams.stream import Stream
 
 
@@ -84,8 +84,10 @@ class Tiers:
         self.positions = Positions()
         self.player: Playing | None = None
         self.gate = Gate()
-        self.beside: Iterable[Tiers] = (self,)
-        self.run_ahead = RunAhead(self.runners, options.watchdog, tell) if run_ahead is None else run_ahead
+        self.beside: Sequence[Tiers] = (self,)
+        if run_ahead is None:
+            run_ahead = RunAhead(self.runners, options.watchdog, tell, self._most_ahead)
+        self.run_ahead = run_ahead
         self.lockstep = Lockstep() if options.prefetch == 0 else None
         #: the program whose next run the ranks of what stands in the tiers point into; weak, since its graphs end with it
         self._ranked_for: weakref.ref[Program] | None = None
@@ -110,6 +112,10 @@ class Tiers:
     def runners(self) -> list[Runner]:
         """All that its work may run on, or wait for: where others have the turn, theirs."""
         return [*self.device.streams(), *(tiers.player for tiers in self.beside if tiers.player is not None)]
+
+    def _most_ahead(self) -> int:
+        """How many operations the host may be ahead of the device: few where others may want it at any moment."""
+        return self.device.grain.run_ahead if len(self.beside) == 1 else RUN_AHEAD_OPERATIONS
 
     def from_the_top(self) -> tuple[Tier, ...]:
         """Every tier once, the one below behind the one above."""

@@ -17,11 +17,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from asynctile.errors import StalledError
 from asynctile.events import STALL, Fault, Waiting
 from asynctile.hub import UNHEARD, Tell
+from asynctile.program.grain import FINE
 from asynctile.streams.event import Runner, StreamEvent
 from asynctile.streams.stall import describe
 
-#: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers.
-RUN_AHEAD_OPERATIONS = 96
+#: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers. Of operations
+#: where nobody says more (Grain.run_ahead); with several shares never more, as what was enqueued runs in the turn of others.
+RUN_AHEAD_OPERATIONS = FINE.run_ahead
 RUN_AHEAD_NBYTES = 512 << 20
 #: How often the watchdog looks before its patience ends.
 LOOKS = 4
@@ -52,12 +54,19 @@ class RunAhead:
     """Events in the order in which they were enqueued.
 
     streams: all that work may run on, for the watchdog. patience_s: None for no watchdog. tell: of what is waited for long.
+    most: operations that may be under way, at least RUN_AHEAD_OPERATIONS.
     stalled: the error of the watchdog once it has spoken of enqueued work. Nothing is waited for any more then: what hangs
     may hang on. hangs: something does, be it a file of a save, which is no reason to stop. waited_s: seconds that jobs have
     waited for what others hold, summed over the waits that are over.
     """
 
-    def __init__(self, streams: Callable[[], Sequence[Runner]], patience_s: float | None, tell: Tell = UNHEARD) -> None:
+    def __init__(
+        self,
+        streams: Callable[[], Sequence[Runner]],
+        patience_s: float | None,
+        tell: Tell = UNHEARD,
+        most: Callable[[], int] = lambda: RUN_AHEAD_OPERATIONS,
+    ) -> None:
         self.patience_s = patience_s
         self.tell = tell
         self.stalled: StalledError | None = None
@@ -66,6 +75,7 @@ class RunAhead:
         #: pieces of Python that compute in threads: they move, and end, though no stream shows it
         self.computing = 0
         self._streams = streams
+        self._most = most
         self._events: deque[tuple[StreamEvent, int]] = deque()
         #: operations of the host: seldom does the device wait for one, so a slow one does not hold up what is issued to it
         self._beside: deque[StreamEvent] = deque()
@@ -88,7 +98,7 @@ class RunAhead:
     def is_full(self) -> bool:
         """Whether the host has enqueued as much as it may, in operations of either kind or in bytes to be copied."""
         return (
-            self._operations >= RUN_AHEAD_OPERATIONS
+            (self._operations >= RUN_AHEAD_OPERATIONS and self._operations >= self._most())
             or self._nbytes > RUN_AHEAD_NBYTES
             or len(self._beside) >= RUN_AHEAD_OPERATIONS
         )

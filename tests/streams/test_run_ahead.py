@@ -1,0 +1,50 @@
+"""How far the host runs ahead of a GPU. That it waits at all, and the watchdog: tests/test_engine.py, test_failures.py."""
+
+import asyncio
+import threading
+
+import pytest
+
+from asynctile import Engine
+from asynctile.ops import fill
+from asynctile.program.grain import COARSE, FINE
+from asynctile.program.needs import demand_of
+from asynctile.storage.tile import Tile
+from tests.inside_engine import device_of
+from tests.settle import settle, until
+
+
+async def issued_ahead(engine: Engine, share, expected: int) -> int:
+    """How many operations a job on `share` issues while the device is busy with the first."""
+    tile, gate, issued = Tile("t", (16,), "float32"), threading.Event(), 0
+    await share.reserve(demand_of([], [tile]))
+    device = device_of(engine)
+    device.driver.hold(gate, device.streams()[0].handle)
+
+    async def job():
+        nonlocal issued
+        for _ in range(2 * COARSE.run_ahead):
+            await share.assembly.launch(fill(tile, 1.0), None)
+            issued += 1
+
+    running = asyncio.create_task(share.call(job()))
+    try:
+        await until(lambda: issued >= expected)
+        await settle(engine)
+        return issued
+    finally:
+        gate.set()
+        await running
+        await share.synchronize()
+
+
+@pytest.mark.usefixtures("soft_gpu")
+async def test_the_host_is_as_far_ahead_of_a_gpu_as_its_pauses_need_and_less_where_a_share_may_want_the_next_turn():
+    assert FINE.run_ahead < COARSE.run_ahead
+    async with asyncio.timeout(100), Engine("cuda:0", device_memory="64MiB", host_memory="64MiB") as engine:
+        alone = await issued_ahead(engine, engine, COARSE.run_ahead)
+        async with engine.share(device_memory="16MiB", host_memory="16MiB") as part:
+            beside = await issued_ahead(engine, engine, FINE.run_ahead)
+            lent = await issued_ahead(engine, part, FINE.run_ahead)
+        again = await issued_ahead(engine, engine, COARSE.run_ahead)
+    assert (alone, beside, lent, again) == (COARSE.run_ahead, FINE.run_ahead, FINE.run_ahead, COARSE.run_ahead)
