@@ -1,6 +1,6 @@
 """The programs of a model that are kept: those used last, so that a service with ever new shapes does not grow for ever.
 
-What is in a program is step.py's. One that is dropped while it runs lives until its run has ended, and its graphs with it.
+What is in a program is step.py's. One that is dropped while it runs lives until its run has ended.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: From below to above: what is on a floor imports from that floor and from those below it. `system`: what asks nothing of
 #: the others but errors; `engine`: the modules that users open.
 FLOORS = (
-    "storage", "system", "program", "schedule", "streams", "ops", "kernels", "play", "device", "memory", "loop", "run",
-    "repeat", "measure", "engine", "layers", "cli",
+    "storage", "system", "program", "schedule", "streams", "ops", "kernels", "play", "device", "memory", "loop", "replay",
+    "run", "repeat", "measure", "engine", "layers", "cli",
 )  # fmt: skip
 #: The floor of each module that stands in asynctile/ itself.
 AT_THE_TOP = {

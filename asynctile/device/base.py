@@ -9,16 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from asynctile.program.grain import Grain
 from asynctile.program.operation import Operation
+from asynctile.schedule.schedule import Kind
 from asynctile.storage.ground import Ground
 from asynctile.storage.host import HostMemory
 from asynctile.storage.pool import Pool
 from asynctile.storage.slot import Slot
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import Runner, StreamEvent, StreamEvents
 from asynctile.streams.stream import Stream
 
@@ -35,17 +37,31 @@ class Workers:
     down_rate: float | None = None
 
 
+class Node(NamedTuple):
+    """A piece of work in a graph. kind: any but TRANSFER. what: the operation, or the tile that is moved.
+
+    arrays: of its operands; of a move, where to and where from. number: view of `Device.numbers` for what an operation reports,
+    or None. after: earlier nodes of the graph that must be over, by their index.
+    """
+
+    kind: Kind
+    what: Operation | Tile
+    arrays: tuple[Any, ...]
+    number: np.ndarray | None
+    after: tuple[int, ...]
+
+
 class Recorder(Protocol):
-    """Writes down what a device is asked to launch, to be run again at once."""
+    """Writes work down as graphs, which run without Python."""
 
-    def begin_capture(self) -> StreamEvent:
-        """From now on `launch` writes down, and returns this event, which is that of the graph."""
+    def record(self, nodes: Sequence[Node]) -> Any:
+        """The graph of `nodes`, to be run as often as wanted on these very addresses. Blocks; from any thread.
 
-    def end_capture(self) -> Any:
-        """Enqueue what was written down, behind all that its operations waited for; the graph, for `replay`."""
+        Raises what a kernel raises that cannot be written down, and DeviceError where the device has no way or room for it.
+        """
 
-    def replay(self, graph: Any, waits: StreamEvents, after: StreamEvents = ()) -> StreamEvent:
-        """Run a graph once more."""
+    def replay(self, graph: Any, after: StreamEvents = (), what: object = None) -> StreamEvent:
+        """Run a graph, behind those that were run before it and whatever `launch` was asked for. what: it is, for messages."""
 
     def forget(self, graph: Any) -> None:
         """It will not be run again."""
@@ -56,8 +72,8 @@ class Device(Protocol):
 
     name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. grain: how large
     its tiles should be. kernels: what `launch` finds by an operation's `kernel`; empty where nothing is computed. host: the RAM
-    that its copies go to and come from. workers: who else can do its work, None if nobody can. link_rate: bytes a second each
-    way to which its link is limited, None where it is not.
+    that its copies go to and come from. workers: who else can do its work, None if nobody can. recorder: who can write its work
+    down as graphs, None if it has none. link_rate: bytes a second each way to which its link is limited, None where it is not.
     """
 
     name: str
@@ -65,6 +81,7 @@ class Device(Protocol):
     grain: Grain
     kernels: dict[str, Callable[..., None]]
     workers: Workers | None
+    recorder: Recorder | None
     link_rate: int | None
 
     @property
@@ -102,9 +119,6 @@ class Device(Protocol):
     ) -> StreamEvent:
         """Run an operation's kernel; `number`: view of `numbers` for what it reports, or None."""
 
-    def recorder(self) -> Recorder | None:
-        """What can write down launches as graphs at this moment; None on a device that has no graphs."""
-
     def launch_on_host(
         self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: StreamEvents,
         after: StreamEvents = (),
@@ -126,7 +140,7 @@ class Device(Protocol):
     def copy(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
-        """Device array to device array, which do not overlap. what: the tile, for messages."""
+        """Within the device's memory, or within RAM: arrays that do not overlap. what: the tile, for messages."""
 
     def add_stream(self, name: str, threads: int) -> Stream:
         """A stream of host threads whose work can wait for events of the device, and the device's for its; not started."""
@@ -141,3 +155,9 @@ class Device(Protocol):
 
     def close(self, patience_s: float | None = None) -> None:
         """Run what is enqueued, end the streams. patience_s: for each stream; then its threads are left to themselves."""
+
+
+def address_of(array: Any) -> int:
+    """Where the memory of a tile begins, on the GPU or in RAM."""
+    address: int = array.ctypes.data if hasattr(array, "ctypes") else array.ptr
+    return address

@@ -12,14 +12,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from asynctile.device.base import Recorder, Report, Workers
+from asynctile.device.cuda_graph import CudaRecorder
 from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
-from asynctile.device.cuda_stream import CudaEvent, CudaStream
+from asynctile.device.cuda_stream import CudaStream
 from asynctile.device.driver import Driver
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.kernels import cpu as cpu_kernels
@@ -43,7 +43,7 @@ class CudaDevice(DeviceMemory):
 
     has_link = True
     grain = COARSE
-    workers: Workers | None = None  # it has graphs
+    workers: Workers | None = None
     link_rate: int | None = None
 
     def __init__(self, driver: Driver, precision: str = "fp32") -> None:
@@ -65,7 +65,8 @@ class CudaDevice(DeviceMemory):
         self._host = Stream("host", self._lock, max(1, len(os.sched_getaffinity(0)) - 2))
         self._others: list[Stream] = [self._copies, self._host]
         self._context = Queue(driver, self._compute, precision)
-        self._capture: Capture | None = None
+        self._graphs = CudaRecorder(driver, self._compute, self._perform)
+        self.recorder: Recorder | None = self._graphs
         #: pinned RAM that nobody uses now, by size
         self._pinned: dict[int, list[PinnedMap]] = {}
         self._closed = False
@@ -107,14 +108,8 @@ class CudaDevice(DeviceMemory):
     def launch(
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: StreamEvents, after: StreamEvents = ()
     ) -> StreamEvent:
-        args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, _array(number))
-        kernel = self.kernels[operation.kernel]
-        if self._capture is None:
-            return self._compute.enqueue(waits, kernel, (self._context, *args), after=after, what=operation)
-        self._capture.waits.update(waits)
-        self._capture.after.update(after)
-        kernel(self._context, *args)
-        return self._capture.event
+        args = self._context, *arguments(operation, arrays, number)
+        return self._compute.enqueue(waits, self.kernels[operation.kernel], args, after=after, what=operation)
 
     def launch_on_host(
         self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: StreamEvents,
@@ -123,44 +118,9 @@ class CudaDevice(DeviceMemory):
         args = (*arrays, *operation.params) if number is None else (*arrays, *operation.params, number)
         return self._host.enqueue(waits, cpu_kernels.KERNELS[operation.kernel], args, after=after, what=operation)
 
-    def recorder(self) -> Recorder | None:
-        return self if self._compute.trace is None else None  # a trace wants to see each operation
-
-    def begin_capture(self) -> StreamEvent:
-        self._compute.hold()
-        try:
-            self.driver.bind()
-            self.driver.begin_capture(self._compute.handle)
-        except BaseException:
-            self._compute.go_on()
-            raise
-        self._capture = Capture(CudaEvent(self._compute, False, "a graph of operations"))
-        return self._capture.event
-
-    def end_capture(self) -> Any:
-        capture, self._capture = self._capture, None
-        assert capture is not None
-        work: tuple[Callable[..., None], Any]
-        try:
-            graph = self.driver.end_capture(self._compute.handle)
-            work = self._run, graph
-        except BaseException as error:
-            work = _fail, error  # others wait for the event already
-            raise
-        finally:
-            self._compute.go_on()
-            waits, after = capture.waits - {capture.event}, capture.after - {capture.event}
-            self._compute.enqueue(tuple(waits), work[0], work[1:], after=tuple(after), event=capture.event)
-        return graph
-
-    def replay(self, graph: Any, waits: StreamEvents, after: StreamEvents = ()) -> StreamEvent:
-        return self._compute.enqueue(waits, self._run, (graph,), after=after, what="a graph of operations")
-
-    def forget(self, graph: Any) -> None:
-        self.driver.destroy_graph(graph)
-
-    def _run(self, graph: Any) -> None:
-        self.driver.launch_graph(graph, self._compute.handle)
+    def _perform(self, operation: Operation, arrays: Sequence[Any], number: np.ndarray | None) -> None:
+        """Enqueue it now: what it is given is written down."""
+        self.kernels[operation.kernel](self._context, *arguments(operation, arrays, number))
 
     def upload(
         self, target: Array, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
@@ -180,8 +140,10 @@ class CudaDevice(DeviceMemory):
         return self._copies.enqueue((landed,), self._unpin, (target, staged, block), is_copy=True, what=what)
 
     def copy(
-        self, target: Array, source: Array, waits: StreamEvents, after: StreamEvents = (), what: object = None
+        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
+        if isinstance(target, np.ndarray):
+            return self._copies.enqueue(waits, np.copyto, (target, source), after=after, is_copy=True, what=what)
         args = (target.ptr, source.ptr, target.nbytes, self._compute.handle)
         return self._compute.enqueue(waits, self.driver.copy, args, after=after, what=what)
 
@@ -200,6 +162,7 @@ class CudaDevice(DeviceMemory):
         # The host's streams first: what they have yet to do may wait for the GPU, and the GPU for them.
         for stream in reversed(self.streams()):
             stream.close(patience_s)
+        self._graphs.close()
         self._context.close()
         self._closed = True
         self._pinned.clear()
@@ -225,15 +188,6 @@ class CudaDevice(DeviceMemory):
     def _give_pinned(self, block: PinnedMap) -> None:
         if not self._closed:  # numbers may be let go after that: their RAM is not kept for anybody then
             self._pinned.setdefault(block.nbytes, []).append(block)
-
-
-@dataclass(slots=True, eq=False)
-class Capture:
-    """A graph being written down: the event that stands for it, and what its operations wait for."""
-
-    event: CudaEvent
-    waits: set[StreamEvent] = field(default_factory=set)
-    after: set[StreamEvent] = field(default_factory=set)
 
 
 class Queue:
@@ -282,9 +236,9 @@ class Queue:
             self._driver.free(self.scratch.ptr)
 
 
-def _fail(error: BaseException) -> None:
-    """In place of work that cannot be."""
-    raise error
+def arguments(operation: Operation, arrays: Sequence[Any], number: np.ndarray | None) -> tuple[Any, ...]:
+    """Of a kernel, behind its context."""
+    return (*arrays, *operation.params) if number is None else (*arrays, *operation.params, _array(number))
 
 
 def _array(number: np.ndarray) -> Array:

@@ -59,6 +59,7 @@ class DryDevice(DryMemory):
         self.copies = 0
         self.kernels: dict[str, Callable[..., None]] = {}
         self.workers: Workers | None = None
+        self.recorder: Recorder | None = None
         self.link_rate = link_rate
         self.host: HostMemory = DryMemory()
 
@@ -84,9 +85,6 @@ class DryDevice(DryMemory):
         after: StreamEvents = (),
     ) -> StreamEvent:
         return DONE
-
-    def recorder(self) -> Recorder | None:
-        return None
 
     def upload(
         self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None

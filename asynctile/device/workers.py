@@ -33,6 +33,7 @@ class WorkerDevice(HostMemory):
         self._compute = Stream("compute", self._lock, self.threads)
         self._others: list[Stream] = []
         self.workers: Workers | None = Workers(self.threads)
+        self.recorder: Recorder | None = None
         self.link_rate: int | None = None
         self.host = HostMemory()
 
@@ -60,9 +61,6 @@ class WorkerDevice(HostMemory):
         after: StreamEvents = (),
     ) -> StreamEvent:
         return self.launch(operation, arrays, number, waits, after)  # the same cores
-
-    def recorder(self) -> Recorder | None:
-        return None
 
     def upload(
         self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None

@@ -20,7 +20,7 @@ from asynctile.repeat.arrival import in_slots
 from asynctile.repeat.packings import packing_of
 from asynctile.repeat.rehearsal import rehearse
 from asynctile.run.assembly import Assembly
-from asynctile.run.graphs import at_once
+from asynctile.run.at_once import at_once
 from asynctile.run.job import Job
 from asynctile.schedule.schedule import DISK, TOP, Kind, Schedule
 from asynctile.storage.container import ALIGNMENT as PAGE

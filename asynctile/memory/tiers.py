@@ -113,9 +113,14 @@ class Tiers:
         """All that its work may run on, or wait for: where others have the turn, theirs."""
         return [*self.device.streams(), *(tiers.player for tiers in self.beside if tiers.player is not None)]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the engine has others, with which these take turns."""
+        return len(self.beside) > 1
+
     def _most_ahead(self) -> int:
         """How many operations the host may be ahead of the device: few where others may want it at any moment."""
-        return self.device.grain.run_ahead if len(self.beside) == 1 else RUN_AHEAD_OPERATIONS
+        return RUN_AHEAD_OPERATIONS if self.is_shared else self.device.grain.run_ahead
 
     def from_the_top(self) -> tuple[Tier, ...]:
         """Every tier once, the one below behind the one above."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Player:
             raise DeviceError("schedules cannot be played on this machine: it takes Linux on x86-64 or AArch64; use coroutines")
         self.threads = threads
         self.trace: list[Span] | None = None
-        self.on_transfer: Callable[[int], None] | None = None
+        self.on_transfer: Callable[..., Any] | None = None
         self._rates = float(up_rate or 0), float(down_rate or 0)
         self._crew = Crew()
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -105,13 +106,21 @@ class Player:
         self._released = max(self._released, stretch + 1)
         state.release(stretch)
 
-    def reported(self, stretch: int) -> StreamEvent:
-        """Done when all reporting entries of a stretch are over. error: if an entry of it had failed by then."""
-        return self._event("reported", stretch)
+    async def hand_over(self) -> None:
+        """Nothing: workers see what is released."""
 
-    def ended(self, stretch: int) -> StreamEvent:
-        """Done when all entries of a stretch are over. error: if one failed, or read what a failed one wrote."""
-        return self._event("ended", stretch)
+    def reported(self, stretch: int) -> Sequence[StreamEvent]:
+        """An event, done when all reporting entries of a stretch are over. error: if an entry of it had failed by then."""
+        return (self._event("reported", stretch),)
+
+    def ended(self, stretch: int) -> Sequence[StreamEvent]:
+        """An event, done when all entries of a stretch are over. error: if one failed, or read what a failed one wrote."""
+        return (self._event("ended", stretch),)
+
+    def failure(self, entry: int) -> BaseException | None:
+        """Why an entry of a stretch that has ended is no good; None if it is."""
+        stretch = int(self._attached().tables.stretches[entry])
+        return None if self.statuses[entry] == OK else self._event("ended", stretch).error
 
     def transferred(self, entry: int, ok: bool) -> None:
         """From any thread: the host has done a transfer that it was told of."""

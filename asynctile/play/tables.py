@@ -71,6 +71,11 @@ class Tables:
         """Entries."""
         return self.kinds.size
 
+    @property
+    def stretch_count(self) -> int:
+        """Up to the last that has entries."""
+        return len(self.stretch_at) - 1
+
     @cached_property
     def stretch_at(self) -> np.ndarray:
         """(stretches + 1,) int64: where each stretch begins; the last is `count`."""

@@ -6,9 +6,7 @@ coroutine (asynctile/run/lane.py), asynctile/kernels computes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from asynctile.storage.tile import Tile
 
@@ -53,20 +51,6 @@ class Operation:
     def __repr__(self) -> str:
         tiles = ", ".join(f"{tile.name}:{how}" for tile, how in zip(self.operands, self.access, strict=True))
         return f"{self.kernel}({tiles}, {self.params})"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphOperation(Operation):
-    """A stretch of a program that a device has written down: it runs as one, and its tiles are those of it that stay.
-
-    graph, recorder: what was written down, and what runs it again. count: how many operations it stands for. slots: where it
-    reads what is not there before each run.
-    """
-
-    graph: Any = None
-    recorder: Any = None
-    count: int = 0
-    slots: Mapping[Tile, Any] = field(default_factory=dict)
 
 
 def expect(kernel: str, tile: Tile, shape: tuple[int, ...]) -> None:

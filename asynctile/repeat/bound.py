@@ -15,7 +15,6 @@ import numpy as np
 
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
-from asynctile.play.tables import Tables
 from asynctile.program.program import Program
 from asynctile.repeat.arrival import in_slots
 from asynctile.repeat.template import Kernels, Template
@@ -30,7 +29,9 @@ from asynctile.storage.tile import Tile, corner
 
 
 class Bound:
-    """template on `tiers`, where its tiles are arranged. slots: of all its places. tables: what is played. base: of its ranks.
+    """template on `tiers`, where its tiles are arranged. slots: of all its places. played: what a player is attached to.
+
+    base: of its ranks.
 
     results: memory for what it fetches, of which it wants `results_nbytes`; others may use it between two runs.
     others_nbytes: by tier from the top down, of slots that tiles of other programs have.
@@ -43,11 +44,9 @@ class Bound:
         self.tiers = tiers
         self.base = base
         self.slots: Mapping[Place, Slot] = _slots(self.schedule, tiers)
-        self.numbers = tiers.device.numbers(len(self.schedule.program.numbers) + 1)
+        self.numbers = template.numbers_on(tiers.device)
         self._results = _parts(results, self.schedule.program)
-        views = [self._bytes(place) for place in template.places]
-        addresses = np.array([view.ctypes.data for view in views], np.int64)
-        self.tables: Tables = template.bound(addresses, self.numbers, views)
+        self.played: Any = template.bound(self._array, self.numbers)
         self.transfers = Transfers(self.schedule, tiers, self.slots)
         #: where the host writes inputs before a run, and by mark in the middle of one
         self._inputs = self._arrays(self.schedule.start)
@@ -86,10 +85,11 @@ class Bound:
             target = outputs[fetch.key][fetch.index]
             target[...] = corner(self._results[number].view(tile.dtype).reshape(tile.shape), target.shape)
 
-    def _bytes(self, place: Place) -> np.ndarray:
+    def _array(self, place: Place, shape: tuple[int, ...], dtype: Any) -> Any:
+        """What lies at a place, on the device or in RAM."""
         if place.tier != RESULT:
-            return _bytes(self.tiers, place.tier, self.slots[place])
-        return self._results[place.index]
+            return self.tiers.from_the_top()[place.tier].memory.array(self.slots[place], shape, dtype)
+        return self._results[place.index].view(dtype).reshape(shape)
 
     def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
         """Of the inputs, in RAM, as far as they have slots there."""
@@ -186,14 +186,11 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
             pool.give(slot, evicted=False)
         if len(free) < len(places):
             raise ValueError(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, expected {len(places)}")
-        found.update(zip(places, free, strict=True))
+        # Whatever was freed last: as long as the same slots are free a schedule gets the same ones, and its graphs fit.
+        lowest = sorted(pool.free_slots(), key=lambda slot: slot.index)
+        found.update(zip(places, lowest, strict=False))
     return found
 
 
 def _pool(arena: Arena, place: Place) -> Pool:
     return next(pool for pool in arena.pools if pool.slot_nbytes == place.nbytes)
-
-
-def _bytes(tiers: Tiers, number: int, slot: Slot) -> np.ndarray:
-    array: np.ndarray = tiers.from_the_top()[number].memory.array(slot, (slot.nbytes,), np.uint8)
-    return array

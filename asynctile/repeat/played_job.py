@@ -1,18 +1,19 @@
 """A job that is played: the run of a program by its schedule, with the face of asynctile/run/job.py.
 
-The workers run a stretch, the host looks at marks. What depends on a failed entry is skipped, and the rest of the stretch
-runs; so a step that fails or is given up is left at a mark, where the schedule knows where every tile stands.
+Workers, or the graphs of a device, run a stretch, the host looks at marks. What depends on a failed entry is no good, and the
+rest of the stretch runs; so a step that fails or is given up is left at a mark, where the schedule knows where every tile
+stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
 from asynctile.play.places import OK
-from asynctile.play.player import Player
 from asynctile.program.operation import DEVICE
 from asynctile.program.program import UPDATE
 from asynctile.repeat.arrival import stand
@@ -20,7 +21,34 @@ from asynctile.repeat.bound import Bound
 from asynctile.run.assembly import Assembly
 from asynctile.schedule.schedule import Standing
 from asynctile.storage.tile import Tile
-from asynctile.streams.event import StreamEvent
+from asynctile.streams.event import StreamEvent, StreamEvents
+
+
+class Player(Protocol):
+    """Who runs what it is attached to: asynctile/play/player.py, or asynctile/replay/replayer.py. All on the device's loop."""
+
+    on_transfer: Callable[..., Any] | None
+
+    def begin(self) -> None: ...
+
+    def release(self, stretch: int) -> None: ...
+
+    async def hand_over(self) -> None:
+        """Until what was released is with whoever runs it."""
+
+    def reported(self, stretch: int) -> Sequence[StreamEvent]:
+        """Done when the numbers of a stretch that was handed over are there."""
+
+    def ended(self, stretch: int) -> Sequence[StreamEvent]:
+        """Done when all of a stretch that was handed over is over."""
+
+    def failure(self, entry: int) -> BaseException | None:
+        """Why an entry that was released, and is over, is no good; None if it is."""
+
+    def transferred(self, entry: int, ok: bool) -> None: ...
+
+    @property
+    def statuses(self) -> np.ndarray: ...
 
 
 class PlayedJob:
@@ -53,7 +81,7 @@ class PlayedJob:
         schedule = self._bound.schedule
         self._asked = schedule.marks[mark]
         stops = [stretch for name, stretch in schedule.marks.items() if name == UPDATE or self.program.rewritten[name]]
-        self._release(min((stretch for stretch in stops if stretch >= self._asked), default=self._asked))
+        await self._release(min((stretch for stretch in stops if stretch >= self._asked), default=self._asked))
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
         """At a mark that allows it (Program.mark): give an input another value, for what comes behind."""
@@ -63,11 +91,12 @@ class PlayedJob:
 
     async def reported(self) -> None:
         """Wait for the numbers of everything before the mark that was asked for."""
-        await self._wait([self._player.reported(stretch) for stretch in self._begun() if stretch < self._asked])
+        begun = [stretch for stretch in self._begun() if stretch < self._asked]
+        await self._wait([event for stretch in begun for event in self._player.reported(stretch)])
 
     async def finish(self) -> None:
         """Let the rest run and wait until all of it has; raises the first error."""
-        self._release(len(self._bound.schedule.stretches))
+        await self._release(len(self._bound.schedule.stretches))
         await self._wait(self._ended())
         self.numbers = self.numbers.copy()  # the next run writes there
         self._bound.fetch(self._outputs)
@@ -77,6 +106,7 @@ class PlayedJob:
         """Let what was released run out, then leave at the mark; returns persistent tiles whose bytes are lost."""
         tiers, schedule = self._assembly.tiers, self._bound.schedule
         try:
+            await self._player.hand_over()  # where it was cancelled within that
             for event in self._ended():
                 await tiers.run_ahead.settled(event)
         except Exception:
@@ -91,19 +121,20 @@ class PlayedJob:
                 tiers.top.release(residency)
         return [tile for tile in schedule.program.standing if not tiers.top.rescue(tiers.top.of(tile))]
 
-    def _release(self, stretches: int) -> None:
+    async def _release(self, stretches: int) -> None:
         """Let the stretches before this one run."""
         if stretches > self._released:
             self._released = stretches
             if self._begun():
                 self._player.release(self._begun()[-1])  # and all before it
+                await self._player.hand_over()
 
     def _begun(self) -> range:
         """The stretches that were released and have entries at all."""
-        return range(min(self._released, len(self._bound.tables.stretch_at) - 1))
+        return range(min(self._released, self._bound.played.stretch_count))
 
     def _ended(self) -> list[StreamEvent]:
-        return [self._player.ended(stretch) for stretch in self._begun()]
+        return [event for stretch in self._begun() for event in self._player.ended(stretch)]
 
     async def _wait(self, events: Iterable[StreamEvent]) -> None:
         for event in events:
@@ -121,14 +152,12 @@ class PlayedJob:
 
     def _failure(self, entry: int) -> BaseException | None:
         """Of an entry that was to run; None for one that went well."""
-        if self._player.statuses[entry] == OK:
-            return None
-        error = self._player.ended(self._bound.schedule.entries[entry].stretch).error
+        error = self._player.failure(entry)
         return None if error is None else self._cause(error)
 
-    def _transfer(self, entry: int) -> None:
-        """The player has one that is due."""
-        self._bound.transfers.begin(entry, partial(self._transferred, entry))
+    def _transfer(self, entry: int, after: StreamEvents = ()) -> StreamEvent:
+        """The player has one that is due, or will be when `after` is over."""
+        return self._bound.transfers.begin(entry, partial(self._transferred, entry), after)
 
     def _transferred(self, entry: int, error: BaseException | None) -> None:
         """From the thread that did it."""

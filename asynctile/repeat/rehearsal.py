@@ -22,7 +22,7 @@ from asynctile.program.program import Program
 from asynctile.repeat.arrival import in_slots, send_away, take_as_changed
 from asynctile.repeat.script import Boundless, DryTransfers, Noted, Script
 from asynctile.run.assembly import Assembly
-from asynctile.run.graphs import at_once
+from asynctile.run.at_once import at_once
 from asynctile.run.job import Job
 from asynctile.schedule.packed import changed_at_start
 from asynctile.schedule.packing import Packing

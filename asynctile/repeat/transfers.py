@@ -18,7 +18,7 @@ from asynctile.storage.blocks import Block
 from asynctile.storage.container import aligned_array
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
-from asynctile.streams.event import StreamEvent, unfinished
+from asynctile.streams.event import StreamEvent, StreamEvents, unfinished
 
 
 class Transfers:
@@ -42,14 +42,23 @@ class Transfers:
             self.give_back()
             raise
 
-    def begin(self, entry: int, told: Callable[[BaseException | None], None]) -> None:
-        """Enqueue the transfer of an entry. told: called from the thread that did it, with the error if it failed."""
+    def begin(self, entry: int, told: Callable[[BaseException | None], None], after: StreamEvents = ()) -> StreamEvent:
+        """Enqueue the transfer of an entry behind `after`; returns its event. told: called with its error, or None, from the
+        thread that did it.
+        """
         scheduled = self._schedule.entries[entry]
         tile, (to, source) = scheduled.what, scheduled.places
         assert isinstance(tile, Tile)
         below, here = (to, source) if to.tier == DISK else (source, to)
         block: Block = self._host.of(tile).backing if tile.persistent else self._own[below]
-        self._link.carry(tile, block, self._link.pages(self._slots[here], tile), to.tier == DISK, told)
+        pages = self._link.pages(self._slots[here], tile)
+
+        def over(error: BaseException | None) -> None:
+            if error is not None and here is to:
+                pages[:] = 0  # graphs cannot skip what reads it, and an index of zero is in range wherever one is
+            told(error)
+
+        return self._link.carry(tile, block, pages, to.tier == DISK, over, after)
 
     def fill(self, tile: Tile, value: np.ndarray) -> StreamEvent:
         """Write an input that has its place in the file; returns the event of that."""

@@ -1,1 +1,1 @@
-"""How a program runs: the tile coroutine, the lanes that it goes through, jobs, graphs."""
+"""How a program runs: the tile coroutine, the lanes that it goes through, jobs."""

@@ -1,4 +1,4 @@
-"""What one job at a time runs on: tiers, the lanes of their devices, graphs; and the bytes of single tiles between jobs.
+"""What one job at a time runs on: tiers, the lanes of their devices; and the bytes of single tiles between jobs.
 
 Runs on the device's loop, except `close`. Which job runs when is the engine's (asynctile/share.py).
 """
@@ -14,7 +14,6 @@ from asynctile.errors import TierError
 from asynctile.memory.tiers import Tiers
 from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
 from asynctile.program.program import Fetch
-from asynctile.run.graphs import Graphs
 from asynctile.run.host_lane import HostLane
 from asynctile.run.inputs import Inputs
 from asynctile.run.lane import Lane
@@ -38,10 +37,8 @@ class Assembly:
         self.lanes: dict[str, Lane] = {DEVICE: lane, HOST: lane}
         #: for operations that report a number which nobody asked for
         self._scratch = device.numbers(1)
-        self.graphs: Graphs | None = None
         if tiers.link is not None:
             self.lanes[HOST] = HostLane(device, tiers.top, tiers.link, *parts)
-            self.graphs = Graphs(device, tiers.top, lane)
 
     @property
     def operations(self) -> int:

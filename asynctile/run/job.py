@@ -16,7 +16,6 @@ import numpy as np
 from asynctile.program.operation import NO_NUMBER
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
-from asynctile.run.graphs import Capture
 from asynctile.run.stage import Stage
 from asynctile.schedule.packing import Packing
 from asynctile.storage.demand import Demand
@@ -59,9 +58,8 @@ class Job:
         self._stage = Stage(tiers.top, cursors[0], None)
         if tiers.link is not None and tiers.host.arena.divided:
             self._stage.below = Stage(tiers.host, cursors[1], None)
-        self._capture = assembly.graphs.begin(program) if assembly.graphs is not None else None
         count = len(program.numbers) + 1
-        self.numbers = tiers.device.numbers(count) if self._capture is None else self._capture.numbers
+        self.numbers = tiers.device.numbers(count)
         self._next_uses = tiers.next_uses(program)
         self._views = [self.numbers[index : index + 1] for index in range(count)]
         self._reports: list[StreamEvent] = []
@@ -118,9 +116,6 @@ class Job:
                 top.release(residency)
 
     async def _advance(self, stop: int) -> None:
-        if self._capture is not None:
-            await self._advance_by_graphs(self._capture, stop)
-            return
         entries, coroutine, step = self.program.entries, self._coroutine, self._stage.step
         gate = self._assembly.tiers.gate
         if self._stepped < self.issued:  # nothing was, or it was broken off there
@@ -149,15 +144,3 @@ class Job:
         elif type(entry) is Fetch and self.outputs is not None:
             target = self.outputs[entry.key][entry.index]
         return self._assembly.lanes[entry.device].perform(entry, uses, target)
-
-    async def _advance_by_graphs(self, capture: Capture, stop: int) -> None:
-        """Stretch by stretch."""
-        gate = self._assembly.tiers.gate
-        while self.issued < stop:
-            await gate.opened()
-            if capture.has(self.issued):
-                self.issued, event = await capture.play(self.issued)
-            else:
-                await self._assembly.run_ahead.drain()
-                self.issued, event = capture.write_down(self.program, self.issued, self._coroutine)
-            self._reports.append(event)

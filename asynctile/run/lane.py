@@ -1,7 +1,7 @@
 """The tile coroutine, and the lane that it goes through on its device.
 
 `Lane.perform` is the one way in which an operation runs: of a training step or a generation, launched by itself, on the host
-(host_lane.py), as a graph of many (graphs.py), or without bytes in a plan (asynctile/measure/simulate.py). It waits for inputs
+(host_lane.py), or without bytes in a plan (asynctile/measure/simulate.py). It waits for inputs
 that nobody has enqueued yet, and for room when the host has run too far ahead; then, without an await, it takes all its tiles
 at once, enqueues the kernel behind the events of whatever uses them, and is done with Python. Runs on the device's loop only.
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from asynctile.device.base import Device
 from asynctile.memory.tier import Tier
-from asynctile.program.operation import READ, WRITE, GraphOperation, Operation
+from asynctile.program.operation import READ, WRITE, Operation
 from asynctile.program.program import Entry, Fetch
 from asynctile.run.inputs import Inputs
 from asynctile.storage.move import Move
@@ -96,12 +96,7 @@ class Lane:
 
     def _admit(self, entry: Entry, operands: Sequence[Residency]) -> Sequence[Move]:
         """Slots for all operands, or none; the moves, for Tier.take_back."""
-        if not isinstance(entry, GraphOperation):
-            return self.tier.admit(operands, entry.access)
-        for residency in operands:
-            if residency.slot is None:
-                self.tier.load_into(residency, entry.slots[residency.tile])
-        return ()
+        return self.tier.admit(operands, entry.access)
 
     def _enqueue(
         self, entry: Entry, arrays: Sequence[Any], target: Any, waits: StreamEvents, after: StreamEvents
@@ -111,16 +106,11 @@ class Lane:
             self.operations += 1
             event = self.device.launch(entry, arrays, target, waits, after)
             self.run_ahead.add(event)
-        elif isinstance(entry, Fetch):
+        else:
+            assert isinstance(entry, Fetch)
             self.fetched_nbytes += entry.tile.nbytes
             event = self.device.download(target, arrays[0], waits, after, entry.tile)
             self.run_ahead.add(event, entry.tile.nbytes)
-        else:
-            assert isinstance(entry, GraphOperation)
-            self.operations += entry.count
-            # Each event once: its operands share a few, where one graph follows another.
-            event = entry.recorder.replay(entry.graph, tuple(dict.fromkeys(waits)), tuple(dict.fromkeys(after)))
-            self.run_ahead.add(event)
         return event
 
     def _used(

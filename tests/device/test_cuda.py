@@ -274,48 +274,6 @@ def test_a_trace_shows_what_ran_on_each_stream(device, views):
     assert computed[0][3] <= computed[1][2] + 1e-6
 
 
-def test_a_graph_runs_again_what_was_written_down(device, views):
-    event = device.begin_capture()
-    launched = device.launch(fill(TILES[0], 3.0), views[:1], None, ())
-    second = device.launch(copy(*TILES), views[:2], None, (launched,))
-    assert launched is second is event
-    assert not event.done
-    graph = device.end_capture()
-    event.wait()
-    launches = device.driver.launches
-    device.upload(views[1], np.zeros(16, np.float32), ()).wait()
-    device.replay(graph, ()).wait()
-    out = np.empty(16, np.float32)
-    device.download(out, views[1], ()).wait()
-    assert out.tolist() == [3.0] * 16
-    assert device.driver.launches == launches
-    device.forget(graph)
-
-
-def test_work_that_a_disk_lets_go_while_a_graph_is_written_down_runs_once_and_is_not_in_it(device, views):
-    gate = threading.Event()
-    disk = device.add_stream("disk", 1)
-    disk.start()
-    read = disk.enqueue((), gate.wait, ())
-    beside = device.launch(fill(TILES[1], 9.0), views[1:2], None, (read,))
-    written = device.begin_capture()
-    device.launch(fill(TILES[0], 3.0), views[:1], None, ())
-    gate.set()
-    read.wait()  # whoever hung on it has been let go before
-    graph = device.end_capture()
-    written.wait()
-    beside.wait()
-    out = np.empty((2, 16), np.float32)
-    for view, row in zip(views, out, strict=False):
-        device.download(row, view, ()).wait()
-    assert out.tolist() == [[3.0] * 16, [9.0] * 16]
-    device.upload(views[1], np.zeros(16, np.float32), ()).wait()
-    device.replay(graph, ()).wait()
-    device.download(out[1], views[1], ()).wait()
-    assert not out[1].any()
-    device.forget(graph)
-
-
 async def settled(*events):
     """Wait until they have landed, well or not; TimeoutError after 20 s."""
     async with asyncio.timeout(20):
@@ -334,32 +292,6 @@ def fail_once(monkeypatch, owner, name, *, first=False):
         raise RuntimeError("the driver says no")
 
     monkeypatch.setattr(owner, name, fail)
-
-
-async def test_a_graph_that_the_driver_does_not_begin_leaves_the_device_as_it_was(device, views, monkeypatch):
-    fail_once(monkeypatch, device.driver, "begin_capture")
-    with pytest.raises(RuntimeError, match="says no"):
-        device.begin_capture()
-    event = device.launch(fill(TILES[0], 3.0), views[:1], None, ())
-    await settled(event)
-    assert event.error is None
-
-
-async def test_a_graph_that_the_driver_does_not_end_fails_whoever_waits_for_it_and_nobody_else(device, views, monkeypatch):
-    gate = threading.Event()
-    device.driver.hold(gate, device.streams()[1].handle)
-    load = device.upload(views[0], np.ones(16, np.float32), ())
-    event = device.begin_capture()
-    device.launch(copy(*TILES), views[:2], None, (load,))
-    fail_once(monkeypatch, device.driver, "end_capture", first=True)
-    with pytest.raises(RuntimeError, match="says no"):
-        device.end_capture()
-    behind = device.launch(copy(*TILES), views[1:3], None, (event,))
-    beside = device.launch(fill(TILES[0], 3.0), views[3:], None, ())
-    gate.set()
-    await settled(event, behind, beside)
-    assert "says no" in str(event.error) and behind.error is event.error
-    assert beside.error is None
 
 
 def refuse(on, *arrays):

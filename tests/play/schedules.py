@@ -104,4 +104,4 @@ async def play(player, tables, stretches=1):
     for stretch in range(stretches):
         player.release(stretch)
     for stretch in range(stretches):
-        await player.ended(stretch).settled()
+        await player.ended(stretch)[0].settled()

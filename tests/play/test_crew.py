@@ -86,13 +86,13 @@ async def test_what_runs_is_named_with_its_thread(held):
     assert 0 <= time.perf_counter() - since < 60
     assert f"entry 0 has run on {name} for" in describe([player], 5)
     marks[0] = 1
-    await player.ended(0).landed()
+    await player.ended(0)[0].landed()
     await until(lambda: not player.running)
 
 
 async def test_closing_waits_for_what_runs_but_not_longer_than_it_is_told_to(held, caplog):
     player, marks = held
-    ended = player.ended(0)
+    ended = player.ended(0)[0]
     player.close(0.01)
     (left,) = of_players()
     assert [(record.name, record.levelname) for record in caplog.records] == [("asynctile.play.crew", "WARNING")]

@@ -27,7 +27,7 @@ async def test_what_is_held_does_not_begin_and_begins_when_it_is_let_go(players)
     player.attach(marked.tables)
     player.begin()
     player.release(0)
-    ended = player.ended(0)
+    ended = player.ended(0)[0]
     await asleep(player)
     assert not marked.marks.any() and player.has_work(False)
     player.hold(True, False)
@@ -44,7 +44,7 @@ async def test_holding_lets_what_runs_end_and_nothing_behind_it_begin(players):
     player.attach(marked.tables)
     player.begin()
     player.release(0)
-    ended = player.ended(0)
+    ended = player.ended(0)[0]
     await until(lambda: player.running)
     player.hold(True, True)
     assert player.has_work(False)
@@ -77,7 +77,7 @@ async def test_a_copy_that_is_under_way_ends_while_all_is_held(players):
     player.attach(marked.tables)
     player.begin()
     player.release(0)
-    ended = player.ended(0)
+    ended = player.ended(0)[0]
     await until(lambda: marked.marks.any())
     player.hold(True, True)
     await until(lambda: player._state.control[LINK_UP] == FREE)
@@ -110,7 +110,7 @@ async def test_waiting_for_a_turn_is_no_stall(players):
     player.attach(marked.tables)
     player.begin()
     player.release(0)
-    ended = player.ended(0)
+    ended = player.ended(0)[0]
     await until(lambda: asked)
     await asleep(player)
     await asyncio.sleep(0.01)

@@ -126,11 +126,11 @@ async def test_an_entry_begins_when_its_stretch_is_released_and_not_before(playe
     await asyncio.sleep(0.01)
     assert not marked.marks.any()
     player.release(0)
-    await player.ended(0).landed()
-    assert marked.marks.tolist() == [1, 1, 0, 0, 0, 0] and not player.ended(1).done
+    await player.ended(0)[0].landed()
+    assert marked.marks.tolist() == [1, 1, 0, 0, 0, 0] and not player.ended(1)[0].done
     player.release(2)
-    await player.ended(2).landed()
-    await player.ended(1).landed()
+    await player.ended(2)[0].landed()
+    await player.ended(1)[0].landed()
     assert marked.marks.tolist() == [1] * 6
 
 
@@ -140,14 +140,14 @@ async def test_a_transfer_that_is_awaited_holds_up_its_stretch_but_not_what_repo
     player.attach(marked.tables)
     player.begin()
     player.release(0)
-    await player.reported(0).landed()
+    await player.reported(0)[0].landed()
     await until(lambda: asked == [1])
     await turns()
-    assert not player.ended(0).done and player.statuses.tolist() == [OK, PENDING, PENDING]
+    assert not player.ended(0)[0].done and player.statuses.tolist() == [OK, PENDING, PENDING]
     with pytest.raises(ValueError, match="entry 0 has no transfer under way"):
         player.transferred(0, True)
     player.transferred(1, True)
-    await player.ended(0).landed()
+    await player.ended(0)[0].landed()
     assert marked.marks.tolist() == [1, 0, 1]
 
 
@@ -160,7 +160,7 @@ async def test_what_fails_is_named_and_only_what_reads_from_it_is_skipped(player
     assert marked.marks.tolist() == [1, 1, 0, 1, 0]
     for stretch in range(2):
         with pytest.raises(RuntimeError, match="entry 1 failed while it was played"):
-            await player.ended(stretch).landed()
+            await player.ended(stretch)[0].landed()
 
 
 async def test_a_limited_link_carries_one_copy_at_a_time_for_as_long_as_its_rate_says(players):
@@ -208,7 +208,7 @@ async def test_closing_ends_the_threads_and_who_waits_is_told(players):
     player.attach(marked.tables)
     player.begin()
     player.release(0)
-    ended = player.ended(0)
+    ended = player.ended(0)[0]
     player.close(10)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("asynctile-player")]
     with pytest.raises(DeviceError, match="closed"):
@@ -237,12 +237,12 @@ async def test_what_does_not_fit_the_state_of_a_player_is_refused(players):
     with pytest.raises(ValueError, match="stretch 2 was released of a schedule that has 2"):
         player.release(2)
     player.release(0)
-    await player.ended(0).landed()
+    await player.ended(0)[0].landed()
     player.begin()  # of which the second stretch was never released
     player.release(1)
     with pytest.raises(RuntimeError, match="has not ended"):
         player.begin()
-    ended = player.ended(1)
+    ended = player.ended(1)[0]
     player.detach()
     with pytest.raises(DeviceError, match="given another schedule"):
         await ended.landed()

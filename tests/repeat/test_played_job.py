@@ -223,7 +223,7 @@ async def test_a_schedule_that_is_made_while_its_step_is_cancelled_is_kept(
         begun.set()
         return rehearse(*args)
 
-    monkeypatch.setattr("asynctile.repeat.schedules.rehearse", counted)
+    monkeypatch.setattr("asynctile.repeat.templates.rehearse", counted)
     async with training(place) as (_, trainer):
         assert await played(trainer, 0) == [False]
         step = asyncio.create_task(trainer.step(*BATCHES[1]))

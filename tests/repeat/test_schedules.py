@@ -126,8 +126,8 @@ async def test_programs_that_take_turns_are_all_played_where_everything_stays(pl
 async def test_of_what_is_bound_as_much_is_kept_as_of_schedules_and_what_was_played_last_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asynctile.repeat.schedules.ENTRIES", 0)
-    monkeypatch.setattr("asynctile.repeat.schedules.FEW", 2)
+    monkeypatch.setattr("asynctile.repeat.templates.ENTRIES", 0)
+    monkeypatch.setattr("asynctile.repeat.templates.FEW", 2)
     async with training({"device": "cpu"}) as (engine, trainer):
         assert await played(trainer, 0, 1) == [False, True]
         gone = []
@@ -135,7 +135,7 @@ async def test_of_what_is_bound_as_much_is_kept_as_of_schedules_and_what_was_pla
             for _ in range(2):
                 await trainer.model.logits(BATCHES[0][0][:, :length])
             bounds = list(engine._schedules._bounds.values())
-            assert len(bounds) == len(engine._schedules._kept) == 2
+            assert len(bounds) == len(engine._schedules._templates._kept) == 2
             gone.append(weakref.ref(bounds[-1]))
             del bounds
             assert await played(trainer, 2) == [True], "it is used between them"

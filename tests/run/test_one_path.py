@@ -15,7 +15,7 @@ from asynctile.layers import GPT2, Trainer
 from asynctile.memory.tier import Tier
 from asynctile.ops import copy
 from asynctile.program.needs import demand_of
-from asynctile.program.operation import GraphOperation, Operation
+from asynctile.program.operation import Operation
 from asynctile.program.program import Fetch
 from asynctile.run.lane import Lane
 from asynctile.run.stage import Stage
@@ -116,28 +116,6 @@ async def test_a_step_and_a_generation_go_through_the_coroutine_and_its_loads_ah
         assert len(tokens) == 2
         assert any(isinstance(entry, Fetch) for entry in paths.performed[steps:])
         paths.check()
-
-
-async def test_a_graph_is_one_operation_of_the_coroutine_and_what_is_written_down_goes_through_it_too(
-    soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Engine("cuda:0") as engine:
-        trainer = Trainer(await GPT2.create(engine, SMALL.config, seed=1, tile=SMALL.tile), OPTIMIZER)
-        batches = batches_of(SMALL, 4)
-        await trainer.step(*batches[0])
-        paths = Paths(engine, monkeypatch)
-        await trainer.step(*batches[1])  # writes down
-        operations, written = len(paths.launched), {tile for _, tile, who in paths.loads if who is None}
-        assert {tile.name.partition("[")[0] for tile in written} == {"tokens", "targets", "scale", "hyper"}
-        paths.check(written)
-        for batch in batches[2:]:
-            paths.performed.clear()
-            paths.loads.clear()
-            await trainer.step(*batch)
-            assert len(paths.loads) == len(written) and all(tile in who.tiles for _, tile, who in paths.loads)
-            assert [type(entry) for entry in paths.performed] == [GraphOperation] * 3
-            assert sum(entry.count for entry in paths.performed) == operations
-            assert len(paths.launched) == operations, "nothing was launched by itself"
 
 
 async def test_single_launches_go_through_the_coroutine_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,42 @@
+"""A schedule as graphs of a device: cut into pieces, and written down for the addresses that it has now.
+
+What graphs are is asynctile/replay/recording.py's, how they are made the device's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asynctile.device.base import Device, address_of
+from asynctile.program.operation import DEVICE, Operation
+from asynctile.repeat.template import Arrays, Kernels, Template
+from asynctile.replay.recording import Graphs, Recording
+from asynctile.schedule.clock import pace_of
+from asynctile.schedule.pieces import cut
+from asynctile.schedule.schedule import Schedule
+
+#: Where several shares take turns no piece takes longer than this by rough rates: what runs is never broken off.
+TURN_S = 4e-3
+
+
+class GraphTemplate(Template):
+    """device: which has a recorder. in_turns: whether others want turns beside it.
+
+    Graphs are kept for one set of addresses, those used last: as long as nobody else has taken its slots a program that comes
+    again has its graphs.
+    """
+
+    def __init__(self, schedule: Schedule, kernels: Kernels, device: Device, *, in_turns: bool) -> None:
+        super().__init__(schedule)
+        operations = [entry.what for entry in schedule.entries if isinstance(entry.what, Operation)]
+        self.kernels = {one.kernel: kernels[one.kernel] for one in operations if one.device == DEVICE}
+        self._device = device
+        self._pieces = cut(schedule, pace_of(device.name, device.link_rate), most_s=TURN_S if in_turns else None)
+        self._graphs: tuple[tuple[int, ...], Graphs] | None = None
+
+    def bound(self, arrays: Arrays, numbers: np.ndarray) -> Recording:
+        addresses = tuple([address_of(arrays(place, (place.nbytes,), np.dtype(np.uint8))) for place in self.places])
+        if self._graphs is None or self._graphs[0] != addresses:
+            assert self._device.recorder is not None
+            self._graphs = addresses, Graphs(self._device.recorder)
+        return Recording(self._pieces, self._graphs[1], arrays, numbers)

@@ -1,0 +1,152 @@
+"""The templates of a share's programs: which program has one under which cut of the caps, and which are kept.
+
+A schedule is worked out once for a program and a cut, by a rehearsal in a thread, and made a template for who plays it on the
+device: compiled workers, or graphs. Which programs are played when is schedules.py's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+from asynctile.memory.tiers import Tiers
+from asynctile.play.native import player_supported
+from asynctile.program.program import Program
+from asynctile.repeat.calls import Calls
+from asynctile.repeat.graph_template import GraphTemplate
+from asynctile.repeat.rehearsal import rehearse
+from asynctile.repeat.template import Kernels, Template
+from asynctile.schedule.packing import Packing
+from asynctile.schedule.schedule import Schedule
+from asynctile.storage.demand import Demand
+from asynctile.storage.tile import Tile
+
+logger = logging.getLogger(__name__)
+
+#: The most schedules that are kept for one share, and the most of their entries, of about 800 bytes each. But as many as FEW
+#: are kept however long they are: a training needs its step and its validation, of each shape that comes again.
+KEPT, ENTRIES, FEW = 32, 1 << 18, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of a program under one cut: its schedule, and the template for these kernels; None where there is none."""
+
+    schedule: Schedule | None
+    kernels: dict[str, Callable[..., None]]
+    template: Template | None
+
+
+class Templates:
+    """Those of one share. compute: runs Python in a thread. dropped: called with a program and its template that go."""
+
+    def __init__(
+        self, tiers: Tiers, compute: Callable[..., Awaitable[Any]], dropped: Callable[[Program, Template | None], None]
+    ) -> None:
+        self._tiers = tiers
+        self._compute = compute
+        self._dropped = dropped
+        #: by program and cut, the one used last at the end
+        self._kept: OrderedDict[Any, Kept] = OrderedDict()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is somebody who could play one."""
+        device = self._tiers.device
+        return device.recorder is not None or (device.workers is not None and player_supported())
+
+    def has(self, program: Program) -> bool:
+        """Whether it is known under the cut that there is now."""
+        return self._key(program) in self._kept
+
+    def used(self, program: Program) -> None:
+        """It runs now."""
+        key = self._key(program)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+
+    async def of(self, program: Program, demand: Demand, packing: Packing | None) -> Template | None:
+        """That of a program under the cut that there is; None if it cannot be played."""
+        key, kernels = self._key(program), self._called(program)
+        kept = self._kept.get(key)
+        if kept is None or kept.kernels != kernels:
+            before, made = kept, list[Kept]()
+
+            def make() -> None:
+                schedule = before.schedule if before is not None else rehearse(program, demand, self._tiers, packing)
+                made.append(Kept(schedule, kernels, None if schedule is None else self._made(schedule, kernels)))
+
+            try:
+                await self._compute(make)
+            finally:  # a cancellation waits for it as well: what is made is kept, or a short timeout would make it each time
+                self._kept.update((key, one) for one in made)
+            kept = self._kept[key]
+        self._kept.move_to_end(key)
+        self._drop()
+        return kept.template
+
+    def give_up(self, program: Program, why: BaseException) -> None:
+        """The device could not get ready to play it: it is issued, as long as caps and kernels are as they are."""
+        key = self._key(program)
+        kept = self._kept[key]
+        self._kept[key] = Kept(kept.schedule, kept.kernels, None)
+        logger.warning(
+            "%s cannot write %s down as graphs (%s: %s); its operations are issued one by one: slower, with the same results",
+            self._tiers.device.name, program.name, type(why).__name__, why,
+        )  # fmt: skip
+
+    def forget(self, tiles: Container[Tile]) -> None:
+        """These are gone for good, and with them the programs that train them: their schedules hold as much as they do."""
+        for key in [key for key in self._kept if any(tile in tiles for tile in key[0].standing)]:
+            del self._kept[key]
+
+    def clear(self) -> None:
+        """Nothing runs any more."""
+        self._kept.clear()
+
+    def _key(self, program: Program) -> Any:
+        """What a template is a function of, kernels aside."""
+        return program, _cut(self._tiers), self._is_in_turns
+
+    @property
+    def _is_in_turns(self) -> bool:
+        """Whether graphs are to be short, for others' sake; workers can be held anywhere."""
+        return self._tiers.device.recorder is not None and self._tiers.is_shared
+
+    def _made(self, schedule: Schedule, kernels: Kernels) -> Template | None:
+        """None where a kernel has no machine code."""
+        device = self._tiers.device
+        if device.recorder is not None:
+            return GraphTemplate(schedule, kernels, device, in_turns=self._is_in_turns)
+        try:
+            return Calls(schedule, kernels, self._tiers.link is not None)
+        except ValueError:
+            return None
+
+    def _called(self, program: Program) -> dict[str, Callable[..., None]]:
+        """The kernels of a program, as they are now: tests put others in their places."""
+        kernels = self._tiers.device.kernels
+        names = {operation.kernel for operation in program.operations()}
+        return {name: kernels[name] for name in names if name in kernels}
+
+    def _drop(self) -> None:
+        """The schedules unused for longest go, if there are too many, and what is bound of them."""
+        lengths = [0 if one.schedule is None else len(one.schedule) for one in self._kept.values()]
+        entries = sum(lengths)
+        for length in lengths:
+            if len(self._kept) <= KEPT and (len(self._kept) <= FEW or entries <= ENTRIES):
+                break
+            (program, *_), gone = self._kept.popitem(last=False)
+            self._dropped(program, gone.template)
+            entries -= length
+
+
+def _cut(tiers: Tiers) -> tuple[Any, ...]:
+    """How the caps are cut, as far as decisions depend on it; a tier that is packed has no pools."""
+    return tuple(
+        (tier.arena.cap, *((pool.slot_nbytes, pool.limit) for pool in tier.arena.pools)) if tier.arena.divided else ()
+        for tier in tiers.from_the_top()
+    )

@@ -1,0 +1,138 @@
+"""A schedule as graphs: those of its pieces at certain addresses, and what the host does beside them.
+
+How a schedule is cut into pieces is asynctile/schedule/pieces.py's, how a graph is made a recorder's (device/base.py), and who
+runs them replayer.py's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from asynctile.device.base import Node, Recorder
+from asynctile.program.operation import NO_NUMBER, Operation
+from asynctile.schedule.pieces import Aside, Piece, Pieces
+from asynctile.schedule.schedule import Kind, Place, Schedule, Scheduled
+
+#: The array at a place: (place, shape, dtype).
+Arrays = Callable[[Place, tuple[int, ...], Any], Any]
+
+
+class Graphs:
+    """Those of the pieces of a schedule, in their order. They are forgotten with this.
+
+    nodes: how many pieces of work they hold, as they were asked for.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.found: list[Any] = []
+        self.nodes = 0
+        weakref.finalize(self, _forget, recorder, self.found).atexit = False
+
+
+class Recording:
+    """pieces: of a schedule. graphs: of these, on these addresses; empty until `capture` has made them. arrays: at its places.
+
+    numbers: float64, where its kernels report.
+    """
+
+    def __init__(self, pieces: Pieces, graphs: Graphs, arrays: Arrays, numbers: np.ndarray) -> None:
+        self.pieces = pieces
+        self.graphs = graphs
+        self._arrays = arrays
+        self._numbers = numbers
+        #: of what the host computes or copies; what it moves to and from a file has its blocks (asynctile/repeat/transfers.py)
+        self._operands = {aside.entry: self._operands_of(self.entry(aside)) for aside in pieces.asides
+                          if self.entry(aside).kind is not Kind.TRANSFER}  # fmt: skip
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.pieces.schedule
+
+    @property
+    def stretch_count(self) -> int:
+        """Of its schedule."""
+        return len(self.schedule.stretches)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether there are graphs of all pieces."""
+        return len(self.graphs.found) == len(self.pieces.pieces)
+
+    def capture(self) -> None:
+        """Have the graphs made. Blocks; some 20 us an entry, so it belongs in a thread. Raises what a recorder raises."""
+        graphs = self.graphs
+        while not self.is_captured:
+            nodes = self._nodes(self.pieces.pieces[len(graphs.found)])
+            graphs.found.append(graphs.recorder.record(nodes))
+            graphs.nodes += len(nodes)
+
+    def operands(self, aside: Aside) -> tuple[np.ndarray, ...]:
+        """Arrays in RAM, of what the host computes, or copies: to and from."""
+        return self._operands[aside.entry]
+
+    def items(self) -> Iterator[tuple[int, Piece | Aside]]:
+        """Pieces and asides with their stretches, in an order in which they can be handed over: each behind all that it waits
+        for, an aside right behind the piece that it waits for, but not before its stretch.
+        """
+        entries, behind = self.schedule.entries, dict[int, int]()
+        for aside in self.pieces.asides:  # ascending, and edges lead forward
+            others = [behind[entry] for entry in (*aside.waits, *aside.after)]
+            behind[aside.entry] = max(aside.behind, *others) if others else aside.behind
+        left = list(self.pieces.asides)
+        for stretch in range(self.stretch_count):
+            own = [aside for aside in left if entries[aside.entry].stretch == stretch]
+            numbers = self.pieces.of(stretch)
+            for aside in own:
+                if behind[aside.entry] < numbers.start:
+                    yield stretch, aside
+            for number in numbers:
+                yield stretch, self.pieces.pieces[number]
+                for aside in own:
+                    if behind[aside.entry] == number:
+                        yield stretch, aside
+
+    def reports(self, what: Piece | Aside) -> bool:
+        """Whether the host is to learn a number of it."""
+        entries = self.schedule.entries
+        found = (entries[entry].what for entry in (what.nodes if isinstance(what, Piece) else (what.entry,)))
+        return any(isinstance(one, Operation) and one.number not in (None, NO_NUMBER) for one in found)
+
+    def entry(self, aside: Aside) -> Scheduled:
+        """What it is."""
+        return self.schedule.entries[aside.entry]
+
+    def _nodes(self, piece: Piece) -> list[Node]:
+        """What the device does of a piece, with its addresses."""
+        entries = self.schedule.entries
+        number_of = {entry: number for number, entry in enumerate(piece.nodes)}
+        nodes = []
+        for index in piece.nodes:
+            entry = entries[index]
+            after = tuple(number_of[before] for before in (*entry.waits, *entry.after) if before in number_of)
+            number = self.number(entry.what) if isinstance(entry.what, Operation) else None
+            nodes.append(Node(entry.kind, entry.what, self._operands_of(entry), number, after))
+        return nodes
+
+    def _operands_of(self, entry: Scheduled) -> tuple[Any, ...]:
+        """The arrays of an operation; of a move, where to and where from."""
+        what = entry.what
+        tiles = what.operands if isinstance(what, Operation) else (what, what)
+        return tuple(self._arrays(place, tile.shape, tile.dtype) for place, tile in zip(entry.places, tiles, strict=True))
+
+    def number(self, operation: Operation) -> np.ndarray | None:
+        """Where an operation reports."""
+        if operation.number is None:
+            return None
+        index = operation.number % len(self._numbers)
+        return self._numbers[index : index + 1]
+
+
+def _forget(recorder: Recorder, graphs: list[Any]) -> None:
+    for graph in graphs:
+        recorder.forget(graph)
+    graphs.clear()

@@ -1,0 +1,198 @@
+"""The graphs of a recording, run piece by piece behind what the host does between them.
+
+A piece is one launch on the device's stream; an operation of the host, or a transfer, is work on a stream of the host behind
+the event of a piece. All of it is handed over as soon as it is released, and the device and the threads go on by themselves.
+Graphs cannot skip: behind something that failed the rest runs all the same, and what depends on it counts as failed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from asynctile.device.base import Device
+from asynctile.play.places import FAILED, OK, PENDING, POISONED
+from asynctile.program.operation import Operation
+from asynctile.replay.recording import Recording
+from asynctile.schedule.pieces import Aside, Piece
+from asynctile.schedule.schedule import Kind
+from asynctile.streams.event import Piece as Work
+from asynctile.streams.event import Span, StreamEvent, StreamEvents
+from asynctile.streams.gate import Gate
+from asynctile.streams.run_ahead import RunAhead
+
+#: Pieces that are with the device at once where several shares take turns: one runs, one is ready.
+AHEAD = 2
+
+
+class Replayer:
+    """Runs recordings on `device`, with the face of asynctile/play/player.py. gate, run_ahead: of the share whose they are.
+
+    is_shared: whether others take turns with it. on_transfer: (entry, events that must be over) enqueues a transfer and returns
+    its event. Everything but `transferred` is called on the event loop's thread.
+    """
+
+    name = "replayer"
+
+    def __init__(self, device: Device, run_ahead: RunAhead, gate: Gate, is_shared: Callable[[], bool]) -> None:
+        self.trace: list[Span] | None = None
+        self.on_transfer: Callable[..., Any] | None = None
+        self.stall_s = 0.0
+        self._device = device
+        self._run_ahead = run_ahead
+        self._gate = gate
+        self._is_shared = is_shared
+        self._recording: Recording | None = None
+        self._items: list[tuple[int, Piece | Aside]] = []
+        #: by item that was handed over; and of these, those of asides by entry
+        self._events: list[StreamEvent] = []
+        self._asides: dict[int, StreamEvent] = {}
+        self._pieces: list[StreamEvent] = []
+        self._released = 0
+
+    def attach(self, recording: Recording) -> None:
+        """These graphs are run from now on; they have been captured."""
+        assert recording.is_captured
+        self._recording = recording
+        self._items = list(recording.items())
+        self._forget_run()
+
+    def detach(self) -> None:
+        """Hold nothing of a recording any more."""
+        self._recording = None
+        self._items = []
+        self._forget_run()
+
+    def begin(self) -> None:
+        """A new run, nothing released. RuntimeError where something of the last is not over."""
+        if not all(event.done for event in self._events):
+            raise RuntimeError("a run was begun while the last one still goes on; wait for its end first")
+        self._forget_run()
+
+    def release(self, stretch: int) -> None:
+        """The pieces of a stretch may begin, and those of all before it, once they are handed over."""
+        self._released = max(self._released, stretch + 1)
+
+    async def hand_over(self) -> None:
+        """Until all that was released is with the device and the host's streams; waits where another share has the turn."""
+        while len(self._events) < len(self._items) and self._items[len(self._events)][0] < self._released:
+            await self._gate.opened()
+            if self._is_shared() and len(self._pieces) >= AHEAD:
+                await self._run_ahead.settled(self._pieces[-AHEAD])
+            _, item = self._items[len(self._events)]
+            if isinstance(item, Piece):
+                self._events.append(self._launch(item))
+            else:
+                self._asides[item.entry] = self._begin(item)
+                self._events.append(self._asides[item.entry])
+
+    def reported(self, stretch: int) -> Sequence[StreamEvent]:
+        """Of what must be over before the numbers of a stretch are there, and of all that they hang on: done, or failed."""
+        last = max((index for index, item in self._of(stretch) if self._attached().reports(item)), default=-1)
+        found: dict[StreamEvent, None] = {}
+        for index, item in self._of(stretch):
+            if index <= last:
+                found |= dict.fromkeys([self._events[index], *(self._asides[entry] for entry in item.after)])
+        return list(found)
+
+    def ended(self, stretch: int) -> Sequence[StreamEvent]:
+        """Of all of a stretch."""
+        return [self._events[index] for index, _ in self._of(stretch)]
+
+    def failure(self, entry: int) -> BaseException | None:
+        """Why an entry that was handed over is no good; None if it is."""
+        if self.statuses[entry] == OK:
+            return None
+        return next((event.error for event in self._events if event.error is not None), None)
+
+    def transferred(self, entry: int, ok: bool) -> None:
+        """Nothing: the event of a transfer says so."""
+
+    @property
+    def statuses(self) -> np.ndarray:
+        """(n,) int8 of this run, of what is over: OK, FAILED, POISONED for what reads from that; else PENDING."""
+        found = np.full(len(self._attached().schedule), PENDING, np.int8)
+        for event, (_, item) in zip(self._events, self._items, strict=False):
+            if event.done:
+                entries = item.nodes if isinstance(item, Piece) else (item.entry,)
+                found[list(entries)] = OK if event.error is None else FAILED
+        if (found == FAILED).any():
+            for index, entry in enumerate(self._attached().schedule.entries):
+                if found[index] == OK and any(found[before] > OK for before in entry.waits):
+                    found[index] = POISONED
+        return found
+
+    def hold(self, operations: bool, copies: bool) -> None:
+        """Nothing: whoever hands over asks the gate."""
+
+    def has_work(self, copies: bool) -> bool:
+        """Whether something that was handed over is not over."""
+        return any(not event.done for event in reversed(self._events))
+
+    @property
+    def finished(self) -> int:
+        """None by itself: all runs on the streams of the device."""
+        return 0
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        return 0, 0
+
+    @property
+    def running(self) -> Mapping[str, tuple[Work, float]]:
+        return {}
+
+    @property
+    def waiting(self) -> Collection[Work]:
+        return ()
+
+    def start(self) -> None:
+        """Nothing: it has no threads."""
+
+    def close(self, patience_s: float | None = None) -> None:
+        """The device's streams end what was handed over."""
+        self.detach()
+        self.on_transfer = None
+
+    def _attached(self) -> Recording:
+        if self._recording is None:
+            raise RuntimeError("the replayer has no recording; attach one first")
+        return self._recording
+
+    def _of(self, stretch: int) -> list[tuple[int, Piece | Aside]]:
+        """The items of a stretch that were handed over, with their indices."""
+        return [(index, item) for index, (one, item) in enumerate(self._items[: len(self._events)]) if one == stretch]
+
+    def _launch(self, piece: Piece) -> StreamEvent:
+        recording, recorder = self._attached(), self._device.recorder
+        assert recorder is not None
+        number = len(self._pieces)
+        # Also behind the one before: a stream hands over what waits for nothing, whatever was enqueued in front of it.
+        graph, after = recording.graphs.found[number], (*self._pieces[-1:], *self._of_asides(piece.after))
+        what = f"operations {piece.start} to {piece.stop - 1} of {recording.schedule.program.name}, which run as a graph"
+        event = recorder.replay(graph, after, what)
+        self._pieces.append(event)
+        return event
+
+    def _begin(self, aside: Aside) -> StreamEvent:
+        """What the host does, behind the piece and the others that it needs."""
+        entry, behind = self._attached().entry(aside), [self._pieces[aside.behind]] if aside.behind >= 0 else []
+        waits, after = (*behind, *self._of_asides(aside.waits)), self._of_asides(aside.after)
+        if entry.kind is Kind.TRANSFER:
+            assert self.on_transfer is not None
+            event: StreamEvent = self.on_transfer(aside.entry, (*waits, *after))
+            return event
+        arrays = self._attached().operands(aside)
+        if isinstance(entry.what, Operation):
+            return self._device.launch_on_host(entry.what, arrays, self._attached().number(entry.what), waits, after)
+        to, source = arrays
+        return self._device.copy(to, source, waits, after, entry.what)
+
+    def _of_asides(self, entries: Sequence[int]) -> StreamEvents:
+        return tuple([self._asides[entry] for entry in entries])
+
+    def _forget_run(self) -> None:
+        self._events, self._pieces, self._asides = [], [], {}
+        self._released = 0

@@ -1,0 +1,155 @@
+"""What a GPU writes down as a graph: its branches, what it captures and what it leaves out, and drivers that refuse.
+
+Over a driver on the CPU, which runs a graph in any order that its edges allow (tests/cuda/driver.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile.device.base import Node
+from asynctile.device.cuda import CudaDevice
+from asynctile.ops import copy, fill
+from asynctile.schedule.schedule import Kind
+from asynctile.storage.tile import Tile
+from tests.cuda.build import missing
+from tests.cuda.driver import SoftDriver
+from tests.device.test_cuda import slots_of
+
+TILES = Tile("a", (16,)), Tile("b", (16,))
+SEEDS = range(6)
+
+if why := missing():
+    pytest.skip(why, allow_module_level=True)
+
+
+@pytest.fixture(params=SEEDS)
+def device(request: pytest.FixtureRequest) -> Iterator[CudaDevice]:
+    found = CudaDevice(SoftDriver(seed=request.param))
+    found.start()
+    yield found
+    found.close()
+
+
+class Memory:
+    """Arrays of 16 float32 on a device and in its pinned RAM."""
+
+    def __init__(self, device: CudaDevice, count: int = 4) -> None:
+        self._device = device
+        arena, slots = slots_of(device, 64, count)
+        self._arena = arena
+        self.there = [device.array(slot, (16,), np.float32) for slot in slots]
+        self.here = [device.numbers(8).view(np.float32) for _ in range(count)]
+
+    def read(self, index: int) -> list[float]:
+        out = np.empty(16, np.float32)
+        self._device.download(out, self.there[index], ()).wait()
+        return out.tolist()
+
+
+def up(memory: Memory, to: int, source: int, *after: int) -> Node:
+    return Node(Kind.UPLOAD, TILES[0], (memory.there[to], memory.here[source]), None, after)
+
+
+def down(memory: Memory, to: int, source: int, *after: int) -> Node:
+    return Node(Kind.DOWNLOAD, TILES[0], (memory.here[to], memory.there[source]), None, after)
+
+
+def copied(memory: Memory, to: int, source: int, *after: int) -> Node:
+    return Node(Kind.OPERATION, copy(*TILES), (memory.there[source], memory.there[to]), None, after)
+
+
+def test_nodes_of_all_branches_stand_behind_those_that_they_name(device: CudaDevice) -> None:
+    """Up, along, and down; and the source is written anew behind the copy that reads it."""
+    memory = Memory(device)
+    graph = device.recorder.record([
+        up(memory, 0, 0), copied(memory, 1, 0, 0), down(memory, 1, 1, 1), up(memory, 0, 2, 1), copied(memory, 2, 0, 3),
+        copied(memory, 1, 2, 2), down(memory, 3, 1, 5),
+    ])  # fmt: skip
+    for value in (1.0, 2.0, 3.0):
+        memory.here[0][:], memory.here[2][:] = value, 10 * value
+        device.recorder.replay(graph).wait()
+        assert memory.here[1].tolist() == [value] * 16
+        assert memory.here[3].tolist() == [10 * value] * 16
+    device.recorder.forget(graph)
+
+
+def test_what_is_launched_behind_a_graph_comes_after_all_its_branches(device: CudaDevice) -> None:
+    memory = Memory(device)
+    graph = device.recorder.record([up(memory, 0, 0), down(memory, 1, 3)])
+    memory.here[0][:] = 5.0
+    device.recorder.replay(graph)
+    device.launch(copy(*TILES), (memory.there[0], memory.there[1]), None, ()).wait()
+    assert memory.read(1) == [5.0] * 16
+    device.recorder.forget(graph)
+
+
+def test_nothing_runs_while_it_is_written_down_and_no_more_calls_are_made_when_it_runs(device: CudaDevice) -> None:
+    memory = Memory(device)
+    device.launch(fill(TILES[0], 1.0), memory.there[:1], None, ()).wait()
+    graph = device.recorder.record([Node(Kind.OPERATION, fill(TILES[0], 3.0), (memory.there[0],), None, ())])
+    assert memory.read(0) == [1.0] * 16
+    launches = device.driver.launches
+    device.recorder.replay(graph).wait()
+    assert memory.read(0) == [3.0] * 16
+    assert device.driver.launches == launches
+    device.recorder.forget(graph)
+
+
+def test_work_that_a_disk_lets_go_while_a_graph_is_written_down_runs_once_and_is_not_in_it(
+    device: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, gate = Memory(device), threading.Event()
+    disk = device.add_stream("disk", 1)
+    disk.start()
+    read = disk.enqueue((), gate.wait, ())
+    beside = device.launch(fill(TILES[1], 9.0), memory.there[1:2], None, (read,))
+    begin = device.driver.begin_capture
+
+    def let_go(stream: int) -> None:
+        begin(stream)
+        gate.set()
+        read.wait()  # whoever hung on it has been let go before
+
+    monkeypatch.setattr(device.driver, "begin_capture", let_go)
+    graph = device.recorder.record([Node(Kind.OPERATION, fill(TILES[0], 3.0), (memory.there[0],), None, ())])
+    beside.wait()
+    assert memory.read(1) == [9.0] * 16
+    device.launch(fill(TILES[1], 0.0), memory.there[1:2], None, ()).wait()
+    device.recorder.replay(graph).wait()
+    assert (memory.read(0), memory.read(1)) == ([3.0] * 16, [0.0] * 16)
+    device.recorder.forget(graph)
+
+
+@pytest.mark.parametrize("call", ["begin_capture", "end_capture", "copy", "wait"])
+def test_a_graph_that_the_driver_refuses_leaves_the_device_as_it_was(
+    device: CudaDevice, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, true = Memory(device), getattr(device.driver, call)
+    left = 1
+
+    def refuse(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            if call == "end_capture":
+                true(*args)
+            raise RuntimeError("the driver says no")
+        return true(*args)
+
+    nodes = [up(memory, 0, 0), copied(memory, 1, 0, 0)]
+    monkeypatch.setattr(device.driver, call, refuse)
+    with pytest.raises(RuntimeError, match="says no"):
+        device.recorder.record(nodes)
+    memory.here[0][:] = 4.0
+    device.launch(fill(TILES[0], 3.0), memory.there[:1], None, ()).wait()
+    assert memory.read(0) == [3.0] * 16
+    graph = device.recorder.record(nodes)
+    device.recorder.replay(graph).wait()
+    assert memory.read(1) == [4.0] * 16
+    device.recorder.forget(graph)
