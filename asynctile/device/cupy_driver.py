@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from asynctile.device.cublas import WORKSPACE_NBYTES, Cublas
@@ -88,7 +89,8 @@ class CupyDriver:
 
     def malloc(self, nbytes: int) -> int:
         self.bind()
-        return int(self._allocate(self.runtime.malloc, nbytes))
+        with self._memory_of_the_device():
+            return int(self.runtime.malloc(nbytes))
 
     def free(self, address: int) -> None:
         self.bind()
@@ -207,11 +209,20 @@ class CupyDriver:
         self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)
 
     def end_capture(self, stream: int) -> Any:
-        graph = self.runtime.streamEndCapture(stream)
+        written = self.runtime.streamEndCapture(stream)
         try:
-            return self._allocate(self.runtime.graphInstantiate, graph)
+            with self._memory_of_the_device():
+                graph = self.runtime.graphInstantiate(written)
         finally:
-            self.runtime.graphDestroy(graph)
+            self.runtime.graphDestroy(written)
+        try:
+            # Else the first launch would do it, where nobody could go another way if there is no memory.
+            with self._memory_of_the_device():
+                self.runtime.graphUpload(graph, stream)
+        except BaseException:
+            self.runtime.graphExecDestroy(graph)
+            raise
+        return graph
 
     def launch_graph(self, graph: Any, stream: int) -> None:
         self.runtime.graphLaunch(graph, stream)
@@ -220,10 +231,11 @@ class CupyDriver:
         self.bind()
         self.runtime.graphExecDestroy(graph)
 
-    def _allocate(self, call: Callable[[Any], Any], wanted: Any) -> Any:
-        """call(wanted), with OutOfMemory where the driver has none."""
+    @contextmanager
+    def _memory_of_the_device(self) -> Iterator[None]:
+        """OutOfMemory for what says that there is none."""
         try:
-            return call(wanted)
+            yield
         except self.runtime.CUDARuntimeError as error:
             if error.status == MEMORY_ALLOCATION:
                 raise OutOfMemory(str(error)) from error

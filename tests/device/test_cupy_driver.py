@@ -1,6 +1,7 @@
 """What CuPy's driver says where there is no GPU for it: one sentence each, with the way out."""
 
 import builtins
+import functools
 import types
 
 import pytest
@@ -119,15 +120,38 @@ def test_what_a_library_has_no_way_for_is_said_also_after_its_trial(monkeypatch)
                                 "((8, 16) by (24, 16)T of 2 bytes to 2 bytes, source and bias added)")  # fmt: skip
 
 
+class Graphs:
+    """The runtime's calls of graphs: what they were asked for, and one that fails."""
+
+    def __init__(self, fails="", status=2):
+        self.asked, self._fails, self._status = [], fails, status
+
+    def calls(self):
+        names = ("streamEndCapture", "graphInstantiate", "graphUpload", "graphDestroy", "graphExecDestroy")
+        return {name: functools.partial(self._call, name) for name in names}
+
+    def _call(self, name, *handles):
+        self.asked.append((name, *handles))
+        if name == self._fails:
+            raise RuntimeFailure("cudaErrorOfSomeKind: as the driver explains it", self._status)
+        return {"streamEndCapture": 7, "graphInstantiate": 8}.get(name)
+
+
+def test_a_graph_is_on_the_device_before_its_first_launch(monkeypatch):
+    graphs = Graphs()
+    bindings(monkeypatch, 1, **graphs.calls())
+    assert cupy_driver.open_driver("cuda:0").end_capture(1) == 8
+    assert graphs.asked == [("streamEndCapture", 1), ("graphInstantiate", 7), ("graphDestroy", 7), ("graphUpload", 8, 1)]
+
+
 @pytest.mark.parametrize(("status", "kind"), [(2, OutOfMemory), (904, RuntimeFailure)])
-def test_a_graph_that_does_not_fit_says_so_and_what_was_written_down_is_given_back_either_way(monkeypatch, status, kind):
-    given_back = []
-
-    def graph_instantiate(graph):
-        raise RuntimeFailure("cudaErrorOfSomeKind: as the driver explains it", status)
-
-    calls = {"streamEndCapture": lambda stream: 7, "graphInstantiate": graph_instantiate, "graphDestroy": given_back.append}
-    bindings(monkeypatch, 1, **calls)
+@pytest.mark.parametrize(
+    ("fails", "given_back"),
+    [("graphInstantiate", {("graphDestroy", 7)}), ("graphUpload", {("graphDestroy", 7), ("graphExecDestroy", 8)})],
+)
+def test_a_graph_that_does_not_fit_says_so_and_is_given_back(monkeypatch, fails, given_back, status, kind):
+    graphs = Graphs(fails, status)
+    bindings(monkeypatch, 1, **graphs.calls())
     with pytest.raises(kind, match="cudaErrorOfSomeKind"):
         cupy_driver.open_driver("cuda:0").end_capture(1)
-    assert given_back == [7]
+    assert {asked for asked in graphs.asked if "Destroy" in asked[0]} == given_back
