@@ -77,7 +77,7 @@ class CudaStream:
         self._number = 0
         self._landed_at = time.perf_counter()
         self._origin: tuple[int, float] | None = None
-        self._closing = False
+        self._closing = self._left = False
         #: work that became ready while a graph is written down on this stream, which it must not get into
         self._held: list[StreamTask] | None = None
         self._thread = threading.Thread(target=self._land, name=f"asynctile-{name}", daemon=True)
@@ -146,7 +146,9 @@ class CudaStream:
         pass  # what waits for copies is measured on the GPU, if at all
 
     def close(self, patience_s: float | None = None) -> None:
-        """Let everything land, then end. patience_s: wait at most that long; what hangs is left behind."""
+        """Let everything land, then end. patience_s: wait at most that long; what hangs is left behind, and what waits for it
+        is not handed over any more: the memory that it works on goes now.
+        """
         with self._lock:
             self._closing = True
             self._more.notify_all()
@@ -154,6 +156,9 @@ class CudaStream:
             self._thread.join(patience_s)
             if self._thread.is_alive():
                 logger.warning(LEFT_BEHIND, self._thread.name)
+                with self._lock:
+                    self._left = True
+                    self._more.notify_all()
                 return
         self._driver.bind()
         self._driver.destroy_stream(self.handle)
@@ -183,6 +188,8 @@ class CudaStream:
         """Under the lock: enqueue on the driver's stream, or fail. Either way it lands, in order."""
         for before in task.waits:
             event.error = event.error or before.error
+        if self._left:
+            event.error = event.error or DeviceError(f"stream {self.name} was closed before this could run")
         if event.error is None:
             try:
                 self._driver.bind()
@@ -259,7 +266,7 @@ class CudaStream:
         """The work to sleep until: the first that is awaited or failed, or one a few further on; None when closed."""
         with self._lock:
             while not self._flying:
-                if self._closing and not self.waiting:
+                if self._left or (self._closing and not self.waiting):
                     return None
                 self._more.wait()
             before = self._flying[0]

@@ -78,7 +78,9 @@ class SoftDriver:
         return address
 
     def free(self, address: int) -> None:
-        del self._allocated[address]
+        block = self._allocated.pop(address)
+        for stream in self._streams.values():  # CUDA waits for what may still use it
+            stream.keep(block)
 
     def pin(self, address: int, nbytes: int) -> None:
         pages = range(address // 4096, -(-(address + nbytes) // 4096))

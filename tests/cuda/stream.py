@@ -62,6 +62,10 @@ class SoftStream:
         else:
             self.capture.add(self._branch, work)
 
+    def keep(self, memory: object) -> None:
+        """Until what was put here before is over."""
+        self._work.put(lambda kept=memory: None)
+
     def put_graph(self, graph: SoftGraph) -> None:
         self.put(lambda: graph.run(self._random))
 

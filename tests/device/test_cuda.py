@@ -336,6 +336,25 @@ async def test_a_time_that_cannot_be_read_fails_its_work_and_the_stream_goes_on(
     assert after.error is None
 
 
+def test_what_hung_on_the_host_is_not_run_once_the_device_was_closed():
+    """Its memory has gone, and may be another engine's."""
+    device = CudaDevice(SoftDriver())
+    device.start()
+    arena, slots = slots_of(device, 64, 1)
+    view = device.array(slots[0], (16,), np.float32)
+    gate, host = threading.Event(), device.add_stream("files", 1)
+    host.start()
+    event = device.launch(fill(TILES[0], 1.0), [view], None, (), (host.enqueue((), gate.wait, ()),))
+    device.close(patience_s=0.05)
+    gate.set()
+    for thread in threading.enumerate():
+        if thread.name in ("asynctile-files", "asynctile-compute"):
+            thread.join(20)
+    assert isinstance(event.error, DeviceError)
+    assert device.driver.launches == 0
+    del arena
+
+
 def test_closing_runs_what_was_enqueued_and_leaves_nothing():
     driver = SoftDriver(seed=3)
     device = CudaDevice(driver)
