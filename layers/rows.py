@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Self
 
-from asynctile.layers.split import Split
+from asynctile.layers.split import Split, units
 
 #: Tokens of a step. Published models were trained with a few million; as many as this are 1 GiB of numbers before any work.
 MOST_TOKENS = 1 << 27
@@ -46,6 +46,31 @@ class Row:
         return self.seqs * (self.stop - self.start)
 
 
+def count_rows(batch: int, length: int, micro_batches: int, tile: int) -> tuple[int, int]:
+    """How many row tiles a batch is cut into, and how many pairs of a query's and a key's tile meet; by arithmetic.
+
+    ValueError for a batch that `Rows` refuses.
+    """
+    _check_batch(batch, length, micro_batches)
+    if length > tile:
+        pieces = Split.count(length, tile)
+        return batch * pieces, batch * pieces * (pieces + 1) // 2
+    count = micro_batches * units(batch // micro_batches, tile // length)
+    return count, count
+
+
+def _check_batch(batch: int, length: int, micro_batches: int) -> None:
+    for name, value in (("batch size", batch), ("sequence length", length), ("micro_batches", micro_batches)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}, expected a whole number of at least 1")
+    if batch % micro_batches:
+        raise ValueError(f"a batch of {batch} sequences is not divisible by micro_batches {micro_batches}; "
+                         "change either so that it is")
+    if batch * length > MOST_TOKENS:
+        raise ValueError(f"a batch of {batch:,} sequences of {length:,} tokens is {batch * length:,} tokens, expected at "
+                         f"most {MOST_TOKENS:,}; choose a smaller batch or shorter sequences")
+
+
 class Rows:
     """All row tiles of a batch, by micro-batch, sequence and start.
 
@@ -56,15 +81,7 @@ class Rows:
     """
 
     def __init__(self, batch: int, length: int, micro_batches: int, tile: int) -> None:
-        for name, value in (("batch size", batch), ("sequence length", length), ("micro_batches", micro_batches)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected a whole number of at least 1")
-        if batch % micro_batches:
-            raise ValueError(f"a batch of {batch} sequences is not divisible by micro_batches {micro_batches}; "
-                             "change either so that it is")
-        if batch * length > MOST_TOKENS:
-            raise ValueError(f"a batch of {batch:,} sequences of {length:,} tokens is {batch * length:,} tokens, expected at "
-                             f"most {MOST_TOKENS:,}; choose a smaller batch or shorter sequences")
+        _check_batch(batch, length, micro_batches)
         self.batch = batch
         self.length = length
         self.micro_batches = micro_batches
@@ -138,7 +155,7 @@ class Rows:
 
     def _group(self, micro_batch: int, first: int, count: int, most: int) -> None:
         """Whole sequences, at most `most` in a tile, in nearly equal groups."""
-        groups = -(-count // most)
+        groups = units(count, most)
         for group in range(groups):
             begin, end = first + group * count // groups, first + (group + 1) * count // groups
             index = len(self.tiles)

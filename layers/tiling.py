@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from asynctile.layers.config import MODEL, Config
 from asynctile.layers.layout import tile_count
-from asynctile.layers.rows import Rows
+from asynctile.layers.rows import Rows, count_rows
 from asynctile.layers.split import Split
 from asynctile.program.grain import FINE, Grain
 from asynctile.storage.input import shown
@@ -23,6 +23,9 @@ FLOOR_SHARE = 0.10
 #: Each weight tile and its moments take 1.3 KB to keep account of, and some dozen operations a step. A model of 175 billion
 #: parameters is 670,000 of edge 512; what is beyond was typed by mistake or made to fill memory.
 MOST_TILES = 1_000_000
+#: Operations of a forward pass; a step has three or four times as many. Each takes some 4 KB and 0.2 ms to plan: that step
+#: 17 GB and a quarter of an hour. Of published models with default tiles the deepest has 260,000, gpt2-xl of 12 x 1024 tokens.
+MOST_OPERATIONS = 1 << 20
 #: An edge above every axis means whole tensors. So many rows, four times as tall, are still within a batch (rows.py).
 MOST_EDGE = 1 << 24
 
@@ -51,14 +54,26 @@ class Tiling:
         return self._splits[axis]
 
     def rows(self, batch: int, length: int, micro_batches: int = 1) -> Rows:
-        """Row tiles of a batch of `batch` sequences of `length` tokens; ValueError if they do not fit the model."""
+        """Row tiles of a batch of `batch` sequences of `length` tokens; ValueError if they do not fit the model, or make more
+        than MOST_OPERATIONS, before any is made.
+        """
         if not 1 <= length <= self.config.block_size:
             raise ValueError(f"sequences of {length} tokens do not fit this model: expected 1 to block_size "
                              f"{self.config.block_size}; shorten them or choose a larger block_size")
         asked, last = (batch, length, micro_batches), self._rows
         if last is None or last[0] != asked:
+            self._check_operations(*asked)
             last = self._rows = asked, Rows(batch, length, micro_batches, self.row_tokens)
         return last[1]
+
+    def _check_operations(self, batch: int, length: int, micro_batches: int) -> None:
+        """By arithmetic: each weight tile meets each row tile, and in each layer each group of heads each pair of these."""
+        rows, pairs = count_rows(batch, length, micro_batches, self.row_tokens)
+        found = self.count * rows + self.config.n_layer * len(self["heads"]) * pairs
+        if found > MOST_OPERATIONS:
+            raise ValueError(f"a batch of {batch:,} sequences of {length:,} tokens ({rows:,} row tiles) through {self.count:,} "
+                             f"weight tiles of edge {self.tile} makes {found:,} operations forward, expected at most "
+                             f"{MOST_OPERATIONS:,}; choose a larger tile or a smaller batch")
 
     @property
     def row_tokens(self) -> int:

@@ -60,10 +60,12 @@ def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | 
 
 async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
     """A new model of this shape, or that of the folder which --model names."""
-    folder = model_folder(options)
+    folder, tiling = model_folder(options), Tiling(shape, options.tile, engine.grain)
+    # Before hours of reading or drawing its weights.
+    tiling.rows(options.batch_size, options.seq_len or shape.block_size, options.micro_batches)
     if folder is not None:
         return await GPT2.from_pretrained(engine, folder, tile=options.tile)
-    check_room(engine, Tiling(shape, options.tile, engine.grain), STATES_NBYTES)  # before hours of drawing its weights
+    check_room(engine, tiling, STATES_NBYTES)
     return await GPT2.create(engine, shape, seed=options.seed, tile=options.tile)
 
 

@@ -59,6 +59,7 @@ def test_numbers(program: Program, command: str, option: str, value: str) -> Non
         (["--tokenizer", "words"], ["words", "bpe:N"]),
         (["--tokenizer", "bpe:12"], ["bpe:12"]),
         (["--batch-size", "2147483647"], ["--batch-size 2147483647", "134,217,728"]),
+        (["--seq-len", "32", "--batch-size", "100000", "--tile", "1"], ["100,000 sequences", "operations forward"]),
         (["--tokenizer", "bpe:300"], ["256", "tokenizer"]),
         (["--trace", "/no/such/folder/trace.json"], ["/no/such/folder"]),
         (["--device", "emulated", "--device-memory", "1KiB"], ["floor", "device_memory"]),

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.layers.floor import floor_demand
-from asynctile.layers.gpt2_config import GPT2Config
+from asynctile.layers.gpt2_config import STANDARD, GPT2Config
 from asynctile.layers.head import STRIP_TOKENS
+from asynctile.layers.machine import Machine, Work
 from asynctile.layers.parameters import Parameters
-from asynctile.layers.rows import Rows
+from asynctile.layers.plan import plan_step
+from asynctile.layers.rows import Rows, count_rows
 from asynctile.layers.split import GRAIN, Split
 from asynctile.layers.step import record
 from asynctile.layers.tiling import FLOOR_SHARE, MOST_EDGE, Tiling, default_tile, floor_estimate
@@ -65,6 +67,7 @@ def test_split_balances() -> None:
 def test_rows_cover_exactly(share: int, micro_batches: int, length: int, tile: int) -> None:
     batch = share * micro_batches
     rows = Rows(batch, length, micro_batches, tile)
+    assert count_rows(batch, length, micro_batches, tile) == (len(rows), sum(len(row.keys) for row in rows))
     seen = np.zeros(batch * length, int)
     for index, row in enumerate(rows):
         assert row.index == index
@@ -181,6 +184,40 @@ def test_the_grain_is_that_of_the_kind_of_device() -> None:
 def test_a_batch_without_end_is_refused_before_its_rows_are_listed() -> None:
     with pytest.raises(ValueError, match=r"is 1,000,000,000,000 tokens, expected at most"):
         Tiling(GPT2Config(n_layer=1)).rows(10**12, 1)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("config", "tile", "batch", "length"),
+    [
+        (GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=256), 7, 12, 64),
+        (GPT2Config(n_layer=1, n_head=1, n_embd=16, block_size=1 << 24, vocab_size=16), 1 << 12, 1, 1 << 24),
+    ],
+    ids=["of weight tiles and row tiles", "of pairs of row tiles"],
+)
+def test_a_step_of_operations_without_end_is_refused_before_it_is_recorded_wherever_it_is_asked_for(
+    config: GPT2Config, tile: int, batch: int, length: int
+) -> None:
+    sentence = rf"of edge {tile} makes [\d,]+ operations forward, expected at most 1,048,576; choose a larger tile"
+    with pytest.raises(ValueError, match=sentence):
+        Tiling(config, tile).rows(batch, length)
+    with pytest.raises(ValueError, match="operations forward"):
+        plan_step(config, Work(batch_size=batch, seq_len=length, tile=tile), Machine(device="cpu"))
+
+
+def test_what_is_refused_goes_by_what_a_program_holds() -> None:
+    config = GPT2Config(n_layer=3, n_head=4, n_embd=64, block_size=64, vocab_size=256)
+    tiling = Tiling(config, 16)
+    rows = tiling.rows(4, 64)
+    weights, pairs = tiling.count * len(rows), 3 * 4 * sum(len(row.keys) for row in rows)
+    forward = len(record("loss", Parameters(config, tiling), rows))
+    assert 0.8 * forward < weights + pairs < 1.2 * forward
+
+
+@pytest.mark.parametrize("name", sorted(STANDARD))
+@pytest.mark.parametrize("grain", [FINE, COARSE], ids=["fine", "coarse"])
+def test_published_models_with_default_tiles_are_not_refused(name: str, grain: Grain) -> None:
+    assert len(Tiling(GPT2Config.named(name), None, grain).rows(32, 1024, 4)) > 0
 
 
 def test_the_largest_edge_has_a_floor_and_beyond_is_refused() -> None:
