@@ -4,21 +4,24 @@ Every tile operation of a training step is a coroutine that awaits its inputs an
 order, and prefetch runs beside it as coroutine stages.
 """
 
-import logging
+from asynctile.starting import ended_by_ctrl_c as _ended_by_ctrl_c
 
-from asynctile.engine import Engine
-from asynctile.errors import (
-    AsynctileError,
-    BudgetError,
-    CheckpointError,
-    DeviceError,
-    StalledError,
-    TierError,
-    TornModelError,
-)
-from asynctile.hub import Events
-from asynctile.measure.statistics import Statistics
-from asynctile.share import Share
+with _ended_by_ctrl_c():
+    import logging
+
+    from asynctile.engine import Engine
+    from asynctile.errors import (
+        AsynctileError,
+        BudgetError,
+        CheckpointError,
+        DeviceError,
+        StalledError,
+        TierError,
+        TornModelError,
+    )
+    from asynctile.hub import Events
+    from asynctile.measure.statistics import Statistics
+    from asynctile.share import Share
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 

@@ -28,6 +28,7 @@ AT_THE_TOP = {
     "asynctile": "engine", "asynctile.engine": "engine", "asynctile.lent": "engine", "asynctile.lifetime": "engine",
     "asynctile.metrics": "engine", "asynctile.share": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system",
     "asynctile.errors": "system", "asynctile.events": "system", "asynctile.hub": "streams", "asynctile.interpreter": "system",
+    "asynctile.starting": "system",
 }  # fmt: skip
 #: What is decided here is a function of the program: no clock, no thread, no loop, no file.
 PURE = ("program", "schedule")

@@ -6,15 +6,18 @@ of its name.
 
 from __future__ import annotations
 
-import resource
-import sys
-import warnings
-from collections.abc import Sequence
-from importlib import import_module
+from asynctile.starting import EXIT_STATUS, ended_by_ctrl_c
 
-from asynctile.cli.arguments import build_parser
-from asynctile.cli.terminal import STDOUT, complain, drop_output, one_line, open_streams, say
-from asynctile.errors import AsynctileError
+with ended_by_ctrl_c():
+    import resource
+    import sys
+    import warnings
+    from collections.abc import Sequence
+    from importlib import import_module
+
+    from asynctile.cli.arguments import build_parser
+    from asynctile.cli.terminal import STDOUT, complain, drop_output, one_line, open_streams, say
+    from asynctile.errors import AsynctileError
 
 __all__ = ["main"]
 
@@ -24,9 +27,10 @@ LEAST_FILES = 64
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for what the user can mend, 130 when stopped by a signal."""
-    open_streams()
-    parser = build_parser()
-    found, unknown = parser.parse_known_args(join_negative_values(sys.argv[1:] if argv is None else argv))
+    with ended_by_ctrl_c():
+        open_streams()
+        parser = build_parser()
+        found, unknown = parser.parse_known_args(join_negative_values(sys.argv[1:] if argv is None else argv))
     given = vars(found)
     command = given.pop("command")
     if unknown:  # argparse itself would name the program alone, whose help says nothing of a command's options
@@ -36,15 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_files()
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: complain(f"asynctile {command}: {message}")
-            # Imported when needed: `--help` does not wait for the kernels' modules.
-            status: int = import_module(f"asynctile.cli.{command}").run(given)
+            with ended_by_ctrl_c():  # imported when needed: `--help` does not wait for all modules
+                module = import_module(f"asynctile.cli.{command}")
+            status: int = module.run(given)
         say("")
         return status
     except BrokenPipeError:
         drop_output(sys.stdout)  # the reader of a pipe (`| head`) has left
         return 0
     except KeyboardInterrupt:
-        return 130
+        return EXIT_STATUS
     except (AsynctileError, ValueError, TypeError, OSError) as error:
         if isinstance(error, OSError) and error.filename == STDOUT:
             drop_output(sys.stdout)

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from asynctile.starting import EXIT_STATUS
+
 __all__ = ["EXIT_STATUS", "Interrupt"]
 
-#: What a shell expects of a program that ended because of Ctrl-C.
-EXIT_STATUS = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

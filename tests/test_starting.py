@@ -1,0 +1,61 @@
+"""Ctrl-C while the program is still being imported, at each of several modules, and what it stays for programs of others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Python runs this before all else: it sends Ctrl-C as soon as a module of this name is looked for.
+SENDER = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # though the tests run in the background of a shell
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+            len("a handler written in Python runs before the next of its instructions")
+sys.meta_path.insert(0, Sender())
+"""
+#: What an installer makes of the entry point.
+SCRIPT = "import sys\nfrom asynctile.cli import main\nsys.exit(main())\n"
+#: A program of others, called as none of ours is.
+OTHER = """
+import signal
+before = signal.getsignal(signal.SIGINT)
+try:
+    import asynctile.cli
+except KeyboardInterrupt:
+    print("stopped")
+print(signal.getsignal(signal.SIGINT) is before)
+"""
+
+
+def run(folder: Path, command: list[str], name: str) -> tuple[int, str, str]:
+    """A process that gets Ctrl-C when it imports `name`: status, stdout, stderr."""
+    (folder / "sitecustomize.py").write_text(SENDER.format(name=name))
+    environment = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
+                          check=False, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["logging", "numba", "asynctile.cli.arguments", "asynctile.cli.plan"])
+def test_ctrl_c_during_an_import_ends_the_program_without_a_word(tmp_path: Path, name: str) -> None:
+    assert run(tmp_path, ["-m", "asynctile", "plan"], name) == (130, "", "")
+
+
+def test_so_it_is_by_the_script_that_an_installer_makes(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "asynctile"
+    script.write_text(SCRIPT)
+    assert run(tmp_path, [str(script), "plan"], "numba") == (130, "", "")
+
+
+@pytest.mark.parametrize("name", ["asynctile.share", "asynctile.cli.arguments"])
+def test_in_a_program_of_others_ctrl_c_stays_theirs(tmp_path: Path, name: str) -> None:
+    (tmp_path / "service.py").write_text(OTHER)
+    assert run(tmp_path, ["-m", "service", "asynctile"], name) == (0, "stopped\nTrue\n", "")
