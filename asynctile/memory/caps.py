@@ -204,6 +204,8 @@ class Caps:
                 tier.forget_pools()
             else:
                 tier.let_go(arena.drop_free())
+        # Not before: after a failure above a tier may still be packed, and will be cut for what it was cut for.
+        self._cut_for = None
         if demand is not None:
             await self.cut(demand)
 
@@ -213,9 +215,8 @@ class Caps:
         tiles = self._tiles(self.top) | self._tiles(self.host)
         if old is not None:
             alive = {tile for tile in old.standing if self.top.of(tile).state is not ABSENT}
-            if alive:
+            if alive:  # a model that is gone need not be kept
                 return old
-            self._cut_for = None  # a model that is gone need not be kept
         return demand_of([], sorted(tiles, key=lambda tile: tile.name)) if tiles else None
 
     def _check_spare(self, tier: Tier, nbytes: int) -> None:
