@@ -27,7 +27,7 @@ from asynctile.loop.files import Files
 from asynctile.loop.thread import LoopThread, Undo, may_wait
 from asynctile.loop.turns import Turn
 from asynctile.measure.rates import Rates, measure_rates
-from asynctile.measure.statistics import Counts, Statistics, snapshot
+from asynctile.measure.statistics import Counts, Statistics, Traffic, snapshot, traffic
 from asynctile.memory.caps import Loan
 from asynctile.memory.tiers import Tiers
 from asynctile.program.grain import Grain
@@ -315,6 +315,10 @@ class Share:
     def statistics(self) -> Statistics:
         """What it holds, has moved and waits for, at this moment: from any thread, in microseconds, while anything runs."""
         return snapshot(self.name, self.assembly, self.busy.waiting, self.counts, self.turn)
+
+    def traffic(self) -> Traffic:
+        """What of `statistics` a step is told by."""
+        return traffic(self.assembly)
 
     async def _launch(self, operation: Operation, number: Any) -> StreamEvent:
         inputs = self.assembly.inputs

@@ -48,6 +48,8 @@ def check_tokens(name: str, tokens: ArrayLike, config: Config, *, ignored: bool 
             f"{name} has T = {array.shape[1]} tokens a sequence, but block_size is {config.block_size}; "
             "shorten the sequences or choose a larger block_size"
         )
+    if array.min() >= 0 and array.max() < config.vocab_size:
+        return array.astype(np.int32)
     wrong = (array < 0) | (array >= config.vocab_size)
     if ignored:
         wrong &= array != IGNORED
@@ -71,7 +73,7 @@ def loss_inputs(rows: Rows, tokens: NDArray[np.int32], targets: NDArray[np.int32
     """Inputs of a program with a loss, and how many targets count. ValueError if none does or shapes differ."""
     if tokens.shape != targets.shape:
         raise ValueError(f"targets have shape {targets.shape}, expected that of tokens, {tokens.shape}")
-    count = int((targets != IGNORED).sum())
+    count = int(np.count_nonzero(targets != IGNORED))
     if count == 0:
         raise ValueError(f"every target is {IGNORED}: there is nothing to learn from; give at least one target")
     flat = targets.reshape(-1)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from asynctile.measure.statistics import Statistics
+from asynctile.measure.statistics import Traffic
 from asynctile.storage.input import parse_json, read_lines
 
 #: What a step adds to of an engine's Statistics, and what is reported as it stands.
@@ -48,8 +48,8 @@ class StepReport:
     played: bool = False
 
     @classmethod
-    def between(cls, before: Statistics, after: Statistics, *, step_s: float, tokens: int, **values: Any) -> Self:
-        """The report of a step that took so long from one snapshot of the engine to the other; values: the other fields."""
+    def between(cls, before: Traffic, after: Traffic, *, step_s: float, tokens: int, **values: Any) -> Self:
+        """The report of a step that took so long from one look at its engine to the other; values: the other fields."""
         return cls(
             **values,
             tokens=tokens,

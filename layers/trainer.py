@@ -40,7 +40,7 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.telling import tell_step
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
-from asynctile.measure.statistics import Statistics
+from asynctile.measure.statistics import Traffic
 from asynctile.program.program import UPDATE, Program
 from asynctile.repeat.played_job import PlayedJob
 from asynctile.run.job import Job
@@ -48,7 +48,7 @@ from asynctile.share import Share
 from asynctile.storage.tile import Tile
 
 #: Numbers of a batch that are checked and cut on the loop: a thread takes as long to begin.
-AT_ONCE = 1 << 14
+AT_ONCE = 1 << 16
 
 #: Trainer._report of a step that has begun.
 Reporter = Callable[..., StepReport]
@@ -140,7 +140,7 @@ class Trainer:
                 program = await self._placed(kind, rows, kept)
                 await self._prepare(program)
                 inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
-                report = partial(self._report, self.engine.statistics(), time.perf_counter(), int(np.asarray(tokens).size))
+                report = partial(self._report, self.engine.traffic(), time.perf_counter(), int(np.asarray(tokens).size))
                 return await self._run(program, inputs, count, report, counted)
 
             report = await self._keeping.run(kind, rows, run)
@@ -347,11 +347,11 @@ class Trainer:
             ) from error
 
     def _report(
-        self, before: Statistics, start: float, tokens: int, run: Job | PlayedJob, loss: float, norm: float, *,
+        self, before: Traffic, start: float, tokens: int, run: Job | PlayedJob, loss: float, norm: float, *,
         skipped: bool = False,
     ) -> StepReport:
         report = StepReport.between(
-            before, self.engine.statistics(), step_s=time.perf_counter() - start, tokens=tokens, step=self.step_count,
+            before, self.engine.traffic(), step_s=time.perf_counter() - start, tokens=tokens, step=self.step_count,
             loss=loss, lr=self.optimizer.rate(self.step_count + int(skipped)), grad_norm=norm, skipped=skipped,
             played=run.played,
         )  # fmt: skip

@@ -154,7 +154,9 @@ class _Call(Generic[T]):
         self._undo = undo
         self._to_its_end = to_its_end
         self._here = asyncio.get_running_loop()
-        self._done: asyncio.Future[None] = self._here.create_future()
+        #: what the caller awaits: a new one after a cancellation
+        self._woken: asyncio.Future[None] = self._here.create_future()
+        self._is_over = False
         self._is_forsaken = False
 
     async def ended(self) -> bool:
@@ -163,10 +165,11 @@ class _Call(Generic[T]):
             self._job.close()
             return False
         cancelled = False
-        while not self._done.done():
+        while not self._is_over:
             try:
-                await asyncio.shield(self._done)
+                await self._woken
             except asyncio.CancelledError:
+                self._woken = self._here.create_future()
                 if not cancelled:  # a second one must not disturb the job while it winds down
                     self._thread.post(self._cancel)
                 cancelled = True
@@ -200,10 +203,15 @@ class _Call(Generic[T]):
         if self._is_forsaken:
             return self._clear_up()
         try:
-            self._here.call_soon_threadsafe(resolve, self._done)
+            self._here.call_soon_threadsafe(self._end)
         except RuntimeError:  # the caller's loop has been closed
             self._forsake()
         return None
+
+    def _end(self) -> None:
+        """On the caller's loop."""
+        self._is_over = True
+        resolve(self._woken)
 
     def _clear_up(self) -> None:
         """Nobody gets what the job made, or its error."""

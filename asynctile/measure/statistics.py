@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from asynctile.run.assembly import Assembly
 from asynctile.schedule.turns import Party
@@ -31,6 +32,19 @@ class Queue:
     name: str
     waiting: int
     running: int
+
+
+class Traffic(NamedTuple):
+    """What of Statistics a step is told by: the fields of these names. It is taken twice a step, and Statistics takes 20 us."""
+
+    stall_s: float
+    uploaded_bytes: int
+    downloaded_bytes: int
+    spill_read_bytes: int
+    spill_written_bytes: int
+    device_peak_bytes: int
+    host_peak_bytes: int
+    spill_peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,23 @@ class Statistics:
     queues: tuple[Queue, ...] = ()
 
 
+def traffic(assembly: Assembly) -> Traffic:
+    """What was moved and waited for until now, and the peaks; safe from any thread."""
+    tiers = assembly.tiers
+    top, host, spill, player = tiers.top, tiers.host, tiers.spill, tiers.player
+    linked = top is not host
+    return Traffic(
+        stall_s=tiers.device.stall_s() + (0.0 if player is None else player.stall_s),
+        uploaded_bytes=top.loaded_nbytes if linked else 0,
+        downloaded_bytes=(top.written_nbytes if linked else 0) + assembly.fetched_nbytes,
+        spill_read_bytes=0 if spill is None else spill.read_nbytes,
+        spill_written_bytes=0 if spill is None else spill.written_nbytes,
+        device_peak_bytes=top.ledger.peak_nbytes if linked else 0,
+        host_peak_bytes=host.ledger.peak_nbytes,
+        spill_peak_bytes=0 if spill is None else spill.peak_nbytes,
+    )
+
+
 def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts, turn: Party) -> Statistics:
     """The statistics at this moment; safe from any thread, and nothing is gone through but the streams."""
     tiers = assembly.tiers
@@ -91,23 +122,16 @@ def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts, 
     player = tiers.player
     runners = [*device.streams(), *([] if player is None else [player])]
     return Statistics(
+        **traffic(assembly)._asdict(),
         device=device.name,
         device_memory_bytes=top.arena.cap if linked else None,
         device_used_bytes=top.arena.used_nbytes if linked else 0,
-        device_peak_bytes=top.ledger.peak_nbytes if linked else 0,
         host_memory_bytes=host.arena.cap,
         host_used_bytes=host.arena.held_nbytes,
-        host_peak_bytes=host.ledger.peak_nbytes,
         spill_limit_bytes=None if spill is None else spill.limit,
         spill_used_bytes=0 if spill is None else spill.used_nbytes,
-        spill_peak_bytes=0 if spill is None else spill.peak_nbytes,
-        uploaded_bytes=top.loaded_nbytes if linked else 0,
-        downloaded_bytes=(top.written_nbytes if linked else 0) + assembly.fetched_nbytes,
-        spill_read_bytes=0 if spill is None else spill.read_nbytes,
-        spill_written_bytes=0 if spill is None else spill.written_nbytes,
         spill_retries=0 if spill is None else spill.retries,
         operations=assembly.operations,
-        stall_s=device.stall_s() + (0.0 if player is None else player.stall_s),
         share=share,
         steps=counts.steps,
         skipped_steps=counts.skipped_steps,

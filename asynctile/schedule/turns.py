@@ -76,9 +76,10 @@ class TurnLedger:
     def decide(self, now: float, wants: Callable[[Party], bool]) -> None:
         """Give the turn to who should have it. wants: whether a party has something to run that must wait for its turn."""
         self._charge(now)
-        for party in self.parties:
-            if wants(party):
-                party.wanted_at = now
+        if len(self.parties) > 1:  # one alone has all turns, and has wanted them since it began
+            for party in self.parties:
+                if wants(party):
+                    party.wanted_at = now
         was_alone = self.alone
         first = [party for party in self.parties if self._goes_first(party, now)]
         self.alone = bool(first) and len(self.parties) > 1

@@ -47,11 +47,16 @@ class StreamEvent:
     async def settled(self) -> None:
         """Wait on the event loop until done, well or not."""
         if not self.done:
-            loop = asyncio.get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-            self._wakers.append(lambda: loop.call_soon_threadsafe(resolve, future))
-            if not self.done:
-                await future
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.resolves(future)
+            await future
+
+    def resolves(self, future: asyncio.Future[None]) -> None:
+        """On the loop of `future`: resolve it once done, well or not."""
+        loop = future.get_loop()
+        self._wakers.append(lambda: loop.call_soon_threadsafe(resolve, future))
+        if self.done:
+            resolve(future)
 
     async def landed(self) -> None:
         """Wait on the event loop until done; raises the error of the work."""
@@ -193,6 +198,6 @@ def failed_or_unfinished(*events: Any) -> tuple[StreamEvent, ...]:
 
 
 def resolve(future: asyncio.Future[None]) -> None:
-    """Set a future from another thread, by call_soon_threadsafe; nothing if it was cancelled meanwhile."""
+    """Set a future, from another thread by call_soon_threadsafe; nothing if it was set or cancelled meanwhile."""
     if not future.done():
         future.set_result(None)

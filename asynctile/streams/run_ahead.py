@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from asynctile.errors import StalledError
 from asynctile.events import STALL, Fault, Waiting
 from asynctile.hub import UNHEARD, Tell
 from asynctile.program.grain import FINE
-from asynctile.streams.event import Runner, StreamEvent
+from asynctile.streams.event import Runner, StreamEvent, resolve
 from asynctile.streams.stall import describe
 
 #: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers. Of operations
@@ -160,7 +160,7 @@ class RunAhead:
         """Wait until `event` is done, well or not. StalledError when nothing has moved for too long."""
         if self.stalled is not None:
             raise self.stalled
-        if not event.done and not await self._patiently(event.settled, lambda: event.done):
+        if not event.done and not await self._patiently(event.resolves, lambda: event.done):
             self.hangs = True
             self.stalled = self.stall(describe(self._streams(), self.patience_s or 0.0))
             raise self.stalled
@@ -179,7 +179,7 @@ class RunAhead:
 
         timer = asyncio.get_running_loop().call_later(LONG_S, tell_of_it)
         try:
-            if not await self._patiently(lambda: asyncio.shield(future), future.done):
+            if not await self._patiently(lambda woken: future.add_done_callback(lambda _: resolve(woken)), future.done):
                 raise self.stall(f"nothing has moved for {self.patience_s:g} s: {otherwise()}")
         finally:
             timer.cancel()
@@ -193,16 +193,24 @@ class RunAhead:
         self.tell(Fault, kind=STALL, text=text)
         return StalledError(text)
 
-    async def _patiently(self, wait: Callable[[], Awaitable[object]], is_done: Callable[[], bool]) -> bool:
-        """Wait until `is_done`; False if nothing at all has moved for as long as patience lasts."""
-        looks = Looks(self.patience_s, lambda: sum(stream.finished for stream in self._streams()))
+    async def _patiently(self, wakes: Callable[[asyncio.Future[None]], object], is_done: Callable[[], bool]) -> bool:
+        """Wait until `is_done`; False if nothing at all has moved for as long as patience lasts. wakes: resolves a future then.
+
+        By a timer of its own: asyncio.timeout takes as long as all the rest of a wait, of which a replayed step has a few.
+        """
+        looks = Looks(self.patience_s, lambda: sum([stream.finished for stream in self._streams()]))
+        loop = asyncio.get_running_loop()
         while not is_done():
+            woken: asyncio.Future[None] = loop.create_future()
+            wakes(woken)
+            timer = None if looks.every_s is None else loop.call_later(looks.every_s, resolve, woken)
             try:
-                async with asyncio.timeout(looks.every_s):
-                    await wait()
-            except TimeoutError:
-                if looks.has_stood_still(computing=self.computing > 0):
-                    return False
+                await woken
+            finally:
+                if timer is not None:
+                    timer.cancel()
+            if not is_done() and looks.has_stood_still(computing=self.computing > 0):
+                return False
         return True
 
     def forget_done(self) -> None:
