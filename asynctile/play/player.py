@@ -118,9 +118,8 @@ class Player:
         return (self._event("ended", stretch),)
 
     def failure(self, entry: int) -> BaseException | None:
-        """Why an entry of a stretch that has ended is no good; None if it is."""
-        stretch = int(self._attached().tables.stretches[entry])
-        return None if self.statuses[entry] == OK else self._event("ended", stretch).error
+        """Why an entry of a stretch that has ended is no good."""
+        return self._event("ended", int(self._attached().tables.stretches[entry])).error
 
     def transferred(self, entry: int, ok: bool) -> None:
         """From any thread: the host has done a transfer that it was told of."""

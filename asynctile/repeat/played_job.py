@@ -43,7 +43,7 @@ class Player(Protocol):
         """Done when all of a stretch that was handed over is over."""
 
     def failure(self, entry: int) -> BaseException | None:
-        """Why an entry that was released, and is over, is no good; None if it is."""
+        """Why an entry that was released, and is over, is no good, which its status says."""
 
     def transferred(self, entry: int, ok: bool) -> None: ...
 
@@ -114,7 +114,8 @@ class PlayedJob:
                 raise
             return []  # what is whole cannot be known while something still hangs
         self._count()
-        stand(tiers, self._standing(), self._bound.slots, self._bound.base, self._failure)
+        failure = partial(self._failure, self._player.statuses)
+        stand(tiers, self._standing(), self._bound.slots, self._bound.base, failure)
         for tile in (*schedule.program.temporaries, *schedule.program.inputs.values()):
             residency = tiers.top.of(tile)
             if residency.slot is not None or residency.backing is not None:
@@ -150,9 +151,9 @@ class PlayedJob:
         marks = schedule.marks.items()
         return next((schedule.at[name] for name, stretch in marks if stretch == self._released), schedule.start)
 
-    def _failure(self, entry: int) -> BaseException | None:
+    def _failure(self, statuses: np.ndarray, entry: int) -> BaseException | None:
         """Of an entry that was to run; None for one that went well."""
-        error = self._player.failure(entry)
+        error = None if statuses[entry] == OK else self._player.failure(entry)
         return None if error is None else self._cause(error)
 
     def _transfer(self, entry: int, after: StreamEvents = ()) -> StreamEvent:

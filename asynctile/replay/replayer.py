@@ -46,6 +46,9 @@ class Replayer:
         self._is_shared = is_shared
         self._recording: Recording | None = None
         self._items: list[tuple[int, Piece | Aside]] = []
+        #: by item, whether the host wants a number of it; and the statuses of a run without a fault
+        self._reports: list[bool] = []
+        self._all_well = np.empty(0, np.int8)
         #: by item that was handed over; and of these, those of asides by entry
         self._events: list[StreamEvent] = []
         self._asides: dict[int, StreamEvent] = {}
@@ -57,6 +60,8 @@ class Replayer:
         assert recording.is_captured
         self._recording = recording
         self._items = list(recording.items())
+        self._reports = [recording.reports(item) for _, item in self._items]
+        self._all_well = np.full(len(recording.schedule), OK, np.int8)
         self._forget_run()
 
     def detach(self) -> None:
@@ -90,7 +95,7 @@ class Replayer:
 
     def reported(self, stretch: int) -> Sequence[StreamEvent]:
         """Of what must be over before the numbers of a stretch are there, and of all that they hang on: done, or failed."""
-        last = max((index for index, item in self._of(stretch) if self._attached().reports(item)), default=-1)
+        last = max((index for index, _ in self._of(stretch) if self._reports[index]), default=-1)
         found: dict[StreamEvent, None] = {}
         for index, item in self._of(stretch):
             if index <= last:
@@ -102,9 +107,7 @@ class Replayer:
         return [self._events[index] for index, _ in self._of(stretch)]
 
     def failure(self, entry: int) -> BaseException | None:
-        """Why an entry that was handed over is no good; None if it is."""
-        if self.statuses[entry] == OK:
-            return None
+        """Why an entry that was handed over, and is over, is no good."""
         return next((event.error for event in self._events if event.error is not None), None)
 
     def transferred(self, entry: int, ok: bool) -> None:
@@ -113,7 +116,9 @@ class Replayer:
     @property
     def statuses(self) -> np.ndarray:
         """(n,) int8 of this run, of what is over: OK, FAILED, POISONED for what reads from that; else PENDING."""
-        found = np.full(len(self._attached().schedule), PENDING, np.int8)
+        if len(self._events) == len(self._items) and all(event.done and event.error is None for event in self._events):
+            return self._all_well
+        found = np.full(len(self._all_well), PENDING, np.int8)
         for event, (_, item) in zip(self._events, self._items, strict=False):
             if event.done:
                 entries = item.nodes if isinstance(item, Piece) else (item.entry,)

@@ -197,17 +197,16 @@ async def test_what_a_disk_lets_go_in_one_share_stays_out_of_the_graph_that_anot
         batches = [batches_of(SMALL, STEPS, first=seed) for seed in (1, 2)]
         losses = [[(await trainers[index].step(*batches[index][0])).loss] for index in range(2)]
         device = device_of(engine)
-        upload, begin = device.streams()[1], device.begin_capture
+        upload, begin = device.streams()[1], device.driver.begin_capture
 
-        def begin_and_open() -> Any:
-            event = begin()
+        def begin_and_open(stream: int) -> None:
+            begin(stream)
             if not gate.is_set():
                 before = upload.finished
                 gate.set()
                 let_go.append(passes(lambda: upload.finished > before))
-            return event
 
-        device.begin_capture = begin_and_open
+        device.driver.begin_capture = begin_and_open
         gate.clear()
         reached.clear()
         step = asyncio.create_task(trainers[1].step(*batches[1][1]))
