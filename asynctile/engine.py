@@ -77,6 +77,10 @@ class Engine(Share):
         report: Report | None = None,
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop,
     ) -> None:
+        if not isinstance(device, str):
+            raise TypeError(f"device is {device!r}: expected a name such as 'auto', 'cpu', 'emulated' or 'cuda:0'")
+        if spill is not None and not isinstance(spill, str | os.PathLike):
+            raise TypeError(f"spill is {spill!r}: expected the path of a folder, or None for none")
         for name, value in (("spill_limit", spill_limit), ("wrap_spill", wrap_spill)):
             if spill is None and value is not None:
                 raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")

@@ -92,7 +92,7 @@ class GPT2Config(Config):
     @classmethod
     def named(cls, name: str, **changes: Any) -> GPT2Config:
         """One of the published sizes: "gpt2", "gpt2-medium", "gpt2-large" or "gpt2-xl"."""
-        if name not in STANDARD:
+        if not isinstance(name, str) or name not in STANDARD:
             raise ValueError(f"no standard model is called {name!r}; choose one of {', '.join(STANDARD)}")
         n_layer, n_head, n_embd = STANDARD[name]
         return cls(**{"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, **_published_tokens(changes), **changes})

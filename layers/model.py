@@ -31,7 +31,7 @@ from asynctile.layers.floor import floor_demand
 from asynctile.layers.generation import written
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
-from asynctile.layers.requests import check_context, check_count
+from asynctile.layers.requests import check_context, check_count, check_kind
 from asynctile.layers.sampling import Sampler, Sampling
 from asynctile.layers.server import Server
 from asynctile.layers.serving import MOST, Serving
@@ -55,6 +55,11 @@ from asynctile.storage.tile import Tile
 #: Up to so many tiles are counted one by one, which says exactly what fits.
 COUNTED_TILES = 10_000
 _NUMBERS = itertools.count(1)
+
+
+def check_engine(engine: object) -> None:
+    """TypeError for what no model can stand on."""
+    check_kind("engine", engine, Share, "an Engine that is open, or a share of one")
 
 
 def check_room(engine: Share, tiling: Tiling, nbytes: int) -> None:
@@ -100,8 +105,11 @@ class Model:
     async def create(cls, engine: Share, config: Config, *, seed: int = 0, tile: int | None = None) -> Self:
         """A new model: same seed, same weights, whatever the budget and the tile.
 
-        BudgetError, before any work, if the engine's caps are below the floor.
+        BudgetError, before any work, if the engine's caps are below the floor; TypeError for what is no engine or no
+        configuration.
         """
+        check_engine(engine)
+        check_kind("config", config, Config, "a GPT2Config, such as GPT2Config.named('gpt2')")
 
         async def job() -> Self:
             model = cls(engine, config, tile)
@@ -115,8 +123,10 @@ class Model:
         """A model in the Hugging Face layout: a folder with config.json and model.safetensors (or shards).
 
         CheckpointError if files are missing, damaged or of another shape; ValueError for variants that compute
-        something else (an untied head, another activation).
+        something else (an untied head, another activation); TypeError for what is no engine.
         """
+        check_engine(engine)
+
         async def job() -> Self:
             files = engine.files(f"the load of {os.fspath(path)}")
             with ExitStack() as opened:  # entered in the thread: it is closed though the load was cancelled meanwhile

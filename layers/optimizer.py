@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,8 @@ class AdamW:
     """The learning rate after decay_steps, per step."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.betas, Collection):
+            raise TypeError(f"betas is {shown(self.betas)}, expected two numbers, such as (0.9, 0.95)")
         # Checkpoints and configuration files bring lists.
         object.__setattr__(self, "betas", tuple(self.betas))
         for name in ("lr", "eps"):

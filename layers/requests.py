@@ -1,7 +1,7 @@
 """One request for text: what it asks for, what of it is computed, and the tokens that were chosen.
 
-`check_prompt`, `check_context` and `check_count` refuse what no model can do. Which requests are computed together is
-batching.py, by whom and when serving.py; how tokens are chosen is sampling.py.
+`check_prompt`, `check_context`, `check_count` and `check_kind` refuse what no model can do. Which requests are computed
+together is batching.py, by whom and when serving.py; how tokens are chosen is sampling.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from asynctile.layers.source import Weights
 from asynctile.layers.telling import ToldRequest
 from asynctile.layers.wording import Wording
 from asynctile.loop.mailbox import Mailbox
+from asynctile.storage.input import shown
 
 #: Why a text ends: at what it was to stop at, or since it is as long as it may be.
 Reason = Literal["stop", "length"]
@@ -151,3 +152,9 @@ def check_count(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is {value!r}, expected a whole number of at least {least}")
     return value
+
+
+def check_kind(name: str, value: object, kind: type, expected: str) -> None:
+    """TypeError if an object is none of that kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {shown(value)}, expected {expected}")

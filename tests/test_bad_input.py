@@ -85,6 +85,13 @@ async def spoken(service: Service, text: str, tokenizer: Any = None) -> object:
         await wide.release()
 
 
+def made(make: Callable[[Service], object]) -> Bad:
+    async def call(service: Service) -> object:
+        return make(service)
+
+    return call
+
+
 BAD: list[tuple[str, Bad, type[Exception], str]] = [
     ("an empty prompt", prompt([]), ValueError, "prompt is empty"),
     ("an empty prompt to continue", continued([]), ValueError, "prompt_ids is empty"),
@@ -100,6 +107,14 @@ BAD: list[tuple[str, Bad, type[Exception], str]] = [
     ("a batch of one", lambda service: all_of(service.trainer.run([5])), TypeError, "a batch is of type int, expected the two"),
     ("a batch with names", lambda service: all_of(service.trainer.run([{"ids": 1, "labels": 2}])), TypeError, "of type dict"),
     ("a batch of three", lambda service: all_of(service.trainer.run([(1, 2, 3)])), TypeError, "a batch is of 3 parts"),
+    ("an engine's device by number", made(lambda service: Engine(device=3)), TypeError, "device is 3: expected a name"),
+    ("a number for a folder", made(lambda service: Engine("cpu", spill=3)), TypeError, "spill is 3: expected the path"),
+    ("a device for an engine", lambda service: GPT2.create("cpu", CONFIG), TypeError, "engine is 'cpu', expected an Engine"),
+    ("no engine to load on", lambda service: GPT2.from_pretrained(None, "gpt2"), TypeError, "engine is None, expected"),
+    ("a name for a config", lambda service: GPT2.create(service.engine, "gpt2"), TypeError, "config is 'gpt2', expected"),
+    ("a kind for one", lambda service: GPT2.create(service.engine, GPT2Config), TypeError, "config is <class .*, expected"),
+    ("a list for a name", made(lambda service: GPT2Config.named(["gpt2"])), ValueError, r"is called \['gpt2'\]; choose"),
+    ("one beta", made(lambda service: AdamW(betas=0.9)), TypeError, "betas is 0.9, expected two numbers"),
     ("a share without a size", lambda service: service.share(host_memory=None), TypeError, "host_memory is None"),
     ("a share whose name is a number", lambda service: service.share(host_memory="1MiB", name=5), TypeError, "name is 5"),
     ("a share whose name is empty", lambda service: service.share(host_memory="1MiB", name=""), TypeError, "name is ''"),
