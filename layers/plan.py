@@ -34,11 +34,12 @@ class Plan:
     floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take, beside the
     device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
     machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
-    the step, in words. copies_bytes: of the weights in bf16, beside the states. row_tokens: the most rows of a row tile.
-    passes: in how many the batch goes through each layer.
+    the step, in words. row_tokens: the most rows of a row tile. passes: in how many the batch goes through each layer.
+    copies_bytes: what the weights in bf16 take that stand beside the states, 0 in other precisions; nothing of a step.
     memory: how tiles that come and go stand in the capped memory: "by bytes", at any byte of it, or "in slots" of two sizes;
-    "" where nothing has to leave. unused_bytes: of that cap, what no tile stands in; copied_bytes: copied within it to make
-    room. copies: over the link and within memory, a number.
+    "" where nothing has to leave. unused_bytes: of that cap, what no tile stands in; copied_bytes: what a step moves from one
+    place of that memory to another to make room. copies: how many times a step copies anything, over the link, for the host's
+    results or within any memory.
     layers, kept: blocks of the model, and how many parts of the step keep their activations, the head first, then the blocks
     from the last one on; "auto" is settled here as in a run under the same caps.
     updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough

@@ -41,7 +41,8 @@ class Tier:
 
     copy: within the memory, None if no tile ever goes elsewhere in it.
     cursor: of the job that runs here, which must know what leaves; None between jobs.
-    loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, never reset; moved_nbytes: within it.
+    loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, of played steps too, never reset.
+    copied_nbytes: within it, by coroutines alone; what a played step copies its schedule says.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Tier:
         self.cursor: Cursor | PackedCursor | None = None
         self.loaded_nbytes = 0
         self.written_nbytes = 0
-        self.moved_nbytes = 0
+        self.copied_nbytes = 0
 
     def of(self, tile: Tile) -> Residency:
         """Where `tile` stands here."""
@@ -265,7 +266,7 @@ class Tier:
         tile, written = residency.tile, residency.written
         target = self.memory.array(to, tile.shape, tile.dtype)
         event = self.copy(target, residency.array, failed_or_unfinished(written), unfinished(*to.guard), tile)
-        self.moved_nbytes += tile.nbytes
+        self.copied_nbytes += tile.nbytes
         self.run_ahead.add(event, tile.nbytes)
         slot.guard = (*unfinished(written, *residency.reads), event)
         to.guard = ()

@@ -42,7 +42,7 @@ async def test_a_simulated_run_that_repeats_moves_what_a_packed_one_moves(tiles:
             await work.run(engine)
             moved.append(engine.statistics())
         assert engine.tiers.top.arena.packed
-        copied = engine.tiers.top.moved_nbytes
+        copied = engine.tiers.top.copied_nbytes
     traffic = simulate(twin.program, twin.standing(), device_memory=cap, repeats=True)
     assert traffic.packed and traffic.divided
     for before, after in pairwise(moved[1:]):

@@ -118,7 +118,7 @@ async def test_a_place_that_a_tile_has_left_is_not_overwritten_before_it_was_cop
     await tiers.run_ahead.drain()
     assert (a.array == 3).all() and (b.array == 5).all()
     assert (a.slot.offset, b.slot.offset) == (4 * PAGE, PAGE)
-    assert (tiers.top.moved_nbytes, tiers.top.loaded_nbytes) == (2 * PAGE, 2 * PAGE)
+    assert (tiers.top.copied_nbytes, tiers.top.loaded_nbytes) == (2 * PAGE, 2 * PAGE)
 
 
 async def test_a_tile_that_moved_is_read_and_written_back_behind_its_copy(tiers, gate):
