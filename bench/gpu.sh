@@ -3,7 +3,7 @@
 #
 #     bench/gpu.sh [--rehearse] [part ...]
 #
-# Parts, those that tell most first: tests link kernels capped memory largest depth. Each is bench/gpu_<part>.py, which says what
+# Parts, those that tell most first: tests replay link kernels capped memory largest depth. Each is bench/gpu_<part>.py, which says what
 # it asks. Without a part all run, in that order; a part that fails or takes too long does not stop the others, and what it found
 # before is kept. Results go to bench/results/cuda_<gpu>_<yyyymm>.md and .json, and to the folder $OUT too if that is set, with
 # the whole output in gpu.log. The short table comes last. What a first run should look at, and how to divide the parts among
@@ -15,9 +15,9 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-PARTS=(tests link kernels capped memory largest depth)
+PARTS=(tests replay link kernels capped memory largest depth)
 # Shares of the time; what a part leaves is shared by those behind it. Their sum is the least that all together want.
-declare -A SHARE=([tests]=90 [link]=15 [kernels]=40 [capped]=150 [memory]=100 [largest]=80 [depth]=50)
+declare -A SHARE=([tests]=90 [replay]=60 [link]=15 [kernels]=40 [capped]=130 [memory]=85 [largest]=65 [depth]=40)
 TOTAL=${TOTAL:-525}
 DEVICE=cuda:0 RESULTS=bench/results REHEARSE=()
 

@@ -1,13 +1,15 @@
 """How should a model be cut on a GPU that does not hold it? By plans alone, without a GPU.
 
     python bench/gpu_plan.py [--models gpt2 gpt2-medium gpt2-xl] [--caps 0.10 0.25 0.50] [--batch 16] [--length 1024]
-                             [--issue 60]
+                             [--host 10] [--issue 60]
 
 For each cap the step that a plan foresees, for tiles of a few widths, the default one among them. Counted, by the decisions of
 a run: operations, copies, bytes over the link and within the GPU's memory, FLOPs. Taken as given: a link of 50 GB/s each way,
-780 TFLOP/s, and `--issue` microseconds of Python an operation, copies included, as bench/gpu_issue.py measures them; the
-longest of the three decides. How often a batch goes through a layer in parts is the plan's own choice ("passes"). gpu_rows.py
-has what comes out as `PLACED`.
+780 TFLOP/s, and `--host` milliseconds of Python, in which the graphs of a replayed step are launched, as bench/bench_replay.py
+measures them; the longest of the three decides. The first step ("first s") is issued one operation after another, at `--issue`
+microseconds each, copies included. How often a batch goes through a layer in parts is the plan's own choice ("passes").
+What a GPU loses by many small tiles, in products and between the nodes of a graph, is not in it: gpu_rows.py has as `PLACED`
+tiles that are larger than the fastest here, and at most a seventh slower.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from asynctile.layers.plan import Plan, plan_step
 from asynctile.layers.tiling import default_tile
 from asynctile.program.grain import COARSE
 
-#: Microseconds in which the host issues an operation and the copies that go with it: bench/gpu_issue.py found 51 to 75 on 2
-#: quiet cores of an AMD EPYC (family 26), 76 to 85 where other work was on them.
-ISSUE_US = 60.0
+#: Milliseconds of the host in a step that is replayed, and microseconds in which it issues an operation and the copies that go
+#: with it where it is not: bench/bench_replay.py, on 2 cores of an AMD EPYC (family 26).
+HOST_MS, ISSUE_US = 10.0, 60.0
 
 
 def foreseen(table: Table, config: GPT2Config, name: str, share: float, options: Namespace) -> None:
@@ -39,29 +41,30 @@ def foreseen(table: Table, config: GPT2Config, name: str, share: float, options:
         except BudgetError as error:
             print(f"# {name} at {share}, tile {tile}: the floor is {error.floor / 1e9:.2f} GB", flush=True)
             continue
-        rows.append((name, share, *row_of(plan, options.issue * 1e-6)))
+        rows.append((name, share, *row_of(plan, options.host * 1e-3, options.issue * 1e-6)))
         print(f"# {rows[-1]}", flush=True)
     table.rows += rows
     if rows:
-        best = min(rows, key=lambda row: row[-2])
+        best = min(rows, key=lambda row: row[-3])
         table.rows.append((f"{name}: best", *best[1:]))
         print(f'    ("{name}", {share}): {best[2]},', flush=True)
 
 
-def row_of(plan: Plan, issue_s: float) -> tuple[object, ...]:
-    """From the tile on."""
-    bounds = {"link": plan.link_s or 0.0, "compute": plan.compute_s, "issue": plan.operations * issue_s}
+def row_of(plan: Plan, host_s: float, issue_s: float) -> tuple[object, ...]:
+    """From the tile on. host_s: of a replayed step; issue_s: of an operation of the first."""
+    bounds = {"link": plan.link_s or 0.0, "compute": plan.compute_s, "host": host_s}
     bound = max(bounds, key=lambda what: bounds[what])
     moved = (nbytes / 1e9 for nbytes in (plan.uploaded_bytes, plan.downloaded_bytes, plan.copied_bytes))
     return (plan.tile, plan.passes, plan.operations, plan.copies, *moved, plan.memory, plan.updates_on_host / plan.updates,
-            *bounds.values(), bounds[bound], bound)  # fmt: skip
+            *bounds.values(), bounds[bound], bound, max(*bounds.values(), plan.operations * issue_s))  # fmt: skip
 
 
 def main() -> None:
     options = arguments(__doc__, models=("gpt2", "gpt2-medium", "gpt2-xl"), caps=(0.10, 0.25, 0.50), batch=16, length=1024,
-                        issue=ISSUE_US)  # fmt: skip
+                        host=HOST_MS, issue=ISSUE_US)  # fmt: skip
     table = Table("foreseen", ("model", "cap", "tile", "passes", "operations", "copies", "up GB", "down GB", "copied GB",
-                               "memory", "updated in RAM", "link s", "compute s", "issue s", "step s", "bound"))  # fmt: skip
+                               "memory", "updated in RAM", "link s", "compute s", "host s", "step s", "bound",
+                               "first s"))  # fmt: skip
     for name in options.models:
         for share in options.caps:
             foreseen(table, config_named(name, options.length), name, share, options)

@@ -23,7 +23,7 @@ from asynctile.program.needs import demand_of
 TINY = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
 #: Edges of tiles to choose from under a cap, beside the model's own widths.
 LADDER = (512, 384, 256, 128, 64, 32, 16)
-#: The tile for batches of 16 x 1024 in bf16, by bench/gpu_plan.py.
+#: The tile for batches of 16 x 1024 in bf16: of those that bench/gpu_plan.py foresees as about as fast, a large one.
 PLACED = {
     ("gpt2", 0.1): 768,
     ("gpt2", 0.25): 1536,
@@ -44,6 +44,10 @@ MODELS = ("gpt2-xl", "gpt2-medium", "gpt2")
 SMALL = {"batch": 2, "length": 32}
 WARM: Options = {}, {}
 TESTS: Options = {"choose": ""}, {}
+REPLAY: Options = (
+    {"models": ("gpt2", "gpt2-xl"), "caps": (0.25, 0.0), "batch": 16, "length": 1024, "steps": 3},
+    {"models": ("tiny",), "caps": (0.5, 0.0), "steps": 1, **SMALL},
+)
 LINK: Options = {"sizes": (1, 4, 16, 64), "total": 1024}, {"sizes": (1, 4), "total": 4}
 KERNELS: Options = (
     {"sequences": 16, "length": 1024, "width": 1600, "heads": 25, "vocab": 50257},
@@ -164,6 +168,10 @@ def rows(part: str, options: Namespace, device_nbytes: int, host_nbytes: int) ->
     if part == "memory":
         yield from ((f"{name}, recompute {again}", in_memory(options, name, recompute=again))
                     for again in (False, True) for name in options.models)  # fmt: skip
+    if part == "replay":
+        yield from ((f"{name}, {share:.0%}", under_cap(options, name, share) if share
+                     else in_memory(options, name, recompute=True))
+                    for name in options.models for share in options.caps)  # fmt: skip
     if part == "capped":
         yield from ((f"{name}, no cap", in_memory(options, name, recompute=True)) for name in options.models)
         yield from ((f"{name}, {share:.0%}", under_cap(options, name, share))

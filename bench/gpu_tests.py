@@ -26,7 +26,7 @@ from gpu_record import ROOT, Section
 from gpu_rows import TESTS
 
 #: All files of tests/gpu, the most doubtful first.
-FILES = ("attention", "kernels", "memory", "adamw", "refusals", "equal_bits", "torch", "bridge")
+FILES = ("replay", "attention", "kernels", "memory", "adamw", "refusals", "equal_bits", "torch", "bridge")
 #: A test ends by itself after 60 s (tests/gpu/pytest.ini), if it hears that.
 SILENT_S = 75.0
 #: And in a rehearsal, where PyTorch's tests take minutes.
