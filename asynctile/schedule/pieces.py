@@ -3,15 +3,16 @@
 A piece is a range of entries of one stretch. What the device does of it runs as a whole, on its streams alone, and pieces run
 in order, each when the one before is over. What the host does, updates in RAM and moves to and from a file, stands aside:
 behind the piece with the last of what it needs of the device, before the first piece that needs it. So no way from the device
-to the host and back may close within a piece.
+to the host and back may close within a piece; and pieces end early enough for the host to do its part beside the next one.
 
 Pure: a function of the schedule and of rough rates. Devices whose threads take entry by entry need no pieces (asynctile/play).
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,6 +22,13 @@ from asynctile.schedule.schedule import RAM, Kind, Schedule, Scheduled
 
 #: Of `Aside.behind`: no piece.
 NO_PIECE = -1
+#: In how many parts the host gets its work, each behind a piece: of more, pieces would lose at their ends what that hides.
+PARTS = 16
+#: Of the time from what an aside needs of the device until the device needs the aside, what a piece has left to end. As much is
+#: for the next one, beside which the host works, and a little is lost since pieces cannot end anywhere.
+SHARE = 0.45
+#: Seconds that a piece takes at least by rough rates where nothing forces its end: what begins and ends it takes some itself.
+LEAST_S = 2e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +71,12 @@ class Pieces:
 
 
 def cut(schedule: Schedule, pace: Pace, *, most_s: float | None = None) -> Pieces:
-    """As few pieces as asides allow.
+    """As few pieces as asides allow, and where there are asides about PARTS more, so that the host works beside the device.
 
     most_s: seconds that no piece takes by `pace`, unless one entry alone does; None for any.
     """
-    starts = list(_starts(schedule, pace, most_s))
-    return _pieces(schedule, starts)
+    ways = _Ways(schedule)
+    return _pieces(ways, list(_starts(ways, _ends(ways, pace), pace, most_s)))
 
 
 def is_aside(entry: Scheduled) -> bool:
@@ -78,31 +86,55 @@ def is_aside(entry: Scheduled) -> bool:
     return entry.kind is Kind.TRANSFER or (entry.kind is Kind.COPY and entry.places[0].tier == RAM)
 
 
-class Lanes:
-    """When entries of one piece are over by `pace`, in seconds from its begin: what computes, the link up and down, side by
-    side, each in order. now: when all of them are.
+class _Ways:
+    """How a schedule goes from the device to its host and back.
+
+    aside: by entry, whether it is one. before: by entry, all that it waits for. left: by aside, the last entry of the device
+    that it needs, be it through other asides; -1 for none. joined: by aside, the first entry of the device that waits for it,
+    if there is one.
     """
 
-    def __init__(self, schedule: Schedule, pace: Pace) -> None:
-        self.now = 0.0
-        self._entries = schedule.entries
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.aside = [is_aside(entry) for entry in schedule.entries]
+        self.before = [(*entry.waits, *entry.after) for entry in schedule.entries]
+        self.left: dict[int, int] = {}
+        self.joined: dict[int, int] = {}
+        for index, before in enumerate(self.before):
+            if self.aside[index]:
+                self.left[index] = max((self.left.get(one, one) for one in before), default=-1)
+            else:
+                for one in before:
+                    self.joined.setdefault(one, index)
+
+    def closes(self, index: int, start: int) -> bool:
+        """Whether entry `index`, which the device does, follows through asides from one at `start` or behind it."""
+        return any(self.aside[one] and self.left[one] >= start for one in self.before[index])
+
+
+class _Lanes:
+    """When entries of the device are over by `pace`, in seconds: what computes, the link up and down, side by side, each in
+    order. now: when all of them are.
+    """
+
+    def __init__(self, ways: _Ways, pace: Pace) -> None:
+        self._entries = ways.schedule.entries
+        self._before = ways.before
         self._pace = pace
+        self.begin()
+
+    def begin(self) -> None:
+        """At zero, whatever came before."""
+        self.now = 0.0
         self._free = [0.0, 0.0, 0.0]
         self._over: dict[int, float] = {}
 
-    def begin(self) -> None:
-        """A piece."""
-        self.now = 0.0
-        self._free = [0.0, 0.0, 0.0]
-        self._over = {}
-
     def add(self, index: int) -> None:
-        """An entry that the device does."""
         entry, over = self._entries[index], self._over
         lane = _LANES[entry.kind]
         ready = self._free[lane]
-        for before in (*entry.waits, *entry.after):
-            ready = max(ready, over.get(before, 0.0))
+        for one in self._before[index]:
+            ready = max(ready, over.get(one, 0.0))
         over[index] = self._free[lane] = ready + _seconds(entry, self._pace)
         self.now = max(self.now, over[index])
 
@@ -114,78 +146,92 @@ _LANES = {Kind.OPERATION: 0, Kind.COPY: 0, Kind.UPLOAD: 1, Kind.DOWNLOAD: 2, Kin
 def _seconds(entry: Scheduled, pace: Pace) -> float:
     """Of an entry by itself, on the device."""
     if isinstance(entry.what, Operation):
-        return pace.operation(entry.what.flops, sum(tile.nbytes for tile in entry.what.operands))
+        return pace.operation(entry.what.flops, _nbytes(entry))
     if entry.kind is Kind.COPY:
         return pace.operation(0, 2 * entry.nbytes)
     return entry.nbytes / pace.link_per_s + pace.operation_s
 
 
-def _starts(schedule: Schedule, pace: Pace, most_s: float | None) -> Iterator[int]:
-    """The first entry of each piece."""
-    entries, lanes = schedule.entries, Lanes(schedule, pace)
-    behind = _Behind(schedule)
-    for first, stop in pairwise((*schedule.stretches, len(entries))):
-        is_begun = False
-        for index in range(first, stop):
-            if is_aside(entries[index]):
-                behind.add(index)
-                continue
-            if is_begun and most_s is not None:
-                lanes.add(index)
-            if not is_begun or behind.closes(index) or (most_s is not None and lanes.now > most_s):
-                yield index if is_begun else first
-                behind.begin()
+def _nbytes(entry: Scheduled) -> int:
+    """What it reads or writes."""
+    return sum(tile.nbytes for tile in entry.what.operands) if isinstance(entry.what, Operation) else entry.nbytes
+
+
+def _ends(ways: _Ways, pace: Pace) -> set[int]:
+    """Entries of the device behind which pieces should end for the sake of the host, each the last that some aside needs.
+
+    The host gets its work in PARTS alike, and sooner where the device soon needs it: within a SHARE of the time until then.
+    Where that is too little for a piece, the device waits for the host.
+    """
+    asides = sorted((left, index) for index, left in ways.left.items() if left >= 0)
+    if not asides:
+        return set()
+    over = _reached(ways, pace)
+    span = over[-1] - over[asides[0][0]]
+    parts = min(PARTS, int(span / LEAST_S))
+    if parts < 2:
+        return set()
+    ends: set[int] = set()
+    quota = sum(_nbytes(ways.schedule.entries[index]) for _, index in asides) / parts
+    part, due = 0.0, math.inf
+    for (left, index), (following, _) in pairwise((*asides, (-1, -1))):
+        part += _nbytes(ways.schedule.entries[index])
+        share = SHARE * (over[ways.joined.get(index, -1)] - over[left])
+        if share >= span / parts:
+            due = min(due, over[left] + share)
+        if part >= quota or over[following] > due:
+            ends.add(left)
+            part, due = 0.0, math.inf
+    return ends
+
+
+def _reached(ways: _Ways, pace: Pace) -> list[float]:
+    """By entry, when the device is through with all up to there, were all of it one piece, and asides done at once."""
+    lanes, over = _Lanes(ways, pace), []
+    for index, aside in enumerate(ways.aside):
+        if not aside:
+            lanes.add(index)
+        over.append(lanes.now)
+    return over
+
+
+def _starts(ways: _Ways, ends: Collection[int], pace: Pace, most_s: float | None) -> Iterator[int]:
+    """The first entry of each piece. ends: those with which one should end."""
+    lanes = _Lanes(ways, pace)
+    for first, stop in pairwise((*ways.schedule.stretches, len(ways.aside))):
+        start, is_over = first, True
+        nodes = [index for index in range(first, stop) if not ways.aside[index]]
+        for node in nodes:
+            if most_s is not None:
+                lanes.add(node)
+                is_over = is_over or lanes.now > most_s
+            if is_over or ways.closes(node, start):
+                start = first if node == nodes[0] else node
+                yield start
                 lanes.begin()
                 if most_s is not None:
-                    lanes.add(index)
-                is_begun = True
-            behind.add(index)
+                    lanes.add(node)
+            is_over = node in ends
 
 
-class _Behind:
-    """Of each entry so far, the piece behind which it is: its own, or of an aside the last that it waits for in any way."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.piece = NO_PIECE
-        self.of: list[int] = []
-        self._entries = schedule.entries
-        self._aside: list[bool] = []
-
-    def begin(self) -> None:
-        """The next piece."""
-        self.piece += 1
-
-    def closes(self, index: int) -> bool:
-        """Whether an entry of the device would close a way that left it in this very piece."""
-        entry = self._entries[index]
-        return any(self._aside[before] and self.of[before] == self.piece for before in (*entry.waits, *entry.after))
-
-    def add(self, index: int) -> None:
-        entry, aside = self._entries[index], is_aside(self._entries[index])
-        before = (self.of[one] for one in (*entry.waits, *entry.after))
-        self.of.append(max(before, default=NO_PIECE) if aside else self.piece)
-        self._aside.append(aside)
-
-
-def _pieces(schedule: Schedule, starts: Sequence[int]) -> Pieces:
+def _pieces(ways: _Ways, starts: Sequence[int]) -> Pieces:
     """With pieces that begin at these entries."""
-    entries = schedule.entries
-    aside = [is_aside(entry) for entry in entries]
+    schedule, aside = ways.schedule, ways.aside
+    stops = [*schedule.stretches, len(schedule)]
     pieces: list[Piece] = []
     settled: set[int] = set()
-    for start, following in pairwise((*starts, len(entries))):
-        stretch = entries[start].stretch
-        stop = following if stretch + 1 == len(schedule.stretches) else min(following, schedule.stretches[stretch + 1])
+    for start, following in pairwise((*starts, len(schedule))):
+        stretch = schedule.entries[start].stretch
+        stop = min(following, stops[stretch + 1])
         nodes = tuple(index for index in range(start, stop) if not aside[index])
-        needed = {before for index in nodes for before in (*entries[index].waits, *entries[index].after) if aside[before]}
+        needed = {one for index in nodes for one in ways.before[index] if aside[one]}
         pieces.append(Piece(start, stop, stretch, nodes, tuple(sorted(needed - settled))))
         settled |= needed
-    asides = [_aside_of(schedule, index, aside, starts) for index in range(len(entries)) if aside[index]]
-    return Pieces(schedule, tuple(pieces), tuple(asides))
+    return Pieces(schedule, tuple(pieces), tuple(_aside(ways, index, starts) for index in ways.left))
 
 
-def _aside_of(schedule: Schedule, index: int, aside: Sequence[bool], starts: Sequence[int]) -> Aside:
-    entry = schedule.entries[index]
-    last = max((before for before in (*entry.waits, *entry.after) if not aside[before]), default=-1)
-    waits, after = (tuple(before for before in edges if aside[before]) for edges in (entry.waits, entry.after))
+def _aside(ways: _Ways, index: int, starts: Sequence[int]) -> Aside:
+    entry = ways.schedule.entries[index]
+    last = max((one for one in ways.before[index] if not ways.aside[one]), default=-1)
+    waits, after = (tuple(one for one in edges if ways.aside[one]) for edges in (entry.waits, entry.after))
     return Aside(index, bisect_right(starts, last) - 1, waits, after)

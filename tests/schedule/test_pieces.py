@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Program
 from asynctile.schedule.clock import GPU
-from asynctile.schedule.pieces import NO_PIECE, Piece, Pieces, cut, is_aside
+from asynctile.schedule.pieces import NO_PIECE, PARTS, Piece, Pieces, cut, is_aside
 from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled
 from asynctile.storage.tile import Tile
 
@@ -35,10 +37,16 @@ def scheduled(letter: str, waits: tuple[int, ...], after: tuple[int, ...], stret
     return Scheduled(KINDS[letter], tile, places, waits, after, stretch)
 
 
-def schedule_of(letters: str, edges: dict[int, tuple[int, ...]] | None = None, stretches: tuple[int, ...] = (0,)) -> Schedule:
-    """Entry by entry. edges: by entry, those it waits for. stretches: the first entry of each."""
+def schedule_of(
+    letters: str,
+    edges: dict[int, tuple[int, ...]] | None = None,
+    stretches: tuple[int, ...] = (0,),
+    *,
+    nbytes: int = 1 << 20,
+) -> Schedule:
+    """Entry by entry, of `nbytes` each. edges: by entry, those it waits for. stretches: the first entry of each."""
     entries = [
-        scheduled(letter, (edges or {}).get(index, ()), (), bisect_right(stretches, index) - 1)
+        scheduled(letter, (edges or {}).get(index, ()), (), bisect_right(stretches, index) - 1, nbytes)
         for index, letter in enumerate(letters)
     ]
     return made_of(entries, stretches)
@@ -49,7 +57,7 @@ def made_of(entries: list[Scheduled], stretches: tuple[int, ...]) -> Schedule:
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
+def schedules(draw: st.DrawFn, sizes: tuple[int, ...] = (1, 1 << 20, 1 << 28)) -> Schedule:
     chance = random.Random(draw(st.integers(0, 1 << 32)))
     count, often = draw(st.integers(0, 60)), draw(st.sampled_from(["oudc", "oudchtmf", "ooouuddh", "oht", "t"]))
     stretches = (0, *sorted(draw(st.lists(st.integers(0, count), max_size=3))))
@@ -60,7 +68,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         split = chance.randint(0, len(near))
         stretch = bisect_right(stretches, index) - 1
         edges = tuple(sorted(near[:split])), tuple(sorted(near[split:]))
-        entries.append(scheduled(chance.choice(often), *edges, stretch, nbytes=chance.choice((1, 1 << 20, 1 << 28))))
+        entries.append(scheduled(chance.choice(often), *edges, stretch, nbytes=chance.choice(sizes)))
     return made_of(entries, stretches)
 
 
@@ -140,6 +148,7 @@ def play(pieces: Pieces, seed: int) -> list[int]:
     return over
 
 
+@settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3, 1e-5]))
 def test_every_entry_is_a_node_of_one_piece_or_an_aside(schedule: Schedule, most_s: float | None) -> None:
     pieces = cut(schedule, GPU, most_s=most_s)
@@ -150,6 +159,7 @@ def test_every_entry_is_a_node_of_one_piece_or_an_aside(schedule: Schedule, most
     assert asides == [index for index, entry in enumerate(schedule.entries) if is_aside(entry)]
 
 
+@settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3, 1e-5]))
 def test_pieces_are_ranges_of_a_stretch_one_behind_the_other(schedule: Schedule, most_s: float | None) -> None:
     pieces = cut(schedule, GPU, most_s=most_s)
@@ -162,8 +172,13 @@ def test_pieces_are_ranges_of_a_stretch_one_behind_the_other(schedule: Schedule,
         assert [pieces.pieces[number] for number in pieces.of(stretch)] == [
             piece for piece in pieces.pieces if piece.stretch == stretch
         ]
+        if pieces.of(stretch):
+            first, last = pieces.of(stretch)[0], pieces.of(stretch)[-1]
+            assert pieces.pieces[first].start == schedule.stretches[stretch]
+            assert pieces.pieces[last].stop == (*schedule.stretches, len(schedule))[stretch + 1]
 
 
+@settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3, 1e-5]), st.integers(0, 1 << 32))
 def test_whatever_an_entry_waits_for_is_over_before_it_in_every_order_that_pieces_allow(
     schedule: Schedule, most_s: float | None, seed: int
@@ -175,11 +190,13 @@ def test_whatever_an_entry_waits_for_is_over_before_it_in_every_order_that_piece
         assert all(when[before] < when[index] for before in edges_of(entry)), entry
 
 
+@settings(deadline=None)
 @given(schedules(), st.sampled_from([None, 1e-3]))
 def test_no_way_from_the_device_to_its_host_and_back_closes_within_a_piece(schedule: Schedule, most_s: float | None) -> None:
     assert not ways_that_close(cut(schedule, GPU, most_s=most_s))
 
 
+@settings(deadline=None)
 @given(schedules())
 def test_what_asides_say_of_other_asides_is_what_the_schedule_says(schedule: Schedule) -> None:
     for aside in cut(schedule, GPU).asides:
@@ -188,10 +205,56 @@ def test_what_asides_say_of_other_asides_is_what_the_schedule_says(schedule: Sch
         assert aside.after == tuple(one for one in entry.after if is_aside(schedule.entries[one]))
 
 
-@settings(max_examples=50)
-@given(schedules())
-def test_pieces_are_as_few_as_asides_allow(schedule: Schedule) -> None:
+@settings(max_examples=50, deadline=None)
+@given(schedules(sizes=(1,)))
+def test_pieces_of_a_short_step_are_as_few_as_asides_allow(schedule: Schedule) -> None:
     assert len(cut(schedule, GPU).pieces) == fewest(schedule)
+
+
+@settings(max_examples=50, deadline=None)
+@given(schedules())
+def test_those_of_a_long_one_are_not_many_more(schedule: Schedule) -> None:
+    assert len(cut(schedule, GPU).pieces) <= fewest(schedule) + 2 * PARTS
+
+
+def updates(count: int, slots: int, heavy: int = 0) -> Schedule:
+    """Of so many weights in RAM: a kernel, its gradient comes down into the next of `slots` in turn, an update there. The last
+    `heavy` updates are much more work than the others.
+    """
+    entries = []
+    for number in range(count):
+        reused = (3 * (number - slots) + 2,) if number >= slots else ()
+        nbytes = 1 << 30 if number >= count - heavy else 1 << 24
+        entries += [
+            scheduled("o", (), (), 0, 1 << 24),
+            scheduled("d", (3 * number,), reused, 0, 1 << 24),
+            scheduled("h", (3 * number + 1,), (), 0, nbytes),
+        ]
+    return made_of(entries, (0,))
+
+
+def waits_for_the_piece_before(pieces: Pieces) -> list[int]:
+    """Asides that a piece waits for although they are behind the one right before it."""
+    behind = {aside.entry: aside.behind for aside in pieces.asides}
+    return [entry for number, piece in enumerate(pieces.pieces) for entry in piece.after if behind[entry] == number - 1]
+
+
+def test_the_host_gets_its_work_in_parts_alike_beside_the_pieces_behind_them() -> None:
+    pieces = cut(updates(128, 128), GPU)
+    assert len(pieces.pieces) == PARTS
+    assert set(Counter(aside.behind for aside in pieces.asides).values()) == {128 // PARTS}
+
+
+@pytest.mark.parametrize("heavy", [0, 8])
+def test_no_piece_waits_for_what_the_host_does_behind_the_one_before_it_where_places_in_ram_suffice(heavy: int) -> None:
+    pieces = cut(updates(128, 24, heavy), GPU)
+    assert sum(len(piece.after) for piece in pieces.pieces) == 128 - 24
+    assert not waits_for_the_piece_before(pieces)
+    assert len(pieces.pieces) <= PARTS + heavy
+
+
+def test_with_one_place_in_ram_each_piece_waits_for_the_update_before_it() -> None:
+    assert [piece.after for piece in cut(updates(5, 1), GPU).pieces] == [(), (2,), (5,), (8,), (11,)]
 
 
 def test_a_step_without_asides_is_one_piece_a_stretch() -> None:
