@@ -91,15 +91,15 @@ class CudaRecorder:
 
     def _write_down(self, nodes: Sequence[Node]) -> None:
         branches = [BRANCH[node.kind] for node in nodes]
-        awaited = {before for node, branch in zip(nodes, branches, strict=True) for before in node.after
-                   if branches[before] != branch}  # fmt: skip
-        edges = Edges(self._driver, self._streams, self._events)
+        behind = edges(branches, [node.after for node in nodes])
+        awaited = {before for others in behind for before in others}
+        forks = Forks(self._driver, self._streams, self._events)
         for index, (node, branch) in enumerate(zip(nodes, branches, strict=True)):
-            edges.order(branch, node.after, branches)
+            forks.order(branch, behind[index])
             self._enqueue(node, self._streams[branch])
             if index in awaited:
-                edges.mark(branch, index)
-        edges.join()
+                forks.mark(branch, index)
+        forks.join()
 
     def _enqueue(self, node: Node, stream: int) -> None:
         if node.kind is Kind.OPERATION:
@@ -111,8 +111,8 @@ class CudaRecorder:
         self._driver.copy(address_of(target), address_of(source), node.what.nbytes, stream)
 
 
-class Edges:
-    """Those between the branches of one graph. events: spare ones, to which more are added as they are wanted."""
+class Forks:
+    """The branches of one graph, and the events between them. events: spare ones, to which more are added when wanted."""
 
     def __init__(self, driver: Driver, streams: Sequence[int], events: list[int]) -> None:
         self._driver = driver
@@ -120,24 +120,16 @@ class Edges:
         self._events = events
         self._used = 0
         self._marks: dict[int, int] = {}
-        #: by branch, of each other branch the last node that it stands behind already
-        self._behind: list[dict[int, int]] = [{}, {}, {}]
         self._begun = {COMPUTE}
         self._origin = self._record(COMPUTE)
 
-    def order(self, branch: int, after: Sequence[int], branches: Sequence[int]) -> None:
-        """What comes next on `branch` stands behind the nodes `after`; nothing for those that it stands behind already."""
+    def order(self, branch: int, behind: Sequence[int]) -> None:
+        """What comes next on `branch` stands behind these nodes, which are marked."""
         if branch not in self._begun:
             self._begun.add(branch)
             self._driver.wait(self._streams[branch], self._origin)
-        newest: dict[int, int] = {}
-        for before in after:
-            other = branches[before]
-            if other != branch and before > self._behind[branch].get(other, -1):
-                newest[other] = max(before, newest.get(other, -1))
-        for other, before in newest.items():
+        for before in behind:
             self._driver.wait(self._streams[branch], self._marks[before])
-            self._behind[branch][other] = before
 
     def mark(self, branch: int, index: int) -> None:
         """Others will stand behind node `index`, which was the last on `branch`."""
@@ -155,3 +147,25 @@ class Edges:
         self._used += 1
         self._driver.record(event, self._streams[branch])
         return event
+
+
+def edges(branches: Sequence[int], after: Sequence[Sequence[int]]) -> list[list[int]]:
+    """By node, those of other branches behind which it is put: none that it stands behind already, by its branch or another.
+
+    branches: by node. after: by node, earlier nodes that must be over. Of each branch the last one says all.
+    """
+    found: list[list[int]] = []
+    #: by node, of each branch the last node that it stands behind, itself included; by branch that of its last node
+    seen: list[list[int]] = []
+    last = [[-1, -1, -1] for _ in range(3)]
+    for index, (branch, others) in enumerate(zip(branches, after, strict=True)):
+        mine, behind = list(last[branch]), list[int]()
+        for before in sorted(others, reverse=True):
+            if before > mine[branches[before]]:
+                behind.append(before)
+                mine = [max(pair) for pair in zip(mine, seen[before], strict=True)]
+        mine[branch] = index
+        seen.append(mine)
+        last[branch] = mine
+        found.append(behind)
+    return found

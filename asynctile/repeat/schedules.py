@@ -170,13 +170,15 @@ class Schedules:
             if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start, numbers)):
                 return None
             bound = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
-            if tiers.host.arena.packed:
-                await bound.fill(inputs)
-            if not await self._is_ready(bound):
-                bound.transfers.give_back()
-                return None
-            self._bounds[program] = bound
-            return bound
+            try:
+                if tiers.host.arena.packed:
+                    await bound.fill(inputs)
+                if await self._is_ready(bound):
+                    self._bounds[program] = bound
+            finally:
+                if program not in self._bounds:
+                    bound.transfers.give_back()
+            return self._bounds.get(program)
         except BaseException:
             self._release(program.inputs.values())
             raise
@@ -186,13 +188,12 @@ class Schedules:
         work the program is issued from its begin.
         """
         recording = bound.played
-        if not isinstance(recording, Recording) or recording.is_captured:
-            return True
-        try:
-            await self._compute(recording.capture)
-        except Exception as error:
-            self._templates.give_up(bound.schedule.program, error)
-            return False
+        if isinstance(recording, Recording) and not recording.is_captured:
+            try:
+                await self._compute(recording.capture)
+            except Exception as error:
+                self._templates.give_up(bound.schedule.program, error)
+                return False
         return True
 
     def _memory_for(self, program: Program) -> np.ndarray:

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asynctile.device.base import Node
 from asynctile.device.cuda import CudaDevice
+from asynctile.device.cuda_graph import edges
 from asynctile.ops import copy, fill
 from asynctile.schedule.schedule import Kind
 from asynctile.storage.tile import Tile
@@ -153,3 +156,34 @@ def test_a_graph_that_the_driver_refuses_leaves_the_device_as_it_was(
     device.recorder.replay(graph).wait()
     assert memory.read(1) == [4.0] * 16
     device.recorder.forget(graph)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
+    """Branches of nodes, and what each is to be behind."""
+    branches = draw(st.lists(st.integers(0, 2), max_size=24))
+    return branches, [draw(st.lists(st.integers(0, index - 1), max_size=4)) if index else [] for index in range(len(branches))]
+
+
+def ancestors(branches: list[int], behind: list[list[int]]) -> list[set[int]]:
+    """By node all that it stands behind: through its branch, and through edges."""
+    found: list[set[int]] = []
+    for index, others in enumerate(behind):
+        on_branch = [before for before in range(index) if branches[before] == branches[index]][-1:]
+        found.append(set().union(*({before} | found[before] for before in (*on_branch, *others))))
+    return found
+
+
+@given(graphs())
+def test_edges_put_each_node_behind_all_that_it_names_and_none_of_them_says_what_is_said_already(
+    graph: tuple[list[int], list[list[int]]]
+) -> None:
+    branches, after = graph
+    behind = edges(branches, after)
+    whole = ancestors(branches, behind)
+    assert all(whole[index].issuperset(others) for index, others in enumerate(after))
+    for index, others in enumerate(behind):
+        assert all(branches[before] != branches[index] for before in others)
+        for left_out in others:
+            without = [[one for one in each if (at, one) != (index, left_out)] for at, each in enumerate(behind)]
+            assert left_out not in ancestors(branches, without)[index]
