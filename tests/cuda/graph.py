@@ -126,17 +126,22 @@ class SoftGraph:
     def order(self, seed: random.Random | None) -> list[int]:
         """Of the nodes, as they were captured, or at random as the edges allow it.
 
-        At random one branch after another, or one node after another, runs with no more before it than its edges ask for: where
-        an edge is missing that work runs too early, or what it should have waited for too late.
+        At random one branch runs as far as it likes, then another, with no more before it of the others than its edges ask for:
+        where an edge is missing, work soon runs before what it should have waited for, however far that is from it.
         """
         if seed is None:
             return list(range(len(self.nodes)))
-        targets = list(range(len(self.nodes)))
-        seed.shuffle(targets)
-        if seed.random() < 0.7:
-            branches = sorted({node.branch for node in self.nodes})
-            seed.shuffle(branches)
-            targets.sort(key=lambda index: (branches.index(self.nodes[index].branch), index))
+        left: dict[int, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            left.setdefault(node.branch, []).append(index)
+        targets: list[int] = []
+        while left:
+            branch = seed.choice(list(left))
+            rest = left.pop(branch)
+            count = seed.randint(1, len(rest))
+            targets += rest[:count]
+            if rest[count:]:
+                left[branch] = rest[count:]
         return needed(self.nodes, targets)
 
 
