@@ -25,6 +25,9 @@ from asynctile.program.precision import BF16
 WORKSPACE_NBYTES = 192 << 20
 #: Columns of a head that cuDNN's gradient takes: a multiple of 8, and at most as many.
 COLUMNS = 128
+#: Up to this version of cuDNN, 9.15.0, the frontend copies the lengths of sequences that are no multiple of so many tokens from
+#: memory of its own before each gradient, and frees it: a graph that was captured of that would read whatever is there then.
+COPIES_LENGTHS, WHOLE_TOKENS = 91500, 128
 #: What a plan says that failed, instead of having no way for a shape; to go another way then would depend on more than shapes.
 FAILED = re.compile("EXECUTION_FAILED|ALLOC_FAILED|INTERNAL_ERROR|LOADING_FAILED")
 
@@ -106,8 +109,11 @@ class Cudnn:
         return True
 
     def _plan(self, operands: tuple[Array, ...], seqs: int, heads: int) -> Plan | None:
-        """For as many heads at a time as fit into the workspace; None if cuDNN has nothing, or one is too many."""
+        """For as many heads at a time as fit into the workspace; None if cuDNN has nothing for graphs, or one is too many."""
         rows, columns = operands[0].shape
+        if len(operands) > 5 and rows // seqs % WHOLE_TOKENS and self._library.backend_version() <= COPIES_LENGTHS:
+            self.refused = f"gradients of {rows // seqs} tokens, which a captured graph needs a later version for"
+            return None
         many = heads
         while True:
             try:

@@ -15,7 +15,7 @@ from asynctile.kernels.bf16 import to_bf16
 from asynctile.program.precision import BF16, FP32
 
 #: Sequences of a tile, tokens of each, heads, columns of a head: tiles of cuDNN's kernels whole and cut, several in a sequence.
-CASES = ((1, 320, 2, 64), (3, 200, 3, 128), (2, 75, 3, 40))
+CASES = ((1, 320, 2, 64), (3, 200, 3, 128), (2, 75, 3, 40), (1, 256, 2, 64))
 #: Of the largest expected magnitude: rounding of bf16 results and of weights before they are multiplied; and of float32 sums.
 TOLERANCE = {BF16: 2e-2, FP32: 1e-3}
 

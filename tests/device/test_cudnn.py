@@ -34,7 +34,7 @@ def driver():
 @pytest.fixture
 def cudnn(driver):
     made, words = try_cudnn(driver, driver.stream, lambda: driver.library, 1 << 20)
-    assert words == "cuDNN 9.0"
+    assert words == "cuDNN 9.16"
     driver.library.executed.clear()
     yield made
     made.close()
@@ -85,7 +85,7 @@ def test_a_plan_is_made_once_for_a_shape(driver, cudnn, monkeypatch):
         monkeypatch.setattr(driver.library, "pygraph", None)
         assert cudnn.attend(k, q, out, v, stats, 2, 2)
         assert not cudnn.attend(q, k, v, out, stats, 4, 2)
-        assert cudnn.words == "cuDNN 9.0, not for all shapes (TypeError: 'NoneType' object is not callable)"
+        assert cudnn.words == "cuDNN 9.16, not for all shapes (TypeError: 'NoneType' object is not callable)"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,28 @@ def test_what_cudnn_does_not_do_is_left_alone(driver, cudnn, shape, dtype, forwa
         for _ in range(2):
             assert not cudnn.attend_backward(q, k, v, out, dout, stats, *gradients, seqs, heads)
         assert not driver.library.executed
+
+
+@pytest.mark.parametrize(
+    ("version", "tokens", "done"), [(91300, 130, False), (91500, 130, False), (91500, 128, True), (91501, 130, True)]
+)
+def test_gradients_that_would_read_memory_of_the_frontend_in_a_graph_are_left_alone(driver, cudnn, version, tokens, done):
+    driver.library.version = version
+    with ExitStack() as stack:
+        _, (q, k, v, out, dout, stats, *gradients) = tiles(driver, stack, 2, tokens, 2, 8)
+        assert cudnn.attend(q, k, v, out, stats, 2, 2)
+        assert cudnn.attend_backward(q, k, v, out, dout, stats, *gradients, 2, 2) == done
+    assert ("gradients of 130 tokens" in cudnn.words) == (not done)
+
+
+def test_the_trial_has_gradients_to_try_with_every_version(driver, monkeypatch):
+    driver.library.version = 91500
+    done, true = [], Cudnn.attend_backward
+    monkeypatch.setattr(Cudnn, "attend_backward", lambda *args: done.append(true(*args)) or done[-1])
+    made, words = try_cudnn(driver, driver.stream, lambda: driver.library, 1 << 20)
+    made.close()
+    assert words.startswith("cuDNN 9.15, not for all shapes (gradients of ")
+    assert any(done) and not all(done)
 
 
 def test_a_plan_that_fails_for_want_of_memory_is_an_error_and_no_other_way(driver, cudnn, monkeypatch):
@@ -178,13 +200,13 @@ def test_a_library_that_is_not_used_says_why_and_leaves_no_memory(driver, monkey
 
     monkeypatch.setattr(Cudnn, "attend", lambda *args: False)
     monkeypatch.setattr(Cudnn, "attend_backward", lambda *args: False)
-    assert words() == "not used: cuDNN 9.0 gives nothing"
+    assert words() == "not used: cuDNN 9.16 gives nothing"
     monkeypatch.undo()
     monkeypatch.setattr(driver.library, "pygraph", lambda **options: 1 / 0)
-    assert words() == "not used: cuDNN 9.0 gives nothing, not for all shapes (ZeroDivisionError: division by zero)"
+    assert words() == "not used: cuDNN 9.16 gives nothing, not for all shapes (ZeroDivisionError: division by zero)"
     monkeypatch.undo()
     monkeypatch.setattr(Cudnn, "attend", lambda *args: 1 / 0)
-    assert words().startswith("not used: cuDNN 9.0 gives ZeroDivisionError: division by zero (")
+    assert words().startswith("not used: cuDNN 9.16 gives ZeroDivisionError: division by zero (")
     monkeypatch.setattr(driver.library, "create_handle", lambda: 1 / 0)
     assert words() == "not used: ZeroDivisionError: division by zero"
 
