@@ -7,7 +7,8 @@ byte moved, once the right tiles stand in the right tiers (arrival.py). In a tie
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -46,7 +47,8 @@ class Bound:
         self.slots: Mapping[Place, Slot] = _slots(self.schedule, tiers)
         self.numbers = template.numbers_on(tiers.device)
         self._results = _parts(results, self.schedule.program)
-        self.played: Any = template.bound(self._array, self.numbers)
+        # Not a method of this: what is played would hold what holds it.
+        self.played: Any = template.bound(partial(_array, tiers, self.slots, self._results), self.numbers)
         self.transfers = Transfers(self.schedule, tiers, self.slots)
         #: where the host writes inputs before a run, and by mark in the middle of one
         self._inputs = self._arrays(self.schedule.start)
@@ -84,12 +86,6 @@ class Bound:
             tile = fetch.tile
             target = outputs[fetch.key][fetch.index]
             target[...] = corner(self._results[number].view(tile.dtype).reshape(tile.shape), target.shape)
-
-    def _array(self, place: Place, shape: tuple[int, ...], dtype: Any) -> Any:
-        """What lies at a place, on the device or in RAM."""
-        if place.tier != RESULT:
-            return self.tiers.from_the_top()[place.tier].memory.array(self.slots[place], shape, dtype)
-        return self._results[place.index].view(dtype).reshape(shape)
 
     def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
         """Of the inputs, in RAM, as far as they have slots there."""
@@ -194,3 +190,12 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
 
 def _pool(arena: Arena, place: Place) -> Pool:
     return next(pool for pool in arena.pools if pool.slot_nbytes == place.nbytes)
+
+
+def _array(
+    tiers: Tiers, slots: Mapping[Place, Slot], results: Sequence[np.ndarray], place: Place, shape: tuple[int, ...], dtype: Any
+) -> Any:
+    """What lies at a place, on the device or in RAM."""
+    if place.tier == RESULT:
+        return results[place.index].view(dtype).reshape(shape)
+    return tiers.from_the_top()[place.tier].memory.array(slots[place], shape, dtype)

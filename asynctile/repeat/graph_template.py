@@ -34,9 +34,21 @@ class GraphTemplate(Template):
         self._pieces = cut(schedule, pace_of(device.name, device.link_rate), most_s=TURN_S if in_turns else None)
         self._graphs: tuple[tuple[int, ...], Graphs] | None = None
 
+    @property
+    def nodes(self) -> int:
+        """Of the graphs that are kept."""
+        return 0 if self._graphs is None else self._graphs[1].nodes
+
+    def forget_graphs(self) -> None:
+        """They are made anew when it is bound again; it is bound no more."""
+        if self._graphs is not None:
+            self._graphs[1].forget()
+        self._graphs = None
+
     def bound(self, arrays: Arrays, numbers: np.ndarray) -> Recording:
         addresses = tuple([address_of(arrays(place, (place.nbytes,), np.dtype(np.uint8))) for place in self.places])
         if self._graphs is None or self._graphs[0] != addresses:
             assert self._device.recorder is not None
+            self.forget_graphs()
             self._graphs = addresses, Graphs(self._device.recorder)
         return Recording(self._pieces, self._graphs[1], arrays, numbers)

@@ -194,6 +194,7 @@ class Schedules:
             except Exception as error:
                 self._templates.give_up(bound.schedule.program, error)
                 return False
+            self._templates.captured()
         return True
 
     def _memory_for(self, program: Program) -> np.ndarray:

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 #: The most schedules that are kept for one share, and the most of their entries, of about 800 bytes each. But as many as FEW
 #: are kept however long they are: a training needs its step and its validation, of each shape that comes again.
 KEPT, ENTRIES, FEW = 32, 1 << 18, 8
+#: The most nodes of their graphs, of some 10 KB each on the device, beside its cap; but the program that runs has its own.
+NODES = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,18 @@ class Templates:
         key = self._key(program)
         if key in self._kept:
             self._kept.move_to_end(key)
+
+    def captured(self) -> None:
+        """The program asked for last has graphs: of the others those used last keep theirs, as far as there is room."""
+        *others, last = [
+            (program, kept.template) for (program, *_), kept in self._kept.items() if isinstance(kept.template, GraphTemplate)
+        ]
+        nodes = last[1].nodes + sum(template.nodes for _, template in others)
+        for program, template in others:
+            if nodes > NODES and template.nodes:
+                nodes -= template.nodes
+                self._dropped(program, template)
+                template.forget_graphs()
 
     async def of(self, program: Program, demand: Demand, packing: Packing | None) -> Template | None:
         """That of a program under the cut that there is; None if it cannot be played."""

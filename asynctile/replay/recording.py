@@ -22,16 +22,17 @@ Arrays = Callable[[Place, tuple[int, ...], Any], Any]
 
 
 class Graphs:
-    """Those of the pieces of a schedule, in their order. They are forgotten with this.
+    """Those of the pieces of a schedule, in their order. nodes: how many pieces of work they hold, as they were asked for.
 
-    nodes: how many pieces of work they hold, as they were asked for.
+    forget: call it when they are not run any more; else they go with this.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.found: list[Any] = []
         self.nodes = 0
-        weakref.finalize(self, _forget, recorder, self.found).atexit = False
+        self.forget = weakref.finalize(self, _forget, recorder, self.found)
+        self.forget.atexit = False
 
 
 class Recording:

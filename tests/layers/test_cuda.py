@@ -199,6 +199,24 @@ async def test_a_program_whose_slots_others_have_taken_is_written_down_anew_and_
         assert alive.count == 3 < alive.made
 
 
+async def test_of_too_many_graphs_those_of_programs_unused_for_longest_go_and_are_made_anew_when_they_run_again(
+    soft_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yardstick = await on_gpu(steps=5)
+    monkeypatch.setattr("asynctile.repeat.templates.NODES", 1)
+    async with Engine("cuda:0") as engine:
+        trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches)
+        alive, losses, counts = Graphs(soft_gpu.opened[-1], monkeypatch), [], []
+        for index, (tokens, targets) in enumerate(batches_of(SMALL, 5)):
+            losses.append((await trainer.step(tokens, targets)).loss)
+            counts.append(alive.count)
+            for _ in range(2 * (index > 0)):
+                await trainer.model.loss(tokens, targets)
+            counts.append(alive.count)
+        assert losses == yardstick.losses
+        assert counts == [0, 0, 3, 1, 3, 1, 3, 1, 3, 1] and alive.made == 4 * (3 + 1)
+
+
 class Graphs:
     """How many a driver has made, and how many of them are still there."""
 
