@@ -4,8 +4,10 @@ import signal
 
 import pytest
 
+from asynctile.kernels.cpu.compiler import compile_apart
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
+from tests.time_limit import not_counted
 from tests.transitions import Transitions
 
 # A shell starts what it puts in the background with Ctrl-C ignored, nohup what it starts with a hang-up ignored; and so would
@@ -25,6 +27,14 @@ def packings_of_this_session(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("kernels")
         patch.setattr("asynctile.repeat.packing_files.cache_folder", lambda: folder)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels_compiled_off_the_clock():
+    """In whichever test that is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asynctile.kernels.cpu.compile_apart", not_counted(compile_apart))
         yield
 
 
