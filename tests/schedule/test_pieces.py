@@ -37,16 +37,10 @@ def scheduled(letter: str, waits: tuple[int, ...], after: tuple[int, ...], stret
     return Scheduled(KINDS[letter], tile, places, waits, after, stretch)
 
 
-def schedule_of(
-    letters: str,
-    edges: dict[int, tuple[int, ...]] | None = None,
-    stretches: tuple[int, ...] = (0,),
-    *,
-    nbytes: int = 1 << 20,
-) -> Schedule:
-    """Entry by entry, of `nbytes` each. edges: by entry, those it waits for. stretches: the first entry of each."""
+def schedule_of(letters: str, edges: dict[int, tuple[int, ...]] | None = None, stretches: tuple[int, ...] = (0,)) -> Schedule:
+    """Entry by entry. edges: by entry, those it waits for. stretches: the first entry of each."""
     entries = [
-        scheduled(letter, (edges or {}).get(index, ()), (), bisect_right(stretches, index) - 1, nbytes)
+        scheduled(letter, (edges or {}).get(index, ()), (), bisect_right(stretches, index) - 1)
         for index, letter in enumerate(letters)
     ]
     return made_of(entries, stretches)
@@ -169,13 +163,11 @@ def test_pieces_are_ranges_of_a_stretch_one_behind_the_other(schedule: Schedule,
     for before, piece in pairwise(pieces.pieces):
         assert before.stop == piece.start or before.stretch < piece.stretch
     for stretch in range(len(schedule.stretches)):
-        assert [pieces.pieces[number] for number in pieces.of(stretch)] == [
-            piece for piece in pieces.pieces if piece.stretch == stretch
-        ]
-        if pieces.of(stretch):
-            first, last = pieces.of(stretch)[0], pieces.of(stretch)[-1]
-            assert pieces.pieces[first].start == schedule.stretches[stretch]
-            assert pieces.pieces[last].stop == (*schedule.stretches, len(schedule))[stretch + 1]
+        own = [pieces.pieces[number] for number in pieces.of(stretch)]
+        assert own == [piece for piece in pieces.pieces if piece.stretch == stretch]
+        if own:
+            assert own[0].start == schedule.stretches[stretch]
+            assert own[-1].stop == (*schedule.stretches, len(schedule))[stretch + 1]
 
 
 @settings(deadline=None)
