@@ -171,7 +171,7 @@ def _ends(ways: _Ways, pace: Pace) -> set[int]:
     parts = min(PARTS, int(span / LEAST_S))
     if parts < 2:
         return set()
-    ends: set[int] = set()
+    ends, stops = set[int](), [*ways.schedule.stretches, len(over)]
     quota = sum(_nbytes(ways.schedule.entries[index]) for _, index in asides) / parts
     part, due = 0.0, math.inf
     for (left, index), (following, _) in pairwise((*asides, (-1, -1))):
@@ -180,7 +180,9 @@ def _ends(ways: _Ways, pace: Pace) -> set[int]:
         if share >= span / parts:
             due = min(due, over[left] + share)
         if part >= quota or over[following] > due:
-            ends.add(left)
+            stretch = ways.schedule.entries[left].stretch
+            if over[stops[stretch + 1] - 1] - over[left] >= LEAST_S:
+                ends.add(left)
             part, due = 0.0, math.inf
     return ends
 

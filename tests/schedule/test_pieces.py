@@ -211,7 +211,7 @@ def test_those_of_a_long_one_are_not_many_more(schedule: Schedule) -> None:
 
 def updates(count: int, slots: int, heavy: int = 0) -> Schedule:
     """Of so many weights in RAM: a kernel, its gradient comes down into the next of `slots` in turn, an update there. The last
-    `heavy` updates are much more work than the others.
+    `heavy` updates are much more work than the others. Behind all that a small kernel.
     """
     entries = []
     for number in range(count):
@@ -222,7 +222,7 @@ def updates(count: int, slots: int, heavy: int = 0) -> Schedule:
             scheduled("d", (3 * number,), reused, 0, 1 << 24),
             scheduled("h", (3 * number + 1,), (), 0, nbytes),
         ]
-    return made_of(entries, (0,))
+    return made_of([*entries, scheduled("o", (), (), 0)], (0,))
 
 
 def waits_for_the_piece_before(pieces: Pieces) -> list[int]:
