@@ -87,7 +87,7 @@ class CudaDevice(DeviceMemory):
         )
 
     def start(self) -> None:
-        self._context.open()
+        self._context.open(self.numbers(1))
         for stream in self.streams():
             stream.start()
 
@@ -194,18 +194,23 @@ class Queue:
     """A stream as launchers see it (kernels/cuda/context.py)."""
 
     scratch: Array
+    arrived: Array
 
     def __init__(self, driver: Driver, stream: CudaStream, precision: str) -> None:
         self._driver = driver
         self._handle = stream.handle
         self._precision = precision
 
-    def open(self) -> None:
+    def open(self, zero: np.ndarray) -> None:
+        """zero: a number in pinned RAM."""
+        self._zero = zero  # the stream may read it later
         self._driver.open_gemm(self._handle, tf32=self._precision == "tf32")
         if self._precision == "bf16":
             self._driver.open_attention(self._handle)
         address = self._driver.malloc(kernels.SCRATCH)
         self.scratch = Array(address, (kernels.SCRATCH // 8,), np.dtype(np.float64))
+        self.arrived = Array(self._driver.malloc(zero.nbytes), zero.shape, zero.dtype)
+        self._driver.copy(self.arrived.ptr, zero.ctypes.data, zero.nbytes, self._handle)
 
     def launch(
         self, kernel: str, grid: int | tuple[int, ...], block: int, *args: Array | bool | int | float, shared: int = 0
@@ -234,6 +239,8 @@ class Queue:
     def close(self) -> None:
         if hasattr(self, "scratch"):
             self._driver.free(self.scratch.ptr)
+        if hasattr(self, "arrived"):
+            self._driver.free(self.arrived.ptr)
 
 
 def arguments(operation: Operation, arrays: Sequence[Any], number: np.ndarray | None) -> tuple[Any, ...]:

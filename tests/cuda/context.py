@@ -31,6 +31,8 @@ class SoftContext:
         self.library = library
         self.fuses = fuses
         self._room = np.full(SCRATCH // 8, np.nan)
+        self._count = np.zeros(1, np.uint32)
+        self.arrived = Array(self._count.ctypes.data, self._count.shape, self._count.dtype)
         self.scratch = Array(self._room.ctypes.data, self._room.shape, self._room.dtype)
 
     def launch(self, kernel: str, grid: int | tuple[int, ...], block: int, *args: Any, shared: int = 0) -> None:

@@ -382,6 +382,12 @@ static inline T atomicMin(T *at, T value) {
     return before;
 }
 
+static inline unsigned atomicInc(unsigned *at, unsigned most) {
+    unsigned before = *at;
+    *at = before >= most ? 0 : before + 1;
+    return before;
+}
+
 template <typename T>
 static inline T __ldg(const T *at) { return *at; }
 template <typename T>

@@ -1,6 +1,6 @@
 // AdamW on one tile, and sums of squares; see asynctile/ops/adamw.py for the contract.
 // Each float32 operation is rounded once, by an intrinsic that is never contracted: the bits are those of the CPU.
-// Squares are summed in float64, by each block into `partial`, and those by one block more.
+// Squares are summed in float64, by each block into `partial`, and those by the block that comes last, in their order.
 
 struct AdamW {
     float factor, beta1, rest1, beta2, rest2, keep, step, root, eps;
@@ -19,9 +19,29 @@ struct AdamW {
     }
 };
 
+// number = the sum over all blocks of `squares`, which each thread brings, by the block that comes last. Which that is tells
+// `arrived`, 0 before and behind each launch. The order of the sum is that of the partials, whichever it is.
+static __device__ __forceinline__ void sum_over_blocks(double squares, double *partial, unsigned *arrived, double *number) {
+    __shared__ bool is_last;
+    squares = block_sum(squares);
+    if (threadIdx.x == 0) {
+        __stcg(partial + blockIdx.x, squares);
+        __threadfence();
+        is_last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    double total = 0.0;
+    for (int i = threadIdx.x; i < gridDim.x; i += blockDim.x) total += __ldcg(partial + i);
+    total = block_sum(total);
+    if (threadIdx.x == 0) *number = total;
+}
+
 // Blocks stride over the tile. copy: null, or where the new weights go in bf16. What is beyond `count` becomes 0.
 static __device__ __forceinline__ void update_all(float *w, const float *g, float *m, float *v, const float *hyper, bf16 *copy,
-                                                  int decay, size_t count, size_t size, double *partial) {
+                                                  int decay, size_t count, size_t size, double *partial, unsigned *arrived,
+                                                  double *number) {
     AdamW adamw(hyper, decay);
     double squares = 0.0;
     for (size_t at = first_element<4>(); at < size; at += size_t(gridDim.x) * blockDim.x * 4) {
@@ -45,21 +65,20 @@ static __device__ __forceinline__ void update_all(float *w, const float *g, floa
             }
         }
     }
-    squares = block_sum(squares);
-    if (threadIdx.x == 0) partial[blockIdx.x] = squares;
+    sum_over_blocks(squares, partial, arrived, number);
 }
 
 extern "C" __global__ void adamw_f32(float *w, const float *g, float *m, float *v, const float *hyper, int decay, int count,
-                                     int size, double *partial) {
-    update_all(w, g, m, v, hyper, nullptr, decay, count, size, partial);
+                                     int size, double *partial, unsigned *arrived, double *number) {
+    update_all(w, g, m, v, hyper, nullptr, decay, count, size, partial, arrived, number);
 }
 
 extern "C" __global__ void adamw_bf16(float *w, const float *g, float *m, float *v, const float *hyper, bf16 *copy, int decay,
-                                      int count, int size, double *partial) {
-    update_all(w, g, m, v, hyper, copy, decay, count, size, partial);
+                                      int count, int size, double *partial, unsigned *arrived, double *number) {
+    update_all(w, g, m, v, hyper, copy, decay, count, size, partial, arrived, number);
 }
 
-extern "C" __global__ void sum_squares(const float *g, int count, double *partial) {
+extern "C" __global__ void sum_squares(const float *g, int count, double *partial, unsigned *arrived, double *number) {
     double squares = 0.0;
 #pragma unroll 4
     for (size_t at = first_element<4>(); at < count; at += size_t(gridDim.x) * blockDim.x * 4) {
@@ -70,14 +89,5 @@ extern "C" __global__ void sum_squares(const float *g, int count, double *partia
 #pragma unroll
         for (int i = 0; i < 4; i++) squares += double(gradients[i]) * double(gradients[i]);
     }
-    squares = block_sum(squares);
-    if (threadIdx.x == 0) partial[blockIdx.x] = squares;
-}
-
-// One block: the sum of what all blocks left.
-extern "C" __global__ void sum_of_partials(const double *partial, int count, double *number) {
-    double total = 0.0;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) total += partial[i];
-    total = block_sum(total);
-    if (threadIdx.x == 0) *number = total;
+    sum_over_blocks(squares, partial, arrived, number);
 }

@@ -13,8 +13,7 @@ BLOCKS = 2 * MANY
 def adamw(on: Context, w: Array, g: Array, m: Array, v: Array, hyper: Array, decay: bool, padding: int, number: Array) -> None:
     """Update w, m, v from g; number = sum of squares of g."""
     blocks = min(blocks_of_vectors(w), BLOCKS)
-    on.launch("adamw_f32", blocks, BLOCK, w, g, m, v, hyper, decay, w.size - padding, w.size, on.scratch)
-    on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)
+    on.launch("adamw_f32", blocks, BLOCK, w, g, m, v, hyper, decay, w.size - padding, w.size, on.scratch, on.arrived, number)
 
 
 def adamw_bf16(
@@ -22,13 +21,11 @@ def adamw_bf16(
 ) -> None:
     """Update w, m, v from g; copy = w in bf16; number = sum of squares of g."""
     blocks = min(blocks_of_vectors(w), BLOCKS)
-    count = w.size - padding
-    on.launch("adamw_bf16", blocks, BLOCK, w, g, m, v, hyper, copy, decay, count, w.size, on.scratch)
-    on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)
+    count, sums = w.size - padding, (on.scratch, on.arrived, number)
+    on.launch("adamw_bf16", blocks, BLOCK, w, g, m, v, hyper, copy, decay, count, w.size, *sums)
 
 
 def sum_squares(on: Context, g: Array, padding: int, number: Array) -> None:
     """number = sum of squares of g."""
     blocks = min(blocks_of_vectors(g), BLOCKS)
-    on.launch("sum_squares", blocks, BLOCK, g, g.size - padding, on.scratch)
-    on.launch("sum_of_partials", 1, BLOCK, on.scratch, blocks, number)
+    on.launch("sum_squares", blocks, BLOCK, g, g.size - padding, on.scratch, on.arrived, number)

@@ -19,10 +19,12 @@ SCRATCH = 4 << 20
 class Context(Protocol):
     """One stream of a device: what is launched on it runs in the order of the calls.
 
-    scratch: float64, SCRATCH bytes, for what a kernel leaves to the next kernel of the same operation.
+    scratch: float64, SCRATCH bytes, for what a kernel leaves to the next of the same operation, or its blocks to the last.
+    arrived: 4 bytes, in which a kernel counts its blocks; 0 before and behind it.
     """
 
     scratch: Array
+    arrived: Array
 
     def launch(
         self, kernel: str, grid: int | tuple[int, ...], block: int, *args: Array | bool | int | float, shared: int = 0
