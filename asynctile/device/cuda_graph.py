@@ -46,6 +46,8 @@ class CudaRecorder:
         self._lock = threading.Lock()
         #: streams of the branches, the two others made for the first graph, and events between them
         self._streams = [compute.handle]
+        #: by graph its last run
+        self._runs: dict[Any, StreamEvent] = {}
         self._events: list[int] = []
 
     def record(self, nodes: Sequence[Node]) -> Any:
@@ -54,10 +56,14 @@ class CudaRecorder:
         return captured[0]
 
     def replay(self, graph: Any, after: StreamEvents = (), what: object = None) -> StreamEvent:
-        return self._compute.enqueue((), self._driver.launch_graph, (graph, self._compute.handle), after=after, what=what)
+        event = self._compute.enqueue((), self._driver.launch_graph, (graph, self._compute.handle), after=after, what=what)
+        self._runs[graph] = event
+        return event
 
     def forget(self, graph: Any) -> None:
-        self._driver.destroy_graph(graph)
+        last = self._runs.pop(graph, None)
+        if last is None or last.done:  # else it hangs, and may still be launched
+            self._driver.destroy_graph(graph)
 
     def close(self) -> None:
         for stream in self._streams[1:]:

@@ -158,6 +158,19 @@ def test_a_graph_that_the_driver_refuses_leaves_the_device_as_it_was(
     device.recorder.forget(graph)
 
 
+def test_a_graph_that_is_forgotten_while_its_run_hangs_is_there_when_it_is_launched_at_last(device: CudaDevice) -> None:
+    memory, gate = Memory(device), threading.Event()
+    host = device.add_stream("slow", 1)
+    host.start()
+    graph = device.recorder.record([up(memory, 0, 0)])
+    memory.here[0][:] = 2.0
+    run = device.recorder.replay(graph, (host.enqueue((), gate.wait, ()),))
+    device.recorder.forget(graph)
+    gate.set()
+    run.wait()
+    assert run.error is None and memory.read(0) == [2.0] * 16
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
     """Branches of nodes, and what each is to be behind."""
