@@ -100,9 +100,10 @@ class CudaRecorder:
         behind = edges(branches, [node.after for node in nodes])
         awaited = {before for others in behind for before in others}
         forks = Forks(self._driver, self._streams, self._events)
-        for index, (node, branch) in enumerate(zip(nodes, branches, strict=True)):
+        for index in order(branches, behind):
+            branch = branches[index]
             forks.order(branch, behind[index])
-            self._enqueue(node, self._streams[branch])
+            self._enqueue(nodes[index], self._streams[branch])
             if index in awaited:
                 forks.mark(branch, index)
         forks.join()
@@ -175,3 +176,25 @@ def edges(branches: Sequence[int], after: Sequence[Sequence[int]]) -> list[list[
         last[branch] = mine
         found.append(behind)
     return found
+
+
+def order(branches: Sequence[int], behind: Sequence[Sequence[int]]) -> list[int]:
+    """The nodes as they are best enqueued: a copy after the computing beside it, unless that waits for the copy.
+
+    CUDA runs a graph on streams of its own: what was enqueued first behind a node stays on the stream of that, all else begins
+    another, and there are few queues. behind: as `edges` found.
+    """
+    found: list[int] = []
+    copies: list[int] = []
+    for index, branch in enumerate(branches):
+        if branch != COMPUTE:
+            copies.append(index)
+            continue
+        if not copies or copies[0] > max(behind[index], default=-1):
+            found.append(index)
+            found += copies
+        else:
+            found += copies
+            found.append(index)
+        copies = []
+    return found + copies

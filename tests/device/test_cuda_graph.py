@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asynctile.device.base import Node
 from asynctile.device.cuda import CudaDevice
-from asynctile.device.cuda_graph import edges
+from asynctile.device.cuda_graph import COMPUTE, DOWN, UP, edges, order
 from asynctile.ops import copy, fill
 from asynctile.schedule.schedule import Kind
 from asynctile.storage.tile import Tile
@@ -200,3 +200,18 @@ def test_edges_put_each_node_behind_all_that_it_names_and_none_of_them_says_what
         for left_out in others:
             without = [[one for one in each if (at, one) != (index, left_out)] for at, each in enumerate(behind)]
             assert left_out not in ancestors(branches, without)[index]
+
+
+@given(graphs())
+def test_nodes_are_enqueued_behind_all_that_they_stand_behind(graph: tuple[list[int], list[list[int]]]) -> None:
+    branches, after = graph
+    behind = edges(branches, after)
+    found, whole = order(branches, behind), ancestors(branches, behind)
+    assert sorted(found) == list(range(len(branches)))
+    at = {index: number for number, index in enumerate(found)}
+    assert all(at[before] < at[index] for index in found for before in whole[index])
+
+
+def test_computing_goes_on_before_a_copy_beside_it_is_enqueued_and_after_one_that_it_waits_for() -> None:
+    branches, behind = [COMPUTE, DOWN, UP, COMPUTE, UP, COMPUTE], [[], [0], [], [], [3], [4]]
+    assert order(branches, behind) == [0, 3, 1, 2, 4, 5]
