@@ -30,10 +30,10 @@ from asynctile.layers.batch import Batches, check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.feed import Steps
 from asynctile.layers.keeping import Keeping
-from asynctile.layers.model import Model
+from asynctile.layers.model import Model, check_engine
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.report import StepReport
-from asynctile.layers.requests import check_count
+from asynctile.layers.requests import check_count, check_kind
 from asynctile.layers.rows import Rows
 from asynctile.layers.saving import Saving
 from asynctile.layers.settings import Settings, Training
@@ -63,7 +63,7 @@ class Trainer:
     those of as many layers as fit under the caps beside everything else, from the last one on, or where something has to move
     of as many as leave the link faster than compute; no result depends on it. update: where AdamW runs, "device", "host" (in
     RAM, so that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
-    ValueError for any other setting.
+    ValueError for any other setting, TypeError for another object.
 
     Moments and step_count are the model's: another Trainer of the same model goes on with both, under settings of its own, and
     several may take turns. So a schedule counts the updates of the model. To begin anew, save_pretrained and load that.
@@ -83,6 +83,9 @@ class Trainer:
         recompute: bool | str = AUTO,
         update: str = "auto",
     ) -> None:
+        check_kind("model", model, Model, "a model, such as GPT2.create makes")
+        if optimizer is not None:
+            check_kind("optimizer", optimizer, AdamW, "an AdamW, or None for AdamW()")
         self.settings: Settings = Settings(clip_norm=clip_norm, micro_batches=micro_batches, recompute=recompute)
         self.update: str = check_update(update)
         model.train()
@@ -214,6 +217,7 @@ class Trainer:
         update: as in Trainer; it is no part of a checkpoint. CheckpointError if it is damaged or no checkpoint. Warns if it
         was written by other libraries.
         """
+        check_engine(engine)
         check_update(update)
         model, training = await engine.call(load(engine, path), undo=lambda loaded: loaded[0].release())
         trainer = cls(model, training.optimizer, update=update, **asdict(training.settings))
