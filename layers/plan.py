@@ -131,8 +131,8 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
     """
     has_link, spill = machine.has_link, machine.spill
     tiling = Tiling(config, work.tile, machine.grain)
+    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)  # first: what is too many refuses
     parameters = Parameters(config, tiling, machine.precision)
-    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)
 
     standing = list(parameters.states())
     activations, sizes = Activations(work.kind, config, tiling, rows, machine.precision), sizes_of(standing)
