@@ -7,7 +7,7 @@ The engine, the CUDA device and its streams as they are, over a driver of which 
 (tests/cuda/idle.py), and with AdamW in RAM as a kernel that does nothing: what is left is Python, the RAM that tiles begin in,
 and what CUDA's own calls would take on top. Models have 1/scale of the width, vocabulary and length of their names, cut by
 1/scale of the tile: as many operations and copies as the whole ones, without their bytes. 16 sequences, bf16, device memory
-capped at a share of the states (0: no cap), tiles as bench/gpu_plan.py foresees the fastest step. Updates are on the device, or
+capped at a share of the states (0: no cap), the tiles of `PLACED` in gpu_rows.py. Updates are on the device, or
 placed as `auto` would at the rates that plans assume of an H200; those rates are shrunk as well.
 
 A step from the third on, the median of --steps: replayed, and the same issued one operation after another (plays = False). CPU
