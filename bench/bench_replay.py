@@ -189,7 +189,8 @@ async def run(case: Case, options: Namespace, *, plays: bool) -> Run:
             cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
             some = [graph for graph, _ in graphs.launched[launched:]]
             steps.append(Step(calls=calls_of(driver) - calls, cpu_s=cpu_s, loop_s=in_loop_s, wall_s=wall_s, graphs=len(some),
-                              nodes=sum(map(nodes_of, some)), operations=engine.statistics().operations - before))  # fmt: skip
+                              nodes=sum(nodes_of(driver, graph) for graph in some),
+                              operations=engine.statistics().operations - before))  # fmt: skip
         entries = len(schedule_of(engine)) if plays else None
         return Run(steps, entries, graphs.captured, graphs.capture_s)
 
@@ -199,8 +200,8 @@ def calls_of(driver: IdleDriver) -> int:
     return sum(count for name, count in driver.calls.items() if name != "bind")
 
 
-def nodes_of(graph: Any) -> int:
-    return sum(graph.values())
+def nodes_of(driver: IdleDriver, graph: int) -> int:
+    return sum(driver.captured[graph - 1].values())
 
 
 async def kept_nbytes(case: Case, options: Namespace) -> tuple[int, int]:
