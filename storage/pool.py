@@ -83,6 +83,12 @@ class Pool:
         """The slots that exist and are nobody's."""
         return [*self._dead, *self._evicted]
 
+    def tidy(self) -> None:
+        """From now on the lowest is taken first: where the same ones are free, who takes as many has the same ones again."""
+        free = sorted(self.free_slots(), key=lambda slot: slot.index, reverse=True)
+        self._evicted.clear()
+        self._dead = deque(free)
+
     def drop_free(self) -> list[Slot]:
         """Forget the free slots, so that the cap has room for other sizes; nothing may be in flight on them."""
         slots = self.free_slots()

@@ -176,15 +176,14 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
         else:
             others[_pool(arena, place)][place] = None
     for pool, places in others.items():
+        pool.tidy()  # bringing tiles there has changed the order
         taken = [pool.take(for_load=False) for _ in places]
         free = [slot for slot in taken if slot is not None]
         for slot in reversed(free):
             pool.give(slot, evicted=False)
         if len(free) < len(places):
             raise ValueError(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, expected {len(places)}")
-        # Whatever was freed last: as long as the same slots are free a schedule gets the same ones, and its graphs fit.
-        lowest = sorted(pool.free_slots(), key=lambda slot: slot.index)
-        found.update(zip(places, lowest, strict=False))
+        found.update(zip(places, free, strict=True))
     return found
 
 

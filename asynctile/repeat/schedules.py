@@ -167,6 +167,9 @@ class Schedules:
         tiers, assembly, program = self._tiers, self._assembly, template.schedule.program
         try:
             start, numbers = template.schedule.start, range(len(tiers.from_the_top()))
+            for tier in tiers.from_the_top():
+                for pool in tier.arena.pools:
+                    pool.tidy()  # as long as the same slots are free a schedule gets the same ones, and its graphs fit
             if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start, numbers)):
                 return None
             bound = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))

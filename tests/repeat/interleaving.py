@@ -11,6 +11,7 @@ from asynctile import Engine
 from asynctile.layers import Trainer
 from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
+from tests.layers.shapes import Shape
 from tests.layers.training import OPTIMIZER, SMALL, Tensors, batches_of, lively, moments_of
 
 #: The model of SMALL on shorter sequences: 300 operations a step.
@@ -24,11 +25,13 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @asynccontextmanager
-async def training(place: dict[str, Any], *, plays: bool = True, **options: Any) -> AsyncIterator[tuple[Engine, Trainer]]:
+async def training(
+    place: dict[str, Any], *, plays: bool = True, shape: Shape = SHORT, **options: Any
+) -> AsyncIterator[tuple[Engine, Trainer]]:
     """An engine on `place`, and a trainer of a small model there. options: of Trainer."""
     async with Engine(**place) as engine:
         engine.plays = plays
-        model = await lively(engine, SHORT)
+        model = await lively(engine, shape)
         yield engine, Trainer(model, OPTIMIZER, **{"update": "device", **options})
 
 

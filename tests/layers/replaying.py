@@ -1,0 +1,143 @@
+"""Small trainings on a GPU that is threads of this CPU (tests/cuda/driver.py), for tests of steps that are replayed there:
+where they run, what is seen of each step, what is put in its way, and the bits that it must have.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asynctile import Engine
+from asynctile.layers import Trainer
+from asynctile.storage.tile import Tile
+from tests.cuda.driver import SoftDriver
+from tests.inside_engine import device_of
+from tests.layers.shapes import Shape
+from tests.layers.shapes import shape as make_shape
+from tests.layers.training import Tensors, assert_same_tensors
+from tests.repeat import interleaving
+from tests.repeat.interleaving import SHORT, states_of
+
+STATES = SHORT.config.states_nbytes
+#: Options of an engine; "spill" becomes a folder. The floor of SHORT is 21.5 KiB, 29% of its states.
+PLACES: dict[str, dict[str, Any]] = {
+    "all there": {"device_memory": 8 * STATES, "host_memory": 16 * STATES},
+    "at a half": {"device_memory": STATES // 2, "host_memory": 16 * STATES},
+    "near the floor": {"device_memory": 23 << 10, "host_memory": 16 * STATES},
+    "over a file": {"device_memory": STATES // 2, "host_memory": STATES // 2 + (300 << 10), "spill": True},
+}
+#: So many blocks that a tenth of its states is a cap: 700 operations a step.
+DEEP = make_shape(20, 2, 35, 24, tile=12, batch=1, length=6, n_layer=4)
+STEPS = 5
+_by_coroutines: dict[Any, Trained] = {}
+
+
+@dataclass
+class Trained:
+    """By step: loss, norm, whether it was played, kernels launched one by one or captured, graphs launched. In the end: weights
+    and moments.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    played: list[bool] = field(default_factory=list)
+    launches: list[int] = field(default_factory=list)
+    graphs: list[int] = field(default_factory=list)
+    states: Tensors = field(default_factory=dict)
+
+    async def step(self, trainer: Trainer, batch: Any, driver: SoftDriver) -> None:
+        launches, graphs = driver.launches, driver.graphs
+        report = await trainer.step(*batch)
+        self.losses.append(report.loss)
+        self.norms.append(report.grad_norm)
+        self.played.append(report.played)
+        self.launches.append(driver.launches - launches)
+        self.graphs.append(driver.graphs - graphs)
+
+
+def place_of(name: str, folder: Path | None = None, **more: Any) -> dict[str, Any]:
+    """Options of an engine on the soft GPU. folder: for what spills."""
+    options = {"device": "cuda:0", **PLACES[name], **more}
+    return options | ({"spill": folder} if options.pop("spill", False) else {})
+
+
+@asynccontextmanager
+async def training(place: dict[str, Any], *, update: str = "device", **options: Any) -> AsyncIterator[tuple[Engine, Trainer]]:
+    """As interleaving.py's. update: of Trainer, or "mixed": every other weight is updated in RAM."""
+    async with interleaving.training(place, update="host" if update == "mixed" else update, **options) as (engine, trainer):
+        if update == "mixed":
+
+            async def every_other(*_: Any) -> frozenset[Tile]:
+                return frozenset(list(trainer.model.weights())[::2])
+
+            trainer._on_host = every_other  # what "auto" comes to depends on how fast this machine is
+        yield engine, trainer
+
+
+async def trained(
+    opened: list[SoftDriver], place: dict[str, Any], *, steps: int = STEPS, shape: Shape = SHORT, **options: Any
+) -> Trained:
+    """opened: drivers. options: as of `training`."""
+    async with training(place, shape=shape, **options) as (_, trainer):
+        found = Trained()
+        for seed in range(1, steps + 1):
+            await found.step(trainer, shape.batch_of_tokens(seed), opened[-1])
+        found.states = await states_of(trainer)
+        return found
+
+
+async def by_coroutines(opened: list[SoftDriver], *, shape: Shape = SHORT, precision: str = "fp32", **options: Any) -> Trained:
+    """The same issued operation by operation, under a cap of a half; made once for all that may not depend on more."""
+    options = {name: value for name, value in options.items() if name in ("clip_norm", "micro_batches", "steps")}
+    key = shape, precision, json.dumps(options, sort_keys=True)
+    if key not in _by_coroutines:
+        place = {"device": "cuda:0", "device_memory": shape.config.states_nbytes // 2, "precision": precision}
+        found = _by_coroutines[key] = await trained(opened, place, shape=shape, plays=False, **options)
+        assert not any(found.played) and not any(found.graphs) and min(found.launches) > 100
+    return _by_coroutines[key]
+
+
+def assert_same(found: Trained, expected: Trained) -> None:
+    """Equal bit for bit."""
+    assert (found.losses, found.norms) == (expected.losses, expected.norms)
+    assert_same_tensors(found.states, expected.states)
+
+
+class Held:
+    """The GPU stops before the n-th graph that is launched, counted from 1, until released. reached: it was launched."""
+
+    def __init__(self, engine: Engine, call: int) -> None:
+        self._driver, self._left = device_of(engine).driver, call
+        self._true = self._driver.launch_graph
+        self.reached, self.gate = threading.Event(), threading.Event()
+        self._driver.launch_graph = self._watched
+
+    def _watched(self, graph: Any, stream: int) -> None:
+        self._left -= 1
+        if not self._left:
+            self._driver.hold(self.gate, stream)
+            self.reached.set()
+        self._true(graph, stream)
+
+    def release(self) -> None:
+        del self._driver.launch_graph
+        self.gate.set()
+
+
+class Endless:
+    """In the place of a function: from when `hangs` is set a call waits until `answer`. asked: one does."""
+
+    def __init__(self, true: Any) -> None:
+        self._true = true
+        self.hangs, self.asked, self.answer = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        if self.hangs.is_set():
+            self.asked.set()
+            self.answer.wait()
+        return self._true(*args)

@@ -1,0 +1,191 @@
+"""Replayed steps that are cancelled, run out of time or have no finite loss: the model is as it was, or the step counts. What
+never ends is named by the watchdog.
+
+What of it failed is test_cuda_replayed_failures.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile import StalledError, TornModelError
+from asynctile.kernels import cpu as cpu_kernels
+from asynctile.layers import Trainer
+from tests.inside_engine import device_of
+from tests.layers.replaying import Endless, Held, by_coroutines, place_of, training
+from tests.layers.training import assert_same_tensors
+from tests.repeat.interleaving import BATCHES, played, states_of
+from tests.settle import settle, until
+from tests.test_failures import Deaf
+
+PROGRESS_S = 60
+
+
+async def graphs_of_a_step(trainer: Trainer, driver: Any, batch: int) -> int:
+    before: int = driver.graphs
+    await trainer.step(*BATCHES[batch])
+    return driver.graphs - before
+
+
+FUSED: dict[str, Any] = {}
+TWO_PHASE = {"clip_norm": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [("all there", FUSED), ("at a half", TWO_PHASE | {"update": "mixed"}), ("over a file", FUSED)],
+    ids=str,
+)
+async def test_a_step_that_is_cancelled_at_any_turn_leaves_the_model_as_it_was_or_counts(
+    where: str, options: dict[str, Any], soft_gpu: Any, tmp_path: Path
+) -> None:
+    soft_gpu(seed=3)
+    async with training(place_of(where, tmp_path), **options) as (engine, trainer):
+        await played(trainer, 0, 1)
+        counted = []
+        for turns in (0, 1, 2, 3, 4, 6, 9, 13, 19, 28, 40, 60, 90, 130):
+            before = await states_of(trainer) if turns in (3, 13) else None
+            count = trainer.step_count
+            step = asyncio.create_task(trainer.step(*BATCHES[2]))
+            for _ in range(turns):
+                await engine.call(asyncio.sleep(0))
+            step.cancel()
+            (ended,) = await asyncio.gather(step, return_exceptions=True)
+            counted.append(trainer.step_count - count)
+            assert trainer.model.torn is None
+            assert isinstance(ended, asyncio.CancelledError) or counted[-1] == 1
+            if counted[-1]:
+                break
+            if before is not None:
+                assert_same_tensors(await states_of(trainer), before)
+        if not counted[-1]:
+            await trainer.step(*BATCHES[2])
+        assert counted[0] == 0, "given up before anything was begun"
+        assert (await played(trainer, 3, 4))[1]
+        expected = await by_coroutines(soft_gpu.opened, **options)
+        assert_same_tensors(await states_of(trainer), expected.states)
+
+
+@pytest.mark.parametrize("where", ["at a half", "over a file"])
+async def test_a_step_cancelled_before_its_first_graph_is_as_if_never_begun_and_behind_its_updates_it_counts(
+    where: str, soft_gpu: Any, tmp_path: Path
+) -> None:
+    expected = await by_coroutines(soft_gpu.opened)
+    soft_gpu(seed=4)
+    async with training(place_of(where, tmp_path)) as (engine, trainer):
+        await played(trainer, 0, 1)
+        graphs = await graphs_of_a_step(trainer, device_of(engine).driver, 2)
+        assert graphs > 1
+        for call, counts in ((1, False), (graphs, True)):
+            count, held = trainer.step_count, Held(engine, call)
+            step = asyncio.create_task(trainer.step(*BATCHES[3]))
+            try:
+                async with asyncio.timeout(PROGRESS_S):
+                    await until(held.reached.is_set)
+                    step.cancel()
+                    await settle(engine)
+            finally:
+                held.release()
+            with pytest.raises(asyncio.CancelledError):
+                await step
+            assert trainer.step_count == count + counts
+        assert (await played(trainer, 4)) == [True]
+        assert trainer.last_report.loss == expected.losses[4]
+        assert_same_tensors(await states_of(trainer), expected.states)
+
+
+@pytest.mark.parametrize("where", ["at a half"])
+async def test_a_step_that_runs_out_of_time_leaves_the_model_as_it_was(where: str, soft_gpu: Any, tmp_path: Path) -> None:
+    expected = await by_coroutines(soft_gpu.opened)
+    async with training(place_of(where, tmp_path)) as (engine, trainer):
+        await played(trainer, 0, 1, 2)
+        held = Held(engine, 1)
+        asyncio.get_running_loop().call_later(0.2, held.release)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await trainer.step(*BATCHES[3])
+        assert trainer.step_count == 3
+        assert (await played(trainer, 3, 4))[1]
+        assert_same_tensors(await states_of(trainer), expected.states)
+
+
+@pytest.mark.parametrize(("where", "options"), [("at a half", FUSED), ("over a file", TWO_PHASE)], ids=str)
+async def test_a_replayed_step_without_a_finite_loss_is_skipped(
+    where: str, options: dict[str, Any], soft_gpu: Any, tmp_path: Path
+) -> None:
+    expected = await by_coroutines(soft_gpu.opened, **options)
+    soft_gpu(seed=6)
+    async with training(place_of(where, tmp_path), **options) as (engine, trainer):
+        await played(trainer, 0, 1, 2)
+        parameter = trainer.model.parameters["transformer.ln_f.bias"]
+        tile = parameter.weights[0, 0]
+        kept = await engine.read(tile)
+        await engine.store([(tile, np.full(tile.shape, np.nan, np.float32))])
+        report = await trainer.step(*BATCHES[0])
+        assert (report.skipped, report.played) == (True, True)
+        await engine.store([(tile, kept)])
+        assert await played(trainer, 3, 4) == [True, True]
+        assert_same_tensors(await states_of(trainer), expected.states)
+
+
+async def assert_stalls(trainer: Trainer, says: str) -> None:
+    async with asyncio.timeout(PROGRESS_S):
+        with pytest.raises(StalledError, match=says):
+            await trainer.step(*BATCHES[3])
+        with pytest.raises((StalledError, TornModelError)):
+            await trainer.step(*BATCHES[3])
+
+
+@pytest.mark.parametrize(("where", "options"), [("all there", FUSED), ("over a file", TWO_PHASE)], ids=str)
+async def test_an_update_in_ram_that_never_ends_is_named_and_the_engine_closes(
+    where: str, options: dict[str, Any], soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adamw = Endless(cpu_kernels.KERNELS["adamw"])
+    async with asyncio.timeout(PROGRESS_S):
+        async with training(place_of(where, tmp_path, watchdog=0.4), update="host", **options) as (_, trainer):
+            await played(trainer, 0, 1, 2)
+            monkeypatch.setitem(cpu_kernels.KERNELS, "adamw", adamw)
+            adamw.hangs.set()
+            await assert_stalls(trainer, r"nothing has moved for 0.4 s: adamw\(.*has run on host")
+    adamw.answer.set()
+
+
+@pytest.mark.parametrize("transfer", ["preadv", "pwritev"])
+async def test_a_disk_that_never_answers_is_named_and_the_engine_closes(transfer: str, soft_gpu: Any, tmp_path: Path) -> None:
+    deaf = Deaf(transfer)
+    place = place_of("over a file", tmp_path, watchdog=0.4, wrap_spill=deaf.wrap)
+    async with asyncio.timeout(PROGRESS_S):
+        async with training(place) as (_, trainer):
+            await played(trainer, 0, 1, 2)
+            deaf.hangs.set()
+            await assert_stalls(trainer, r"nothing has moved for 0.4 s: the copy of tile .* has run on spill")
+    deaf.answer.set()
+
+
+@pytest.mark.parametrize("where", ["at a half"])
+async def test_a_gpu_that_never_answers_is_named_and_the_engine_closes(where: str, soft_gpu: Any, tmp_path: Path) -> None:
+    async with asyncio.timeout(PROGRESS_S):
+        async with training(place_of(where, tmp_path, watchdog=0.4)) as (engine, trainer):
+            await played(trainer, 0, 1, 2)
+            Held(engine, 1)  # for ever
+            await assert_stalls(trainer, r"nothing has moved for 0.4 s: .*graph.* has run on compute")
+
+
+@pytest.mark.parametrize("where", ["all there", "over a file"])
+async def test_an_engine_that_is_closed_in_the_middle_of_a_replayed_step_ends_it(
+    where: str, soft_gpu: Any, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(PROGRESS_S):
+        async with training(place_of(where, tmp_path)) as (engine, trainer):
+            await played(trainer, 0, 1, 2)
+            held = Held(engine, 1)
+            step = asyncio.create_task(trainer.step(*BATCHES[3]))
+            await until(held.reached.is_set)
+            asyncio.get_running_loop().call_later(0.1, held.release)
+        (ended,) = await asyncio.gather(step, return_exceptions=True)
+        assert isinstance(ended, BaseException) or trainer.step_count == 4

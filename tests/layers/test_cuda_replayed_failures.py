@@ -1,0 +1,214 @@
+"""Replayed steps in which something fails: a model that is as it was goes on as if the step had never been, else it is torn.
+What cannot be captured is issued, with the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile import DeviceError, TierError, TornModelError
+from asynctile.errors import AsynctileError
+from asynctile.kernels import cpu as cpu_kernels
+from asynctile.storage.faults import SURVIVED, Faults
+from tests.inside_engine import device_of
+from tests.layers.replaying import Trained, assert_same, by_coroutines, place_of, training
+from tests.layers.training import assert_same_tensors
+from tests.repeat.interleaving import BATCHES, played, states_of
+
+PROGRESS_S = 60
+
+
+class Once:
+    """In the place of a function: its n-th call from when it is told raises, counted from 1; calls: how many there were.
+
+    late: once it has done what it does.
+    """
+
+    def __init__(self, true: Any, *, late: bool = False) -> None:
+        self._true, self._late, self.calls, self.fails = true, late, 0, 0
+
+    def at(self, call: int) -> None:
+        self.fails = self.calls + call
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        self.calls += 1
+        if self.calls != self.fails:
+            return self._true(*args, **more)
+        if self._late:
+            self._true(*args, **more)
+        raise RuntimeError("it broke")
+
+
+class Reads(Faults):
+    """Faults that count what is read."""
+
+    reads = 0
+
+    def due(self, direction: Any) -> list[str]:
+        self.reads += direction == "read"
+        return super().due(direction)
+
+
+@pytest.mark.parametrize("options", [{}, {"update": "host", "clip_norm": 0.3}], ids=str)
+async def test_a_read_that_fails_before_the_updates_leaves_the_model_as_it_was(
+    options: dict[str, Any], soft_gpu: Any, tmp_path: Path
+) -> None:
+    expected = await by_coroutines(soft_gpu.opened, **options)
+    soft_gpu(seed=5)
+    faults = Faults()
+    async with training(place_of("over a file", tmp_path, wrap_spill=faults.wrap), **options) as (_, trainer):
+        await played(trainer, 0, 1, 2)
+        for after in (0, 5):
+            faults.arm("eio_read", after=after, lasting=True)
+            with pytest.raises(TierError, match=r"tile .*: cannot read .*spill.* offset \d+"):
+                await trainer.step(*BATCHES[5])
+            faults.disarm()
+            assert trainer.model.torn is None and trainer.step_count == 3
+        assert (await played(trainer, 3, 4))[1]
+        assert_same_tensors(await states_of(trainer), expected.states)
+
+
+async def test_a_read_that_fails_behind_the_first_update_tears_the_model(soft_gpu: Any, tmp_path: Path) -> None:
+    soft_gpu(seed=5)
+    faults = Reads()
+    async with training(place_of("over a file", tmp_path, wrap_spill=faults.wrap)) as (engine, trainer):
+        await played(trainer, 0, 1, 2)
+        before = faults.reads
+        await played(trainer, 3)
+        faults.arm("eio_read", after=faults.reads - before - 3, lasting=True)
+        with pytest.raises(TornModelError, match=r"step 5 failed after its first update: tile .*: cannot read"):
+            await trainer.step(*BATCHES[4])
+        faults.disarm()
+        with pytest.raises(TornModelError, match="cannot step"):
+            await trainer.step(*BATCHES[4])
+        await trainer.model.release()
+        left = engine.statistics()
+        assert (left.device_used_bytes, left.host_used_bytes, left.spill_used_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("after", [0, 30])
+async def test_a_write_that_fails_leaves_a_model_that_is_torn_or_as_it_was(
+    after: int, soft_gpu: Any, tmp_path: Path
+) -> None:
+    expected = await by_coroutines(soft_gpu.opened)
+    soft_gpu(seed=after)
+    faults = Faults()
+    async with training(place_of("over a file", tmp_path, wrap_spill=faults.wrap)) as (_, trainer):
+        await played(trainer, 0, 1, 2)
+        faults.arm("enospc", after=after, lasting=True)
+        with pytest.raises((TierError, TornModelError), match="spill") as caught:
+            await trainer.step(*BATCHES[3])
+        faults.disarm()
+        assert (trainer.model.torn is None) is isinstance(caught.value, TierError)
+        if trainer.model.torn is None:
+            await played(trainer, 3, 4)
+            assert_same_tensors(await states_of(trainer), expected.states)
+
+
+async def test_faults_of_a_disk_that_pass_change_no_bit_of_a_replayed_step(soft_gpu: Any, tmp_path: Path) -> None:
+    expected = await by_coroutines(soft_gpu.opened)
+    faults = Faults(seed=3)
+    async with training(place_of("over a file", tmp_path, wrap_spill=faults.wrap)) as (_, trainer):
+        await played(trainer, 0, 1)
+        for batch in (2, 3, 4):
+            for number, kind in enumerate(sorted(SURVIVED)):
+                faults.arm(kind, after=3 * batch + 9 * number)
+            assert await played(trainer, batch) == [True]
+        assert all(faults.injected[kind] == 3 for kind in SURVIVED)
+        assert_same_tensors(await states_of(trainer), expected.states)
+
+
+@pytest.mark.parametrize(("where", "call"), [("all there", 1), ("over a file", 4)])
+async def test_an_update_in_ram_that_fails_tears_the_model(
+    where: str, call: int, soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adamw = Once(cpu_kernels.KERNELS["adamw"])
+    async with training(place_of(where, tmp_path), update="host") as (engine, trainer):
+        await played(trainer, 0, 1, 2)
+        monkeypatch.setitem(cpu_kernels.KERNELS, "adamw", adamw)
+        adamw.at(call)
+        with pytest.raises(TornModelError, match=r"step 4 failed after its first update: .*it broke"):
+            await trainer.step(*BATCHES[3])
+        await trainer.model.release()
+        left = engine.statistics()
+        assert (left.device_used_bytes, left.host_used_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("where", "first"), [("all there", False), ("at a half", True), ("over a file", False)])
+async def test_a_gpu_that_fails_in_a_graph_fails_the_step_and_the_engine_closes(
+    where: str, first: bool, soft_gpu: Any, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(PROGRESS_S):
+        async with training(place_of(where, tmp_path)) as (engine, trainer):
+            driver = device_of(engine).driver
+            await played(trainer, 0, 1)
+            before = driver.graphs
+            await played(trainer, 2)
+            call = 1 if first else driver.graphs - before
+            launch = driver.launch_graph
+
+            def fails(graph: Any, stream: int) -> None:
+                nonlocal call
+                call -= 1
+                if not call:
+                    driver.error = RuntimeError("an illegal address")
+                launch(graph, stream)
+
+            driver.launch_graph = fails
+            with pytest.raises(AsynctileError, match=r"the GPU failed at or before .*an illegal address") as caught:
+                await trainer.step(*BATCHES[3])
+            assert isinstance(caught.value, DeviceError | TornModelError)
+            assert first or isinstance(caught.value, TornModelError)
+            with pytest.raises(AsynctileError):
+                await trainer.step(*BATCHES[3])
+
+
+@pytest.mark.parametrize(
+    ("where", "method", "call"),
+    [("all there", "begin_capture", 1), ("at a half", "begin_capture", 2), ("at a half", "end_capture", 2)],
+)
+async def test_what_cannot_be_captured_is_issued_with_the_same_bits_and_that_is_logged(
+    where: str, method: str, call: int, soft_gpu: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = await by_coroutines(soft_gpu.opened)
+    soft_gpu(seed=9)
+    async with training(place_of(where, tmp_path)) as (engine, trainer):
+        driver, found = device_of(engine).driver, Trained()
+        fails = Once(getattr(driver, method), late=method == "end_capture")  # which ends the capture, well or not
+        setattr(driver, method, fails)
+        fails.at(call)
+        with caplog.at_level(logging.WARNING, "asynctile"):
+            for batch in BATCHES[:5]:
+                await found.step(trainer, batch, driver)
+        found.states = await states_of(trainer)
+        assert_same(found, expected)
+        assert fails.calls >= call
+        assert found.launches[1] > 100 and not found.played[1], "this step was issued"
+        said = [record for record in caplog.records if "it broke" in record.getMessage() or record.exc_info]
+        assert len(said) == 1
+
+
+@pytest.mark.parametrize(("where", "first"), [("all there", True), ("at a half", False)])
+async def test_a_graph_that_is_not_launched_leaves_a_model_that_is_torn_or_as_it_was(
+    where: str, first: bool, soft_gpu: Any, tmp_path: Path
+) -> None:
+    expected = await by_coroutines(soft_gpu.opened)
+    async with training(place_of(where, tmp_path)) as (engine, trainer):
+        driver = device_of(engine).driver
+        fails = driver.launch_graph = Once(driver.launch_graph)
+        await played(trainer, 0, 1)
+        before = fails.calls
+        await played(trainer, 2)
+        fails.at(1 if first else fails.calls - before)
+        with pytest.raises((DeviceError, TornModelError), match="it broke") as caught:
+            await trainer.step(*BATCHES[3])
+        assert (trainer.model.torn is None) is not isinstance(caught.value, TornModelError)
+        if trainer.model.torn is None:
+            assert first and (await played(trainer, 3, 4))[1]
+            assert_same_tensors(await states_of(trainer), expected.states)
+        assert where != "all there" or (trainer.model.torn is None) is first, "nothing was on its way down"
