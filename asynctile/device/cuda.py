@@ -241,6 +241,7 @@ class Queue:
             self._driver.free(self.scratch.ptr)
         if hasattr(self, "arrived"):
             self._driver.free(self.arrived.ptr)
+            del self._zero  # its RAM is unlocked while there is a driver
 
 
 def arguments(operation: Operation, arrays: Sequence[Any], number: np.ndarray | None) -> tuple[Any, ...]:
