@@ -56,7 +56,8 @@ class CudaRecorder:
         return captured[0]
 
     def replay(self, graph: Any, after: StreamEvents = (), what: object = None) -> StreamEvent:
-        event = self._compute.enqueue((), self._driver.launch_graph, (graph, self._compute.handle), after=after, what=what)
+        args = graph, self._compute.handle
+        event = self._compute.enqueue((), self._driver.launch_graph, args, after=after, what=what, by_itself=True)
         self._runs[graph] = event
         return event
 

@@ -6,8 +6,8 @@ read from the disk) holds work back here; when that is done the work is handed o
 hung on it follows.
 
 Landing: a thread a stream sleeps until a CUDA event has happened, then tells futures and host threads. It wakes for what
-somebody waits for, and otherwise for every few pieces of work. The way not taken: a driver callback into Python, which takes
-the interpreter's lock inside the driver and can deadlock.
+somebody waits for, for each graph, and otherwise for every few pieces of work. The way not taken: a driver callback into
+Python, which takes the interpreter's lock inside the driver and can deadlock.
 
 Long because handing over and landing work on the same queue, counters and timers, under one lock.
 """
@@ -35,16 +35,17 @@ BATCH = 8
 class CudaEvent(StreamEvent):
     """recorded: the driver's event behind the work, while that is on its way; 0 for work that failed before it was handed over.
 
-    number: its place in the stream, 0 until it was handed over, or failed.
+    number: its place in the stream, 0 until it was handed over, or failed. by_itself: it is seen to land before what follows.
     heirs: tasks that wait for it to be handed over. stall, span: while a trace is recorded, the driver's timed events around a
     wait for copies before the work, and around the work; empty without, and for work that failed before it was handed over.
     """
 
-    __slots__ = ("stream", "recorded", "number", "heirs", "stall", "span")
+    __slots__ = ("stream", "recorded", "number", "heirs", "stall", "span", "by_itself")
 
-    def __init__(self, stream: CudaStream, is_copy: bool, what: object) -> None:
+    def __init__(self, stream: CudaStream, is_copy: bool, what: object, by_itself: bool) -> None:
         super().__init__(is_copy, what)
         self.stream = stream
+        self.by_itself = by_itself
         self.recorded = self.number = 0
         self.heirs: list[StreamTask] = []
         self.stall: tuple[int, ...] = ()
@@ -107,13 +108,14 @@ class CudaStream:
         after: StreamEvents = (),
         is_copy: bool = False,
         what: object = None,
-        event: CudaEvent | None = None,
+        by_itself: bool = False,
     ) -> CudaEvent:
         """Hand work(*args), which enqueues on `handle`, to the driver behind `waits`, which must go well, and `after`.
 
-        event: that of the work, if there is one already. DeviceError once the stream is closed.
+        by_itself: it takes long, so it is seen to land as soon as it has, though nobody waits for it yet. DeviceError once the
+        stream is closed.
         """
-        event = event or CudaEvent(self, is_copy, what)
+        event = CudaEvent(self, is_copy, what, by_itself)
         task = StreamTask(self, event, work, args)
         with self._lock:
             if self._closing:
@@ -273,7 +275,7 @@ class CudaStream:
             for index, event in enumerate(self._flying):
                 if not event.recorded and before.recorded:
                     return before  # what failed has none: what is in front of it lands first
-                if event.is_awaited or not event.recorded or index == BATCH - 1:
+                if event.is_awaited or event.by_itself or not event.recorded or index == BATCH - 1:
                     return event
                 before = event
             return before

@@ -17,6 +17,9 @@ from asynctile.schedule.schedule import Schedule
 
 #: Where several shares take turns no piece takes longer than this by rough rates: what runs is never broken off.
 TURN_S = 4e-3
+#: And elsewhere: what is within a graph ends unseen, and where nothing ends for long a watchdog speaks of a stall. Many a GPU
+#: takes a hundred times as long as those rates say.
+SEEN_S = 0.1
 
 
 class GraphTemplate(Template):
@@ -31,7 +34,7 @@ class GraphTemplate(Template):
         operations = [entry.what for entry in schedule.entries if isinstance(entry.what, Operation)]
         self.kernels = {one.kernel: kernels[one.kernel] for one in operations if one.device == DEVICE}
         self._device = device
-        self._pieces = cut(schedule, pace_of(device.name, device.link_rate), most_s=TURN_S if in_turns else None)
+        self._pieces = cut(schedule, pace_of(device.name, device.link_rate), most_s=TURN_S if in_turns else SEEN_S)
         self._graphs: tuple[tuple[int, ...], Graphs] | None = None
 
     @property

@@ -23,6 +23,7 @@ from asynctile.storage.tile import Tile
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.device.test_cuda import slots_of
+from tests.settle import until
 
 TILES = Tile("a", (16,)), Tile("b", (16,))
 SEEDS = range(6)
@@ -169,6 +170,25 @@ def test_a_graph_that_is_forgotten_while_its_run_hangs_is_there_when_it_is_launc
     gate.set()
     run.wait()
     assert run.error is None and memory.read(0) == [2.0] * 16
+
+
+async def test_a_graph_is_seen_to_land_while_the_next_one_runs_though_nobody_waits_for_it(device: CudaDevice) -> None:
+    memory, gates = Memory(device), [threading.Event(), threading.Event()]
+    compute = device.streams()[0]
+    graph = device.recorder.record([up(memory, 0, 0)])
+    runs = []
+    try:
+        for gate in gates:
+            device.driver.hold(gate, compute.handle)
+            runs += [device.recorder.replay(graph) for _ in range(2)]
+        gates[0].set()
+        await until(lambda: runs[1].done)
+        assert compute.finished == 2 and not runs[2].done
+    finally:
+        for gate in gates:
+            gate.set()
+    runs[-1].wait()
+    device.recorder.forget(graph)
 
 
 @st.composite
