@@ -14,6 +14,8 @@ import pytest
 from asynctile import DeviceError, TierError, TornModelError
 from asynctile.errors import AsynctileError
 from asynctile.kernels import cpu as cpu_kernels
+from asynctile.repeat.transfers import Transfers
+from asynctile.schedule.schedule import DISK
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.inside_engine import device_of
 from tests.layers.replaying import Trained, assert_same, by_coroutines, place_of, training
@@ -71,6 +73,33 @@ async def test_a_read_that_fails_before_the_updates_leaves_the_model_as_it_was(
             assert trainer.model.torn is None and trainer.step_count == 3
         assert (await played(trainer, 3, 4))[1]
         assert_same_tensors(await states_of(trainer), expected.states)
+
+
+async def test_what_a_failed_read_leaves_to_the_graphs_behind_it_is_zeros_which_are_indices_within_range(
+    soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[bool] = []
+    begin = Transfers.begin
+
+    def watched(transfers: Any, entry: int, told: Any, after: Any = ()) -> Any:
+        one = transfers._schedule.entries[entry]
+
+        def tell(error: BaseException | None) -> None:
+            if error is not None and one.places[0].tier != DISK:
+                left.append(bool(transfers._link.pages(transfers._slots[one.places[0]], one.what).any()))
+            told(error)
+
+        return begin(transfers, entry, tell, after)
+
+    monkeypatch.setattr(Transfers, "begin", watched)
+    faults = Faults()
+    async with training(place_of("over a file", tmp_path, wrap_spill=faults.wrap)) as (_, trainer):
+        await played(trainer, 0, 1, 2)
+        faults.arm("eio_read", lasting=True)
+        with pytest.raises(TierError, match="cannot read"):
+            await trainer.step(*BATCHES[3])
+        faults.disarm()
+    assert left and not any(left)
 
 
 async def test_a_read_that_fails_behind_the_first_update_tears_the_model(soft_gpu: Any, tmp_path: Path) -> None:
