@@ -195,7 +195,7 @@ class Schedules:
             try:
                 await self._compute(recording.capture)
             except Exception as error:
-                self._templates.give_up(bound.schedule.program, error)
+                self._templates.give_up(bound.template, error)
                 return False
             self._templates.captured()
         return True

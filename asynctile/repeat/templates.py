@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asynctile.memory.tiers import Tiers
@@ -102,11 +102,14 @@ class Templates:
         self._drop()
         return kept.template
 
-    def give_up(self, program: Program, why: BaseException) -> None:
-        """The device could not get ready to play it: it is issued, as long as caps and kernels are as they are."""
-        key = self._key(program)
-        kept = self._kept[key]
-        self._kept[key] = Kept(kept.schedule, kept.kernels, None)
+    def give_up(self, template: Template, why: BaseException) -> None:
+        """The device could not get ready to play it: its program is issued, as long as caps and kernels are as they are.
+
+        By the template: another share may have come or gone since it was asked for, and with that what it is kept under.
+        """
+        program = template.schedule.program
+        found = [(key, kept) for key, kept in self._kept.items() if kept.template is template]
+        self._kept.update((key, replace(kept, template=None)) for key, kept in found)
         logger.warning(
             "%s cannot write %s down as graphs (%s: %s); its operations are issued one by one: slower, with the same results",
             self._tiers.device.name, program.name, type(why).__name__, why,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from asynctile.repeat.transfers import Transfers
 from asynctile.schedule.schedule import DISK
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.inside_engine import device_of
-from tests.layers.replaying import Trained, assert_same, by_coroutines, place_of, training
+from tests.layers.replaying import STATES, Trained, assert_same, by_coroutines, place_of, training
 from tests.layers.training import assert_same_tensors
 from tests.repeat.interleaving import BATCHES, played, states_of
+from tests.settle import until
 
 PROGRESS_S = 60
 
@@ -220,6 +222,29 @@ async def test_what_cannot_be_captured_is_issued_with_the_same_bits_and_that_is_
         assert found.launches[1] > 100 and not found.played[1], "this step was issued"
         said = [record for record in caplog.records if "it broke" in record.getMessage() or record.exc_info]
         assert len(said) == 1
+
+
+async def test_what_cannot_be_captured_is_issued_also_where_the_last_share_ends_meanwhile(soft_gpu: Any) -> None:
+    expected = await by_coroutines(soft_gpu.opened)
+    async with training(place_of("all there")) as (engine, trainer):
+        driver, capturing, ended = device_of(engine).driver, threading.Event(), threading.Event()
+        async with engine.share(device_memory=STATES, host_memory=STATES):
+            losses = [(await trainer.step(*BATCHES[0])).loss]
+
+            def breaks(stream: int) -> None:
+                capturing.set()
+                ended.wait()
+                raise RuntimeError("it broke")
+
+            driver.begin_capture = breaks
+            step = asyncio.create_task(trainer.step(*BATCHES[1]))
+            await until(capturing.is_set)
+            alone = asyncio.create_task(until(lambda: not engine.tiers.is_shared))
+            alone.add_done_callback(lambda _: ended.set())
+        report = await step
+        assert not report.played
+        assert [*losses, report.loss] == expected.losses[:2]
+        await alone
 
 
 @pytest.mark.parametrize(("where", "first"), [("all there", True), ("at a half", False)])
