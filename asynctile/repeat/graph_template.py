@@ -10,7 +10,7 @@ import numpy as np
 from asynctile.device.base import Device, address_of
 from asynctile.program.operation import DEVICE, Operation
 from asynctile.repeat.template import Arrays, Kernels, Template
-from asynctile.replay.recording import Graphs, Recording
+from asynctile.replay.recording import Graphs, Recording, items_of
 from asynctile.schedule.clock import pace_of
 from asynctile.schedule.pieces import cut
 from asynctile.schedule.schedule import Schedule
@@ -35,6 +35,7 @@ class GraphTemplate(Template):
         self.kernels = {one.kernel: kernels[one.kernel] for one in operations if one.device == DEVICE}
         self._device = device
         self._pieces = cut(schedule, pace_of(device.name, device.link_rate), most_s=TURN_S if in_turns else SEEN_S)
+        self._items = items_of(self._pieces)
         self._graphs: tuple[tuple[int, ...], Graphs] | None = None
 
     @property
@@ -54,4 +55,4 @@ class GraphTemplate(Template):
             assert self._device.recorder is not None
             self.forget_graphs()
             self._graphs = addresses, Graphs(self._device.recorder)
-        return Recording(self._pieces, self._graphs[1], arrays, numbers)
+        return Recording(self._pieces, self._items, self._graphs[1], arrays, numbers)

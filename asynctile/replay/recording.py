@@ -7,8 +7,8 @@ runs them replayer.py's.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,14 +35,29 @@ class Graphs:
         self.forget.atexit = False
 
 
-class Recording:
-    """pieces: of a schedule. graphs: of these, on these addresses; empty until `capture` has made them. arrays: at its places.
+class Item(NamedTuple):
+    """What is handed over at once, with its stretch. reports: whether the host is to learn a number of it."""
 
-    numbers: float64, where its kernels report.
+    stretch: int
+    what: Piece | Aside
+    reports: bool
+
+    @property
+    def entries(self) -> tuple[int, ...]:
+        """What it does."""
+        return self.what.nodes if isinstance(self.what, Piece) else (self.what.entry,)
+
+
+class Recording:
+    """pieces: of a schedule. items: those, and what is between them, by items_of. graphs: of the pieces, on these addresses;
+    empty until `capture` has made them. arrays: at its places. numbers: float64, where its kernels report.
     """
 
-    def __init__(self, pieces: Pieces, graphs: Graphs, arrays: Arrays, numbers: np.ndarray) -> None:
+    def __init__(
+        self, pieces: Pieces, items: Sequence[Item], graphs: Graphs, arrays: Arrays, numbers: np.ndarray
+    ) -> None:
         self.pieces = pieces
+        self.items = items
         self.graphs = graphs
         self._arrays = arrays
         self._numbers = numbers
@@ -76,33 +91,6 @@ class Recording:
         """Arrays in RAM, of what the host computes, or copies: to and from."""
         return self._operands[aside.entry]
 
-    def items(self) -> Iterator[tuple[int, Piece | Aside]]:
-        """Pieces and asides with their stretches, in an order in which they can be handed over: each behind all that it waits
-        for, an aside right behind the piece that it waits for, but not before its stretch.
-        """
-        entries, behind = self.schedule.entries, dict[int, int]()
-        for aside in self.pieces.asides:  # ascending, and edges lead forward
-            others = [behind[entry] for entry in (*aside.waits, *aside.after)]
-            behind[aside.entry] = max(aside.behind, *others) if others else aside.behind
-        left = list(self.pieces.asides)
-        for stretch in range(self.stretch_count):
-            own = [aside for aside in left if entries[aside.entry].stretch == stretch]
-            numbers = self.pieces.of(stretch)
-            for aside in own:
-                if behind[aside.entry] < numbers.start:
-                    yield stretch, aside
-            for number in numbers:
-                yield stretch, self.pieces.pieces[number]
-                for aside in own:
-                    if behind[aside.entry] == number:
-                        yield stretch, aside
-
-    def reports(self, what: Piece | Aside) -> bool:
-        """Whether the host is to learn a number of it."""
-        entries = self.schedule.entries
-        found = (entries[entry].what for entry in (what.nodes if isinstance(what, Piece) else (what.entry,)))
-        return any(isinstance(one, Operation) and one.number not in (None, NO_NUMBER) for one in found)
-
     def entry(self, aside: Aside) -> Scheduled:
         """What it is."""
         return self.schedule.entries[aside.entry]
@@ -131,6 +119,35 @@ class Recording:
             return None
         index = operation.number % len(self._numbers)
         return self._numbers[index : index + 1]
+
+
+def items_of(pieces: Pieces) -> tuple[Item, ...]:
+    """Pieces and asides, in an order in which they can be handed over: each behind all that it waits for, an aside right behind
+    the piece that it waits for, but not before its stretch. Goes through all entries, so it belongs in a thread.
+    """
+    entries, behind = pieces.schedule.entries, dict[int, int]()
+    for aside in pieces.asides:  # ascending, and edges lead forward
+        others = [behind[entry] for entry in (*aside.waits, *aside.after)]
+        behind[aside.entry] = max(aside.behind, *others) if others else aside.behind
+    found = list[Item]()
+
+    def add(stretch: int, what: Piece | Aside) -> None:
+        whats = [entries[entry].what for entry in (what.nodes if isinstance(what, Piece) else (what.entry,))]
+        reports = any(isinstance(one, Operation) and one.number not in (None, NO_NUMBER) for one in whats)
+        found.append(Item(stretch, what, reports))
+
+    for stretch in range(len(pieces.schedule.stretches)):
+        own = [aside for aside in pieces.asides if entries[aside.entry].stretch == stretch]
+        numbers = pieces.of(stretch)
+        for aside in own:
+            if behind[aside.entry] < numbers.start:
+                add(stretch, aside)
+        for number in numbers:
+            add(stretch, pieces.pieces[number])
+            for aside in own:
+                if behind[aside.entry] == number:
+                    add(stretch, aside)
+    return tuple(found)
 
 
 def _forget(recorder: Recorder, graphs: list[Any]) -> None:

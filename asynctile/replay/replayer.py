@@ -15,7 +15,7 @@ import numpy as np
 from asynctile.device.base import Device
 from asynctile.play.places import FAILED, OK, PENDING, POISONED
 from asynctile.program.operation import Operation
-from asynctile.replay.recording import Recording
+from asynctile.replay.recording import Item, Recording
 from asynctile.schedule.pieces import Aside, Piece
 from asynctile.schedule.schedule import Kind
 from asynctile.streams.event import Piece as Work
@@ -45,9 +45,8 @@ class Replayer:
         self._gate = gate
         self._is_shared = is_shared
         self._recording: Recording | None = None
-        self._items: list[tuple[int, Piece | Aside]] = []
-        #: by item, whether the host wants a number of it; and the statuses of a run without a fault
-        self._reports: list[bool] = []
+        self._items: Sequence[Item] = ()
+        #: the statuses of a run without a fault
         self._all_well = np.empty(0, np.int8)
         #: by item that was handed over; and of these, those of asides by entry
         self._events: list[StreamEvent] = []
@@ -59,15 +58,14 @@ class Replayer:
         """These graphs are run from now on; they have been captured."""
         assert recording.is_captured
         self._recording = recording
-        self._items = list(recording.items())
-        self._reports = [recording.reports(item) for _, item in self._items]
+        self._items = recording.items
         self._all_well = np.full(len(recording.schedule), OK, np.int8)
         self._forget_run()
 
     def detach(self) -> None:
         """Hold nothing of a recording any more."""
         self._recording = None
-        self._items = []
+        self._items = ()
         self._forget_run()
 
     def begin(self) -> None:
@@ -82,24 +80,24 @@ class Replayer:
 
     async def hand_over(self) -> None:
         """Until all that was released is with the device and the host's streams; waits where another share has the turn."""
-        while len(self._events) < len(self._items) and self._items[len(self._events)][0] < self._released:
-            await self._gate.opened()
+        while len(self._events) < len(self._items) and self._items[len(self._events)].stretch < self._released:
             if self._is_shared() and len(self._pieces) >= AHEAD:
                 await self._run_ahead.settled(self._pieces[-AHEAD])
-            _, item = self._items[len(self._events)]
-            if isinstance(item, Piece):
-                self._events.append(self._launch(item))
+            await self._gate.opened()  # last: it may have been shut meanwhile
+            what = self._items[len(self._events)].what
+            if isinstance(what, Piece):
+                self._events.append(self._launch(what))
             else:
-                self._asides[item.entry] = self._begin(item)
-                self._events.append(self._asides[item.entry])
+                self._asides[what.entry] = self._begin(what)
+                self._events.append(self._asides[what.entry])
 
     def reported(self, stretch: int) -> Sequence[StreamEvent]:
         """Of what must be over before the numbers of a stretch are there, and of all that they hang on: done, or failed."""
-        last = max((index for index, _ in self._of(stretch) if self._reports[index]), default=-1)
+        last = max((index for index, item in self._of(stretch) if item.reports), default=-1)
         found: dict[StreamEvent, None] = {}
         for index, item in self._of(stretch):
             if index <= last:
-                found |= dict.fromkeys([self._events[index], *(self._asides[entry] for entry in item.after)])
+                found |= dict.fromkeys([self._events[index], *self._of_asides(item.what.after)])
         return list(found)
 
     def ended(self, stretch: int) -> Sequence[StreamEvent]:
@@ -119,10 +117,9 @@ class Replayer:
         if len(self._events) == len(self._items) and all(event.done and event.error is None for event in self._events):
             return self._all_well
         found = np.full(len(self._all_well), PENDING, np.int8)
-        for event, (_, item) in zip(self._events, self._items, strict=False):
+        for event, item in zip(self._events, self._items, strict=False):
             if event.done:
-                entries = item.nodes if isinstance(item, Piece) else (item.entry,)
-                found[list(entries)] = OK if event.error is None else FAILED
+                found[list(item.entries)] = OK if event.error is None else FAILED
         if (found == FAILED).any():
             for index, entry in enumerate(self._attached().schedule.entries):
                 if found[index] == OK and any(found[before] > OK for before in entry.waits):
@@ -166,9 +163,9 @@ class Replayer:
             raise RuntimeError("the replayer has no recording; attach one first")
         return self._recording
 
-    def _of(self, stretch: int) -> list[tuple[int, Piece | Aside]]:
-        """The items of a stretch that were handed over, with their indices."""
-        return [(index, item) for index, (one, item) in enumerate(self._items[: len(self._events)]) if one == stretch]
+    def _of(self, stretch: int) -> list[tuple[int, Item]]:
+        """Of a stretch what was handed over, with its index."""
+        return [(index, item) for index, item in enumerate(self._items[: len(self._events)]) if item.stretch == stretch]
 
     def _launch(self, piece: Piece) -> StreamEvent:
         recording, recorder = self._attached(), self._device.recorder

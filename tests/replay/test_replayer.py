@@ -1,0 +1,120 @@
+"""Who runs the graphs of a schedule: when he hands over what. Over a device on which nothing happens until it is told.
+
+That bits are those of coroutines is tests/layers/test_cuda_replayed.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile.replay.recording import Graphs, Recording, items_of
+from asynctile.replay.replayer import AHEAD, Replayer
+from asynctile.schedule.clock import GPU
+from asynctile.schedule.pieces import cut
+from asynctile.streams.event import StreamEvent
+from asynctile.streams.gate import CLOSED, OPEN, Gate
+from asynctile.streams.run_ahead import RunAhead
+from tests.schedule.test_pieces import schedule_of
+from tests.settle import turns
+
+
+class Slow:
+    """A recorder whose graphs run until `end`. runs: the events of those that were launched."""
+
+    def __init__(self) -> None:
+        self.runs: list[StreamEvent] = []
+
+    def record(self, nodes: Any) -> object:
+        return object()
+
+    def replay(self, graph: object, after: Any, what: object) -> StreamEvent:
+        self.runs.append(StreamEvent())
+        return self.runs[-1]
+
+    def forget(self, graph: object) -> None: ...
+
+    def end(self, run: int) -> None:
+        self.runs[run].done = True
+        self.runs[run].wake()
+
+
+def recording_on(recorder: Slow, pieces: int) -> Recording:
+    """Of so many pieces, one stretch."""
+    found = cut(schedule_of("o" * pieces), GPU, most_s=0.0)
+    recording = Recording(found, items_of(found), Graphs(recorder), lambda *_: None, np.zeros(1))
+    recording.capture()
+    assert len(recording.graphs.found) == pieces
+    return recording
+
+
+def replayer_on(recorder: Slow, gate: Gate, *, is_shared: bool) -> Replayer:
+    device: Any = SimpleNamespace(recorder=recorder)
+    return Replayer(device, RunAhead(list, None), gate, lambda: is_shared)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_of_several_shares_none_has_more_pieces_with_the_device_than_one_that_runs_and_one_that_is_ready(
+    is_shared: bool,
+) -> None:
+    recorder = Slow()
+    replayer = replayer_on(recorder, Gate(), is_shared=is_shared)
+    replayer.attach(recording_on(recorder, 4))
+    replayer.begin()
+    replayer.release(0)
+    handing = asyncio.ensure_future(replayer.hand_over())
+    for ended in range(3):
+        await turns()
+        assert len(recorder.runs) == (min(AHEAD + ended, 4) if is_shared else 4)
+        recorder.end(ended)
+    await handing
+
+
+async def test_no_piece_begins_when_the_turn_ended_while_it_waited_for_those_before_it() -> None:
+    recorder, gate = Slow(), Gate()
+    replayer = replayer_on(recorder, gate, is_shared=True)
+    replayer.attach(recording_on(recorder, AHEAD + 1))
+    replayer.begin()
+    replayer.release(0)
+    handing = asyncio.ensure_future(replayer.hand_over())
+    await turns()
+    gate.set(CLOSED)
+    recorder.end(0)
+    await turns()
+    assert len(recorder.runs) == AHEAD
+    gate.set(OPEN)
+    await handing
+    assert len(recorder.runs) == AHEAD + 1
+
+
+async def test_programs_that_take_turns_are_attached_without_a_look_at_their_entries() -> None:
+    recorder = Slow()
+    replayer = replayer_on(recorder, Gate(), is_shared=False)
+    recordings = [recording_on(recorder, 3), recording_on(recorder, 2)]
+    for recording in recordings:
+        object.__setattr__(recording.schedule, "entries", Untouchable(recording.schedule.entries))
+    for recording in recordings * 2:
+        recorder.runs.clear()
+        replayer.attach(recording)
+        replayer.begin()
+        replayer.release(0)
+        await replayer.hand_over()
+        for run in range(len(recorder.runs)):
+            recorder.end(run)
+        assert replayer.statuses.tolist() == [1] * len(recording.schedule)
+
+
+class Untouchable(tuple[Any, ...]):
+    """It has a length, and nothing else is to be known."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Any:
+        raise AssertionError("somebody goes through it")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("somebody looks into it")
