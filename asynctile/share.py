@@ -54,7 +54,8 @@ class Share:
 
     what: it is, for messages. name: in events and metrics, "engine" for the engine's own. tell: of it, to `Engine.events`.
     counts: of what is done on it. precision, prefetch: as given to Engine. plays: whether programs that repeat are played by
-    compiled workers; set it to False to do without, the results are the same. weight, interactive: as given to Engine.share.
+    compiled workers, or as graphs of a GPU; set it to False to do without, the results are the same. weight, interactive: as
+    given to Engine.share.
     """
 
     weight, interactive = 1.0, False
@@ -326,7 +327,7 @@ class Share:
             await inputs.enqueued(operation)  # not while others are kept out, who may be the ones to write them
             async with self.exclusive():
                 if inputs.missing(operation) is None:
-                    self._schedules.leave()  # the workers know nothing of it
+                    self._schedules.leave()  # who plays knows nothing of it
                     return await self.assembly.launch(operation, number)
 
     async def _measure(self, demand: Demand) -> Rates | None:

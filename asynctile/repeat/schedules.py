@@ -104,7 +104,7 @@ class Schedules:
         return PlayedJob(self._assembly, self._player(), bound, outputs)
 
     def leave(self) -> None:
-        """Nothing is played for now; the tiers are as after any other job, and the workers hold no memory of theirs."""
+        """Nothing is played for now; the tiers are as after any other job, and who plays holds no memory of theirs."""
         bounds, self._bounds = self._bounds, {}
         if not bounds:
             return

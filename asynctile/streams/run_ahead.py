@@ -87,8 +87,6 @@ class RunAhead:
         if beside:
             self._beside.append(event)
             return
-        if self._events and self._events[-1][0] is event:
-            return  # one more operation of the graph that is being written down
         self._events.append((event, nbytes))
         if nbytes:
             self._nbytes += nbytes
