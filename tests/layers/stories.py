@@ -180,7 +180,7 @@ def drawn(seed: int) -> tuple[str, dict[str, Any], list[str]]:
     """A place, options of a trainer, and what happens, by a seed."""
     chance = random.Random(seed)
     actions = ["steps"]
-    for _ in range(8):
+    for _ in range(4):
         actions += [chance.choice(ACTIONS), chance.choice(["step", "steps"])]
     return chance.choice(sorted(PLACES)), {name: chance.choice(values) for name, values in OPTIONS.items()}, actions
 

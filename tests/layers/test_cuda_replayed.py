@@ -17,15 +17,13 @@ from tests.layers.replaying import DEEP, assert_same, by_coroutines, place_of, t
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("all there", {"device_memory": None, "host_memory": None}, {}),
     ("all there", {"precision": "bf16"}, {"clip_norm": 0.3, "recompute": False}),
-    ("all there", {}, {"update": "host", "micro_batches": 2}),
     ("at a half", {}, {"clip_norm": 0.3, "recompute": True}),
     ("at a half", {"precision": "bf16"}, {"update": "mixed", "micro_batches": 2}),
     ("at a half", {"prefetch": 1}, {"update": "host", "clip_norm": 0.3}),
     ("near the floor", {}, {}),
     ("near the floor", {"precision": "bf16", "device_memory": 27 << 10}, {"clip_norm": 0.3, "update": "mixed"}),
     ("over a file", {}, {"recompute": False}),
-    ("over a file", {"precision": "bf16"}, {"update": "mixed", "clip_norm": 0.3}),
-    ("over a file", {}, {"update": "host", "micro_batches": 2}),
+    ("over a file", {"precision": "bf16"}, {"update": "mixed", "clip_norm": 0.3, "micro_batches": 2}),
 ]
 
 
