@@ -110,6 +110,8 @@ class Templates:
         program = template.schedule.program
         found = [(key, kept) for key, kept in self._kept.items() if kept.template is template]
         self._kept.update((key, replace(kept, template=None)) for key, kept in found)
+        if isinstance(template, GraphTemplate):
+            template.forget_graphs()  # at once: it may be for want of their memory
         logger.warning(
             "%s cannot write %s down as graphs (%s: %s); its operations are issued one by one: slower, with the same results",
             self._tiers.device.name, program.name, type(why).__name__, why,

@@ -129,6 +129,27 @@ class Held:
         self.gate.set()
 
 
+class Once:
+    """In the place of a function: its n-th call from when it is told raises, counted from 1; calls: how many there were.
+
+    late: once it has done what it does.
+    """
+
+    def __init__(self, true: Any, *, late: bool = False) -> None:
+        self._true, self._late, self.calls, self.fails = true, late, 0, 0
+
+    def at(self, call: int) -> None:
+        self.fails = self.calls + call
+
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        self.calls += 1
+        if self.calls != self.fails:
+            return self._true(*args, **more)
+        if self._late:
+            self._true(*args, **more)
+        raise RuntimeError("it broke")
+
+
 class Endless:
     """In the place of a function: from when `hangs` is set a call waits until `answer`. asked: one does."""
 

@@ -1,12 +1,10 @@
 """Replayed steps in which something fails: a model that is as it was goes on as if the step had never been, else it is torn.
-What cannot be captured is issued, with the same bits.
+What cannot be captured is tests/layers/test_cuda_not_captured.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +17,11 @@ from asynctile.repeat.transfers import Transfers
 from asynctile.schedule.schedule import DISK
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.inside_engine import device_of
-from tests.layers.replaying import STATES, Trained, assert_same, by_coroutines, place_of, training
+from tests.layers.replaying import Once, by_coroutines, place_of, training
 from tests.layers.training import assert_same_tensors
 from tests.repeat.interleaving import BATCHES, played, states_of
-from tests.settle import until
 
 PROGRESS_S = 60
-
-
-class Once:
-    """In the place of a function: its n-th call from when it is told raises, counted from 1; calls: how many there were.
-
-    late: once it has done what it does.
-    """
-
-    def __init__(self, true: Any, *, late: bool = False) -> None:
-        self._true, self._late, self.calls, self.fails = true, late, 0, 0
-
-    def at(self, call: int) -> None:
-        self.fails = self.calls + call
-
-    def __call__(self, *args: Any, **more: Any) -> Any:
-        self.calls += 1
-        if self.calls != self.fails:
-            return self._true(*args, **more)
-        if self._late:
-            self._true(*args, **more)
-        raise RuntimeError("it broke")
 
 
 class Reads(Faults):
@@ -197,54 +173,6 @@ async def test_a_gpu_that_fails_in_a_graph_fails_the_step_and_the_engine_closes(
             assert first or isinstance(caught.value, TornModelError)
             with pytest.raises(AsynctileError):
                 await trainer.step(*BATCHES[3])
-
-
-@pytest.mark.parametrize(
-    ("where", "method", "call"),
-    [("all there", "begin_capture", 1), ("at a half", "begin_capture", 2), ("at a half", "end_capture", 2)],
-)
-async def test_what_cannot_be_captured_is_issued_with_the_same_bits_and_that_is_logged(
-    where: str, method: str, call: int, soft_gpu: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = await by_coroutines(soft_gpu.opened)
-    soft_gpu(seed=9)
-    async with training(place_of(where, tmp_path)) as (engine, trainer):
-        driver, found = device_of(engine).driver, Trained()
-        fails = Once(getattr(driver, method), late=method == "end_capture")  # which ends the capture, well or not
-        setattr(driver, method, fails)
-        fails.at(call)
-        with caplog.at_level(logging.WARNING, "asynctile"):
-            for batch in BATCHES[:5]:
-                await found.step(trainer, batch, driver)
-        found.states = await states_of(trainer)
-        assert_same(found, expected)
-        assert fails.calls >= call
-        assert found.launches[1] > 100 and not found.played[1], "this step was issued"
-        said = [record for record in caplog.records if "it broke" in record.getMessage() or record.exc_info]
-        assert len(said) == 1
-
-
-async def test_what_cannot_be_captured_is_issued_also_where_the_last_share_ends_meanwhile(soft_gpu: Any) -> None:
-    expected = await by_coroutines(soft_gpu.opened)
-    async with training(place_of("all there")) as (engine, trainer):
-        driver, capturing, ended = device_of(engine).driver, threading.Event(), threading.Event()
-        async with engine.share(device_memory=STATES, host_memory=STATES):
-            losses = [(await trainer.step(*BATCHES[0])).loss]
-
-            def breaks(stream: int) -> None:
-                capturing.set()
-                ended.wait()
-                raise RuntimeError("it broke")
-
-            driver.begin_capture = breaks
-            step = asyncio.create_task(trainer.step(*BATCHES[1]))
-            await until(capturing.is_set)
-            alone = asyncio.create_task(until(lambda: not engine.tiers.is_shared))
-            alone.add_done_callback(lambda _: ended.set())
-        report = await step
-        assert not report.played
-        assert [*losses, report.loss] == expected.losses[:2]
-        await alone
 
 
 @pytest.mark.parametrize(("where", "first"), [("all there", True), ("at a half", False)])
