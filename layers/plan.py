@@ -182,8 +182,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         spill_limit=size(machine.spill_limit),
         prefetch=machine.prefetch,
         link_rate=None if machine.is_gpu else machine.link_per_s,
-        played=not machine.is_gpu,
-        repeats=True,
+        played=True,
     )
     compute_s, rate = flops / machine.flops_per_s, machine.link_per_s
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate

@@ -67,14 +67,12 @@ def simulate(
     spill_limit: int | None = None,
     prefetch: int = 2,
     played: bool = False,
-    repeats: bool = False,
     link_rate: int | None = None,
 ) -> Traffic:
     """Traffic of `program` on the device called `device`, which need not be there, under caps in bytes.
 
-    standing: the persistent tiles, which must be fresh (they are moved about). played: of a step that is played, if it can be.
-    repeats: of one that is run again and again, which goes by a packing where there is one; what is played does. link_rate: to
-    which the link of `emulated` is limited, bytes a second.
+    standing: the persistent tiles, which must be fresh (they are moved about). played: of a step that is played, if it can be,
+    and by a packing where there is one. link_rate: to which the link of `emulated` is limited, bytes a second.
     BudgetError if a cap is below what is needed.
     """
     has_link = device != "cpu"
@@ -87,8 +85,8 @@ def simulate(
     for tile in standing:
         if tile in program.first_uses:  # what is overwritten first need not be there
             assembly.put_dry(tile)
-    packing = packing_of(program, tiers) if played or repeats else None
-    schedule = rehearse(program, demand, tiers, packing) if played or packing is not None else None
+    packing = packing_of(program, tiers) if played else None
+    schedule = rehearse(program, demand, tiers, packing) if played else None
     if schedule is not None:
         moved, peaks = _scheduled(schedule), schedule.peaks
     else:

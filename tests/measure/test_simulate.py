@@ -43,7 +43,7 @@ async def test_a_simulated_run_that_repeats_moves_what_a_packed_one_moves(tiles:
             moved.append(engine.statistics())
         assert engine.tiers.top.arena.packed
         copied = engine.tiers.top.copied_nbytes
-    traffic = simulate(twin.program, twin.standing(), device_memory=cap, repeats=True)
+    traffic = simulate(twin.program, twin.standing(), device_memory=cap, played=True)
     assert traffic.packed and traffic.divided
     for before, after in pairwise(moved[1:]):
         assert traffic.uploaded_nbytes == after.uploaded_bytes - before.uploaded_bytes
@@ -69,10 +69,10 @@ def test_nothing_leaves_early_where_everything_fits():
     assert simulate(work.program, work.standing(), device_memory=193 * work.nbytes, prefetch=8).uploaded_nbytes == 0
 
 
-@pytest.mark.parametrize("repeats", [False, True])
-def test_as_many_copies_are_counted_as_the_bytes_are_tiles(repeats):
+@pytest.mark.parametrize("played", [False, True])
+def test_as_many_copies_are_counted_as_the_bytes_are_tiles(played):
     """Of this program all tiles are alike."""
     work = Matmul(n=8)
-    traffic = simulate(work.program, work.standing(), device_memory=40 * work.nbytes, repeats=repeats)
+    traffic = simulate(work.program, work.standing(), device_memory=40 * work.nbytes, played=played)
     moved = traffic.uploaded_nbytes + traffic.downloaded_nbytes + traffic.copied_nbytes + traffic.fetched_nbytes
     assert traffic.copies == moved // work.nbytes > 100
