@@ -154,7 +154,6 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
     program = recorded(NOWHERE)
     demand = demand_of([program], standing)
     flops = sum(operation.flops for operation in program.operations())
-    in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
     host = machine.host_nbytes
     cap = machine.cap(host)
     floor = floor_demand(config, tiling.tile, machine.grain, machine.precision).rounded(machine.grain.alignment)
@@ -170,6 +169,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         placed = recorded(tiles_to_update_on_host(program, demand, cap, machine.rates))
         in_ram_nbytes = demand_of([placed], standing).rounded(PAGE).passing().floor_nbytes
         program = placed if not spill or host is None or in_ram_nbytes <= host else program
+    in_ram = demand_of([program], standing).rounded(PAGE if spill else ALIGNMENT)
     updates = updates_of(program)
     traffic = simulate(
         program,

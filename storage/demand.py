@@ -23,6 +23,7 @@ class Demand:
     floor: the most slots of each size that one operation needs at once. what: the operation that sets the floor.
     at_host, what_at_host: the same for operations that run in the tier below; "" if there are none.
     exact: for every size that occurs, how many tiles of it there are at once when nothing is ever evicted.
+    in_turn: slots beside those in the tier below, for what comes down to be used there once: the next of it need not wait.
     standing: the tiles that stay between runs; they are counted in `exact`.
     """
 
@@ -36,6 +37,7 @@ class Demand:
         *,
         at_host: tuple[int, ...] | None = None,
         what_at_host: str = "",
+        in_turn: Mapping[int, int] | None = None,
     ) -> None:
         self.standing = frozenset(standing)
         self.sizes = sizes
@@ -44,6 +46,7 @@ class Demand:
         self.what = what
         self.at_host = at_host if at_host is not None else (0,) * len(sizes)
         self.what_at_host = what_at_host
+        self.in_turn = Counter(in_turn)
         self.full = tuple(
             sum(count for size, count in exact.items() if low < size <= high)
             for low, high in zip((0, *sizes), sizes, strict=False)
@@ -68,12 +71,10 @@ class Demand:
         """The same demand where every slot is a multiple of `alignment`."""
         if alignment == ALIGNMENT:
             return self
-        exact: Counter[int] = Counter()
-        for size, count in self.exact.items():
-            exact[align(size, alignment)] += count
+        exact, in_turn = (_rounded(counts, alignment) for counts in (self.exact, self.in_turn))
         floor, at_host = (self._rounded(counts, alignment) for counts in (self.floor, self.at_host))
         return Demand(tuple(floor), tuple(floor.values()), exact, self.what, self.standing,
-                      at_host=tuple(at_host.values()), what_at_host=self.what_at_host)  # fmt: skip
+                      at_host=tuple(at_host.values()), what_at_host=self.what_at_host, in_turn=in_turn)  # fmt: skip
 
     def _rounded(self, counts: tuple[int, ...], alignment: int) -> dict[int, int]:
         """Slots of each size that `counts` come to."""
@@ -85,11 +86,15 @@ class Demand:
             found[small] += counts[-1]  # tiles that were large before may now stand among the small ones
         return found
 
-    def passing(self) -> Demand:
-        """The demand on the tier below: tiles pass through, one slot of each size is enough; and operations may run there."""
+    def passing(self, *, in_turn: bool = False) -> Demand:
+        """The demand on the tier below: tiles pass through, one slot of each size is enough; and operations may run there.
+
+        in_turn: with the slots for what comes down in turn, without which it is slower.
+        """
         floor = tuple(max(1, count) for count in self.at_host)
         what = self.what_at_host or "a tile on its way to the device"
-        return Demand(self.sizes, floor, self.exact, what, self.standing)
+        exact = Counter(self.exact) + self.in_turn if in_turn else self.exact
+        return Demand(self.sizes, floor, exact, what, self.standing)
 
     def alone(self) -> Demand:
         """The demand where every operation runs in one tier."""
@@ -122,6 +127,14 @@ class Demand:
             f"({self.floor_nbytes} bytes): {self.what} needs {parts} at once; {remedy} or choose a smaller tile",
             floor=self.floor_nbytes,
         )
+
+
+def _rounded(counts: Mapping[int, int], alignment: int) -> Counter[int]:
+    """Slots by size, where every one is a multiple of `alignment`."""
+    found: Counter[int] = Counter()
+    for size, count in counts.items():
+        found[align(size, alignment)] += count
+    return found
 
 
 def align(nbytes: int, alignment: int = ALIGNMENT) -> int:

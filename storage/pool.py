@@ -21,6 +21,7 @@ class Pool:
 
     Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first: compute has
     just been there. Those of evicted tiles go first to loads, oldest first: their write-back is the most likely to have ended.
+    Where slots are taken in turn, new ones go first as far as they are expected, then those of dead tiles, oldest first.
     """
 
     __slots__ = (
@@ -52,16 +53,17 @@ class Pool:
 
     def take(self, *, for_load: bool) -> Slot | None:
         """A free slot, or None when there is none."""
+        in_turn, may_grow = self.arena.in_turn, self._may_grow()
         if for_load and self._evicted:
             slot = self._evicted.popleft()
+        elif in_turn and self.made < self.expected and may_grow:
+            slot = self._grown()
         elif self._dead:
-            slot = self._dead.popleft() if for_load else self._dead.pop()
+            slot = self._dead.popleft() if for_load or in_turn else self._dead.pop()
         elif self._evicted:
             slot = self._evicted.popleft()
-        elif self.made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes):
-            slot = self._dropped.pop() if self._dropped else self._make()
-            self.made += 1
-            self.arena.made_nbytes += self.slot_nbytes
+        elif may_grow:
+            slot = self._grown()
         else:
             return None
         self.used += 1
@@ -100,5 +102,13 @@ class Pool:
         self.expected = self.made
         return slots
 
-    def _make(self) -> Slot:
-        return Slot(self, self.made, self.start + self.made * self.slot_nbytes, self.slot_nbytes)
+    def _may_grow(self) -> bool:
+        return self.made < self.limit if self.limit is not None else self.arena.may_grow(self.slot_nbytes)
+
+    def _grown(self) -> Slot:
+        self.made += 1
+        self.arena.made_nbytes += self.slot_nbytes
+        return self._dropped.pop() if self._dropped else self._make(self.made - 1)
+
+    def _make(self, index: int) -> Slot:
+        return Slot(self, index, self.start + index * self.slot_nbytes, self.slot_nbytes)

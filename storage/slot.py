@@ -31,6 +31,7 @@ class Holder(Protocol):
 
     used_nbytes: int
     made_nbytes: int
+    in_turn: bool
 
     def may_grow(self, nbytes: int) -> bool: ...
 

@@ -68,7 +68,7 @@ class Caps:
         """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
         for tier in self.tiers:
             if tier.arena.cap is not None and tier.arena.evictable:
-                self._demand(tier, floor).check(tier.arena.cap, tier.arena.argument, tier.arena.remedy)
+                self.demand_on(tier, floor).check(tier.arena.cap, tier.arena.argument, tier.arena.remedy)
 
     def check_room(self, nbytes: int) -> None:
         """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
@@ -86,7 +86,7 @@ class Caps:
 
     def have_room_for(self, demand: Demand) -> bool:
         """Whether nothing has to leave or to be let go of for `demand`, and nothing has before."""
-        return all(tier.arena.has_room_for(self._demand(tier, demand), self._foreign(tier, demand)) for tier in self.tiers)
+        return all(tier.arena.has_room_for(self.demand_on(tier, demand), self._foreign(tier, demand)) for tier in self.tiers)
 
     async def cut(self, demand: Demand, *, exactly: bool = False, packed: bool = False) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs.
@@ -130,7 +130,7 @@ class Caps:
         """What `demand` is to each tier, and what else stands there; BudgetError if that is too much. Sets
         places aside on the disk.
         """
-        wanted = {tier: self._demand(tier, demand) for tier in self.tiers}
+        wanted = {tier: self.demand_on(tier, demand) for tier in self.tiers}
         foreign = {tier: self._foreign(tier, demand) for tier in self.tiers}
         for tier in self.tiers:
             tier.arena.check(wanted[tier], foreign[tier])
@@ -234,11 +234,15 @@ class Caps:
                 floor=nbytes + kept + 1,
             )
 
-    def _demand(self, tier: Tier, demand: Demand) -> Demand:
+    def demand_on(self, tier: Tier, demand: Demand) -> Demand:
+        """What `demand` is to a tier."""
         rounded = demand.rounded(tier.arena.alignment)
         if self.link is None:
             return rounded.alone()
-        return rounded if tier is self.top else rounded.passing()
+        if tier is self.top:
+            return rounded
+        in_turn = rounded.passing(in_turn=True)
+        return in_turn if tier.arena.keeps_all(in_turn, self._foreign(tier, demand)) else rounded.passing()
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
         """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""
@@ -254,7 +258,7 @@ class Caps:
     async def _called_back(self, demand: Demand) -> None:
         """Wait for lent RAM if it is wanted now: whoever borrowed it finishes a save, or StalledError names it."""
         arena = self.host.arena
-        while self.loans and not arena.keeps_all(self._demand(self.host, demand), self._foreign(self.host, demand)):
+        while self.loans and not arena.keeps_all(self.demand_on(self.host, demand), self._foreign(self.host, demand)):
             await self._one_returned()
 
     def look(self) -> None:

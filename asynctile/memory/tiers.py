@@ -93,8 +93,9 @@ class Tiers:
         self._ranked_for: weakref.ref[Program] | None = None
         page = ALIGNMENT if spill is None else PAGE
         arena = Arena(
-            options.host_memory, evictable=spill is not None, alignment=page, argument="host_memory", remedy=options.host_remedy
-        )
+            options.host_memory, evictable=spill is not None, alignment=page, argument="host_memory",
+            remedy=options.host_remedy, in_turn=device.has_link,
+        )  # fmt: skip
         memory: Any = device.host if device.has_link else device
         below = None if spill is None or transfers is None else SpillLink(spill, memory, transfers)
         copy = None if device.has_link else device.copy

@@ -13,6 +13,9 @@ from asynctile.program.program import Entry, Program
 from asynctile.storage.demand import Demand, align
 from asynctile.storage.tile import NEVER, Tile
 
+#: Of the tiles of a size that come down for operations of the host, one in so many has a slot in RAM at once: as many as come
+#: down while a piece of a step runs, and while the host uses those of the piece before it (asynctile/schedule/pieces.py).
+IN_TURN = 5
 #: Tiles of at most 1/8 of the largest one live in small slots.
 SMALL_SHARE = 8
 
@@ -35,7 +38,7 @@ def demand_of(programs: Iterable[Program], standing: Iterable[Tile]) -> Demand:
     first = 0 if small else 1  # without small tiles there is one size
     return Demand(
         (small, large)[first:], floor[first:], exact, what or "the program", persistent,
-        at_host=at_host[first:], what_at_host=what_at_host,
+        at_host=at_host[first:], what_at_host=what_at_host, in_turn=_union(_in_turn(program) for program in programs),
     )  # fmt: skip
 
 
@@ -55,6 +58,14 @@ def _floor(entries: Iterable[Entry], small: int) -> tuple[tuple[int, ...], str]:
 def _describe(entry: Entry) -> str:
     kernel = entry.kernel if isinstance(entry, Operation) else "fetch"
     return f"{kernel} of {entry.tiles[0].name}"
+
+
+def _in_turn(program: Program) -> Counter[int]:
+    """Slots for temporaries that the device makes for operations of the host, beside those of what is alive at once."""
+    operations = [entry for entry in program.operations() if entry.device == HOST]
+    tiles = {tile for operation in operations for tile in operation.operands if not tile.persistent}
+    counts = Counter(align(tile.nbytes) for tile in tiles)
+    return Counter({size: -(-count // IN_TURN) for size, count in counts.items() if count > 1})
 
 
 def _union(counters: Iterable[Counter[int]]) -> Counter[int]:

@@ -7,7 +7,7 @@ stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -137,9 +137,11 @@ class PlayedJob:
     def _ended(self) -> list[StreamEvent]:
         return [event for stretch in self._begun() for event in self._player.ended(stretch)]
 
-    async def _wait(self, events: Iterable[StreamEvent]) -> None:
-        for event in events:
+    async def _wait(self, events: Sequence[StreamEvent]) -> None:
+        """Until all are over; raises the first error. From the last on: then seldom one is left to wait for."""
+        for event in reversed(events):
             await self._assembly.run_ahead.settled(event)
+        for event in events:
             if event.error is not None:
                 raise self._cause(event.error)
 

@@ -66,7 +66,8 @@ class Rehearsal:
         transfers = None if spill is None else cast(Stream, DryTransfers(self.script, spill))
         self.tiers = Tiers(self.script, spill, transfers, options, Boundless(self.script.streams, None))
         for tier, model in zip(self.tiers.from_the_top(), real.from_the_top(), strict=True):
-            _cut_like(tier, model, demand, is_packed=packing is not None and tier is self.tiers.top)
+            wanted = real.caps.demand_on(model, demand)
+            _cut_like(tier, model, wanted, is_packed=packing is not None and tier is self.tiers.top)
         self.tiers.host.copy = self.script.copy  # whoever plays the step brings tiles back to their slots there as well
         self.assembly = Assembly(self.tiers)
         if self.tiers.link is not None and self.tiers.host.arena.divided:
@@ -256,7 +257,7 @@ def _cut_like(tier: Tier, model: Tier, demand: Demand, *, is_packed: bool) -> No
     arena, like = tier.arena, model.arena
     arena.alignment = like.alignment
     if not like.divided:
-        arena.cut(demand.rounded(arena.alignment))
+        arena.cut(demand)
         return
     arena.cap = like.cap
     if is_packed:

@@ -172,7 +172,10 @@ class Schedules:
                     pool.tidy()  # as long as the same slots are free a schedule gets the same ones, and its graphs fit
             if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start, numbers)):
                 return None
-            bound = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
+            try:
+                bound = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
+            except ValueError:  # RAM has fewer slots now than when it was rehearsed
+                return None
             try:
                 if tiers.host.arena.packed:
                     await bound.fill(inputs)
