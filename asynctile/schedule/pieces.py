@@ -23,7 +23,7 @@ from asynctile.schedule.schedule import RAM, Kind, Schedule, Scheduled
 #: Of `Aside.behind`: no piece.
 NO_PIECE = -1
 #: In how many parts the host gets its work, each behind a piece: of more, pieces would lose at their ends what that hides.
-PARTS = 16
+PARTS = 12
 #: Of the time from what an aside needs of the device until the device needs the aside, what a piece has left to end. As much is
 #: for the next one, beside which the host works, and a little is lost since pieces cannot end anywhere.
 SHARE = 0.45

@@ -232,9 +232,9 @@ def waits_for_the_piece_before(pieces: Pieces) -> list[int]:
 
 
 def test_the_host_gets_its_work_in_parts_alike_beside_the_pieces_behind_them() -> None:
-    pieces = cut(updates(128, 128), GPU)
+    pieces = cut(updates(8 * PARTS, 8 * PARTS), GPU)
     assert len(pieces.pieces) == PARTS
-    assert set(Counter(aside.behind for aside in pieces.asides).values()) == {128 // PARTS}
+    assert set(Counter(aside.behind for aside in pieces.asides).values()) == {8}
 
 
 @pytest.mark.parametrize("heavy", [0, 8])
