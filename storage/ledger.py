@@ -104,7 +104,7 @@ class Ledger:
         return True
 
     def load_into(self, residency: Residency, slot: Slot, moves: list[Move]) -> None:
-        """Bring a tile into a slot that is free, where work that was written down before will look for it."""
+        """Bring a tile into a slot that is free, where a schedule has it."""
         slot.pool.claim(slot)
         self._settle(residency, slot, True, moves)
 

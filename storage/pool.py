@@ -76,7 +76,7 @@ class Pool:
         (self._evicted if evicted else self._dead).append(slot)
 
     def claim(self, slot: Slot) -> None:
-        """Take this slot, which is free: it was given too early, or work that was written down looks for a tile there."""
+        """Take this slot, which is free: it was given too early, or a schedule has a tile there."""
         (self._evicted if slot in self._evicted else self._dead).remove(slot)
         self.used += 1
         self.arena.used_nbytes += self.slot_nbytes
@@ -86,7 +86,9 @@ class Pool:
         return [*self._dead, *self._evicted]
 
     def tidy(self) -> None:
-        """From now on the lowest is taken first: where the same ones are free, who takes as many has the same ones again."""
+        """From now on what is overwritten takes the lowest first, and loads the highest: where the same ones are free, who takes
+        as many has the same ones again.
+        """
         free = sorted(self.free_slots(), key=lambda slot: slot.index, reverse=True)
         self._evicted.clear()
         self._dead = deque(free)

@@ -23,7 +23,7 @@ class Home(Protocol):
         """It is free. evicted: its tile has left, and may still be on its way; else the tile is dead."""
 
     def claim(self, slot: Slot) -> None:
-        """Take this slot, which is free: it was given too early, or work that was written down looks for a tile there."""
+        """Take this slot, which is free: it was given too early, or a schedule has a tile there."""
 
 
 class Holder(Protocol):

@@ -89,7 +89,7 @@ class Tiers:
             run_ahead = RunAhead(self.runners, options.watchdog, tell, self._most_ahead)
         self.run_ahead = run_ahead
         self.lockstep = Lockstep() if options.prefetch == 0 else None
-        #: the program whose next run the ranks of what stands in the tiers point into; weak, since its graphs end with it
+        #: the program whose next run the ranks of what stands in the tiers point into; weak, as this is no reason to keep it
         self._ranked_for: weakref.ref[Program] | None = None
         page = ALIGNMENT if spill is None else PAGE
         arena = Arena(
