@@ -56,6 +56,8 @@ class Caps:
         #: all and only what is lent, oldest first
         self.loans: dict[Loan, None] = {}
         self._returned: asyncio.Future[None] | None = None
+        #: whether RAM was cut with slots that are taken in turn
+        self.in_turn = False
         #: what the tiers serve
         self._cut_for: Demand | None = None
         #: the names of those of which it was told that they are nearly used up
@@ -97,6 +99,7 @@ class Caps:
         await self.run_ahead.settle()
         await self._called_back(demand)
         wanted, foreign = self._check(demand)
+        self.in_turn = self._has_in_turn(demand)
         for tier in self.tiers:
             if packed and tier.arena.may_stay_packed(wanted[tier], foreign[tier]):
                 continue
@@ -241,8 +244,14 @@ class Caps:
             return rounded.alone()
         if tier is self.top:
             return rounded
-        in_turn = rounded.passing(in_turn=True)
-        return in_turn if tier.arena.keeps_all(in_turn, self._foreign(tier, demand)) else rounded.passing()
+        return rounded.passing(in_turn=self._has_in_turn(demand))
+
+    def _has_in_turn(self, demand: Demand) -> bool:
+        """Whether RAM has room for slots that what comes down takes in turn."""
+        if self.link is None:
+            return False
+        in_turn = demand.rounded(self.host.arena.alignment).passing(in_turn=True)
+        return self.host.arena.keeps_all(in_turn, self._foreign(self.host, demand))
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
         """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""

@@ -165,7 +165,7 @@ class Templates:
 
 def _cut(tiers: Tiers) -> tuple[Any, ...]:
     """How the caps are cut, as far as decisions depend on it; a tier that is packed has no pools."""
-    return tuple(
+    return tiers.caps.in_turn, *(
         (tier.arena.cap, *((pool.slot_nbytes, pool.limit) for pool in tier.arena.pools)) if tier.arena.divided else ()
         for tier in tiers.from_the_top()
     )

@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 
 from asynctile import Engine
-from asynctile.layers import Trainer
+from asynctile.layers import GPT2, Trainer
 from asynctile.ops import fill
 from tests.inside_engine import device_of
 from tests.layers import stories
 from tests.layers.replaying import STATES, Trained, assert_same, by_coroutines, place_of, training
+from tests.layers.shapes import shape as make_shape
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
 from tests.repeat.interleaving import BATCHES, SHORT, a_weight, played, states_of
 from tests.settle import settle
 
 EVERYWHERE = ["all there", "at a half", "over a file"]
+#: Its states take some KiB of RAM.
+SMALLER = make_shape(12, 2, 10, 8, tile=12, batch=1, length=4, n_layer=1)
 
 
 @pytest.mark.parametrize("seed", [2])
@@ -198,3 +201,15 @@ async def test_an_engine_leaves_no_graph_no_memory_and_no_pinned_ram(where: str,
     assert driver.memory()[0] == driver.memory()[1]
     assert not driver.pinned
     assert not driver._streams
+
+
+async def test_a_step_is_replayed_though_another_model_takes_the_ram_in_which_gradients_came_down_in_turn(
+    soft_gpu: Any,
+) -> None:
+    expected = await by_coroutines(soft_gpu.opened)
+    async with training(place_of("at a half", host_memory=112_000), update="host") as (engine, trainer):
+        caps = engine.tiers.caps
+        assert (await played(trainer, 0, 1, 2))[1:] == [True, True] and caps.in_turn
+        await GPT2.create(engine, SMALLER.config, seed=1, tile=SMALLER.tile)
+        assert await played(trainer, 3, 4) == [True, True] and not caps.in_turn
+        assert_same_tensors(await states_of(trainer), expected.states)
