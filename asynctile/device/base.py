@@ -60,7 +60,7 @@ class Recorder(Protocol):
         Raises what a kernel raises that cannot be written down, and DeviceError where the device has no way or room for it.
         """
 
-    def replay(self, graph: Any, after: StreamEvents = (), what: object = None) -> StreamEvent:
+    def replay(self, graph: Any, waits: StreamEvents = (), after: StreamEvents = (), what: object = None) -> StreamEvent:
         """Run a graph, behind those that were run before it and whatever `launch` was asked for. what: it is, for messages."""
 
     def forget(self, graph: Any) -> None:

@@ -55,9 +55,9 @@ class CudaRecorder:
             self._write_down(nodes)
         return captured[0]
 
-    def replay(self, graph: Any, after: StreamEvents = (), what: object = None) -> StreamEvent:
+    def replay(self, graph: Any, waits: StreamEvents = (), after: StreamEvents = (), what: object = None) -> StreamEvent:
         args = graph, self._compute.handle
-        event = self._compute.enqueue((), self._driver.launch_graph, args, after=after, what=what, by_itself=True)
+        event = self._compute.enqueue(waits, self._driver.launch_graph, args, after=after, what=what, by_itself=True)
         self._runs[graph] = event
         return event
 
@@ -67,6 +67,7 @@ class CudaRecorder:
             self._driver.destroy_graph(graph)
 
     def close(self) -> None:
+        self._driver.bind()
         for stream in self._streams[1:]:
             self._driver.destroy_stream(stream)
         for event in self._events:

@@ -29,6 +29,10 @@ from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile, corner
 
 
+class TooFewSlots(Exception):
+    """A tier has fewer free slots than a schedule has places there."""
+
+
 class Bound:
     """template on `tiers`, where its tiles are arranged. slots: of all its places. played: what a player is attached to.
 
@@ -37,7 +41,7 @@ class Bound:
     results: memory for what it fetches, of which it wants `results_nbytes`; others may use it between two runs.
     others_nbytes: by tier from the top down, of slots that tiles of other programs have.
     numbers: what its kernels report, float64 by the program's indices. transfers: those that the host does for it.
-    ValueError if a tier has too few slots, BudgetError if the spill file has too few blocks.
+    TooFewSlots if a tier has too few, BudgetError if the spill file has too few blocks.
     """
 
     def __init__(self, template: Template, tiers: Tiers, base: int, results: np.ndarray) -> None:
@@ -182,7 +186,7 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
         for slot in reversed(free):
             pool.give(slot, evicted=False)
         if len(free) < len(places):
-            raise ValueError(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, expected {len(places)}")
+            raise TooFewSlots(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, expected {len(places)}")
         found.update(zip(places, free, strict=True))
     return found
 

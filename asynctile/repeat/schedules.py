@@ -11,6 +11,7 @@ one is in the way of another: all stay bound, and a program that has been played
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
@@ -21,7 +22,7 @@ from asynctile.memory.tiers import Tiers
 from asynctile.play.player import Player as Workers
 from asynctile.program.program import Program
 from asynctile.repeat.arrival import arrange, fill, planned_start
-from asynctile.repeat.bound import Bound, results_nbytes
+from asynctile.repeat.bound import Bound, TooFewSlots, results_nbytes
 from asynctile.repeat.packings import Packings
 from asynctile.repeat.played_job import PlayedJob
 from asynctile.repeat.template import Kernels, Template
@@ -34,6 +35,8 @@ from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import TOP
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
+
+logger = logging.getLogger(__name__)
 
 #: What a program that is played may fetch, bytes: it is copied once more, through memory of this size that all of a share use.
 MOST_FETCHED = 16 << 20
@@ -174,7 +177,8 @@ class Schedules:
                 return None
             try:
                 bound = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
-            except ValueError:  # RAM has fewer slots now than when it was rehearsed
+            except TooFewSlots as error:
+                logger.warning("%s is not played for now: %s", program.name, error)
                 return None
             try:
                 if tiers.host.arena.packed:
@@ -194,13 +198,15 @@ class Schedules:
         work the program is issued from its begin.
         """
         recording = bound.played
-        if isinstance(recording, Recording) and not recording.is_captured:
-            try:
+        if not isinstance(recording, Recording):
+            return True
+        try:
+            if not recording.is_captured:
                 await self._compute(recording.capture)
-            except Exception as error:
-                self._templates.give_up(bound.template, error)
-                return False
-            self._templates.captured()
+        except Exception as error:
+            self._templates.give_up(bound.template, error)
+            return False
+        self._templates.captured()
         return True
 
     def _memory_for(self, program: Program) -> np.ndarray:

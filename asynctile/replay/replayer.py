@@ -51,7 +51,9 @@ class Replayer:
         #: by item that was handed over; and of these, those of asides by entry
         self._events: list[StreamEvent] = []
         self._asides: dict[int, StreamEvent] = {}
+        #: of pieces, in order, and what each stands behind
         self._pieces: list[StreamEvent] = []
+        self._behind: list[tuple[StreamEvent, ...]] = []
         self._released = 0
 
     def attach(self, recording: Recording) -> None:
@@ -130,8 +132,11 @@ class Replayer:
         """Nothing: whoever hands over asks the gate."""
 
     def has_work(self, copies: bool) -> bool:
-        """Whether something that was handed over is not over."""
-        return any(not event.done for event in reversed(self._events))
+        """Whether a piece runs or is ready; or anything that was handed over is not over, if copies count as well."""
+        if copies:
+            return any(not event.done for event in reversed(self._events))
+        pieces = zip(self._pieces, self._behind, strict=True)
+        return any(not event.done and all(before.done for before in behind) for event, behind in pieces)
 
     @property
     def finished(self) -> int:
@@ -171,11 +176,13 @@ class Replayer:
         recording, recorder = self._attached(), self._device.recorder
         assert recorder is not None
         number = len(self._pieces)
-        # Also behind the one before: a stream hands over what waits for nothing, whatever was enqueued in front of it.
-        graph, after = recording.graphs.found[number], (*self._pieces[-1:], *self._of_asides(piece.after))
+        # Also behind the one before: a stream hands over what waits for nothing, whatever was enqueued in front of it. And not
+        # behind a launch that failed: what it was to fill may be anything, and an index of that is out of range.
+        graph, before, after = recording.graphs.found[number], tuple(self._pieces[-1:]), self._of_asides(piece.after)
         what = f"operations {piece.start} to {piece.stop - 1} of {recording.schedule.program.name}, which run as a graph"
-        event = recorder.replay(graph, after, what)
+        event = recorder.replay(graph, before, after, what)
         self._pieces.append(event)
+        self._behind.append((*before, *after))
         return event
 
     def _begin(self, aside: Aside) -> StreamEvent:
@@ -196,5 +203,5 @@ class Replayer:
         return tuple([self._asides[entry] for entry in entries])
 
     def _forget_run(self) -> None:
-        self._events, self._pieces, self._asides = [], [], {}
+        self._events, self._pieces, self._behind, self._asides = [], [], [], {}
         self._released = 0

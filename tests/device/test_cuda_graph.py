@@ -165,7 +165,7 @@ def test_a_graph_that_is_forgotten_while_its_run_hangs_is_there_when_it_is_launc
     host.start()
     graph = device.recorder.record([up(memory, 0, 0)])
     memory.here[0][:] = 2.0
-    run = device.recorder.replay(graph, (host.enqueue((), gate.wait, ()),))
+    run = device.recorder.replay(graph, (), (host.enqueue((), gate.wait, ()),))
     device.recorder.forget(graph)
     gate.set()
     run.wait()

@@ -24,16 +24,18 @@ from tests.settle import turns
 
 
 class Slow:
-    """A recorder whose graphs run until `end`. runs: the events of those that were launched."""
+    """A recorder whose graphs run until `end`. runs: of those that were launched, their events. waits: what must go well."""
 
     def __init__(self) -> None:
         self.runs: list[StreamEvent] = []
+        self.waits: list[tuple[StreamEvent, ...]] = []
 
     def record(self, nodes: Any) -> object:
         return object()
 
-    def replay(self, graph: object, after: Any, what: object) -> StreamEvent:
+    def replay(self, graph: object, waits: Any, after: Any, what: object) -> StreamEvent:
         self.runs.append(StreamEvent())
+        self.waits.append(tuple(waits))
         return self.runs[-1]
 
     def forget(self, graph: object) -> None: ...
@@ -89,6 +91,37 @@ async def test_no_piece_begins_when_the_turn_ended_while_it_waited_for_those_bef
     gate.set(OPEN)
     await handing
     assert len(recorder.runs) == AHEAD + 1
+
+
+async def test_a_piece_waits_for_the_one_before_to_have_gone_well() -> None:
+    """Behind a launch that failed memory holds anything, and an index of that is out of range."""
+    recorder = Slow()
+    replayer = replayer_on(recorder, Gate(), is_shared=False)
+    replayer.attach(recording_on(recorder, 3))
+    replayer.begin()
+    replayer.release(0)
+    await replayer.hand_over()
+    assert recorder.waits == [(), (recorder.runs[0],), (recorder.runs[1],)]
+
+
+async def test_a_piece_that_waits_for_the_host_wants_no_turn_but_one_that_could_run_does() -> None:
+    recorder, transfers = Slow(), [StreamEvent()]
+    replayer = replayer_on(recorder, Gate(), is_shared=False)
+    found = cut(schedule_of("oto", {1: (0,), 2: (1,)}), GPU)
+    recording = Recording(found, items_of(found), Graphs(recorder), lambda *_: None, np.zeros(1))
+    recording.capture()
+    replayer.attach(recording)
+    replayer.on_transfer = lambda entry, after: transfers[0]
+    replayer.begin()
+    replayer.release(0)
+    await replayer.hand_over()
+    assert len(recorder.runs) == 2 and replayer.has_work(False)
+    recorder.end(0)
+    assert not replayer.has_work(False) and replayer.has_work(True)
+    transfers[0].done = True
+    assert replayer.has_work(False)
+    recorder.end(1)
+    assert not replayer.has_work(True)
 
 
 async def test_programs_that_take_turns_are_attached_without_a_look_at_their_entries() -> None:
