@@ -50,6 +50,7 @@ class SoftDriver:
         self.library = SoftCudnn(self._streams) if attends else None
         self._cudnn: Cudnn | None = None
         self.error: BaseException | None = None
+        self.is_dead = False
         self.launches = self.graphs = 0
         self._nbytes = nbytes
         self._seed = seed
@@ -171,6 +172,13 @@ class SoftDriver:
     ) -> bool:  # fmt: skip
         operands = (q, k, v, out, dout, stats, dq, dk, dv)
         return self._cudnn is not None and self._cudnn.attend_backward(*operands, seqs, heads)
+
+    def die(self) -> None:
+        """Whoever waits for the device, now or later, learns that it is gone; what it had been given does not run."""
+        self.is_dead = True
+        self.error = self.error or DeviceError("the device is gone")
+        for event in list(self._events.values()):
+            event.happened.set()
 
     def hold(self, gate: threading.Event, stream: int) -> None:
         """Keep a stream busy until `gate` is open."""

@@ -124,6 +124,8 @@ class SoftStream:
         while (work := self._work.get()) is not None:
             if self._random is not None and self._random.random() < 0.2:
                 time.sleep(self._random.random() * 2e-3)
+            if self._driver.is_dead:
+                continue
             try:
                 work()
             except BaseException as error:

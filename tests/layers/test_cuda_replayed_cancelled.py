@@ -7,6 +7,7 @@ What of it failed is test_cuda_replayed_failures.py.
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,15 @@ async def test_a_gpu_that_never_answers_is_named_and_the_engine_closes(where: st
     async with asyncio.timeout(PROGRESS_S):
         async with training(place_of(where, tmp_path, watchdog=0.4)) as (engine, trainer):
             await played(trainer, 0, 1, 2)
+            driver, threads = device_of(engine).driver, [thread for thread in threading.enumerate() if is_ours(thread)]
             Held(engine, 1)  # for ever
             await assert_stalls(trainer, r"nothing has moved for 0.4 s: .*graph.* has run on compute")
+        driver.die()  # those who see work land were left behind, and other tests count threads
+        await until(lambda: not any(thread.is_alive() for thread in threads))
+
+
+def is_ours(thread: threading.Thread) -> bool:
+    return thread.name.startswith("asynctile")
 
 
 @pytest.mark.parametrize("where", ["all there", "over a file"])
