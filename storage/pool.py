@@ -86,10 +86,10 @@ class Pool:
         return [*self._dead, *self._evicted]
 
     def tidy(self) -> None:
-        """From now on what is overwritten takes the lowest first, and loads the highest: where the same ones are free, who
-        takes as many has the same ones again.
+        """From now on what is overwritten takes the lowest first: where the same ones are free, who takes as many has the same
+        ones again.
         """
-        free = sorted(self.free_slots(), key=lambda slot: slot.index, reverse=True)
+        free = sorted(self.free_slots(), key=lambda slot: slot.index, reverse=not self.arena.in_turn)
         self._evicted.clear()
         self._dead = deque(free)
 
