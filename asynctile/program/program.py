@@ -108,6 +108,12 @@ class Program:
         self.numbers.append(label)
         return len(self.numbers) - 1
 
+    def place_of(self, operation: Operation) -> int | None:
+        """Where an operation puts its number, among one more than are reported: the last is for what nobody asked for. None if
+        it has none.
+        """
+        return None if operation.number is None else operation.number % (len(self.numbers) + 1)
+
     def numbers_of(self, beginning: str) -> list[int]:
         """Of a finished program: the numbers whose label begins so, in order; looked for once."""
         if beginning not in self._numbers_of:

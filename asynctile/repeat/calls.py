@@ -14,8 +14,8 @@ from asynctile.play.layout import Block, layout
 from asynctile.play.native import WIDTHS
 from asynctile.play.tables import COPY, DOWNLOAD, Tables
 from asynctile.program.operation import NO_NUMBER, Operation
-from asynctile.repeat.template import Arrays, Kernels, Template
-from asynctile.schedule.schedule import Kind, Schedule, Scheduled
+from asynctile.repeat.template import Kernels, Template
+from asynctile.schedule.schedule import Arrays, Kind, Schedule, Scheduled
 
 #: Of a copy: where to, where from, how many bytes.
 _COPY_WORDS = 3
@@ -71,7 +71,7 @@ class Calls(Template):
             self._spots += spots[: len(numbers)]
             self._places_there += numbers
             assert isinstance(entry.what, Operation)
-            number = self.number_of(entry.what)
+            number = self.schedule.program.place_of(entry.what)
             if number is not None:
                 self._number_spots.append(spots[-1])
                 self._numbers_there.append(number)

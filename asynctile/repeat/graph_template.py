@@ -9,11 +9,11 @@ import numpy as np
 
 from asynctile.device.base import Device, address_of
 from asynctile.program.operation import DEVICE, Operation
-from asynctile.repeat.template import Arrays, Kernels, Template
+from asynctile.repeat.template import Kernels, Template
 from asynctile.replay.recording import Graphs, Recording, items_of
 from asynctile.schedule.clock import pace_of
 from asynctile.schedule.pieces import cut
-from asynctile.schedule.schedule import Schedule
+from asynctile.schedule.schedule import Arrays, Schedule
 
 #: Where several shares take turns no piece takes longer than this by rough rates: what runs is never broken off.
 TURN_S = 4e-3

@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.device.base import Device
-from asynctile.program.operation import Operation
-from asynctile.schedule.schedule import DISK, Kind, Place, Schedule
+from asynctile.schedule.schedule import DISK, Arrays, Kind, Schedule
 
 Kernels = Mapping[str, Callable[..., None]]
-#: The array at a place: (place, shape, dtype).
-Arrays = Callable[[Place, tuple[int, ...], Any], Any]
 #: Of what is counted: bytes written to the file. The others go by their kinds.
 _WRITTEN = len(Kind)
 
@@ -60,10 +57,6 @@ class Template(ABC):
         if self._numbers is None:
             self._numbers = device.numbers(len(self.schedule.program.numbers) + 1)
         return self._numbers
-
-    def number_of(self, operation: Operation) -> int | None:
-        """Where in `numbers` an operation reports, None if it does not."""
-        return None if operation.number is None else operation.number % (len(self.schedule.program.numbers) + 1)
 
     def counts(self, ran: NDArray[np.bool_]) -> Counts:
         """Of the entries that ran (n,)."""

@@ -7,7 +7,7 @@ runs them replayer.py's.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,7 @@ import numpy as np
 from asynctile.device.base import Node, Recorder
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.schedule.pieces import Aside, Piece, Pieces
-from asynctile.schedule.schedule import Kind, Place, Schedule, Scheduled
-
-#: The array at a place: (place, shape, dtype).
-Arrays = Callable[[Place, tuple[int, ...], Any], Any]
+from asynctile.schedule.schedule import Arrays, Kind, Schedule, Scheduled
 
 
 class Graphs:
@@ -115,10 +112,8 @@ class Recording:
 
     def number(self, operation: Operation) -> np.ndarray | None:
         """Where an operation reports."""
-        if operation.number is None:
-            return None
-        index = operation.number % len(self._numbers)
-        return self._numbers[index : index + 1]
+        index = self.schedule.program.place_of(operation)
+        return None if index is None else self._numbers[index : index + 1]
 
 
 def items_of(pieces: Pieces) -> tuple[Item, ...]:

@@ -12,9 +12,10 @@ and which block of the file, is settled when playing begins. In a tier that is p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
@@ -50,6 +51,10 @@ class Place:
     tier: int
     nbytes: int
     index: int
+
+
+#: Of real tiers, the array at a place: (place, shape, dtype).
+Arrays = Callable[[Place, tuple[int, ...], Any], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
