@@ -1,8 +1,9 @@
 """Batches of tokens and targets, to train on and to validate with.
 
 Covers `Batches` and `validation_batches`, and gives the other names that a run needs for its data one place
-to be imported from. Where text comes from is `text.py`, what a token is `tokenizer.py`, the file of tokens
-and its two parts `tokens.py`, and how well a model that sees only the last token could do `entropy.py`.
+to be imported from. What was named as data is `data_source.py`, text `text.py`, what a token is `tokenizer.py`,
+the file of tokens and its two parts `tokens.py`, and how well a model that sees only the last token could do
+`entropy.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from asynctile.layers.data_source import Source, open_source
 from asynctile.layers.entropy import bigram_entropy
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.text import TextSource
@@ -23,11 +25,13 @@ from asynctile.storage.input import shown
 __all__ = [
     "IGNORED",
     "Batches",
+    "Source",
     "TextSource",
     "TokenFile",
     "TokenView",
     "Tokens",
     "bigram_entropy",
+    "open_source",
     "open_tokens",
     "split",
     "tokenise",

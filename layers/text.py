@@ -1,7 +1,7 @@
 """Text to train on: which files, in which order, and their bytes in pieces.
 
 Covers one file, a folder of text files, and the source of Python's standard library. Nothing is read whole.
-Making tokens of the pieces is `data.py`, with a tokenizer of `tokenizer.py`.
+Making tokens of the pieces is `tokens.py`, with a tokenizer of `tokenizer.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from asynctile.layers.tokenizer import Tokenizer
+from asynctile.layers.tokens import Progress, TokenFile, tokenise
 from asynctile.storage.input import open_file, shown
 
 __all__ = ["PIECE_NBYTES", "TextSource"]
@@ -57,6 +59,17 @@ class TextSource:
             )
         #: changes when a file is added, removed, renamed, or written to
         self.fingerprint = digest.hexdigest()
+
+    @property
+    def note(self) -> str | None:
+        """What was left out of it, in a sentence; None: nothing was."""
+        return None
+
+    def tokens(
+        self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> TokenFile:
+        """Its tokens, kept in `folder`; see `tokenise`."""
+        return tokenise(self, tokenizer, folder, progress=progress)
 
     def pieces(self) -> Iterator[bytes]:
         """The text in order, in pieces of about PIECE_NBYTES that never cut a UTF-8 character, nor a line if

@@ -10,21 +10,23 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from asynctile.layers.text import TextSource
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.folder import encode_json, read_json
 from asynctile.storage.input import open_file, shown
 from asynctile.storage.inside import Folder, write_whole
 
-__all__ = ["TokenFile", "TokenView", "Tokens", "open_tokens", "split", "tokenise"]
+__all__ = ["Progress", "Text", "TokenFile", "TokenView", "Tokens", "open_tokens", "split", "tokenise"]
+
+#: called with bytes done and bytes in all
+Progress = Callable[[int, int], None]
 
 #: what ids are kept as
 DTYPES = ("uint16", "uint32")
@@ -41,6 +43,17 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, part: slice, /) -> NDArray[Any]: ...
+
+
+class Text(Protocol):
+    """A text that tokens are made of, such as a `TextSource`. `fingerprint` is another when the text may be."""
+
+    path: Path
+    nbytes: int
+    fingerprint: str
+
+    def pieces(self) -> Iterator[bytes]:
+        """The text in order, in pieces that a tokenizer gets one by one: a pure function of the text."""
 
 
 class TokenFile:
@@ -117,11 +130,11 @@ def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
 
 
 def tokenise(
-    source: TextSource,
+    source: Text,
     tokenizer: Tokenizer,
     folder: str | os.PathLike[str],
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> TokenFile:
     """Write the tokens of a text to `folder` (`tokens.bin`, and `tokens.json` that says of what), or open
     them again.
@@ -157,7 +170,7 @@ def tokenise(
 
 
 def _write_tokens(
-    source: TextSource, tokenizer: Tokenizer, folder: Folder, name: str, progress: Callable[[int, int], None] | None
+    source: Text, tokenizer: Tokenizer, folder: Folder, name: str, progress: Progress | None
 ) -> int:
     read_nbytes = written_nbytes = 0
     fd = folder.new_file(name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from asynctile.cli.model import model_folder
 from asynctile.cli.options import Options
 from asynctile.cli.run_folder import RunFolder
-from asynctile.layers.data import TextSource, TokenView, open_tokens, split, tokenise
+from asynctile.layers.data import TokenView, open_source, open_tokens, split
 from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 
 __all__ = ["Corpus", "choose_tokenizer", "prepare_tokenizer", "prepare_tokens"]
@@ -48,7 +48,7 @@ def prepare_tokenizer(options: Options, folder: RunFolder) -> Tokenizer:
     """The run's tokenizer, kept in its folder. May take long ("bpe:N")."""
     if folder.tokenizer.exists():
         return open_tokenizer(folder.path)
-    tokenizer = load_tokenizer(choose_tokenizer(options), TextSource(options.data).pieces())
+    tokenizer = load_tokenizer(choose_tokenizer(options), open_source(options.data).pieces())
     tokenizer.save(folder.path)
     return tokenizer
 
@@ -60,7 +60,7 @@ def prepare_tokens(
     if (folder.tokens / "tokens.json").exists():
         tokens = open_tokens(folder.tokens)
     else:
-        tokens = tokenise(TextSource(options.data), tokenizer, folder.tokens, progress=progress)
+        tokens = open_source(options.data).tokens(tokenizer, folder.tokens, progress=progress)
     if len(tokens) < 2 * (seq_len + 1):
         name = options.data or "Python's standard library"
         raise ValueError(f"data {name} has {len(tokens)} tokens, too few for a sequence of {seq_len} to train on and "

@@ -29,7 +29,7 @@ from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.layers import Trainer
 from asynctile.layers.config import Config
-from asynctile.layers.data import Batches, TextSource
+from asynctile.layers.data import Batches, open_source
 from asynctile.layers.special_tokens import token_ids
 from asynctile.storage import documents
 from asynctile.storage.sizes import format_size
@@ -109,7 +109,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
     options = replace(options, tokenizer=choose_tokenizer(options))
     # Before anything is made: a mistyped path is the likeliest mistake.
-    TextSource(options.data)
+    open_source(options.data)
     assert options.out is not None
     return options, RunFolder.create(Path(options.out), _record(options, None))
 

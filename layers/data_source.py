@@ -1,0 +1,51 @@
+"""What a run's data is: the one place that looks at what was named and says how it is read.
+
+Covers `open_source` and what every source can do. Text is `text.py`; the file of tokens is `tokens.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from asynctile.layers.text import TextSource
+from asynctile.layers.tokenizer import Tokenizer
+from asynctile.layers.tokens import Progress, TokenFile
+
+__all__ = ["TEXT_FIELD", "Source", "open_source"]
+
+#: the field of a line of JSON that is its text, where nobody names another
+TEXT_FIELD = "text"
+
+
+class Source(Protocol):
+    """What was named as data, for training or for validation. `nbytes`: of its files."""
+
+    path: Path
+    nbytes: int
+
+    @property
+    def note(self) -> str | None:
+        """What was left out of it, in a sentence for who started the run; None: nothing was."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """Its text in order, to train a tokenizer on. ValueError if it has none."""
+
+    def tokens(
+        self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> TokenFile:
+        """Its tokens. `folder` keeps what `open_tokens` needs to find them again.
+
+        May take long; `progress` is called with bytes done and bytes in all. ValueError if there are none, or they cannot
+        be of this tokenizer; OSError if the disk fails.
+        """
+
+
+def open_source(path: str | os.PathLike[str] | None, text_field: str = TEXT_FIELD) -> Source:
+    """The data that `path` names, None: the source of Python's standard library. Looks at files, and reads none whole.
+
+    Raises ValueError, naming the path, if it is missing, unreadable or holds nothing to train on.
+    """
+    return TextSource(path)
