@@ -27,6 +27,7 @@ FLOORS = (
 AT_THE_TOP = {
     "asynctile": "engine", "asynctile.engine": "engine", "asynctile.lent": "engine", "asynctile.lifetime": "engine",
     "asynctile.metrics": "engine", "asynctile.share": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system",
+    "asynctile.callbacks": "layers",
     "asynctile.errors": "system", "asynctile.events": "system", "asynctile.hub": "streams", "asynctile.interpreter": "system",
     "asynctile.starting": "system",
 }  # fmt: skip
