@@ -8,7 +8,11 @@ from asynctile.starting import ended_by_ctrl_c as _ended_by_ctrl_c
 
 with _ended_by_ctrl_c():
     import logging
+    from typing import TYPE_CHECKING
 
+    from asynctile.on_demand import on_demand as _on_demand
+
+if TYPE_CHECKING:
     from asynctile.engine import Engine
     from asynctile.errors import (
         AsynctileError,
@@ -22,6 +26,20 @@ with _ended_by_ctrl_c():
     from asynctile.hub import Events
     from asynctile.measure.statistics import Statistics
     from asynctile.share import Share
+else:
+    __getattr__, __dir__ = _on_demand(__name__, {
+        "AsynctileError": "asynctile.errors:AsynctileError",
+        "BudgetError": "asynctile.errors:BudgetError",
+        "CheckpointError": "asynctile.errors:CheckpointError",
+        "DeviceError": "asynctile.errors:DeviceError",
+        "Engine": "asynctile.engine:Engine",
+        "Events": "asynctile.hub:Events",
+        "Share": "asynctile.share:Share",
+        "StalledError": "asynctile.errors:StalledError",
+        "Statistics": "asynctile.measure.statistics:Statistics",
+        "TierError": "asynctile.errors:TierError",
+        "TornModelError": "asynctile.errors:TornModelError",
+    })  # fmt: skip
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 

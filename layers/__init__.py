@@ -4,18 +4,38 @@ if __name__ != "asynctile.layers":
     raise ImportError(f"this folder was imported as {__name__!r}, which would make a second copy of every class in it; "
                       "write `import asynctile.layers` instead")
 
-from asynctile.layers.gpt2_config import GPT2Config
-from asynctile.layers.model import Model
-from asynctile.layers.optimizer import AdamW
-from asynctile.layers.report import StepReport
-from asynctile.layers.requests import Token
-from asynctile.layers.sampling import Sampling
-from asynctile.layers.server import Server
-from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
-from asynctile.layers.trainer import Trainer
+from typing import TYPE_CHECKING
 
-#: The name that programs are written against; what family a model is of is said by its configuration.
-GPT2 = Model
+from asynctile.on_demand import on_demand as _on_demand
+
+if TYPE_CHECKING:
+    from asynctile.layers.gpt2_config import GPT2Config
+    from asynctile.layers.model import Model
+    from asynctile.layers.optimizer import AdamW
+    from asynctile.layers.report import StepReport
+    from asynctile.layers.requests import Token
+    from asynctile.layers.sampling import Sampling
+    from asynctile.layers.server import Server
+    from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
+    from asynctile.layers.trainer import Trainer
+
+    #: The name that programs are written against; what family a model is of is said by its configuration.
+    GPT2 = Model
+else:
+    __getattr__, __dir__ = _on_demand(__name__, {
+        "GPT2": "asynctile.layers.model:Model",
+        "AdamW": "asynctile.layers.optimizer:AdamW",
+        "ByteTokenizer": "asynctile.layers.tokenizer:ByteTokenizer",
+        "GPT2Config": "asynctile.layers.gpt2_config:GPT2Config",
+        "Model": "asynctile.layers.model:Model",
+        "Sampling": "asynctile.layers.sampling:Sampling",
+        "Server": "asynctile.layers.server:Server",
+        "StepReport": "asynctile.layers.report:StepReport",
+        "Token": "asynctile.layers.requests:Token",
+        "Tokenizer": "asynctile.layers.tokenizer:Tokenizer",
+        "Trainer": "asynctile.layers.trainer:Trainer",
+        "open_tokenizer": "asynctile.layers.tokenizer:open_tokenizer",
+    })  # fmt: skip
 
 __all__ = [
     "GPT2",

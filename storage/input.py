@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
-
 from asynctile.storage.sizes import format_size
 
 __all__ = ["DOCUMENT_NBYTES", "LINE_NBYTES", "open_file", "parse_json", "read_file", "read_lines", "shown"]
@@ -132,6 +130,8 @@ def _check_depth(content: bytes) -> None:
     """
     if content.count(b"[") + content.count(b"{") <= DEPTH:
         return
+    import numpy as np  # here: what only names a value in a message does without
+
     # Without escapes every quote begins or ends a string, as long as it is JSON: the decoder stops where it is not.
     plain = np.frombuffer(content.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     depth, quotes = 0, 0

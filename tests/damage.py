@@ -22,7 +22,8 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from asynctile import Engine
-from asynctile.cli.options import Options, resumed_options
+from asynctile.cli.options import Options
+from asynctile.cli.precedence import resumed_options
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import one_line
 from asynctile.errors import AsynctileError

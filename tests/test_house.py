@@ -29,6 +29,7 @@ AT_THE_TOP = {
     "asynctile.metrics": "engine", "asynctile.share": "engine", "asynctile.__main__": "cli", "asynctile.blas_threads": "system",
     "asynctile.callbacks": "layers",
     "asynctile.errors": "system", "asynctile.events": "system", "asynctile.hub": "streams", "asynctile.interpreter": "system",
+    "asynctile.on_demand": "system",
     "asynctile.starting": "system",
 }  # fmt: skip
 #: What is decided here is a function of the program: no clock, no thread, no loop, no file.

@@ -1,7 +1,7 @@
 """The laws of files of CONTRIBUTING.md, as far as sources show them: who writes at all, and that nothing read is run.
 
 Whether links are followed is tests/storage/test_inside.py and tests/cli/test_links.py; what run.json may say
-tests/cli/test_options.py; limits of readers tests/storage/test_input.py.
+tests/cli/test_precedence.py; limits of readers tests/storage/test_input.py.
 """
 
 from __future__ import annotations

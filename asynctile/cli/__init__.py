@@ -1,7 +1,7 @@
 """The program `asynctile`: picks the command and turns the user's errors into one line and exit status 2.
 
 Covers `main` only. Options are read in arguments.py; what reaches the terminal passes terminal.py; each command is the module
-of its name.
+of its name, imported when it runs: what `--help` imports is light, and a test holds that.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ with ended_by_ctrl_c():
     import warnings
     from collections.abc import Sequence
     from importlib import import_module
+    from typing import Any
 
-    from asynctile.cli.arguments import build_parser
+    from asynctile import __version__
+    from asynctile.cli.arguments import COMMANDS, Parser, build_parser, nearest
     from asynctile.cli.terminal import STDOUT, complain, drop_output, one_line, open_streams, say
     from asynctile.errors import AsynctileError
+    from asynctile.storage.input import shown
 
 __all__ = ["main"]
 
@@ -29,18 +32,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for what the user can mend, 130 when stopped by a signal."""
     with ended_by_ctrl_c():
         open_streams()
-        parser = build_parser()
-        found, unknown = parser.parse_known_args(join_negative_values(sys.argv[1:] if argv is None else argv))
-    given = vars(found)
-    command = given.pop("command")
-    if unknown:  # argparse itself would name the program alone, whose help says nothing of a command's options
-        complain(f"asynctile {command}: unrecognized arguments: {' '.join(unknown)} (see asynctile {command} --help)")
+        parser = build_parser(__version__)
+        given = _read(parser, join_negative_values(sys.argv[1:] if argv is None else argv))
+    if given is None:
         return 2
+    command = given.pop("command")
+    program = "asynctile" if command is None else f"asynctile {command}"
     try:
+        if command is None:
+            say(parser.format_help())
+            return 0
         _check_files()
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: complain(f"asynctile {command}: {message}")
-            with ended_by_ctrl_c():  # imported when needed: `--help` does not wait for all modules
+            warnings.showwarning = lambda message, *_, **__: complain(f"{program}: {message}")
+            with ended_by_ctrl_c():
                 module = import_module(f"asynctile.cli.{command}")
             status: int = module.run(given)
         say("")
@@ -53,8 +58,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (AsynctileError, ValueError, TypeError, OSError) as error:
         if isinstance(error, OSError) and error.filename == STDOUT:
             drop_output(sys.stdout)
-        complain(f"asynctile {command}: {one_line(error)}")
+        complain(f"{program}: {one_line(error)}")
         return 2
+
+
+def _read(parser: Parser, words: Sequence[str]) -> dict[str, Any] | None:
+    """What was typed; None if it cannot be read, which is said: argparse would list all commands or name no command's help."""
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        near = nearest(words[0], COMMANDS) or f"; expected one of {', '.join(COMMANDS)}"
+        complain(f"asynctile: there is no command {shown(words[0])}{near} (see asynctile --help)")
+        return None
+    found, unknown = parser.parse_known_args(words)
+    if not unknown:
+        return vars(found)
+    program = parser.prog if found.command is None else f"{parser.prog} {found.command}"
+    near = nearest(unknown[0].partition("=")[0], parser.flags_of(found.command))
+    complain(f"{program}: unrecognized arguments: {' '.join(unknown)}{near} (see {program} --help)")
+    return None
 
 
 def _check_files() -> None:

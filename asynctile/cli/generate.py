@@ -11,26 +11,25 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from asynctile.cli.options import Options
+from asynctile.cli.fitting import check_fit
+from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.sample import stream_text
 from asynctile.cli.terminal import say
 from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import GPT2, Sampling
-from asynctile.layers.special_tokens import check_fit
+from asynctile.layers.special_tokens import check_fit as check_tokenizer
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 from asynctile.storage.input import shown
 
 __all__ = ["run"]
 
-_PLACEMENT = ("device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "precision")
-
 
 def run(given: dict[str, Any]) -> int:
     """Print the prompt and its continuation; returns the exit status."""
-    options = Options(**{name: given[name] for name in _PLACEMENT if name in given}).check()
+    options = check_fit(Options(**{name: given[name] for name in PLACEMENT if name in given}))
     sampling = Sampling(**{field.name: given[field.name] for field in fields(Sampling)})
     stopping = Stopping(strings=given["stop"])
     weights, tokenizer = find_model(Path(given["folder"]), given["tokenizer"])
@@ -70,7 +69,7 @@ async def _generate(given: dict[str, Any], options: Options, weights: Path, toke
                          "another, or name the model's own tokenizer with --tokenizer")
     async with engine_of(options) as engine:
         model = await GPT2.from_pretrained(engine, weights)
-        check_fit(tokenizer, model.config.vocab_size, f"the model of {weights}")
+        check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
         say(given["prompt"])
         try:
             async with aclosing(stream_text(model, tokenizer, prompt, max_new_tokens=given["max_new_tokens"],

@@ -9,7 +9,8 @@ from typing import Any
 
 from asynctile.cli.corpus import choose_tokenizer
 from asynctile.cli.model import choose_shape
-from asynctile.cli.options import Options, new_options, resumed_options
+from asynctile.cli.options import Options
+from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.rows import print_rows
 from asynctile.cli.run_folder import existing_run
 from asynctile.layers.machine import Machine, Work

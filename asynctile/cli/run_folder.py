@@ -4,7 +4,7 @@
     metrics.jsonl     one line a step                 tokens/           the data as tokens
     checkpoints/      step-000200, ...                loss.png, sample.txt, summary.json    written at the end
 
-Covers `RunFolder`. What a checkpoint holds is the trainer's; what options mean is options.py.
+Covers `RunFolder`. What a checkpoint holds is the trainer's; which options count is precedence.py.
 """
 
 from __future__ import annotations

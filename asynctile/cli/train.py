@@ -21,8 +21,9 @@ from asynctile.cli.corpus import Corpus, choose_tokenizer, prepare_tokenizer, pr
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import choose_shape, companions_with, new_trainer, open_model
-from asynctile.cli.options import Options, new_options, resumed_options
+from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of
+from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import RunFolder, existing_run
 from asynctile.cli.session import Session, go_on
 from asynctile.cli.summary import finish

@@ -1,7 +1,7 @@
 """Numbers, sizes and names that a user types or that a run remembers, checked one by one.
 
 Each function here is a `type=` of argparse: text in, value out, or a sentence that names the text, what was expected
-and an example. What values mean together is checked in options.py.
+and an example. What values mean together is checked in fitting.py.
 """
 
 from __future__ import annotations

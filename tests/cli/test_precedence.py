@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynctile.cli.options import CHECKS, FORGOTTEN, Options, resumed_options
+from asynctile.cli.options import CHECKS, FORGOTTEN, Options
+from asynctile.cli.precedence import resumed_options
 from tests.cli.conftest import Program
 
 RUN = Path("runs/one")

@@ -1,0 +1,90 @@
+"""What is said without a command: help, the version, the nearest command or option; and that nothing heavy is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from asynctile import __version__
+from asynctile.cli.arguments import COMMANDS
+from asynctile.cli.option import flag, options_of
+from asynctile.cli.options import Options
+from tests.cli.conftest import Program
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What takes seconds to import, or is needed by commands alone.
+HEAVY = ("numpy", "numba", "scipy", "rich", "asyncio", "tokenizers", "psutil")
+
+
+@pytest.mark.parametrize("words", ["", "--help", "--version", "train --help", "plan --help", "stress --help", "trian"])
+def test_what_runs_no_command_imports_nothing_heavy(words: str) -> None:
+    script = f"""
+import sys
+from asynctile.cli import main
+try:
+    main({words.split()})
+except SystemExit:
+    pass
+found = {{name.partition(".")[0] for name in sys.modules}}
+print("heavy:", sorted(found & set({HEAVY})))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines()[-1] == "heavy: []", done.stdout + done.stderr
+
+
+def test_without_a_word_it_helps(program: Program) -> None:
+    status, out, err = program()
+    assert (status, err) == (0, "")
+    assert all(command in out for command in COMMANDS) and "None" not in out
+    assert program("--help")[:2] == (0, out)
+
+
+def test_version(program: Program) -> None:
+    assert program("--version") == (0, f"asynctile {__version__}\n", "")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("trian", "there is no command 'trian'; did you mean train? (see asynctile --help)"),
+    ("xyz", "there is no command 'xyz'; expected one of train, generate, plan, stress, info"),
+    ("--versoin", "asynctile: unrecognized arguments: --versoin; did you mean --version?"),
+    ("train --batchsize 3", "asynctile train: unrecognized arguments: --batchsize 3; did you mean --batch-size?"),
+    ("plan --device-memry=3MiB", "did you mean --device-memory?"),
+    ("stress --round 3", "did you mean --rounds?"),
+    ("info --wxyz", "asynctile info: unrecognized arguments: --wxyz (see asynctile info --help)"),
+])  # fmt: skip
+def test_what_is_mistyped_is_answered_with_the_nearest(program: Program, words: str, said: str) -> None:
+    status, out, err = program(*words.split())
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def headings(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+
+
+def test_the_help_of_train_has_every_option_and_its_default_under_a_heading(program: Program) -> None:
+    out = program("train", "--help")[1]
+    words = " ".join(out.split())
+    for name, entry in options_of(Options).items():
+        assert f" {flag(name)} {entry.metavar}".rstrip() in words, name
+    assert "{default}" not in out and f"(default: {Options.batch_size})" in words
+    assert len(headings(out)) >= 6 and out.startswith("usage: asynctile train [OPTION ...]\n")
+
+
+def test_the_help_of_plan_has_what_changes_a_plan_and_the_rest_is_accepted(program: Program) -> None:
+    status, out, _ = program("plan", "--help")
+    shown = {name for name in options_of(Options) if f"  {flag(name)} " in out or f"  {flag(name)}," in out}
+    assert {"model", "batch_size", "device_memory", "clip_norm", "tile", "out"} <= shown
+    assert not shown & {"lr", "steps", "keep", "seed", "data", "trace"} and "--resume" in out
+    assert program("plan", "--lr", 0.1, "--steps", 3, "--warmup", 1, "--seed", 2, "--keep", 1)[0] == status == 0
+
+
+def test_every_option_of_the_table_is_documented_and_typed() -> None:
+    table = options_of(Options)
+    assert [item.name for item in fields(Options)] == list(table)
+    for name, entry in table.items():
+        assert entry.help and entry.group and (entry.check is None) == (entry.metavar == ""), name
