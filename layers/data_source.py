@@ -10,14 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from asynctile.layers.text import TextSource
+from asynctile.layers.text import TEXT_FIELD, TextSource
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.tokens import Progress, TokenFile
 
 __all__ = ["TEXT_FIELD", "Source", "open_source"]
-
-#: the field of a line of JSON that is its text, where nobody names another
-TEXT_FIELD = "text"
 
 
 class Source(Protocol):
@@ -25,6 +22,8 @@ class Source(Protocol):
 
     path: Path
     nbytes: int
+    #: False: it is tokens already, of the tokenizer that made them
+    is_text: bool
 
     @property
     def note(self) -> str | None:
@@ -48,4 +47,4 @@ def open_source(path: str | os.PathLike[str] | None, text_field: str = TEXT_FIEL
 
     Raises ValueError, naming the path, if it is missing, unreadable or holds nothing to train on.
     """
-    return TextSource(path)
+    return TextSource(path, text_field)

@@ -1,9 +1,15 @@
 """What a tokenizer's tokens are for: which begin and end a text, the files that say so to other programs.
 
-Covers whether a model has them too. The files of a model are companions.py, what a token is tokenizer.py.
+Covers whether a model has them too, and what stands between documents. The files of a model are companions.py, what a token
+is tokenizer.py.
 """
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from asynctile.layers.companions import TOKENIZER, TOKENIZER_CONFIG
 from asynctile.layers.tokenizer import Tokenizer
@@ -30,6 +36,13 @@ def token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
     """Of a new model's config: which tokens of the tokenizer begin and end a text, None where it has none."""
     named = _named(tokenizer)
     return {f"{purpose}_token_id": tokenizer.special.get(named.get(purpose, "")) for purpose in ("bos", "eos")}
+
+
+def separator(tokenizer: Tokenizer) -> NDArray[Any]:
+    """Ids (n,) that stand between two documents: the token that ends a text, of a tokenizer that has none a blank line."""
+    end = _named(tokenizer).get("eos")
+    blank = tokenizer.encode("\n\n")
+    return blank if end is None else np.asarray([tokenizer.special[end]], blank.dtype)
 
 
 def check_fit(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:

@@ -1,55 +1,69 @@
 """Text to train on: which files, in which order, and their bytes in pieces.
 
-Covers one file, a folder of text files, and the source of Python's standard library. Nothing is read whole.
-Making tokens of the pieces is `tokens.py`, with a tokenizer of `tokenizer.py`.
+Covers one file, a folder of them, and the source of Python's standard library. Nothing is read whole. What a file is by its
+first bytes is `file_kind.py`, what its lines say `jsonl.py`; making tokens of the pieces is `tokens.py`, with a tokenizer of
+`tokenizer.py`.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+from asynctile.layers.file_kind import HEAD_NBYTES, Kind, kind_of
+from asynctile.layers.jsonl import SUFFIX, read_texts
 from asynctile.layers.tokenizer import Tokenizer
-from asynctile.layers.tokens import Progress, TokenFile, tokenise
+from asynctile.layers.tokens import Piece, Progress, TokenFile, tokenise
 from asynctile.storage.input import open_file, shown
 
-__all__ = ["PIECE_NBYTES", "TextSource"]
+__all__ = ["PIECE_NBYTES", "TEXT_FIELD", "TextSource"]
 
+#: the field of a line of JSON that is its text, where nobody names another
+TEXT_FIELD = "text"
 #: bytes read at once; also what one call of a tokenizer gets
 PIECE_NBYTES = 1 << 20
-_WAY_OUT = "name a text file or a folder of text files, or name none to read Python's own standard library"
+_WAY_OUT = "name a text file, a .jsonl or a folder of them, or name none to read Python's own standard library"
 #: folders of the standard library that are not of it, or whose text is made to be odd
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+#: names in a sentence
+_SHOWN_FILES = 3
 
 
 class TextSource:
-    """The text of a file, of a folder's text files in sorted order, or (None) of Python's standard library.
+    """The text of a file, of a folder's files in sorted order, or (None) of Python's standard library.
 
-    In a folder, at any depth, hidden files and those with a zero byte in their first 8 KiB (not text) are
-    left out. Raises ValueError, naming the path, if it is missing, unreadable or holds no text.
+    A file named .jsonl is documents, one a line; any other is text as it stands, and in a folder one goes on where the one
+    before it ended. In a folder, at any depth, hidden files and those that are no text by their first bytes are left out.
+    Raises ValueError, naming the path, if it is missing, unreadable or holds no text.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        named = Path(sysconfig.get_path("stdlib") if path is None else path)
+    #: it can be given to any tokenizer
+    is_text = True
+
+    def __init__(self, path: str | os.PathLike[str] | None, text_field: str = TEXT_FIELD) -> None:
+        # A link keeps its name: what it leads to may have none that says what it is.
+        self.path = Path(sysconfig.get_path("stdlib") if path is None else path).absolute()
+        self.text_field = text_field
         try:
-            self.path = named.resolve()
-            self.files = _library_files(self.path) if path is None else _text_files(self.path)
+            found = _library_files(self.path) if path is None else _files(self.path)
+            self.files = tuple(file for file, kind in found if kind is None)
             stats = [file.stat() for file in self.files]
         except OSError as error:
-            raise ValueError(f"data {error.filename} cannot be read: {error.strerror}; {_WAY_OUT}") from error
-        except RuntimeError as error:  # links in a circle, before Python 3.13
-            raise ValueError(f"data {named} cannot be read: {os.strerror(errno.ELOOP)}; {_WAY_OUT}") from error
-        except ValueError as error:
-            raise ValueError(f"data {shown(str(named))} cannot be read: no file can have this name; {_WAY_OUT}") from error
+            raise _unreadable(error) from error
+        #: files of a folder that are no text
+        self.left_out = tuple(file for file, kind in found if kind is not None)
+        if self.left_out == (self.path,) and (kind := found[0][1]):
+            raise ValueError(f"data {self.path} is {kind.name}, expected text; {kind.way_out}")
         self.nbytes = sum(stat.st_size for stat in stats)
         if self.nbytes == 0:
-            found = f"its {len(self.files)} files are empty" if self.files else "it has no text files"
-            raise ValueError(f"data {self.path} holds no text: {found}; {_WAY_OUT}")
+            empty = f"its {len(self.files)} files are empty" if self.files else "it has no text files"
+            left_out = f", and {self.note}" if self.note else ""
+            raise ValueError(f"data {self.path} holds no text: {empty}{left_out}; {_WAY_OUT}")
         digest = hashlib.sha256()
         for file, stat in zip(self.files, stats, strict=True):
             digest.update(
@@ -57,13 +71,20 @@ class TextSource:
                     "utf-8", "surrogateescape"
                 )
             )
-        #: changes when a file is added, removed, renamed, or written to
+        if any(map(_has_documents, self.files)):
+            digest.update(f"\0{text_field}".encode("utf-8", "surrogateescape"))
+        #: changes when a file is added, removed, renamed, or written to, or another field is read
         self.fingerprint = digest.hexdigest()
 
     @property
     def note(self) -> str | None:
         """What was left out of it, in a sentence; None: nothing was."""
-        return None
+        if not self.left_out:
+            return None
+        names = [shown(str(file.relative_to(self.path)))[1:-1] for file in self.left_out[:_SHOWN_FILES]]
+        more = ", ..." if len(self.left_out) > _SHOWN_FILES else ""
+        files = "binary file was" if len(self.left_out) == 1 else "binary files were"
+        return f"{len(self.left_out):,} {files} left out: {', '.join(names)}{more}"
 
     def tokens(
         self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None
@@ -72,22 +93,43 @@ class TextSource:
         return tokenise(self, tokenizer, folder, progress=progress)
 
     def pieces(self) -> Iterator[bytes]:
-        """The text in order, in pieces of about PIECE_NBYTES that never cut a UTF-8 character, nor a line if
-        it fits.
+        """The text of `read`, without what stands between documents."""
+        return (piece.text for piece in self.read())
 
-        Pieces are a pure function of the text, so that a tokenizer that looks across bytes gives the same
-        tokens again.
+    def read(self) -> Iterator[Piece]:
+        """The text in order, in pieces of at most PIECE_NBYTES that never cut a UTF-8 character, nor a line if it fits, and
+        never hold the text of two documents.
+
+        Pieces are a pure function of the text, so that a tokenizer that looks across bytes gives the same tokens again.
+        Raises ValueError, naming it, for a file that cannot be read or has a line that is no document.
         """
+        done, in_text = 0, True
         for path in self.files:
-            rest = b""
-            with io.BufferedReader(open_file(path)) as file:
-                while block := file.read(PIECE_NBYTES - len(rest)):
-                    buffer = rest + block
-                    cut = _cut(buffer)
-                    yield buffer[:cut]
-                    rest = buffer[cut:]
-            if rest:
-                yield rest
+            try:
+                if _has_documents(path):
+                    for text, place in read_texts(path, self.text_field):
+                        yield from _pieces(io.BytesIO(text), True, done + place - len(text))
+                    in_text = False
+                else:
+                    with io.BufferedReader(open_file(path)) as file:
+                        yield from _pieces(file, not in_text, done)
+                    in_text = True
+                done += path.stat().st_size
+            except OSError as error:
+                raise _unreadable(error) from error
+
+
+def _pieces(file: BinaryIO, begins: bool, done: int) -> Iterator[Piece]:
+    """The text of a file in pieces; `begins`: with a document. done: bytes before it."""
+    rest = b""
+    while block := file.read(PIECE_NBYTES - len(rest)):
+        buffer = rest + block
+        cut = _cut(buffer)
+        done += cut
+        yield Piece(buffer[:cut], begins, done)
+        rest, begins = buffer[cut:], False
+    if rest:
+        yield Piece(rest, begins, done + len(rest))
 
 
 def _cut(buffer: bytes) -> int:
@@ -103,6 +145,14 @@ def _cut(buffer: bytes) -> int:
     return cut or len(buffer)  # nothing but the beginning of a character: the file ends in it
 
 
+def _has_documents(path: Path) -> bool:
+    return path.suffix == SUFFIX
+
+
+def _unreadable(error: OSError) -> ValueError:
+    return ValueError(f"data {error.filename} cannot be read: {error.strerror}; {_WAY_OUT}")
+
+
 def _walk(root: Path, skip: set[str]) -> Iterator[Path]:
     """Files under a folder, sorted by their names at each level; links to folders are not followed (they may
     be loops).
@@ -116,17 +166,17 @@ def _walk(root: Path, skip: set[str]) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
-def _text_files(path: Path) -> tuple[Path, ...]:
+def _files(path: Path) -> list[tuple[Path, Kind | None]]:
+    """Each file with what it is, None: text."""
     if not path.is_dir():
-        open_file(path).close()  # a regular file
-        return (path,)
-    return tuple(file for file in _walk(path, {"__pycache__"}) if file.is_file() and _is_text(file))
+        return [(path, _kind(path))]
+    return [(file, _kind(file)) for file in _walk(path, {"__pycache__"}) if file.is_file()]
 
 
-def _library_files(path: Path) -> tuple[Path, ...]:
-    return tuple(file for file in _walk(path, _NOT_LIBRARY) if file.suffix == ".py" and file.is_file())
+def _library_files(path: Path) -> list[tuple[Path, None]]:
+    return [(file, None) for file in _walk(path, _NOT_LIBRARY) if file.suffix == ".py" and file.is_file()]
 
 
-def _is_text(path: Path) -> bool:
+def _kind(path: Path) -> Kind | None:
     with open_file(path) as file:
-        return b"\0" not in file.read(8192)
+        return kind_of(file.read(HEAD_NBYTES))

@@ -12,18 +12,19 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from asynctile.layers.special_tokens import separator
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.folder import encode_json, read_json
 from asynctile.storage.input import open_file, shown
 from asynctile.storage.inside import Folder, write_whole
 
-__all__ = ["Progress", "Text", "TokenFile", "TokenView", "Tokens", "open_tokens", "split", "tokenise"]
+__all__ = ["Piece", "Progress", "Text", "TokenFile", "TokenView", "Tokens", "open_tokens", "split", "tokenise"]
 
 #: called with bytes done and bytes in all
 Progress = Callable[[int, int], None]
@@ -31,6 +32,8 @@ Progress = Callable[[int, int], None]
 #: what ids are kept as
 DTYPES = ("uint16", "uint32")
 TOKENS, RECORD = "tokens.bin", "tokens.json"
+#: text and ids that wait to be written
+_HELD_NBYTES = 1 << 20
 #: mapped pages that may have been read before they are handed back to the system
 _TOUCHED_NBYTES = 16 << 20
 #: the kernel maps this much around a page that is read, so that a short slice costs as much
@@ -45,6 +48,16 @@ class Tokens(Protocol):
     def __getitem__(self, part: slice, /) -> NDArray[Any]: ...
 
 
+class Piece(NamedTuple):
+    """A part of a text that a tokenizer gets by itself."""
+
+    text: bytes
+    begins: bool
+    """A document begins with it: what stands before is another's."""
+    nbytes: int
+    """Of the text's files that are read with it, those before included."""
+
+
 class Text(Protocol):
     """A text that tokens are made of, such as a `TextSource`. `fingerprint` is another when the text may be."""
 
@@ -52,8 +65,8 @@ class Text(Protocol):
     nbytes: int
     fingerprint: str
 
-    def pieces(self) -> Iterator[bytes]:
-        """The text in order, in pieces that a tokenizer gets one by one: a pure function of the text."""
+    def read(self) -> Iterator[Piece]:
+        """The text in order: a pure function of it."""
 
 
 class TokenFile:
@@ -172,14 +185,16 @@ def tokenise(
 def _write_tokens(
     source: Text, tokenizer: Tokenizer, folder: Folder, name: str, progress: Progress | None
 ) -> int:
-    read_nbytes = written_nbytes = 0
+    """Bytes written. Between two documents stand the ids of `separator`, made by themselves: no tokenizer joins them, nor the
+    texts beside them.
+    """
+    written_nbytes = 0
     fd = folder.new_file(name)
     try:
-        for piece in source.pieces():
-            ids = tokenizer.encode(piece)
+        for ids, read_nbytes in _batched(source, tokenizer):
             with folder.naming("tokens.bin"):
                 write_whole(fd, ids.data.cast("B"))
-            read_nbytes, written_nbytes = read_nbytes + len(piece), written_nbytes + ids.nbytes
+            written_nbytes += ids.nbytes
             if progress is not None:
                 progress(read_nbytes, source.nbytes)
         with folder.naming("tokens.bin"):
@@ -187,6 +202,25 @@ def _write_tokens(
     finally:
         os.close(fd)
     return written_nbytes
+
+
+def _batched(source: Text, tokenizer: Tokenizer) -> Iterator[tuple[NDArray[Any], int]]:
+    """The ids of a text, some documents at once where they are short, with the bytes of its files that are read for them."""
+    between = separator(tokenizer)
+    waiting: list[NDArray[Any]] = []
+    held_nbytes, read_nbytes, is_first, is_owed = 0, 0, True, False
+    for piece in source.read():
+        ids, read_nbytes = tokenizer.encode(piece.text), piece.nbytes
+        is_owed |= piece.begins and not is_first
+        if ids.size:
+            waiting += [between, ids] if is_owed else [ids]
+            is_first = is_owed = False
+        held_nbytes += ids.nbytes + len(piece.text)
+        if waiting and held_nbytes >= _HELD_NBYTES:
+            yield np.concatenate(waiting), read_nbytes
+            waiting, held_nbytes = [], 0
+    if waiting:
+        yield np.concatenate(waiting), read_nbytes
 
 
 def split(token_file: TokenFile, validation_fraction: float = 0.05) -> tuple[TokenView, TokenView]:

@@ -1,4 +1,4 @@
-"""Text to tokens, which are made once and kept. Batches of them are test_data.py."""
+"""Text to tokens, which are made once and kept. Where text comes from is test_text.py, batches of tokens are test_data.py."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from asynctile.layers import text as text_module
 from asynctile.layers import tokens as tokens_module
 from asynctile.layers.data import (
     TextSource,
@@ -32,68 +29,6 @@ def folder(tmp_path):
     (data / ".hidden").write_text("no")
     (data / "picture.bin").write_bytes(b"PNG\0\0")
     return data
-
-
-def whole(source):
-    return b"".join(source.pieces())
-
-
-def test_a_folder_is_its_text_files_in_sorted_order(folder):
-    source = TextSource(folder)
-    assert whole(source) == b"aacczz"
-    assert source.nbytes == 6
-
-
-def test_a_file_is_read_whatever_it_holds(folder):
-    assert whole(TextSource(folder / "picture.bin")) == b"PNG\0\0"
-
-
-def test_no_path_is_the_source_of_the_standard_library():
-    source = TextSource(None)
-    assert source.nbytes > 5_000_000
-    names = [file.relative_to(source.path).as_posix() for file in source.files]
-    assert {"argparse.py", "asyncio/events.py"} <= set(names)
-    assert all(name.endswith(".py") for name in names)
-    assert not any(
-        part in name.split("/")
-        for name in names
-        for part in ("site-packages", "test", "tests", "__pycache__")
-    )
-    assert TextSource(None).fingerprint == source.fingerprint
-
-
-@given(
-    st.lists(st.sampled_from(["a", "\n", "ž", "日", "😀", "long words\n"]), max_size=60), st.integers(4, 9)
-)
-def test_pieces_are_the_text_and_cut_no_character(tmp_path_factory, parts, piece_nbytes):
-    content = ("x" + "".join(parts)).encode()
-    path = tmp_path_factory.mktemp("text") / "a.txt"
-    path.write_bytes(content)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_module, "PIECE_NBYTES", piece_nbytes)
-        pieces = list(TextSource(path).pieces())
-    assert b"".join(pieces) == content
-    assert all(0 < len(piece) <= piece_nbytes for piece in pieces)
-    for piece in pieces:
-        piece.decode()
-
-
-def test_bytes_that_are_no_utf8_are_read_too(tmp_path):
-    for content in (b"\xff", b"\xe6\x97", b"\x80" * 9, b"a\xf0\x9f"):
-        (tmp_path / "a").write_bytes(content)
-        assert whole(TextSource(tmp_path / "a")) == content
-
-
-def test_data_that_is_missing_or_empty_is_named(tmp_path):
-    (tmp_path / "empty.txt").touch()
-    for path, message in [(tmp_path / "none", "cannot be read: No such file"), (tmp_path / "empty.txt", "files are empty"),
-                          (tmp_path, "files are empty")]:  # fmt: skip
-        with pytest.raises(ValueError, match=message) as caught:
-            TextSource(path)
-        assert str(path) in str(caught.value)
-    (tmp_path / "empty.txt").unlink()
-    with pytest.raises(ValueError, match="it has no text files"):
-        TextSource(tmp_path)
 
 
 def test_tokens_are_written_once_and_reused_only_for_the_same_text_and_tokenizer(
@@ -160,27 +95,6 @@ def test_a_disk_that_is_full_names_the_file_of_the_tokens(tmp_path, monkeypatch)
         tokenise(TextSource(tmp_path / "text"), ByteTokenizer(), tmp_path / "tokens")
     assert caught.value.filename == str(tmp_path / "tokens" / "tokens.bin")
     assert list((tmp_path / "tokens").iterdir()) == []
-
-
-@pytest.mark.timeout(10)
-def test_data_that_is_no_regular_file_is_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "loop").symlink_to("loop")
-    for path, why in [
-        (tmp_path / "pipe", "it is a pipe"), ("/dev/zero", "it is a device"), (tmp_path / "a\0b", "no file can have this name"),
-        (tmp_path / "loop", "Too many levels of symbolic links"), (tmp_path / "\ud800", "no file can have this name"),
-    ]:  # fmt: skip
-        with pytest.raises(ValueError, match=rf"^data .* cannot be read: {why}"):
-            TextSource(path)
-
-
-@pytest.mark.timeout(10)
-def test_what_is_no_file_in_a_folder_is_left_out(folder):
-    expected = TextSource(folder).files
-    os.mkfifo(folder / "pipe")
-    (folder / "loop").symlink_to("loop")
-    (folder / "above").symlink_to(folder)
-    assert TextSource(folder).files == expected
 
 
 RECORD = {"dtype": "uint16", "nbytes": 8}

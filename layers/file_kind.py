@@ -1,0 +1,82 @@
+"""What a file is by its first bytes, for who expects text in it.
+
+Covers `kind_of`. Reading text is text.py, lines of JSON jsonl.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["HEAD_NBYTES", "Kind", "kind_of"]
+
+#: what is looked at
+HEAD_NBYTES = 8192
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is no text: its name in a sentence, and what to do about it."""
+
+    name: str
+    way_out: str
+
+
+_NAME_TEXT = "name a text file, a .jsonl or a folder of them"
+
+
+def _packed(name: str, command: str) -> Kind:
+    return Kind(name, f"unpack it first, such as by {command}")
+
+
+def _table(name: str) -> Kind:
+    return Kind(name, "write its texts to a .jsonl file, one object a line, and name that")
+
+
+def _other(name: str) -> Kind:
+    return Kind(name, _NAME_TEXT)
+
+
+def _wide(name: str) -> Kind:
+    return Kind(f"text in {name}", f"write it in UTF-8, such as by iconv -f {name} -t UTF-8")
+
+
+#: The longer before those that they begin with. Each has a byte that text has not, or is a line that no text begins with.
+_SIGNATURES = (
+    (b"\x1f\x8b", _packed("gzip", "gunzip")), (b"PK\x03\x04", _packed("zip", "unzip")),
+    (b"PK\x05\x06", _packed("zip", "unzip")), (b"\x28\xb5\x2f\xfd", _packed("Zstandard", "unzstd")),
+    (b"\xfd7zXZ\0", _packed("xz", "unxz")), (b"7z\xbc\xaf\x27\x1c", _packed("7-Zip", "7z x")),
+    (b"\x04\x22\x4d\x18", _packed("LZ4", "unlz4")),
+    (b"ARROW1\0\0", _table("an Arrow file")), (b"SQLite format 3\0", _table("an SQLite database")),
+    (b"\x89HDF\r\n\x1a\n", _table("HDF5")), (b"\x93NUMPY", _table("a NumPy array")),
+    (b"\x89PNG\r\n\x1a\n", _other("a PNG picture")), (b"\xff\xd8\xff", _other("a JPEG picture")),
+    (b"\x7fELF", _other("a program")), (b"%PDF-1.", _other("a PDF")), (b"%PDF-2.", _other("a PDF")),
+    (b"\xff\xfe\0\0", _wide("UTF-32")), (b"\0\0\xfe\xff", _wide("UTF-32")),
+    (b"\xff\xfe", _wide("UTF-16")), (b"\xfe\xff", _wide("UTF-16")),
+)  # fmt: skip
+#: Letters alone, so only where there is a zero byte as well.
+_IN_BINARY = ((b"PAR1", _table("a Parquet file")), (b"GIF8", _other("a GIF picture")), (b"RIFF", _other("sound or a picture")))
+
+
+def kind_of(head: bytes) -> Kind | None:
+    """What a file is whose first HEAD_NBYTES are `head`; None: text, as far as these show."""
+    for signature, kind in _SIGNATURES:
+        if head.startswith(signature):
+            return kind
+    if head[:3] == b"BZh" and head[4:10] == b"1AY&SY":
+        return _packed("bzip2", "bunzip2")
+    place = head.find(b"\0")
+    if place < 0:
+        return None
+    for signature, kind in _IN_BINARY:
+        if head.startswith(signature):
+            return kind
+    if len(head) > 1 and _is_wide(head):
+        return _wide("UTF-16")
+    return _other(f"binary (byte {place} is zero)")
+
+
+def _is_wide(head: bytes) -> bool:
+    """Whether nearly every second byte is zero, and no other: letters of UTF-16 without its mark."""
+    half = len(head) // 2
+    even, odd = head[: 2 * half : 2].count(0), head[1 : 2 * half : 2].count(0)
+    return min(even, odd) == 0 and max(even, odd) > 0.8 * half
