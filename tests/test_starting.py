@@ -28,6 +28,7 @@ import signal
 before = signal.getsignal(signal.SIGINT)
 try:
     import asynctile.cli
+    asynctile.Engine
 except KeyboardInterrupt:
     print("stopped")
 print(signal.getsignal(signal.SIGINT) is before)
