@@ -1,6 +1,6 @@
 """Batches of tokens and targets, to train on and to validate with.
 
-Covers `Batches` and `validation_batches`, and gives the other names that a run needs for its data one place
+Covers `Batches` and `ValidationBatches`, and gives the other names that a run needs for its data one place
 to be imported from. What was named as data is `data_source.py`, text `text.py`, what a token is `tokenizer.py`,
 the file of tokens and its two parts `tokens.py`, and how well a model that sees only the last token could do
 `entropy.py`.
@@ -8,6 +8,7 @@ the file of tokens and its two parts `tokens.py`, and how well a model that sees
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Self
 
@@ -30,12 +31,12 @@ __all__ = [
     "TokenFile",
     "TokenView",
     "Tokens",
+    "ValidationBatches",
     "bigram_entropy",
     "open_source",
     "open_tokens",
     "split",
     "tokenise",
-    "validation_batches",
 ]
 
 Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -101,34 +102,45 @@ class Batches:
         }
 
 
-def validation_batches(
-    tokens: Tokens, batch_size: int, seq_len: int, limit: int | None = None
-) -> Iterator[Batch]:
-    """At most `limit` batches of fixed windows that do not overlap: (tokens, targets), int64 (B, T) each.
+class ValidationBatches:
+    """(tokens, targets), int64 (B, T) each, of fixed windows that do not overlap, as often as they are asked for.
 
-    Windows are spread evenly over the tokens, so that a few of them speak for all; the last that do not fill
-    a batch are left out. If all the windows fill no batch, one comes whose other targets are -100 (ignored).
-    Raises ValueError if the tokens are fewer than T + 1, or a number is out of range.
+    limit: at most so many tokens, rounded up to whole windows; None: all. The windows are spread evenly over the tokens, so
+    that a few of them speak for all. What the last of them leaves of a batch has targets of -100 (ignored), so that every batch
+    has one shape. Raises ValueError if the tokens are fewer than T + 1, or a number is out of range.
     """
-    _check_sizes(tokens, batch_size, seq_len, "validation")
-    if limit is not None and limit < 1:
-        raise ValueError(
-            f"limit {limit!r} of validation batches is too small; expected 1 or more, or None for all"
-        )
-    windows = (len(tokens) - 1) // seq_len
-    count = max(1, windows // batch_size)
-    if limit is not None:
-        count = min(count, limit)
-    return _spread(tokens, batch_size, seq_len, windows, count)
 
+    def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, limit: int | None = None) -> None:
+        _check_sizes(tokens, batch_size, seq_len, "validation")
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit {limit!r} of validation tokens is too small; expected 1 or more, or None for all")
+        self._tokens, self._batch_size, self._seq_len = tokens, batch_size, seq_len
+        #: windows that there are, and that are taken
+        self._there = (len(tokens) - 1) // seq_len
+        self._taken = self._there if limit is None else min(math.ceil(limit / seq_len), self._there)
 
-def _spread(tokens: Tokens, batch_size: int, seq_len: int, windows: int, count: int) -> Iterator[Batch]:
-    used = min(count * batch_size, windows)
-    starts = [n * windows // used * seq_len for n in range(used)]
-    for first in range(0, used, batch_size):
-        inputs, targets = _windows(tokens, starts[first : first + batch_size], seq_len)
-        missing = ((0, batch_size - len(inputs)), (0, 0))
-        yield np.pad(inputs, missing), np.pad(targets, missing, constant_values=IGNORED)
+    @property
+    def tokens(self) -> int:
+        """How many targets count."""
+        return self._taken * self._seq_len
+
+    def __len__(self) -> int:
+        return math.ceil(self._taken / self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for first in range(0, self._taken, self._batch_size):
+            inputs, targets = self._part(first, min(first + self._batch_size, self._taken))
+            missing = ((0, self._batch_size - len(inputs)), (0, 0))
+            yield np.pad(inputs, missing), np.pad(targets, missing, constant_values=IGNORED)
+
+    def rows(self) -> Iterator[NDArray[np.int64]]:
+        """The targets of each window, (T,), in order."""
+        for n in range(self._taken):
+            yield self._part(n, n + 1)[1][0]
+
+    def _part(self, first: int, end: int) -> Batch:
+        starts = [n * self._there // self._taken * self._seq_len for n in range(first, end)]
+        return _windows(self._tokens, starts, self._seq_len)
 
 
 def _windows(tokens: Tokens, starts: list[int], seq_len: int) -> Batch:

@@ -1,6 +1,7 @@
 """What a training step reports: one frozen record a step, a line of metrics.jsonl; and reading such lines again.
 
-Covers `StepReport`, `read_metrics` and `number_in`. Who writes the lines is the program's affair.
+Covers `StepReport`, `read_metrics` and `number_in`. What a validation reports is evaluation.py; who writes the lines is the
+program's affair.
 """
 
 from __future__ import annotations
@@ -60,11 +61,15 @@ class StepReport:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For json; numbers that are not finite become strings, since JSON has none."""
-        line = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
-        }
+        """A line of metrics.jsonl, for json; numbers that are not finite become strings."""
+        return as_json({field.name: getattr(self, field.name) for field in fields(self)})
+
+
+def as_json(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line with strings for numbers that are not finite, since JSON has none."""
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
+    }
 
 
 def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

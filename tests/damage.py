@@ -81,7 +81,7 @@ def _read_checkpoint(folder: Path) -> None:
 def _read_run(folder: Path) -> None:
     run = RunFolder.open(folder)
     resumed_options({}, run.read_record()["options"], folder)
-    for line in run.lines():
+    for line in run.metrics.lines():
         for name in ("loss", "tokens", "validation_loss"):
             number_in(line, name)
 

@@ -22,6 +22,7 @@ from rich.text import Text
 from asynctile import Statistics
 from asynctile.cli.terminal import printable
 from asynctile.layers import StepReport
+from asynctile.layers.evaluation import Evaluation
 from asynctile.storage.sizes import format_size
 
 __all__ = ["Display", "PlainDisplay", "TerminalDisplay", "open_display"]
@@ -45,8 +46,14 @@ class Display(Protocol):
     def note(self, text: str) -> None:
         """A sentence that stays."""
 
+    def progress(self, what: str, done: int, total: int) -> None:
+        """How far something has come that is no step and takes several parts."""
+
     def step(self, report: StepReport) -> None:
         """A step was done."""
+
+    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        """The model as it is after `step` was validated."""
 
     def watch(self, statistics: Callable[[], Statistics] | None) -> None:
         """Where to ask how full the tiers are; None: the engine is about to close."""
@@ -128,6 +135,12 @@ class PlainDisplay:
     def watch(self, statistics: Callable[[], Statistics] | None) -> None:
         self._statistics = statistics
 
+    def progress(self, what: str, done: int, total: int) -> None:
+        self._say(f"{what}: {done} of {total}")
+
+    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        self.note(_validated(step, evaluation, is_best))
+
     def step(self, report: StepReport) -> None:
         self._pace.add(report)
         pace = self._pace
@@ -179,6 +192,12 @@ class TerminalDisplay:
     def watch(self, statistics: Callable[[], Statistics] | None) -> None:
         self._statistics = statistics
 
+    def progress(self, what: str, done: int, total: int) -> None:
+        self._stage = printable(f"{what}: {done} of {total}")
+
+    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        self.note(_validated(step, evaluation, is_best))
+
     def step(self, report: StepReport) -> None:
         self._pace.add(report)
         self._stage = ""
@@ -219,6 +238,14 @@ def _tiers(now: Statistics) -> list[Tier]:
     if now.spill_peak_bytes:
         tiers.append(Tier("spill", now.spill_used_bytes, now.spill_peak_bytes, now.spill_limit_bytes))
     return tiers
+
+
+def _validated(step: int, evaluation: Evaluation, is_best: bool) -> str:
+    found = [f"loss {evaluation.loss:.4f}", f"perplexity {evaluation.perplexity:,.2f}"]
+    if evaluation.bits_per_byte is not None:
+        found.append(f"{evaluation.bits_per_byte:.4f} bits a byte")
+    when = f"after step {step}" if step else "before the first step"
+    return f"validation {when}: {', '.join(found)}{', the best so far' if is_best else ''}"
 
 
 def _bar(done: float, total: float) -> ProgressBar:

@@ -1,32 +1,32 @@
 """The folder of a run: what is in it, and how it stays whole.
 
     run.json          options, model, versions        tokenizer.json    as Hugging Face has it
-    metrics.jsonl     one line a step                 tokens/           the data as tokens
-    checkpoints/      step-000200, ...                loss.png, sample.txt, summary.json    written at the end
+    metrics.jsonl     a line a step and a validation  tokens/           the data as tokens
+    checkpoints/      step-000200, ..., best          loss.png, sample.txt, summary.json    written at the end
 
-Covers `RunFolder`. What a checkpoint holds is the trainer's; which options count is precedence.py.
+Covers `RunFolder`. What a checkpoint holds is the trainer's; which options count is precedence.py, lines of JSON are journal.py.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from asynctile.cli.journal import Journal, Mark
 from asynctile.errors import CheckpointError
 from asynctile.layers.config import TOKENS
-from asynctile.layers.report import read_metrics
+from asynctile.layers.report import number_in
 from asynctile.storage.beside import recover_folders, remove_folder, whole_names
 from asynctile.storage.folder import encode_json, read_json
 from asynctile.storage.input import shown
-from asynctile.storage.inside import Folder, is_a_link, write_whole
+from asynctile.storage.inside import Folder, is_a_link
 
 __all__ = ["RunFolder", "check_same_model", "existing_run"]
 
@@ -45,21 +45,19 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics = path / _METRICS
+        self.metrics = Journal(path, _METRICS)
         self.tokens = path / _TOKENS
         self.tokenizer = path / "tokenizer.json"
         #: held open and locked, once claimed; everything is written in it by name
         self._held: Folder | None = None
-        #: a descriptor of metrics.jsonl
-        self._lines: int | None = None
         #: this process made the run
         self._new = False
         #: a step has left its line
         self.begun = False
         #: folders that this process made, the innermost first
         self._made: list[Path] = []
-        #: of a run that goes on: its new record, and the step from which it does
-        self._next: tuple[Mapping[str, Any], int] | None = None
+        #: of a run that goes on: its new record, and where it does
+        self._next: tuple[Mapping[str, Any], Mark] | None = None
 
     @classmethod
     def create(cls, path: Path, record: Mapping[str, Any]) -> RunFolder:
@@ -76,7 +74,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder.claim()
         try:
-            folder.remember(record, 0)
+            folder.remember(record, Mark())
         except BaseException:
             folder.discard_unless_begun()
             folder.unclaim()
@@ -143,32 +141,30 @@ class RunFolder:
         """Write one of the run's small files whole."""
         self._folder.write(name, content)
 
-    def remember(self, record: Mapping[str, Any], step: int) -> None:
-        """Write run.json: of a new run at once, of one that goes on from `step` when it `begin`s.
+    def remember(self, record: Mapping[str, Any], mark: Mark) -> None:
+        """Write run.json: of a new run at once, of one that goes on from `mark` when it `begin`s.
 
         ValueError if the run was begun with another model, OSError if its metrics cannot be read.
         """
         if (self.path / _RECORD).exists():
             check_same_model(self.read_record().get("model"), record.get("model"), f"--model of the run {self.path}")
-        self._next = record, step
+        self._next = record, mark
         if self._new:
             self.begin()
-        for _ in self.lines():
+        for _ in self.metrics.lines():
             pass
 
     def begin(self) -> None:
-        """What was remembered has worked: mend and clear away what a kill left, drop the metrics of steps that are done
-        again, and write run.json.
+        """What was remembered has worked: mend and clear away what a kill left, drop the metrics of what is done again, and
+        write run.json.
         """
         if self._next is None:
             return
-        record, step = self._next
+        record, mark = self._next
         if self._folder.stat(_CHECKPOINTS) is not None:
             with self._folder.inside(_CHECKPOINTS) as checkpoints:
                 recover_folders(checkpoints)
-        if self.metrics.exists():
-            kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= step]
-            self.write(_METRICS, "".join(kept).encode())
+        self.metrics.rewind(self._folder, mark)
         self.write(_RECORD, encode_json({"format": _FORMAT, **record}))
         self._next = None
 
@@ -222,38 +218,36 @@ class RunFolder:
             with self._folder.inside(_CHECKPOINTS) as folder:
                 remove_folder(folder, path.name)
 
-    def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line to the metrics, in one write: whoever reads along sees whole lines.
+    def append_step(self, line: Mapping[str, Any]) -> None:
+        """Add a step's line to the metrics.
 
         CheckpointError if the run's folder is no longer where it was, or the file is another.
         """
+        self._append(self.metrics, line)
+        self.begun = True
+
+    def append_validation(self, line: Mapping[str, Any]) -> None:
+        """Add a validation's line to the metrics; errors as of a step's."""
+        self._append(self.metrics, line)
+
+    def _append(self, journal: Journal, line: Mapping[str, Any]) -> None:
         self.begin()
         self._check_in_place()
-        if self._lines is None:
-            self._lines = self._folder.append_file(_METRICS)
-        found = self._folder.stat(_METRICS)
-        if found is None or not os.path.samestat(found, os.fstat(self._lines)):
-            raise CheckpointError(f"{self.metrics} was removed or replaced while the run was on; --resume goes on from its "
-                                  "newest checkpoint")
-        with self._folder.naming(_METRICS):
-            write_whole(self._lines, (json.dumps(line) + "\n").encode())
-        self.begun = True
+        journal.append(self._folder, line)
 
     def _check_in_place(self) -> None:
         if not self._folder.is_in_place():
             raise CheckpointError(f"the folder of the run {self.path} was removed, renamed or replaced while the run was on; "
                                   "put it back and --resume, or start again")
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """The metrics, line by line, as `read_metrics` takes them."""
-        if self.metrics.exists():
-            yield from read_metrics(self.metrics)
+    def validated(self, step: int) -> int:
+        """The newest step up to `step` with a validation loss in the metrics, -1 if none has one."""
+        found = (line["step"] for line in self.metrics.lines() if number_in(line, "validation_loss") is not None)
+        return max((validated for validated in found if validated <= step), default=-1)
 
     def close(self) -> None:
-        if self._lines is not None:
-            with self._folder.naming(_METRICS):
-                os.close(self._lines)
-            self._lines = None
+        if self._held is not None:
+            self.metrics.close(self._held)
 
 
 def check_same_model(begun: Any, found: Any, what: str) -> None:

@@ -1,93 +1,125 @@
-"""One session of a run: step after step until the end or a signal, with metrics, checkpoints and validation.
+"""One session of a run: step after step until the end or a signal, with metrics, validations and checkpoints.
 
-Covers `Session`. What comes before (data, engine, model) is train.py, what comes after (sample, picture) summary.py.
+Covers `Session`. What comes before (data, engine, model) is train.py, what comes after (sample, picture) summary.py; when a
+validation is due and what is best is validation.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from asynctile import Engine
+from asynctile.callbacks import Callbacks
 from asynctile.cli.corpus import Corpus
 from asynctile.cli.display import Display
 from asynctile.cli.interrupt import Interrupt
+from asynctile.cli.journal import Mark
 from asynctile.cli.options import Options
 from asynctile.cli.run_folder import RunFolder, check_same_model
+from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import Trainer
-from asynctile.layers.data import Batches, validation_batches
+from asynctile.layers.data import Batches
+from asynctile.layers.evaluation import Evaluation, evaluate, mean_bytes
 
-__all__ = ["Session", "go_on"]
+__all__ = ["Session"]
 
-#: Validations on the way: this many, each on a few batches spread over the held-out part. The last one takes all of it.
-_VALIDATIONS, _BATCHES_ON_THE_WAY = 10, 4
 #: Steps in a row without a finite loss: the next will have none either.
 _SKIPPED_AT_MOST = 10
+#: Where the validations stand, among what a checkpoint keeps of the batches.
+_VALIDATIONS = "validations"
+
+Batch = tuple[NDArray[Any], NDArray[Any]]
 
 
 class Session:
     """Everything that a step needs, and the loop over steps."""
 
     def __init__(self, *, options: Options, folder: RunFolder, corpus: Corpus, engine: Engine, trainer: Trainer,
-                 batches: Batches, display: Display, interrupt: Interrupt) -> None:
+                 batches: Batches, validations: Validations, display: Display, interrupt: Interrupt,
+                 callbacks: Callbacks) -> None:
         self.options, self.folder, self.corpus = options, folder, corpus
         self.engine, self.trainer, self.batches = engine, trainer, batches
+        self.validations, self.callbacks = validations, callbacks
         self.display, self.interrupt = display, interrupt
         self._skipped = 0
-        #: a checkpoint was begun, and nobody has seen it whole
-        self._saving = False
+        #: of a token of the held-out part, once it is known
+        self._mean_bytes: float | None = None
+        #: the checkpoint that was begun, and that nobody has seen whole
+        self._saving: tuple[int, Path] | None = None
+
+    def go_on(self, checkpoint: Path) -> None:
+        """Put data and validations where the checkpoint left them. ValueError if it is of other data or of another model than
+        the run's.
+        """
+        record = RunFolder(checkpoint.parents[1]).read_record()
+        check_same_model(record.get("model"), self.trainer.model.config.to_hf(), f"checkpoint {checkpoint}")
+        state = self.trainer.data_state
+        if not state:
+            raise ValueError(f"checkpoint {checkpoint} does not say where in the data it was; it was not saved by this "
+                             "program")
+        try:
+            self.batches.load_state_dict(state)
+            if _VALIDATIONS in state:
+                self.validations.load_state_dict(state[_VALIDATIONS])
+            else:  # of before validations had lines and a state of their own
+                self.validations.step = self.folder.validated(self.trainer.step_count)
+        except ValueError as error:
+            raise ValueError(f"checkpoint {checkpoint}: {error}") from error
 
     async def run(self) -> None:
-        """Do the steps that are left. Returns early, with a checkpoint, when a signal came.
+        """Do the steps that are left, and the validations. Returns early, with a checkpoint, when a signal came.
 
         Checkpoints on the way are written while steps go on. CheckpointError if one cannot be, at the end of the step
         in which it failed.
         """
-        newest = self.trainer.step_count
+        newest = self._stands
         try:
-            while self.trainer.step_count < self.options.steps and not self.interrupt.requested:
+            await self._validate_if_due()
+            while self.is_going:
                 await self._step()
+                await self._validate_if_due()
                 if self._saving and not self.trainer.saving:
                     await self._saved()
                 # Not twice: a step that was skipped has changed nothing.
-                if self.trainer.step_count % self.options.save_every == 0 and self.trainer.step_count != newest:
+                if self.trainer.step_count % self.options.save_every == 0 and self._stands != newest:
                     newest = await self._save()
         except (AsynctileError, OSError):
             # What is being saved is what to go on from after this error.
-            with suppress(CheckpointError):
+            with suppress(AsynctileError):
                 await self._saved()
             raise
-        if newest != self.trainer.step_count:
+        if self.trainer.step_count and self._stands != newest:
             await self._save()
         await self._saved()
 
-    async def validate(self, limit: int | None = None) -> float | None:
-        """Mean loss on the held-out part, or on `limit` batches spread over it; None when a signal came meanwhile."""
-        losses = []
-        self.display.stage("measuring the loss on held-out text")
-        batches = validation_batches(self.corpus.held_out, self.batches.batch_size, self.batches.seq_len, limit)
-        for batch in batches:
-            if self.interrupt.requested:
-                return None
-            losses.append(float(await self.trainer.model.loss(*self._sound(batch))))
-        return float(np.mean(losses))
+    @property
+    def mark(self) -> Mark:
+        """Where the run stands, for its metrics."""
+        trainer = self.trainer
+        return Mark(step=trainer.step_count, skipped=trainer.skipped_count, validated=self.validations.step)
+
+    @property
+    def is_going(self) -> bool:
+        """Whether there is another step to do."""
+        return not (self.interrupt.requested or self.validations.is_over or self.trainer.step_count >= self.options.steps)
+
+    @property
+    def _stands(self) -> tuple[int, int]:
+        """What a checkpoint would hold that the one before does not."""
+        return self.trainer.step_count, self.validations.step
 
     async def _step(self) -> None:
         report = await self.trainer.step(*self._sound(next(self.batches)))
-        line = report.as_dict()
-        self._skipped = self._skipped + 1 if report.skipped else 0
-        loss = None if report.skipped else await self._validation_after(report.step)
-        if loss is not None and math.isfinite(loss):
-            line["validation_loss"] = loss
-        self.folder.append(line)
+        self.folder.append_step(report.as_dict())
         self.display.step(report)
+        await self.callbacks.step(report)
+        self._skipped = self._skipped + 1 if report.skipped else 0
         if self._skipped == _SKIPPED_AT_MOST and not self.trainer.step_count:
             raise AsynctileError(f"the loss of the first {_SKIPPED_AT_MOST} steps was not finite, before any update: the model "
                                  "that the run began with is damaged; start again with another --model")
@@ -96,7 +128,7 @@ class Session:
                                  f"{report.step}; "
                                  f"start again with a --lr below {self.options.lr} or with --clip-norm 1")
 
-    def _sound(self, batch: tuple[NDArray[Any], NDArray[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _sound(self, batch: Batch) -> Batch:
         """The batch; CheckpointError, naming the tokens' folder, if the model has no such token: the file has no checksum."""
         size, largest = self.trainer.model.config.vocab_size, int(max(part.max() for part in batch))
         if largest >= size:
@@ -104,39 +136,52 @@ class Session:
                                   "start another run")
         return batch
 
-    async def _validation_after(self, step: int) -> float | None:
-        if step == self.options.steps:
-            return await self.validate()
-        if step % max(1, self.options.steps // _VALIDATIONS) == 0:
-            return await self.validate(_BATCHES_ON_THE_WAY)
-        return None
+    async def _validate_if_due(self) -> None:
+        """All of a validation, or, when a signal comes meanwhile, nothing of it: the run that goes on does it first."""
+        step = self.trainer.step_count
+        if self.interrupt.requested or not self.validations.is_due(step):
+            return
+        evaluation = await self._evaluate()
+        if evaluation is None:
+            return
+        is_best = self.validations.count(step, evaluation.loss)
+        self.folder.append_validation({"step": step, **evaluation.as_dict()})
+        self.display.validation(step, evaluation, is_best)
+        await self.callbacks.validation(step, evaluation, is_best)
 
-    async def _save(self) -> int:
+    async def _evaluate(self) -> Evaluation | None:
+        """Of the model as it is, on the windows of the run; None when a signal came."""
+        windows = self.validations.batches
+
+        def progress(done: int) -> None:
+            self.display.progress("validating", done, len(windows))
+            self.interrupt.check()
+
+        self.display.progress("validating", 0, len(windows))
+        if self._mean_bytes is None:
+            try:
+                self._mean_bytes = await asyncio.to_thread(mean_bytes, self.corpus.tokenizer, windows.rows())
+            except ValueError as error:
+                raise CheckpointError(f"the tokens in {self.folder.tokens} are damaged: {error}; start another run") from error
+        sound = map(self._sound, windows)
+        try:
+            return await evaluate(self.trainer.model, sound, bytes_per_token=self._mean_bytes, progress=progress)
+        except InterruptedError:
+            return None
+
+    async def _save(self) -> tuple[int, int]:
         await self._saved()
-        step: int = self.trainer.step_count
+        step, path = self.trainer.step_count, self.folder.new_checkpoint(self.trainer.step_count)
         self.display.stage(f"saving step {step}")
-        self.trainer.data_state = self.batches.state_dict()
-        self._saving = True
-        await self.trainer.save(self.folder.new_checkpoint(step), wait=False)
-        return step
+        self.trainer.data_state = {**self.batches.state_dict(), _VALIDATIONS: self.validations.state_dict()}
+        self._saving = step, path
+        await self.trainer.save(path, wait=False)
+        return self._stands
 
     async def _saved(self) -> None:
         """Wait until the newest checkpoint is whole; only then older ones may go."""
         await self.trainer.saved()
-        if self._saving:
+        saving, self._saving = self._saving, None
+        if saving is not None:
             await asyncio.to_thread(self.folder.prune, self.options.keep)
-        self._saving = False
-
-
-def go_on(trainer: Trainer, batches: Batches, checkpoint: Path) -> None:
-    """Put the data where the checkpoint left it. ValueError if it is of other data or of another model than the run's."""
-    record = RunFolder(checkpoint.parents[1]).read_record()
-    check_same_model(record.get("model"), trainer.model.config.to_hf(), f"checkpoint {checkpoint}")
-    state: Any = trainer.data_state
-    if not state:
-        raise ValueError(f"checkpoint {checkpoint} does not say where in the data it was; it was not saved by this "
-                         "program")
-    try:
-        batches.load_state_dict(state)
-    except ValueError as error:
-        raise ValueError(f"checkpoint {checkpoint}: {error}") from error
+            await self.callbacks.saved(*saving)

@@ -6,8 +6,9 @@ Covers `finish`. It reads metrics.jsonl, so that a run of several sessions is su
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from asynctile.cli.corpus import Corpus
@@ -31,6 +32,8 @@ _PROMPT_TOKENS, _SAMPLE_TOKENS = 32, 160
 _SUMMED = (
     "tokens", "step_s", "stall_s", "uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes",
 )  # fmt: skip
+_LOSS = "validation_loss"
+_VALIDATED = (_LOSS, "validation_perplexity", "validation_bits_per_byte", "validation_tokens")
 _PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 
 
@@ -51,14 +54,15 @@ class Sums:
     spill_read_bytes: int = 0
     spill_written_bytes: int = 0
     spill_peak_bytes: int = 0
-    validation_loss: float | None = None
-    """Of the newest line that has one."""
-    validated_step: int = 0
+    validation: Mapping[str, Any] = field(default_factory=dict)
+    """The newest line that has a validation loss."""
+    best: Mapping[str, Any] = field(default_factory=dict)
+    """That of the lowest, the first of several."""
 
     @classmethod
     def of(cls, folder: RunFolder) -> Sums:
         sums = cls()
-        for line in folder.lines():
+        for line in folder.metrics.lines():
             sums.steps = max(sums.steps, line["step"])
             for name in _SUMMED:
                 setattr(sums, name, getattr(sums, name) + (number_in(line, name) or 0))
@@ -66,9 +70,15 @@ class Sums:
                 sums.measured_s += number_in(line, "step_s") or 0
             for name in _PEAKS:
                 setattr(sums, name, max(getattr(sums, name), number_in(line, name) or 0))
-            if (loss := number_in(line, "validation_loss")) is not None:
-                sums.validation_loss, sums.validated_step = loss, line["step"]
+            if (loss := number_in(line, _LOSS)) is not None:
+                sums.validation = line
+                if not sums.best or loss < sums.best[_LOSS]:
+                    sums.best = line
         return sums
+
+    @property
+    def validation_loss(self) -> float | None:
+        return self.validation.get(_LOSS)
 
     @property
     def tokens_per_s(self) -> float:
@@ -84,11 +94,8 @@ async def finish(session: Session) -> bool:
     folder, note = session.folder, session.display.note
     folder.begin()  # of a run that had no step left
     sums = Sums.of(folder)
-    if sums.validated_step != session.trainer.step_count:
-        # The run had been stopped between its last step and this.
-        sums.validation_loss = await session.validate()
     entropy = await asyncio.to_thread(_held_out_entropy, session.corpus)
-    picture = await asyncio.to_thread(loss_curve, folder.metrics, folder.path / "loss.png", bigram_entropy=entropy)
+    picture = await asyncio.to_thread(loss_curve, folder.metrics.path, folder.path / "loss.png", bigram_entropy=entropy)
     text = await _sample(session)
     if session.interrupt.requested:
         return False
@@ -128,6 +135,7 @@ def _sentences(sums: Sums, entropy: float) -> list[str]:
         side = "below" if difference >= 0 else "above"
         lines.append(f"validation loss {sums.validation_loss:.4f} nats a token, {abs(difference):.4f} {side} the "
                      f"bigram entropy of the same held-out text, {entropy:.4f}")
+        lines += _of_validation(sums)
     stalled = "" if sums.stalled is None else f"; stalled for {sums.stalled:.1%} of the time"
     lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
     up, down = format_size(sums.uploaded_bytes), format_size(sums.downloaded_bytes)
@@ -139,9 +147,22 @@ def _sentences(sums: Sums, entropy: float) -> list[str]:
     return lines
 
 
+def _of_validation(sums: Sums) -> list[str]:
+    """What the newest validation found beside the loss, and which was best; of before it was measured nothing."""
+    found = []
+    if (perplexity := number_in(sums.validation, "validation_perplexity")) is not None:
+        found.append(f"perplexity {perplexity:,.2f}")
+    if (bits := number_in(sums.validation, "validation_bits_per_byte")) is not None:
+        found.append(f"{bits:.4f} bits a byte")
+    if sums.best["step"] != sums.validation["step"]:
+        found.append(f"the best loss was {sums.best[_LOSS]:.4f}, at step {sums.best['step']}")
+    return [", ".join(found)] if found else []
+
+
 def _as_json(sums: Sums, entropy: float) -> dict[str, Any]:
     return {
         "steps": sums.steps, "tokens": sums.tokens, "tokens_per_s": sums.tokens_per_s, "stalled": sums.stalled,
-        "validation_loss": sums.validation_loss, "bigram_entropy": entropy,
+        **{name: number_in(sums.validation, name) for name in _VALIDATED}, "bigram_entropy": entropy,
+        "best_validation_loss": number_in(sums.best, _LOSS), "best_step": sums.best.get("step"),
         **{name: getattr(sums, name) for name in (*_SUMMED[3:], *_PEAKS)},
     }  # fmt: skip

@@ -10,13 +10,14 @@ import errno
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from asynctile import Engine, __version__
+from asynctile.callbacks import Callbacks, Run
 from asynctile.cli.corpus import Corpus, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
@@ -25,9 +26,11 @@ from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import RunFolder, existing_run
-from asynctile.cli.session import Session, go_on
+from asynctile.cli.session import Session
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
+from asynctile.cli.validation import Validations
+from asynctile.errors import AsynctileError
 from asynctile.layers import Trainer
 from asynctile.layers.config import Config
 from asynctile.layers.data import Batches, open_source
@@ -143,7 +146,7 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display))
         session = await _open_session(options, folder, shape, corpus, engine, display, interrupt)
-        folder.remember(_record(options, shape), session.trainer.step_count)
+        folder.remember(_record(options, shape), session.mark)
         display.note(_opening(options, folder, session))
         display.watch(engine.statistics)
         stack.callback(display.watch, None)
@@ -151,8 +154,25 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
             engine.start_trace()
             stack.callback(engine.write_trace, options.trace)
         interrupt.begin_steps()
+        return await _told(session)
+
+
+async def _told(session: Session) -> bool:
+    """Run it to its end, and finish it; callbacks are told of it. As `_run`."""
+    options, trainer = session.options, session.trainer
+    shape = trainer.model.config
+    try:
+        await session.callbacks.begin(Run(folder=session.folder.path, options=options.to_json(), config=shape.to_hf(),
+                                          parameters=shape.parameter_count, steps=options.steps,
+                                          first_step=trainer.step_count + 1))  # fmt: skip
         await session.run()
-        return not interrupt.requested and await finish(session)
+        finished = not session.interrupt.requested and await finish(session)
+    except BaseException:
+        with suppress(AsynctileError):  # what it failed of is what is told
+            await session.callbacks.end("failed")
+        raise
+    await session.callbacks.end("finished" if finished else "stopped")
+    return finished
 
 
 def _engine(options: Options, display: Display) -> Engine:
@@ -170,13 +190,16 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     if checkpoints:
         display.stage(f"reading {checkpoints[-1]}")
         trainer = await Trainer.load(engine, checkpoints[-1], update=options.update)
-        go_on(trainer, batches, checkpoints[-1])
     else:
         display.stage("making the model")
         trainer = new_trainer(options, await open_model(engine, options, shape))
+    session = Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
+                      validations=Validations.of(corpus, options), display=display, interrupt=interrupt,
+                      callbacks=Callbacks(()))
+    if checkpoints:
+        session.go_on(checkpoints[-1])
     trainer.model.companions = await asyncio.to_thread(companions_with, corpus.tokenizer, trainer.model)
-    return Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
-                   display=display, interrupt=interrupt)
+    return session
 
 
 def _opening(options: Options, folder: RunFolder, session: Session) -> str:

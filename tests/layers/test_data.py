@@ -13,9 +13,9 @@ from asynctile.layers import tokens as tokens_module
 from asynctile.layers.data import (
     Batches,
     TokenFile,
+    ValidationBatches,
     bigram_entropy,
     split,
-    validation_batches,
 )
 
 
@@ -96,27 +96,37 @@ def test_a_state_of_other_batches_is_refused(change):
         batches.load_state_dict(batches.state_dict() | change)
 
 
-def test_validation_windows_are_fixed_and_do_not_overlap():
+def test_validation_windows_are_fixed_do_not_overlap_and_are_all_there():
     tokens = np.arange(1000)
-    batches = list(validation_batches(tokens, 4, 10))
-    assert len(batches) == 24  # of 99 windows, 3 fill no batch
-    starts = np.concatenate([batch[:, 0] for batch, _ in batches])
-    assert np.diff(starts).min() >= 10
-    for batch, targets in batches:
-        np.testing.assert_array_equal(targets, batch + 1)
-    few = np.concatenate([batch[:, 0] for batch, _ in validation_batches(tokens, 4, 10, limit=2)])
-    assert few.tolist() == [0, 120, 240, 370, 490, 610, 740, 860]
+    batches = ValidationBatches(tokens, 4, 10)
+    found = list(batches)
+    assert (len(batches), len(found), batches.tokens) == (25, 25, 990)  # of 99 windows, 3 do not fill the last
+    inputs, targets = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    counted = targets[:, 0] != -100
+    assert counted.tolist() == [True] * 99 + [False]
+    np.testing.assert_array_equal(targets[counted], inputs[counted] + 1)
+    np.testing.assert_array_equal(inputs[counted].reshape(-1), np.arange(990))
+    np.testing.assert_array_equal(np.concatenate(list(batches.rows())), np.arange(1, 991))
+
+
+def test_a_few_validation_windows_are_spread_over_the_text():
+    few = ValidationBatches(np.arange(1000), 4, 10, limit=75)
+    assert (few.tokens, len(few)) == (80, 2)
+    starts = [batch[:, 0].tolist() for batch, _ in few]
+    assert starts == [[0, 120, 240, 370], [490, 610, 740, 860]]
+    assert [batch[:, 0].tolist() for batch, _ in few] == starts
+    assert ValidationBatches(np.arange(1000), 4, 10, limit=10**9).tokens == 990
 
 
 def test_windows_that_fill_no_batch_come_with_ignored_targets():
-    ((tokens, targets),) = validation_batches(np.arange(25), 4, 10, limit=3)
+    ((tokens, targets),) = ValidationBatches(np.arange(25), 4, 10, limit=30)
     assert tokens[:, 0].tolist() == [0, 10, 0, 0]
     assert (targets[2:] == -100).all()
     np.testing.assert_array_equal(targets[:2], tokens[:2] + 1)
 
 
 def test_data_shorter_than_one_sequence_is_told_with_the_way_out():
-    for make in (lambda: Batches(np.arange(8), 1, 8, seed=0), lambda: validation_batches(np.arange(8), 1, 8)):
+    for make in (lambda: Batches(np.arange(8), 1, 8, seed=0), lambda: ValidationBatches(np.arange(8), 1, 8)):
         with pytest.raises(
             ValueError, match=r"8 tokens, shorter than one sequence: .* seq_len \+ 1 = 9; give more text"
         ):
@@ -135,7 +145,7 @@ def test_numbers_out_of_range_are_named(arguments):
 
 def test_a_limit_below_one_is_named():
     with pytest.raises(ValueError, match="limit 0"):
-        validation_batches(np.arange(100), 1, 4, limit=0)
+        ValidationBatches(np.arange(100), 1, 4, limit=0)
 
 
 def slow_entropy(tokens, vocab_size):

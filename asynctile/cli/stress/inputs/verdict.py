@@ -58,7 +58,8 @@ def judge_saved(run: Path, end: End) -> None:
     """Finding if a training that ended in order has steps in its metrics that no checkpoint holds."""
     if end.status == 2 or not (run / "metrics.jsonl").exists():
         return
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    steps = [line["step"] for line in lines if "loss" in line]
     saved = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
     if steps and (not saved or saved[-1] != f"step-{steps[-1]:06}"):
         raise Finding("lost", f"status {end.status}; {steps[-1]} steps were done, and the newest checkpoint is {saved[-1:]}")

@@ -1,0 +1,106 @@
+"""How well a model does on a text that it does not learn from: its loss, perplexity and bits a byte.
+
+Covers `Evaluation`, `evaluate`, and how many bytes a token stands for. Which windows of a text are taken is data.py's
+(`validation_batches`), when a run does it asynctile/cli/validation.py's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asynctile.layers.batch import Batches
+from asynctile.layers.feed import Feed
+from asynctile.layers.model import Model
+from asynctile.layers.report import as_json
+from asynctile.layers.requests import check_kind
+from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer
+from asynctile.ops.cross_entropy import IGNORED
+
+__all__ = ["Evaluation", "evaluate", "mean_bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """loss: mean cross-entropy in nats over the targets that count, `tokens` of them. perplexity: its exponential.
+
+    bits_per_byte: the loss in bits, over the bytes that a token stands for, so that models of several tokenizers can be
+    compared; None: nobody said how many bytes these are. seconds: what it took.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float | None
+    tokens: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a line of metrics.jsonl says of it, for json; numbers that are not finite become strings."""
+        return as_json({
+            "validation_loss": self.loss, "validation_perplexity": self.perplexity,
+            "validation_bits_per_byte": self.bits_per_byte, "validation_tokens": self.tokens, "validation_s": self.seconds,
+        })  # fmt: skip
+
+
+async def evaluate(
+    model: Model,
+    batches: Batches,
+    *,
+    bytes_per_token: float | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Evaluation:
+    """The loss of `model` over batches of (tokens, targets), int arrays (B, T); targets of -100 are ignored. Changes nothing.
+
+    A target counts as much as any other, however many its batch has. A plain iterable is advanced in a thread of its own.
+    bytes_per_token: of the text that the targets are of (`mean_bytes`). progress: called with the number of batches that are
+    done; what it raises ends the evaluation. ValueError if there is no batch, and as `Model.loss`.
+    """
+    check_kind("model", model, Model, "a model, such as GPT2.create makes")
+    begun_s = time.perf_counter()
+    total, tokens, done = 0.0, 0, 0
+    feed = Feed(batches)
+    model.engine.dependents.add(feed)
+    try:
+        while True:
+            try:
+                inputs, targets = await feed.take()
+            except StopAsyncIteration:
+                break
+            count = int(np.count_nonzero(np.asarray(targets) != IGNORED))
+            total += await model.loss(inputs, targets) * count
+            tokens, done = tokens + count, done + 1
+            if progress is not None:
+                progress(done)
+    finally:
+        feed.end()
+    if not tokens:
+        raise ValueError("there is no batch to evaluate the model on; expected at least one (tokens, targets)")
+    loss = total / tokens
+    return Evaluation(loss=loss, perplexity=_exponential(loss), tokens=tokens, seconds=time.perf_counter() - begun_s,
+                      bits_per_byte=None if bytes_per_token is None else loss / math.log(2) / bytes_per_token)  # fmt: skip
+
+
+def mean_bytes(tokenizer: Tokenizer, rows: Iterable[NDArray[Any]]) -> float | None:
+    """How many bytes of UTF-8 a token of `rows`, each (n,) ids in order, stands for; None where they stand for no text.
+
+    ValueError for an id that the tokenizer does not have.
+    """
+    if isinstance(tokenizer, ByteTokenizer):  # also of bytes that are no UTF-8, which its text has not
+        return 1.0
+    nbytes = tokens = 0
+    for row in rows:
+        nbytes, tokens = nbytes + len(tokenizer.decode(row).encode()), tokens + len(row)
+    return nbytes / tokens if nbytes else None
+
+
+def _exponential(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
