@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from asynctile.on_demand import on_demand as _on_demand
 
 if TYPE_CHECKING:
+    from asynctile.layers.evaluation import Evaluation, evaluate
     from asynctile.layers.gpt2_config import GPT2Config
     from asynctile.layers.model import Model
     from asynctile.layers.optimizer import AdamW
@@ -26,6 +27,7 @@ else:
         "GPT2": "asynctile.layers.model:Model",
         "AdamW": "asynctile.layers.optimizer:AdamW",
         "ByteTokenizer": "asynctile.layers.tokenizer:ByteTokenizer",
+        "Evaluation": "asynctile.layers.evaluation:Evaluation",
         "GPT2Config": "asynctile.layers.gpt2_config:GPT2Config",
         "Model": "asynctile.layers.model:Model",
         "Sampling": "asynctile.layers.sampling:Sampling",
@@ -34,6 +36,7 @@ else:
         "Token": "asynctile.layers.requests:Token",
         "Tokenizer": "asynctile.layers.tokenizer:Tokenizer",
         "Trainer": "asynctile.layers.trainer:Trainer",
+        "evaluate": "asynctile.layers.evaluation:evaluate",
         "open_tokenizer": "asynctile.layers.tokenizer:open_tokenizer",
     })  # fmt: skip
 
@@ -41,6 +44,7 @@ __all__ = [
     "GPT2",
     "AdamW",
     "ByteTokenizer",
+    "Evaluation",
     "GPT2Config",
     "Sampling",
     "Server",
@@ -48,5 +52,6 @@ __all__ = [
     "Token",
     "Tokenizer",
     "Trainer",
+    "evaluate",
     "open_tokenizer",
 ]

@@ -4,7 +4,8 @@
     metrics.jsonl     a line a step and a validation  tokens/           the data as tokens
     checkpoints/      step-000200, ..., best          loss.png, sample.txt, summary.json    written at the end
 
-Covers `RunFolder`. What a checkpoint holds is the trainer's; which options count is precedence.py, lines of JSON are journal.py.
+Covers `RunFolder`. What a checkpoint holds is the trainer's; which options count is precedence.py, lines of JSON are
+journal.py.
 """
 
 from __future__ import annotations
