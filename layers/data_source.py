@@ -1,6 +1,7 @@
 """What a run's data is: the one place that looks at what was named and says how it is read.
 
-Covers `open_source` and what every source can do. Text is `text.py`; the file of tokens is `tokens.py`.
+Covers `open_source` and what every source can do. Text is `text.py`, tokens that are made already `raw_tokens.py`; the
+file of tokens is `tokens.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from asynctile.layers import raw_tokens
 from asynctile.layers.text import TEXT_FIELD, TextSource
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.tokens import Progress, TokenFile
@@ -43,8 +45,12 @@ class Source(Protocol):
 
 
 def open_source(path: str | os.PathLike[str] | None, text_field: str = TEXT_FIELD) -> Source:
-    """The data that `path` names, None: the source of Python's standard library. Looks at files, and reads none whole.
+    """The data that `path` names: of a .bin tokens, of anything else text; None: the source of Python's standard library.
+
+    Looks at files, and reads none whole.
 
     Raises ValueError, naming the path, if it is missing, unreadable or holds nothing to train on.
     """
+    if path is not None and Path(path).suffix == raw_tokens.SUFFIX and not Path(path).is_dir():
+        return raw_tokens.RawTokens(path)
     return TextSource(path, text_field)

@@ -1,15 +1,15 @@
-"""Token ids in a file, memory-mapped, and its parts.
+"""Token ids in a file, and its parts.
 
-Covers `TokenFile`, `TokenView`, `split`, `tokenise`, which makes the file of a text and keeps it for the next run, and
-`open_tokens`, which takes what is there. Where text comes from is `text.py`, what a token is `tokenizer.py`, batches of
-tokens are `data.py`.
+Covers `TokenFile`, `TokenView`, `split`, `tokenise`, which makes the file of a text and keeps it for the next run,
+`refer`, which remembers a file elsewhere, and `open_tokens`, which takes what is there. Where text comes from is `text.py`,
+what a token is `tokenizer.py`, batches of tokens are `data.py`.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,11 +20,11 @@ from numpy.typing import DTypeLike, NDArray
 from asynctile.layers.special_tokens import separator
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.errors import CheckpointError
-from asynctile.storage.folder import encode_json, read_json
+from asynctile.storage.folder import encode_json, read_json, write_file
 from asynctile.storage.input import open_file, shown
 from asynctile.storage.inside import Folder, write_whole
 
-__all__ = ["Piece", "Progress", "Text", "TokenFile", "TokenView", "Tokens", "open_tokens", "split", "tokenise"]
+__all__ = ["Piece", "Progress", "Text", "TokenFile", "TokenView", "Tokens", "open_tokens", "refer", "split", "tokenise"]
 
 #: called with bytes done and bytes in all
 Progress = Callable[[int, int], None]
@@ -34,10 +34,8 @@ DTYPES = ("uint16", "uint32")
 TOKENS, RECORD = "tokens.bin", "tokens.json"
 #: text and ids that wait to be written
 _HELD_NBYTES = 1 << 20
-#: mapped pages that may have been read before they are handed back to the system
-_TOUCHED_NBYTES = 16 << 20
-#: the kernel maps this much around a page that is read, so that a short slice costs as much
-_FAULT_AROUND_NBYTES = 64 << 10
+#: read at once: systems read no more than 2 GiB
+_READ_NBYTES = 1 << 30
 
 
 class Tokens(Protocol):
@@ -70,8 +68,9 @@ class Text(Protocol):
 
 
 class TokenFile:
-    """Raw token ids of `dtype` (uint16 or uint32) in a file, memory-mapped: a slice costs no more than
-    itself.
+    """Raw token ids of `dtype` (uint16 or uint32) in a file that stays open: a slice is read when it is asked for.
+
+    Not mapped: whoever shortens a mapped file ends the processes that read it, without a word.
 
     Raises ValueError if the file is missing, empty or no regular file, or its size is not a multiple of the dtype's.
     """
@@ -81,33 +80,33 @@ class TokenFile:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         try:
             with open_file(path) as file:
-                nbytes = os.fstat(file.fileno()).st_size
+                #: when it was opened
+                self.stat = os.fstat(file.fileno())
+                nbytes = self.stat.st_size
                 if nbytes == 0 or nbytes % self.dtype.itemsize:
-                    raise ValueError(
-                        f"token file {path} has {nbytes} bytes, expected a multiple of {self.dtype.itemsize} above 0; "
-                        "remove it, so that it is made again"
-                    )
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    raise ValueError(f"token file {path} has {nbytes} bytes, expected a multiple of {self.dtype.itemsize} "
+                                     f"above 0, ids of {self.dtype.name}; copy it again, or make it anew")
+                self._fd = os.dup(file.fileno())
         except OSError as error:
-            raise ValueError(
-                f"token file {path} cannot be read: {error.strerror}; make it with tokenise()"
-            ) from error
-        self._tokens = np.frombuffer(self._map, self.dtype)
-        self._touched_nbytes = 0
+            raise ValueError(f"token file {path} cannot be read: {error.strerror}; put it there, or name another") from error
+        weakref.finalize(self, os.close, self._fd)
+        self._count = nbytes // self.dtype.itemsize
 
     def __len__(self) -> int:
-        return self._tokens.size
+        return self._count
 
     def __getitem__(self, part: slice, /) -> NDArray[Any]:
-        """A read-only view of the map; copy what is to last. Steps are 1."""
-        tokens = self._tokens[part]
-        # Pages that were read count in the process's resident set until they are dropped, and random windows would
-        # in time touch all. They stay in the system's cache: a view that is still in use reads them again.
-        self._touched_nbytes += tokens.nbytes + _FAULT_AROUND_NBYTES
-        if self._touched_nbytes > _TOUCHED_NBYTES and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._touched_nbytes = tokens.nbytes
-        return tokens
+        """The ids of a slice, whose steps are 1. CheckpointError if the file has become shorter, OSError if the disk fails."""
+        start, stop, _ = part.indices(self._count)
+        found = np.empty(max(0, stop - start), self.dtype)
+        left, place = found.data.cast("B"), start * self.dtype.itemsize
+        while left:
+            count = os.preadv(self._fd, [left[:_READ_NBYTES]], place)
+            if not count:
+                raise CheckpointError(f"token file {self.path} has become shorter than the {self.stat.st_size} bytes that it "
+                                      "had; put it back")
+            left, place = left[count:], place + count
+        return found
 
 
 class TokenView:
@@ -120,24 +119,31 @@ class TokenView:
         return self.stop - self.start
 
     def __getitem__(self, part: slice, /) -> NDArray[Any]:
-        """A read-only view of the map, clipped to this part."""
+        """The ids of a slice, clipped to this part."""
         start, stop, _ = part.indices(len(self))
         return self.file[self.start + start : self.start + max(start, stop)]
 
 
 def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
-    """The tokens that `tokenise` left in a folder, of whatever text. CheckpointError, naming the file, if the record is
-    missing or damaged, ValueError if the tokens are.
+    """The tokens whose record a source left in a folder: those of a text beside it, or those of a file elsewhere.
+
+    CheckpointError, naming the file, if the record is missing or damaged, ValueError if the tokens are, or the file elsewhere
+    is another than it was.
     """
-    path, record = Path(folder, TOKENS), Path(folder, RECORD)
+    record = Path(folder, RECORD)
     known = read_json(record)
-    dtype, nbytes = (known.get("dtype"), known.get("nbytes")) if isinstance(known, dict) else (None, None)
+    known = known if isinstance(known, dict) else {}
+    dtype, nbytes, elsewhere = known.get("dtype"), known.get("nbytes"), known.get("path")
     if dtype not in DTYPES:
         raise CheckpointError(f"{record} is damaged: it has the dtype {shown(dtype)}, expected {' or '.join(DTYPES)}; "
                               "start another run")
-    tokens = TokenFile(path, dtype)
-    if nbytes != len(tokens) * tokens.dtype.itemsize:
-        raise ValueError(f"token file {path} has {len(tokens) * tokens.dtype.itemsize} bytes, {record} says "
+    if not isinstance(elsewhere, str | None):
+        raise CheckpointError(f"{record} is damaged: it has the path {shown(elsewhere)}, expected a string; start another run")
+    tokens = TokenFile(Path(folder, TOKENS) if elsewhere is None else elsewhere, dtype)
+    if elsewhere is not None and (nbytes, known.get("mtime_ns")) != (tokens.stat.st_size, tokens.stat.st_mtime_ns):
+        raise ValueError(f"token file {tokens.path} has changed since {record} was written; put it back, or start another run")
+    if nbytes != tokens.stat.st_size:
+        raise ValueError(f"token file {tokens.path} has {tokens.stat.st_size} bytes, {record} says "
                          f"{shown(nbytes)}; copy it again or start another run")
     return tokens
 
@@ -180,6 +186,16 @@ def tokenise(
             inside.remove(record.name)  # first: it must never stand beside tokens of another text
         inside.write(record.name, encode_json(origin | {"nbytes": nbytes}))
     return TokenFile(path, dtype)
+
+
+def refer(folder: str | os.PathLike[str], tokens: TokenFile, tokenizer: Tokenizer) -> None:
+    """Leave the record of a file elsewhere in `folder`, for `open_tokens`. OSError if the disk fails."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / RECORD, encode_json({
+        "path": str(tokens.path), "nbytes": tokens.stat.st_size, "mtime_ns": tokens.stat.st_mtime_ns,
+        "tokenizer": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size, "dtype": tokens.dtype.name,
+    }))  # fmt: skip
 
 
 def _write_tokens(

@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 
-from asynctile.layers import tokens as tokens_module
 from asynctile.layers.data import (
     Batches,
     TokenFile,
@@ -22,16 +21,6 @@ from asynctile.layers.data import (
 def counted(path, n, dtype=np.uint16):
     np.arange(n, dtype=dtype).tofile(path)
     return TokenFile(path, dtype)
-
-
-def test_tokens_read_the_same_after_their_pages_were_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokens_module, "_TOUCHED_NBYTES", 1)
-    file = counted(tmp_path / "t", 20_000)
-    early = file[100:200]
-    assert file[15_000:15_003].tolist() == [15_000, 15_001, 15_002]
-    assert early.tolist() == list(range(100, 200))
-    with pytest.raises(ValueError, match="read-only"):
-        early[0] = 1
 
 
 def test_the_last_part_is_held_out(tmp_path):

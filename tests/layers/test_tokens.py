@@ -97,6 +97,19 @@ def test_a_disk_that_is_full_names_the_file_of_the_tokens(tmp_path, monkeypatch)
     assert list((tmp_path / "tokens").iterdir()) == []
 
 
+def test_a_file_that_becomes_shorter_is_an_error_and_not_the_end_of_the_process(tmp_path, monkeypatch):
+    np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "t")
+    file = TokenFile(tmp_path / "t", np.uint16)
+    monkeypatch.setattr(tokens_module, "_READ_NBYTES", 7)
+    early = file[100:200]
+    assert file[15_000:15_003].tolist() == [15_000, 15_001, 15_002]
+    assert file[19_999:30_000].tolist() == [19_999] and file[7:3].size == 0
+    os.truncate(tmp_path / "t", 30_001)
+    assert early.tolist() == file[100:200].tolist() == list(range(100, 200))
+    with pytest.raises(CheckpointError, match="has become shorter than the 40000 bytes that it had"):
+        file[14_990:15_010]
+
+
 RECORD = {"dtype": "uint16", "nbytes": 8}
 
 
@@ -108,6 +121,10 @@ RECORD = {"dtype": "uint16", "nbytes": 8}
     ([1], CheckpointError, "dtype None"), (RECORD | {"nbytes": 10**99}, ValueError, r"tokens\.bin has 8 bytes, .* says 10000"),
     (RECORD | {"nbytes": None}, ValueError, "says None"),
     (RECORD | {"dtype": "uint32", "nbytes": 4}, ValueError, "has 8 bytes"),
+    (RECORD | {"path": 5}, CheckpointError, "has the path 5, expected a string"),
+    (RECORD | {"path": "a\0b"}, ValueError, "no file can have this name"),
+    (RECORD | {"path": "/dev/zero"}, ValueError, "it is a device"), (RECORD | {"path": "/"}, ValueError, "Is a directory"),
+    (RECORD | {"path": __file__, "dtype": "uint16"}, ValueError, "expected a multiple|has changed since"),
 ])  # fmt: skip
 def test_a_record_of_tokens_that_is_damaged_is_named(tmp_path, record, error, sentence):
     (tmp_path / "tokens.bin").write_bytes(bytes(8))

@@ -1,0 +1,112 @@
+"""Tokens that nanoGPT has written: opened where they are, checked, remembered, and found again or found changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from asynctile.layers import raw_tokens
+from asynctile.layers.data import open_source, open_tokens
+from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """As nanoGPT's prepare.py does it."""
+    ids = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="w+", shape=(1000,))
+    ids[:] = np.arange(1000) % 256
+    ids.flush()
+    return tmp_path / "train.bin"
+
+
+def test_the_file_is_used_where_it_is(path: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    source = open_source(path)
+    assert (source.is_text, source.note, source.nbytes) == (False, None, 2000)
+    tokens = source.tokens(ByteTokenizer(), tmp_path / "tokens", progress=lambda done, total: seen.append((done, total)))
+    assert tokens.path == path and seen == [(2000, 2000)]
+    assert tokens[:].tolist() == [n % 256 for n in range(1000)]
+    assert [file.name for file in (tmp_path / "tokens").iterdir()] == ["tokens.json"]
+    assert open_tokens(tmp_path / "tokens").path == path
+    with pytest.raises(ValueError, match=r"train\.bin holds tokens, and no text to train a tokenizer on"):
+        list(source.pieces())
+
+
+def shortened(path: Path) -> None:
+    os.truncate(path, 1998)
+
+
+def written_again(path: Path) -> None:
+    was = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"z\0")
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    (shortened, "has changed since .*tokens.json was written; put it back"), (written_again, "has changed since"),
+    (os.remove, "cannot be read: No such file or directory"),
+])  # fmt: skip
+def test_a_file_that_changed_since_is_named(path: Path, tmp_path: Path, change: Callable[[Path], None], sentence: str) -> None:
+    open_source(path).tokens(ByteTokenizer(), tmp_path / "tokens")
+    change(path)
+    with pytest.raises(ValueError, match=rf"token file {path} {sentence}"):
+        open_tokens(tmp_path / "tokens")
+
+
+@pytest.mark.parametrize("place", [0, 6, 7, 999])
+def test_an_id_that_the_tokenizer_has_not_is_named_with_its_place(path: Path, tmp_path: Path, place: int,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw_tokens, "_PIECE", 7)
+    ids = np.fromfile(path, np.uint16)
+    ids[place:] = 256
+    ids.tofile(path)
+    with pytest.raises(ValueError, match=rf"data {path} has the token 256 at byte {2 * place:,}, and the tokenizer has 256;"):
+        open_source(path).tokens(ByteTokenizer(), tmp_path / "tokens")
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_a_tokenizer_with_more_ids_than_two_bytes_say_is_refused(path: Path, tmp_path: Path) -> None:
+    for largest, is_fine in ((65_535, True), (65_536, False)):
+        words = tokenizers.models.WordLevel({"a": 0, "b": largest}, unk_token="a")
+        tokenizer = HuggingFaceTokenizer(tokenizers.Tokenizer(words))
+        if is_fine:
+            assert len(open_source(path).tokens(tokenizer, tmp_path / "tokens")) == 1000
+            continue
+        with pytest.raises(ValueError, match="has ids of uint16, and the tokenizer has 65,537, more than these can say"):
+            open_source(path).tokens(tokenizer, tmp_path / "more")
+
+
+def test_a_number_of_bytes_that_is_no_number_of_ids_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    for content in (b"", b"abc"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"a\.bin has {len(content)} bytes, expected a multiple of 2 above 0, ids of"):
+            open_source(path)
+    os.remove(path)
+    with pytest.raises(ValueError, match=r"a\.bin cannot be read: No such file"):
+        open_source(path)
+
+
+@pytest.mark.timeout(10)
+def test_a_bin_is_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.bin")
+    with pytest.raises(ValueError, match="it is a pipe"):
+        open_source(tmp_path / "pipe.bin")
+    (tmp_path / "folder.bin").mkdir()
+    (tmp_path / "folder.bin" / "a.txt").write_text("text")
+    assert open_source(tmp_path / "folder.bin").is_text
+
+
+def test_what_is_kept_is_where_it_is_and_how_it_was(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_source("train.bin").tokens(ByteTokenizer(), tmp_path / "tokens")
+    record = json.loads((tmp_path / "tokens" / "tokens.json").read_text())
+    assert record == {"path": str(path), "nbytes": 2000, "mtime_ns": path.stat().st_mtime_ns, "dtype": "uint16",
+                      "tokenizer": "bytes", "vocab_size": 256}  # fmt: skip
