@@ -1,16 +1,16 @@
 """Tokenizers: text to token ids and back.
 
-Covers bytes as tokens, the files of the `tokenizers` library (`tokenizer.json`, as Hugging Face models carry
-it), and training a byte-level BPE. Where text comes from is `text.py`; files of tokens and batches of them
-are `data.py`.
+Covers the files of the `tokenizers` library (`tokenizer.json`, as Hugging Face models carry it), training a byte-level BPE,
+and which tokenizer is meant by a name or a folder. Bytes as tokens are `byte_tokenizer.py`, the older files of GPT-2
+`bpe_files.py`. Where text comes from is `text.py`; files of tokens and batches of them are `data.py`.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import ArrayLike, NDArray
 
-from asynctile.layers.companions import LIMITS, TOKENIZER
+from asynctile.layers.bpe_files import ADDED, MERGES, SPECIAL, VOCAB, tokenizer_json
+from asynctile.layers.byte_tokenizer import ByteTokenizer, byte_bpe, checked_ids
+from asynctile.layers.companions import LIMITS, TOKENIZER, TOKENIZER_CONFIG
 from asynctile.layers.tokenizer_trial import refusal
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.folder import unreadable, write_file
@@ -29,16 +31,21 @@ __all__ = [
     "ByteTokenizer",
     "HuggingFaceTokenizer",
     "Tokenizer",
+    "has_tokenizer",
     "load_tokenizer",
     "open_tokenizer",
     "parse_tokenizer",
+    "tokenizer_of",
     "train_bpe",
 ]
 
 _FILE_NBYTES = LIMITS[TOKENIZER]
 #: A file above this is not that of the bytes, which has 5 KiB.
 _BYTES_NBYTES = 64 << 10
-_EXPECTED = 'expected "bytes", the path of a tokenizer.json, or "bpe:N" with N from 256 to 1000000, such as "bpe:8192"'
+_EXPECTED = ('expected "bytes", the path of a tokenizer.json, of a vocab.json with merges.txt beside it, or of a folder with '
+             'either, or "bpe:N" with N from 256 to 1000000, such as "bpe:8192"')
+#: Of a folder, what says which tokenizer is in it.
+_FILES = (TOKENIZER, VOCAB, MERGES, TOKENIZER_CONFIG, SPECIAL, ADDED)
 _ANOTHER = "use another tokenizer"
 
 
@@ -76,35 +83,6 @@ class Tokenizer(Protocol):
         """The content of that file."""
 
 
-class ByteTokenizer:
-    """The bytes of UTF-8 as tokens: 256 of them, nothing to train, nothing unknown."""
-
-    vocab_size = 256
-    fingerprint = "bytes"
-
-    @property
-    def special(self) -> dict[str, int]:
-        """None."""
-        return {}
-
-    def encode(self, text: str | bytes) -> NDArray[Any]:
-        """Ids (n,) uint16."""
-        return np.frombuffer(_as_bytes(text), np.uint8).astype(np.uint16)
-
-    def decode(self, ids: ArrayLike) -> str:
-        """The text of ids (n,); ValueError for an id outside 0..255."""
-        return _checked(ids, self.vocab_size).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write it as a byte-level BPE without merges, whose ids are the bytes: other programs read that too.
-        """
-        write_file(Path(folder, TOKENIZER), self.to_json())
-
-    def to_json(self) -> bytes:
-        """The content of its `tokenizer.json`."""
-        return json.dumps(_byte_bpe(), ensure_ascii=False, indent=2).encode()
-
-
 class HuggingFaceTokenizer:
     """A tokenizer of the `tokenizers` tokenizers.
 
@@ -123,12 +101,12 @@ class HuggingFaceTokenizer:
         self._dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
 
     @classmethod
-    def parse(cls, content: bytes, path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-        """From the bytes of the `tokenizer.json` `path`. Raises ValueError, naming it, if they are none."""
+    def parse(cls, content: bytes, path: str | os.PathLike[str], what: str = "a tokenizer.json") -> HuggingFaceTokenizer:
+        """From the bytes of a `tokenizer.json`, for messages `what` at `path`. ValueError, naming it, if they are none."""
         fault = refusal(content)
         if fault is not None:
-            raise ValueError(f"tokenizer {path} is not a tokenizer.json ({fault}); {_EXPECTED}")
-        with _said(f"tokenizer {path} is not a tokenizer.json", _EXPECTED):
+            raise ValueError(f"tokenizer {path} is not {what} ({fault}); {_EXPECTED}")
+        with _said(f"tokenizer {path} is not {what}", _EXPECTED):
             opened = cls(tokenizers.Tokenizer.from_buffer(content))
         if opened.vocab_size == 0:
             raise ValueError(f"tokenizer {path} has no tokens; {_EXPECTED}")
@@ -143,7 +121,7 @@ class HuggingFaceTokenizer:
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of ids (n,); ValueError for an id outside the vocabulary."""
-        checked = _checked(ids, self.vocab_size).tolist()
+        checked = checked_ids(ids, self.vocab_size).tolist()
         with _said("the tokenizer cannot make text of tokens", _ANOTHER):
             text: str = self._tokenizer.decode(checked, skip_special_tokens=False)
         return text
@@ -186,8 +164,8 @@ def train_bpe(texts: Iterable[str | bytes], vocab_size: int) -> HuggingFaceToken
 
 
 def load_tokenizer(spec: str, texts: Iterable[str | bytes]) -> Tokenizer:
-    """The tokenizer that a user names: "bytes", the path of a tokenizer.json, or "bpe:N" to train one on
-    `texts`.
+    """The tokenizer that a user names: "bytes", the path of a tokenizer.json, of a vocab.json with merges.txt beside it, or of
+    a folder with either, or "bpe:N" to train one on `texts`.
 
     `texts` is read only for "bpe:N". Raises ValueError for anything else.
     """
@@ -200,26 +178,69 @@ def load_tokenizer(spec: str, texts: Iterable[str | bytes]) -> Tokenizer:
         ):
             raise ValueError(f"tokenizer {spec!r} has no vocabulary size that can be used; {_EXPECTED}")
         return train_bpe(texts, int(number))
-    if not spec or not Path(spec).is_file():
+    path = Path(spec)
+    if not spec or not (path.is_dir() or path.is_file()):
         raise ValueError(f"tokenizer {spec!r} is neither a known name nor a file; {_EXPECTED}")
+    if path.is_dir() and not has_tokenizer(path):
+        raise ValueError(f"tokenizer {spec!r} is a folder with neither {TOKENIZER} nor {VOCAB} and {MERGES}; {_EXPECTED}")
     try:
-        content = read_file(spec, _FILE_NBYTES)
+        if path.is_dir():
+            return tokenizer_of(_read(path, _FILES), path)
+        if path.name == VOCAB:
+            return tokenizer_of(_read(path.parent, _FILES[1:]), path.parent)
+        return parse_tokenizer(read_file(path, _FILE_NBYTES), spec)
     except OSError as error:
-        raise ValueError(f"tokenizer {spec} cannot be read: {error.strerror}; {_EXPECTED}") from error
-    return parse_tokenizer(content, spec)
+        raise ValueError(f"tokenizer {error.filename} cannot be read: {error.strerror}; {_EXPECTED}") from error
+
+
+def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder has the files of one: tokenizer.json, or vocab.json and merges.txt."""
+    folder = Path(folder)
+    return (folder / TOKENIZER).is_file() or all((folder / name).is_file() for name in (VOCAB, MERGES))
 
 
 def open_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer that `save` wrote into a folder. Raises CheckpointError if it is missing or damaged."""
-    path = Path(folder, TOKENIZER)
+    """The tokenizer that `save` wrote into a folder, or that a model's folder has: its tokenizer.json, else its vocab.json and
+    merges.txt. Raises CheckpointError if it is missing or damaged.
+    """
+    folder = Path(folder)
     try:
-        content = read_file(path, _FILE_NBYTES)
+        files = _read(folder, _FILES)
+        if TOKENIZER not in files and not {VOCAB, MERGES} <= files.keys():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder / TOKENIZER))
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable(error.filename, error) from error
     try:
-        return parse_tokenizer(content, path)
+        return tokenizer_of(files, folder)
     except ValueError as error:
         raise CheckpointError(f"cannot open the tokenizer of {folder}: {error}") from error
+
+
+def _read(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Those of a folder's files that are there, and decide: beside a tokenizer.json no other does."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = read_file(folder / name, LIMITS[name])
+        except FileNotFoundError:
+            continue
+        if name == TOKENIZER:
+            break
+    return found
+
+
+def tokenizer_of(files: Mapping[str, bytes], folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a folder's files, content by name. Raises ValueError, naming the file, if they have none."""
+    if TOKENIZER in files:
+        return parse_tokenizer(files[TOKENIZER], Path(folder, TOKENIZER))
+    missing = [name for name in (VOCAB, MERGES) if name not in files]
+    if missing:
+        raise ValueError(f"tokenizer {folder} has no {missing[0]}; {_EXPECTED}")
+    try:
+        content = tokenizer_json(files)
+    except ValueError as error:
+        raise ValueError(f"tokenizer {folder}: {error}; {_EXPECTED}") from error
+    return HuggingFaceTokenizer.parse(content, Path(folder, VOCAB), f"a {VOCAB} with {MERGES}")
 
 
 def parse_tokenizer(content: bytes, path: str | os.PathLike[str]) -> Tokenizer:
@@ -231,7 +252,7 @@ def parse_tokenizer(content: bytes, path: str | os.PathLike[str]) -> Tokenizer:
 
 def _is_of_bytes(content: bytes) -> bool:
     try:
-        return bool(parse_json(content) == _byte_bpe())
+        return bool(parse_json(content) == byte_bpe())
     except ValueError:
         return False
 
@@ -245,33 +266,3 @@ def _said(what: str, way_out: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"{what} ({ascii(str(error))[1:-1][:200]}); {way_out}") from error
-
-
-def _byte_bpe() -> dict[str, Any]:
-    """The tokenizer.json of a byte-level BPE without merges, in which the id of a byte is the byte."""
-    # GPT-2's way to write bytes as characters: printable ones as they are, the others from U+0100 on.
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    vocab = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": level,
-        "decoder": level,
-        "model": {"type": "BPE", "vocab": vocab, "merges": []},
-    }
-
-
-def _as_bytes(text: str | bytes) -> bytes:
-    return text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
-
-
-def _checked(ids: ArrayLike, vocab_size: int) -> NDArray[Any]:
-    array = np.asarray(ids, np.int64).reshape(-1)
-    if array.size and not 0 <= array.min() <= array.max() < vocab_size:
-        wrong = array[(array < 0) | (array >= vocab_size)][0]
-        raise ValueError(
-            f"token id {wrong} is outside the tokenizer's vocabulary; expected 0 to {vocab_size - 1}"
-        )
-    return array

@@ -28,12 +28,13 @@ from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import one_line
 from asynctile.errors import AsynctileError
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
-from asynctile.layers.data import Batches, TextSource, open_tokens, tokenise
+from asynctile.layers.data import Batches, TextSource, open_source, open_tokens, tokenise
 from asynctile.layers.exchange import Pretrained
 from asynctile.layers.layout import shapes
 from asynctile.layers.report import StepReport, number_in
 from asynctile.layers.tokenizer import ByteTokenizer, open_tokenizer, train_bpe
 from asynctile.storage.checksums import CHECKSUMS, check_files
+from tests.layers.gpt2_files import END, write_gpt2_files
 
 CONFIG = GPT2Config(n_layer=1, n_head=1, n_embd=4, block_size=8, vocab_size=11)
 BATCHES = Batches(np.arange(100) % CONFIG.vocab_size, 2, CONFIG.block_size, 3)
@@ -97,6 +98,10 @@ def _read_tokenizer(folder: Path) -> None:
     tokenizer.decode(ids)
 
 
+def _read_lines(folder: Path) -> None:
+    b"".join(open_source(folder / "a.jsonl").pieces())
+
+
 @cache
 def cases() -> dict[str, Case]:
     """By name. Made once: a model is trained a step for it."""
@@ -105,6 +110,12 @@ def cases() -> dict[str, Case]:
         asyncio.run(_save(folder / "checkpoint"))
         (folder / "text").write_text("the tile moved " * 20)
         tokenise(TextSource(folder / "text"), ByteTokenizer(), folder / "tokens")
+        (folder / "gpt2").mkdir()
+        write_gpt2_files(folder / "gpt2", 260, {
+            "added_tokens.json": {"<pad>": 261}, "special_tokens_map.json": {"pad_token": "<pad>"},
+            "tokenizer_config.json": {"eos_token": END, "add_prefix_space": True},
+        })  # fmt: skip
+        gpt2 = _contents(folder / "gpt2")
         whole = _contents(folder / "checkpoint")
         tokens = _contents(folder / "tokens")
     loose = {name: content for name, content in whole.items() if name != CHECKSUMS}  # damage comes further without it
@@ -125,6 +136,8 @@ def cases() -> dict[str, Case]:
                     named=False),  # options are named as they are typed
         "tokens": Case(tokens, _read_tokens),
         "tokenizer": Case({"tokenizer.json": bpe._tokenizer.to_str().encode()}, _read_tokenizer),
+        "tokenizer of GPT-2": Case(gpt2, _read_tokenizer),
+        "documents": Case({"a.jsonl": b"".join(_line({"text": f"the tile {n}", "n": [n]}) for n in range(3))}, _read_lines),
     }  # fmt: skip
 
 

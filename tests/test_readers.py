@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.damage import cases, check, damaged
 
 #: Cases that cost an engine or a process each are tried less often here.
-EXAMPLES = {"checkpoint": 15, "tokenizer": 8}
+EXAMPLES = {"checkpoint": 15, "tokenizer": 8, "tokenizer of GPT-2": 15}
 
 
-@pytest.fixture(scope="module", params=["model", "shards", "checkpoint", "checksums", "run", "tokens", "tokenizer"])
+@pytest.fixture(scope="module", params=["model", "shards", "checkpoint", "checksums", "run", "tokens", "tokenizer",
+                                        "tokenizer of GPT-2", "documents"])  # fmt: skip
 def name(request):
     return request.param
 
