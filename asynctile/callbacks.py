@@ -56,7 +56,7 @@ class Callback:
         """Behind a validation. step: of the model it was made with, 0 before the first."""
 
     def saved(self, step: int, path: Path) -> None:
-        """The checkpoint of a step is whole, in the folder `path`."""
+        """The checkpoint of a step is whole, in the folder `path`; or the best model so far, in `checkpoints/best`."""
 
     def end(self, status: str) -> None:
         """The last call, also if another callback or the run failed. status: "finished", "stopped" (may go on) or "failed"."""

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from asynctile.cli.model import model_folder
 from asynctile.cli.options import Options
 from asynctile.cli.run_folder import RunFolder
-from asynctile.layers.data import TokenView, open_source, open_tokens, split
+from asynctile.layers.data import TokenFile, TokenView, open_source, open_tokens, split
 from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 
 __all__ = ["Corpus", "choose_tokenizer", "prepare_tokenizer", "prepare_tokens"]
 
-#: At most a twentieth of the text is held out, and no more than is measured in seconds: all of it is, at the end.
+#: Without --validation-share: at most a twentieth of the text is held out, and no more than says how well a model does.
 _HELD_OUT_FRACTION, _HELD_OUT_TOKENS = 0.05, 1 << 17
+
+STANDARD_LIBRARY = "Python's standard library"
 
 Progress = Callable[[int, int], None]
 
@@ -57,13 +60,43 @@ def prepare_tokens(
     options: Options, folder: RunFolder, tokenizer: Tokenizer, seq_len: int, progress: Progress
 ) -> Corpus:
     """The data as tokens, kept in the run's folder: a resumed run reads those, whatever became of the text since."""
-    if (folder.tokens / "tokens.json").exists():
-        tokens = open_tokens(folder.tokens)
-    else:
-        tokens = open_source(options.data).tokens(tokenizer, folder.tokens, progress=progress)
+    tokens = _tokens(options.data, folder.tokens, tokenizer, progress)
+    if options.validation_data is None:
+        return Corpus(tokenizer, *_divided(options, tokens, seq_len))
+    held_out = _tokens(options.validation_data, folder.validation, tokenizer, progress)
+    _check_sequence(f"--validation-data {options.validation_data}", held_out, seq_len)
+    _check_sequence(_data(options), tokens, seq_len)
+    return Corpus(tokenizer, TokenView(tokens, 0, len(tokens)), TokenView(held_out, 0, len(held_out)))
+
+
+def _tokens(path: str | None, folder: Path, tokenizer: Tokenizer, progress: Progress) -> TokenFile:
+    if (folder / "tokens.json").exists():
+        return open_tokens(folder)
+    return open_source(path).tokens(tokenizer, folder, progress=progress)
+
+
+def _divided(options: Options, tokens: TokenFile, seq_len: int) -> tuple[TokenView, TokenView]:
+    """The part to train on, and the part that is held out."""
     if len(tokens) < 2 * (seq_len + 1):
-        name = options.data or "Python's standard library"
-        raise ValueError(f"data {name} has {len(tokens)} tokens, too few for a sequence of {seq_len} to train on and "
+        raise ValueError(f"{_data(options)} has {len(tokens)} tokens, too few for a sequence of {seq_len} to train on and "
                          f"one to hold out; expected at least {2 * (seq_len + 1)}; give more text or lower --seq-len")
-    held_out = max(min(_HELD_OUT_FRACTION * len(tokens), _HELD_OUT_TOKENS), seq_len + 1)
-    return Corpus(tokenizer, *split(tokens, held_out / len(tokens)))
+    if options.validation_share is None:
+        held_out = max(min(_HELD_OUT_FRACTION * len(tokens), _HELD_OUT_TOKENS), seq_len + 1)
+        return split(tokens, held_out / len(tokens))
+    parts = split(tokens, options.validation_share)
+    for part, what in zip(parts, ("leaves", "holds out"), strict=True):
+        if len(part) <= seq_len:
+            raise ValueError(f"--validation-share {options.validation_share} of the {len(tokens)} tokens of {_data(options)} "
+                             f"{what} {len(part)}, shorter than one sequence: expected at least {seq_len + 1}; choose another "
+                             "share, give more text or lower --seq-len")
+    return parts
+
+
+def _check_sequence(what: str, tokens: TokenFile, seq_len: int) -> None:
+    if len(tokens) <= seq_len:
+        raise ValueError(f"{what} has {len(tokens)} tokens, shorter than one sequence: expected at least {seq_len + 1}; give "
+                         "more text or lower --seq-len")
+
+
+def _data(options: Options) -> str:
+    return f"data {options.data or STANDARD_LIBRARY}"

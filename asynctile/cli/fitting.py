@@ -21,6 +21,9 @@ def check_fit(options: Options) -> Options:
     """The same options, or ValueError with a sentence."""
     _check_placement(options)
     _check_batch(options)
+    if options.validation_data is not None and options.validation_share is not None:
+        raise ValueError("--validation-share holds out a part of --data, and --validation-data names another text; leave one "
+                         "of them out")
     if options.warmup_steps > options.steps:
         raise ValueError(f"--warmup {options.warmup_steps} is above --steps {options.steps}; choose at most --steps")
     return options

@@ -19,6 +19,7 @@ _PLACE = "where the bytes are (sizes such as 512MiB, or none; this changes no re
 _STEP = "a step"
 _OPTIMIZER = "the optimizer and its learning rate"
 _LENGTH = "how far it goes"
+_VALIDATION = "how it is validated"
 _ARITHMETIC = "arithmetic (precision and tile are part of the result's last bits)"
 _KEPT = "what is kept"
 
@@ -61,6 +62,28 @@ class Options:
         0.1, values.fraction, "RATE", "AdamW's decay of weights (default: {default})", group=_OPTIMIZER)
 
     steps: int = option(2000, values.count, "N", "steps in all (default: {default})", group=_LENGTH, changeable=True)
+
+    validation_data: str | None = option(
+        None, values.name, "PATH", "text to validate on, as for --data (default: a part of --data that is not trained on)",
+        group=_VALIDATION)
+    validation_share: float | None = option(
+        None, values.share, "X",
+        "which part of --data is held out, from its end (default: 0.05, at most 131,072 tokens)", group=_VALIDATION)
+    validation_tokens: int | None = option(
+        None, values.count, "N",
+        "tokens of it that each validation is on, the same each time and spread over it (default: those of 20 batches)",
+        group=_VALIDATION)
+    validate_every: int | None = option(
+        None, values.count, "N",
+        "steps between validations; there is one before the first step and one behind the last (default: a tenth of all steps)",
+        group=_VALIDATION, changeable=True)
+    stop_after: int | None = option(
+        None, values.count_or_none, "N", "end the run after so many validations without a lower loss (default: none)",
+        group=_VALIDATION, changeable=True)
+    sample_tokens: int = option(
+        0, values.natural, "N",
+        "tokens of a text that the model writes at each validation, shown and kept in samples.jsonl (default: {default})",
+        group=_VALIDATION, changeable=True)
 
     device: str = option(
         "auto", values.name, "NAME", "auto, cpu, emulated or cuda:N (default: {default})", group=_PLACE, changeable=True,

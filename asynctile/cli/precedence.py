@@ -21,7 +21,7 @@ from asynctile.storage.input import shown
 __all__ = ["new_options", "resumed_options"]
 
 #: A path that is relative means another place when the run goes on from elsewhere.
-_PATHS = ("data", "model", "tokenizer", "spill")
+_PATHS = ("data", "validation_data", "model", "tokenizer", "spill")
 
 
 def new_options(given: Mapping[str, Any]) -> Options:

@@ -1,8 +1,9 @@
 """The folder of a run: what is in it, and how it stays whole.
 
     run.json          options, model, versions        tokenizer.json    as Hugging Face has it
-    metrics.jsonl     a line a step and a validation  tokens/           the data as tokens
-    checkpoints/      step-000200, ..., best          loss.png, sample.txt, summary.json    written at the end
+    metrics.jsonl     a line a step and a validation  tokens/, validation/    the data as tokens, and --validation-data
+    samples.jsonl     with --sample-tokens            checkpoints/            step-000200, ..., best
+                                                      loss.png, sample.txt, summary.json    written at the end
 
 Covers `RunFolder`. What a checkpoint holds is the trainer's; which options count is precedence.py, lines of JSON are
 journal.py.
@@ -33,9 +34,11 @@ __all__ = ["RunFolder", "check_same_model", "existing_run"]
 
 _FORMAT = 1
 _CHECKPOINT = re.compile(r"step-([0-9]{6,})")
-_RECORD, _METRICS, _CHECKPOINTS, _TOKENS = "run.json", "metrics.jsonl", "checkpoints", "tokens"
+_BEST = "best"
+_RECORD, _METRICS, _SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
+_CHECKPOINTS, _TOKENS, _VALIDATION = "checkpoints", "tokens", "validation"
 #: What a run writes in its folder and in that of the tokens. Other names are somebody else's.
-_FILES = (_RECORD, _METRICS, "tokenizer.json", "loss.png", "loss.svg", "sample.txt", "summary.json")
+_FILES = (_RECORD, _METRICS, _SAMPLES, "tokenizer.json", "loss.png", "loss.svg", "sample.txt", "summary.json")
 _TOKEN_FILES = ("tokens.bin", "tokens.json")
 
 
@@ -47,7 +50,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = Journal(path, _METRICS)
-        self.tokens = path / _TOKENS
+        self.samples = Journal(path, _SAMPLES)
+        self.tokens, self.validation = path / _TOKENS, path / _VALIDATION
         self.tokenizer = path / "tokenizer.json"
         #: held open and locked, once claimed; everything is written in it by name
         self._held: Folder | None = None
@@ -113,20 +117,20 @@ class RunFolder:
 
     def _check_place(self, held: Folder) -> None:
         held.check_plain(_FILES)
-        for name in (_TOKENS, _CHECKPOINTS):
+        for name in (_TOKENS, _VALIDATION, _CHECKPOINTS):
             if held.stat(name) is not None:
                 with held.inside(name) as folder:
-                    if name == _TOKENS:
-                        folder.check_plain(_TOKEN_FILES)
-                    else:
+                    if name == _CHECKPOINTS:
                         self._check_checkpoints(folder)
+                    else:
+                        folder.check_plain(_TOKEN_FILES)
 
     def _check_checkpoints(self, folder: Folder) -> None:
         """Refuse what would end the run at its next save, after its steps."""
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.fd):
             why = "nothing may be written in it, and a run saves there; change its mode"
             raise PermissionError(errno.EACCES, why, str(folder.path))
-        for name in sorted(filter(_step_of, folder.names())):
+        for name in sorted(name for name in folder.names() if name == _BEST or _step_of(name)):
             found = folder.stat(name)
             if found is not None and stat.S_ISLNK(found.st_mode):
                 raise is_a_link(folder.path / name)
@@ -165,7 +169,8 @@ class RunFolder:
         if self._folder.stat(_CHECKPOINTS) is not None:
             with self._folder.inside(_CHECKPOINTS) as checkpoints:
                 recover_folders(checkpoints)
-        self.metrics.rewind(self._folder, mark)
+        for journal in (self.metrics, self.samples):
+            journal.rewind(self._folder, mark)
         self.write(_RECORD, encode_json({"format": _FORMAT, **record}))
         self._next = None
 
@@ -198,8 +203,14 @@ class RunFolder:
 
     def new_checkpoint(self, step: int) -> Path:
         """Where to save a step; CheckpointError if a link stands there."""
+        return self._place_of(f"step-{step:06d}")
+
+    def new_best(self) -> Path:
+        """Where to save the best model so far, in the place of the one before; CheckpointError if a link stands there."""
+        return self._place_of(_BEST)
+
+    def _place_of(self, name: str) -> Path:
         self._check_in_place()
-        name = f"step-{step:06d}"
         with self._folder.inside(_CHECKPOINTS, make=True) as checkpoints:
             if checkpoints.links([name]):
                 raise is_a_link(checkpoints.path / name)
@@ -207,11 +218,19 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Oldest first; of one that a kill has left beside its place, the place."""
+        return [self.path / _CHECKPOINTS / name for name in sorted(filter(_step_of, self._saved()), key=_step_of)]
+
+    @property
+    def has_best(self) -> bool:
+        """Whether the best model so far is where it was saved."""
+        return _BEST in self._saved()
+
+    def _saved(self) -> set[str]:
         try:
             with Folder.open(self.path / _CHECKPOINTS) as folder:
-                return [folder.path / name for name in sorted(filter(_step_of, whole_names(folder)), key=_step_of)]
+                return whole_names(folder)
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            return set()
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest checkpoints."""
@@ -231,6 +250,10 @@ class RunFolder:
         """Add a validation's line to the metrics; errors as of a step's."""
         self._append(self.metrics, line)
 
+    def append_sample(self, line: Mapping[str, Any]) -> None:
+        """Add a line to the samples; errors as of a step's."""
+        self._append(self.samples, line)
+
     def _append(self, journal: Journal, line: Mapping[str, Any]) -> None:
         self.begin()
         self._check_in_place()
@@ -248,7 +271,8 @@ class RunFolder:
 
     def close(self) -> None:
         if self._held is not None:
-            self.metrics.close(self._held)
+            for journal in (self.metrics, self.samples):
+                journal.close(self._held)
 
 
 def check_same_model(begun: Any, found: Any, what: str) -> None:

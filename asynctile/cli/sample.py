@@ -1,11 +1,11 @@
-"""Text that a model writes, piece by piece.
+"""Text that a model writes: piece by piece, or how it goes on from the beginning of a run's held-out text.
 
-Covers `stream_text`. Choosing tokens is the model's `generate`, what they show wording.py.
+Covers `stream_text` and `sample`. Choosing tokens is the model's `generate`, what they show wording.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import asdict
 
@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 
 from asynctile.cli.terminal import printable
 from asynctile.layers import GPT2, Sampling
+from asynctile.layers.data import TokenView
 from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.wording import Wording
 
-__all__ = ["stream_text"]
+__all__ = ["sample", "stream_text"]
+
+_PROMPT_TOKENS = 32
 
 
 async def stream_text(
@@ -38,3 +41,20 @@ async def stream_text(
             if wording.is_ended:
                 return
     yield printable(wording.end())
+
+
+async def sample(
+    model: GPT2, tokenizer: Tokenizer, held_out: TokenView, *, tokens: int, seed: int, check: Callable[[], object]
+) -> str:
+    """The beginning of a held-out text and `tokens` tokens of how the model goes on from it, printable.
+
+    check: called now and then; what it raises ends the sample.
+    """
+    prompt = held_out[: min(_PROMPT_TOKENS, max(1, model.config.block_size // 2))].astype("int64")
+    text = printable(tokenizer.decode(prompt))
+    async with aclosing(stream_text(model, tokenizer, prompt, max_new_tokens=tokens, sampling=Sampling(seed=seed),
+                                    stopping=Stopping())) as pieces:  # fmt: skip
+        async for piece in pieces:
+            text += piece
+            check()
+    return text

@@ -21,6 +21,7 @@ from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.journal import Mark
 from asynctile.cli.options import Options
 from asynctile.cli.run_folder import RunFolder, check_same_model
+from asynctile.cli.sample import sample
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import Trainer
@@ -71,6 +72,9 @@ class Session:
                 self.validations.step = self.folder.validated(self.trainer.step_count)
         except ValueError as error:
             raise ValueError(f"checkpoint {checkpoint}: {error}") from error
+        if self.validations.best_step and not self.folder.has_best:
+            self.display.note(f"the best model so far, of step {self.validations.best_step}, is no longer in "
+                              f"{checkpoint.parent}; the next that is better will be saved")
 
     async def run(self) -> None:
         """Do the steps that are left, and the validations. Returns early, with a checkpoint, when a signal came.
@@ -142,12 +146,20 @@ class Session:
         if self.interrupt.requested or not self.validations.is_due(step):
             return
         evaluation = await self._evaluate()
-        if evaluation is None:
+        text = await self.sample(self.options.sample_tokens) if evaluation is not None else None
+        if evaluation is None or text is None:
             return
         is_best = self.validations.count(step, evaluation.loss)
         self.folder.append_validation({"step": step, **evaluation.as_dict()})
         self.display.validation(step, evaluation, is_best)
+        if self.options.sample_tokens:
+            self.folder.append_sample({"step": step, "text": text})
+            self.display.note(f"\n{text}\n")
         await self.callbacks.validation(step, evaluation, is_best)
+        if is_best and step:
+            await self._save_best(step)
+        if self.validations.is_over and step < self.options.steps:
+            self.display.note(f"ending after step {step}: {self.validations.why_over}")
 
     async def _evaluate(self) -> Evaluation | None:
         """Of the model as it is, on the windows of the run; None when a signal came."""
@@ -168,6 +180,26 @@ class Session:
             return await evaluate(self.trainer.model, sound, bytes_per_token=self._mean_bytes, progress=progress)
         except InterruptedError:
             return None
+
+    async def sample(self, tokens: int) -> str | None:
+        """Held-out text and how the model goes on from it; None when a signal came. Nothing for no tokens."""
+        try:
+            return "" if not tokens else await sample(
+                self.trainer.model, self.corpus.tokenizer, self.corpus.held_out, tokens=tokens, seed=self.options.seed,
+                check=self.interrupt.check)  # fmt: skip
+        except InterruptedError:
+            return None
+
+    async def _save_best(self, step: int) -> None:
+        """The weights, and what stands beside them, in the place of the best before."""
+        await self._saved()
+        self.display.stage(f"saving step {step}, the best so far")
+        model, path = self.trainer.model, self.folder.new_best()
+        # A torn model is to name what a training can go on from.
+        checkpoint = model.last_checkpoint
+        await model.save_pretrained(path)
+        model.last_checkpoint = checkpoint
+        await self.callbacks.saved(step, path)
 
     async def _save(self) -> tuple[int, int]:
         await self._saved()

@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from asynctile.cli.corpus import Corpus
 from asynctile.cli.run_folder import RunFolder
-from asynctile.cli.sample import stream_text
 from asynctile.cli.session import Session
-from asynctile.cli.terminal import printable
-from asynctile.layers import Sampling
 from asynctile.layers.data import bigram_entropy
 from asynctile.layers.plot import loss_curve
 from asynctile.layers.report import number_in
-from asynctile.layers.stopping import Stopping
 from asynctile.storage.folder import encode_json
 from asynctile.storage.sizes import format_size
 
 __all__ = ["Sums", "finish"]
 
-_PROMPT_TOKENS, _SAMPLE_TOKENS = 32, 160
-
+_SAMPLE_TOKENS = 160
 
 _SUMMED = (
     "tokens", "step_s", "stall_s", "uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes",
@@ -96,46 +90,32 @@ async def finish(session: Session) -> bool:
     sums = Sums.of(folder)
     entropy = await asyncio.to_thread(_held_out_entropy, session.corpus)
     picture = await asyncio.to_thread(loss_curve, folder.metrics.path, folder.path / "loss.png", bigram_entropy=entropy)
-    text = await _sample(session)
-    if session.interrupt.requested:
+    session.display.stage("writing a sample")
+    text = await session.sample(_SAMPLE_TOKENS)
+    if text is None:
         return False
     folder.write("sample.txt", text.encode())
     folder.write("summary.json", encode_json(_as_json(sums, entropy)))
     note(f"\n{text}\n")
-    for line in _sentences(sums, entropy):
+    for line in _sentences(sums, entropy, folder):
         note(line)
     note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
     note(f"asynctile generate {folder.path} writes with the model; transformers opens {folder.checkpoints()[-1]} as it is")
     return True
 
 
-async def _sample(session: Session) -> str:
-    """Held-out text and how the model goes on from it."""
-    session.display.stage("writing a sample")
-    tokenizer, block_size = session.corpus.tokenizer, session.trainer.model.config.block_size
-    prompt = session.corpus.held_out[: min(_PROMPT_TOKENS, max(1, block_size // 2))].astype("int64")
-    text = printable(tokenizer.decode(prompt))
-    async with aclosing(stream_text(session.trainer.model, tokenizer, prompt, max_new_tokens=_SAMPLE_TOKENS,
-                                    sampling=Sampling(seed=session.options.seed), stopping=Stopping())) as pieces:  # fmt: skip
-        async for piece in pieces:
-            text += piece
-            if session.interrupt.requested:
-                break
-    return text
-
-
 def _held_out_entropy(corpus: Corpus) -> float:
     return bigram_entropy(corpus.held_out, corpus.tokenizer.vocab_size)
 
 
-def _sentences(sums: Sums, entropy: float) -> list[str]:
+def _sentences(sums: Sums, entropy: float, folder: RunFolder) -> list[str]:
     lines = []
     if sums.validation_loss is not None:
         difference = entropy - sums.validation_loss
         side = "below" if difference >= 0 else "above"
         lines.append(f"validation loss {sums.validation_loss:.4f} nats a token, {abs(difference):.4f} {side} the "
                      f"bigram entropy of the same held-out text, {entropy:.4f}")
-        lines += _of_validation(sums)
+        lines += _of_validation(sums, folder)
     stalled = "" if sums.stalled is None else f"; stalled for {sums.stalled:.1%} of the time"
     lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
     up, down = format_size(sums.uploaded_bytes), format_size(sums.downloaded_bytes)
@@ -147,7 +127,7 @@ def _sentences(sums: Sums, entropy: float) -> list[str]:
     return lines
 
 
-def _of_validation(sums: Sums) -> list[str]:
+def _of_validation(sums: Sums, folder: RunFolder) -> list[str]:
     """What the newest validation found beside the loss, and which was best; of before it was measured nothing."""
     found = []
     if (perplexity := number_in(sums.validation, "validation_perplexity")) is not None:
@@ -155,7 +135,8 @@ def _of_validation(sums: Sums) -> list[str]:
     if (bits := number_in(sums.validation, "validation_bits_per_byte")) is not None:
         found.append(f"{bits:.4f} bits a byte")
     if sums.best["step"] != sums.validation["step"]:
-        found.append(f"the best loss was {sums.best[_LOSS]:.4f}, at step {sums.best['step']}")
+        kept = ", whose model is in checkpoints/best" if folder.has_best else ""
+        found.append(f"the best loss was {sums.best[_LOSS]:.4f}, at step {sums.best['step']}{kept}")
     return [", ".join(found)] if found else []
 
 

@@ -114,6 +114,8 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
     options = replace(options, tokenizer=choose_tokenizer(options))
     # Before anything is made: a mistyped path is the likeliest mistake.
     open_source(options.data)
+    if options.validation_data is not None:
+        open_source(options.validation_data)
     assert options.out is not None
     return options, RunFolder.create(Path(options.out), _record(options, None))
 
@@ -209,10 +211,13 @@ def _opening(options: Options, folder: RunFolder, session: Session) -> str:
         memory += f" and {options.spill} for what RAM cannot hold"
     return (f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on "
             f"{session.engine.device} in {session.engine.precision} with {memory}; {tokens:,} tokens to train on; "
-            f"{_to_do(session.trainer.step_count, options.steps)}, in {folder.path}")
+            f"{_to_do(session.validations, session.trainer.step_count, options.steps)}, in {folder.path}")
 
 
-def _to_do(done: int, steps: int) -> str:
+def _to_do(validations: Validations, done: int, steps: int) -> str:
+    if validations.is_over and done < steps:
+        return (f"no step is left to do after step {done}, since {validations.why_over} (a larger --stop-after, or none, goes "
+                "on from there)")
     if done >= steps:
         return f"all of its {done} steps are done (a larger --steps goes on from there)"
     return f"steps {done + 1} to {steps}"

@@ -43,8 +43,9 @@ class Validations:
     def of(cls, corpus: Corpus, options: Options) -> Validations:
         """Those of a run, on windows of its held-out part."""
         assert options.seq_len is not None
-        limit = _BATCHES * options.batch_size * options.seq_len
-        return cls(ValidationBatches(corpus.held_out, options.batch_size, options.seq_len, limit), options.steps)
+        limit = options.validation_tokens or _BATCHES * options.batch_size * options.seq_len
+        batches = ValidationBatches(corpus.held_out, options.batch_size, options.seq_len, limit)
+        return cls(batches, options.steps, options.validate_every, options.stop_after)
 
     def is_due(self, step: int) -> bool:
         """Whether the model after `step`, where it is now, is to be validated, and was not yet."""
@@ -59,6 +60,12 @@ class Validations:
         else:
             self.without_gain += 1
         return is_best
+
+    @property
+    def why_over(self) -> str:
+        """A sentence, where it `is_over`."""
+        best = "that is finite" if self.best_loss is None else f"below the {self.best_loss:.4f} of step {self.best_step}"
+        return f"{self.without_gain} validations in a row found no loss {best}"
 
     @property
     def is_over(self) -> bool:

@@ -12,7 +12,9 @@ import math
 from asynctile.storage.input import shown
 from asynctile.storage.sizes import parse_size
 
-__all__ = ["count", "fraction", "name", "name_or_none", "natural", "positive", "size", "size_or_none"]
+__all__ = [
+    "count", "count_or_none", "fraction", "name", "name_or_none", "natural", "positive", "share", "size", "size_or_none",
+]  # fmt: skip
 
 #: Typed for an option that a resumed run is to be without.
 NONE = "none"
@@ -23,6 +25,11 @@ _MOST = 2**64 - 1
 def count(text: str) -> int:
     """A whole number of 1 or more."""
     return _whole(text, 1)
+
+
+def count_or_none(text: str) -> int | None:
+    """A whole number of 1 or more, or "none"."""
+    return None if text == NONE else count(text)
 
 
 def natural(text: str) -> int:
@@ -43,6 +50,14 @@ def fraction(text: str) -> float:
     value = _number(text)
     if value < 0:
         raise _refusal(text, "a number of 0 or more, such as 0.1")
+    return value
+
+
+def share(text: str) -> float:
+    """A part of a whole: a number above 0 and below 1."""
+    value = _number(text)
+    if not 0 < value < 1:
+        raise _refusal(text, "a number above 0 and below 1, such as 0.05")
     return value
 
 

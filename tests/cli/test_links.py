@@ -19,7 +19,8 @@ from tests.cli.conftest import Program
 
 LINKED = [
     "run.json", "metrics.jsonl", "tokenizer.json", "sample.txt", "summary.json", "tokens", "tokens/tokens.bin",
-    "tokens/tokens.json", "checkpoints", "checkpoints/step-000001", "checkpoints/step-000002",
+    "tokens/tokens.json", "validation", "validation/tokens.bin", "samples.jsonl", "checkpoints", "checkpoints/step-000001",
+    "checkpoints/step-000002", "checkpoints/best",
 ]  # fmt: skip
 
 
@@ -31,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256}
     (folder / "shape.json").write_text(json.dumps(shape))
     words = ["--data", folder / "text.txt", "--model", folder / "shape.json", "--device", "cpu", "--batch-size", "4",
-             "--steps", "2", "--out", folder / "run"]
+             "--validation-data", folder / "text.txt", "--sample-tokens", "1", "--steps", "2", "--out", folder / "run"]
     assert main(["train", *map(str, words)]) == 0
     return folder / "run"
 
@@ -67,7 +68,9 @@ def test_a_link_inside_is_refused_before_any_work(program: Program, run: Path, t
     assert everything(tmp_path) == before
 
 
-ELSE = ["metrics.jsonl", "sample.txt", "tokens", "tokens/tokens.bin", "checkpoints", "checkpoints/step-000002"]
+ELSE = [
+    "metrics.jsonl", "sample.txt", "tokens", "tokens/tokens.bin", "checkpoints", "checkpoints/step-000002", "checkpoints/best",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ELSE)
@@ -109,7 +112,7 @@ def test_a_run_may_be_named_through_links(program: Program, run: Path, tmp_path:
     (tmp_path / "straight").symlink_to(tmp_path / "disk" / "run")
     assert program("train", "--resume", "--out", tmp_path / "link" / "run", "--steps", 3)[0] == 0
     assert program("train", "--resume", "--out", tmp_path / "straight", "--steps", 4, "--keep", 1)[0] == 0
-    assert [path.name for path in (tmp_path / "disk" / "run" / "checkpoints").iterdir()] == ["step-000004"]
+    assert {path.name for path in (tmp_path / "disk" / "run" / "checkpoints").iterdir()} == {"best", "step-000004"}
     assert (tmp_path / "straight").is_symlink()
 
 
@@ -131,12 +134,21 @@ def prune(run: RunFolder) -> None:
     run.prune(1)
 
 
+def put_best(run: RunFolder) -> None:
+    run.new_best()
+
+
+def append_sample(run: RunFolder) -> None:
+    run.append_sample({"step": 3})
+
+
 def append(run: RunFolder) -> None:
-    run.append({"step": 3})
+    run.append_step({"step": 3})
 
 
 @pytest.mark.parametrize(("name", "act"), [("checkpoints", put_folder), ("checkpoints/step-000003", put_folder),
-                                           ("checkpoints/step-000001", prune), ("metrics.jsonl", append)])  # fmt: skip
+                                           ("checkpoints/step-000001", prune), ("metrics.jsonl", append),
+                                           ("samples.jsonl", append_sample), ("checkpoints/best", put_best)])  # fmt: skip
 def test_a_link_that_comes_later_is_refused_too(run: Path, tmp_path: Path, name: str, act: Callable[[RunFolder], None]) -> None:
     folder = RunFolder.open(run)
     folder.claim()
