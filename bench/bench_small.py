@@ -37,7 +37,7 @@ from common import (
 )
 from paired import CONFIDENCE, FEWEST, change
 from small_model import CAPPED, CPU, LENGTH, MODEL, OPTIONS, PLACES, SHAPE, batches, open_trainer
-from torch_step import torch, torch_gemm_gflops, torch_training
+from torch_step import TorchTraining, torch, torch_gemm_gflops
 
 EAGER, COMPILED = "torch eager", "torch compiled"
 #: How many times as fast as PyTorch eager.
@@ -85,7 +85,7 @@ async def open_trainings(stack: AsyncExitStack, steps: int) -> tuple[dict[str, T
         weights = weights or await trainer.model.state_dict()
         found[name] = Training(partial(_ours, trainer.run(batches())), steps)
     for name, compiled in ((EAGER, False), (COMPILED, True)):
-        losses = torch_training(SHAPE, weights, trainer.optimizer, batches(), compiled=compiled)
+        losses = TorchTraining(SHAPE, weights, trainer.optimizer, batches(), compiled=compiled)
         found[name] = Training(partial(_theirs, losses), steps)
     return found, trainer.model.tiling.tile
 

@@ -1,5 +1,5 @@
-"""The same GPT-2 in PyTorch float32, which bench_step.py and bench_small.py measure asynctile against; gpu_torch.py takes
-its blocks; and PyTorch's GEMM rate.
+"""The same GPT-2 in PyTorch float32, which bench_step.py, bench_small.py and bench_nanogpt.py measure asynctile against;
+gpu_torch.py takes its blocks; and PyTorch's GEMM rate.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from asynctile.layers import AdamW, GPT2Config
+from asynctile.layers.data import IGNORED
 
 #: Linear layers of a block by their Hugging Face names, which hold the transposed weights, and here.
 LINEAR = {"attn.c_attn": "c_attn", "attn.c_proj": "attn_proj", "mlp.c_fc": "c_fc", "mlp.c_proj": "mlp_proj"}
@@ -74,31 +75,50 @@ class Reference(nn.Module):
         self.load_state_dict(found)
 
 
-def one_step(run: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, targets: torch.Tensor) -> float:
+def one_step(run: Any, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, targets: torch.Tensor,
+             clip_norm: float | None = None) -> float:
     """The loss, after an update. run: the model, or what it was compiled to."""
     optimizer.zero_grad(set_to_none=True)
     loss = run(tokens, targets)
     loss.backward()
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], clip_norm)
     optimizer.step()
     return float(loss.item())
 
 
-def torch_training(
-    config: GPT2Config, weights: Mapping[str, Any], settings: AdamW, batches: Iterable[Any], *, compiled: bool
-) -> Iterator[float]:
+class TorchTraining(Iterator[float]):
     """The loss of each step on `batches`, from these weights and by these settings."""
-    model = Reference(config)
-    model.load(weights)
-    decayed = {True: [], False: []}
-    for parameter in model.parameters():
-        decayed[parameter.dim() == 2].append(parameter)
-    groups = [{"params": decayed[True], "weight_decay": settings.weight_decay}, {"params": decayed[False], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
-    run = torch.compile(model) if compiled else model
-    for count, (tokens, targets) in enumerate(batches, 1):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.rate(count)
-        yield one_step(run, optimizer, torch.from_numpy(tokens), torch.from_numpy(targets))
+
+    def __init__(self, config: GPT2Config, weights: Mapping[str, Any], settings: AdamW, batches: Iterable[Any], *,
+                 compiled: bool, clip_norm: float | None = None) -> None:
+        self.model = Reference(config)
+        self.model.load(weights)
+        decayed: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for parameter in self.model.parameters():
+            decayed[parameter.dim() == 2].append(parameter)
+        groups = [{"params": decayed[True], "weight_decay": settings.weight_decay},
+                  {"params": decayed[False], "weight_decay": 0.0}]
+        self._settings, self._clip_norm, self._batches, self._count = settings, clip_norm, iter(batches), 0
+        self._optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+        self._run = torch.compile(self.model) if compiled else self.model
+
+    def __next__(self) -> float:
+        batch = next(self._batches)
+        self._count += 1
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.rate(self._count)
+        return one_step(self._run, self._optimizer, *map(torch.from_numpy, batch), clip_norm=self._clip_norm)
+
+    def evaluate(self, batches: Iterable[Any]) -> float:
+        """The mean loss over the targets of batches that are not ignored; nothing is updated."""
+        total = count = 0.0
+        with torch.no_grad():
+            for tokens, targets in batches:
+                counted = int((targets != IGNORED).sum())
+                total += float(self.model(torch.from_numpy(tokens), torch.from_numpy(targets)).item()) * counted
+                count += counted
+        return total / count
 
 
 def torch_side(config: GPT2Config, tokens: Any, targets: Any, count: int, *, compiled: bool) -> Side:
