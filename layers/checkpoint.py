@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_info
 
 from asynctile.errors import CheckpointError
 from asynctile.layers.activations import check_recompute
+from asynctile.layers.companions import Companions
 from asynctile.layers.config import Config
 from asynctile.layers.exchange import (
     CONFIG,
@@ -84,26 +85,27 @@ async def save(model: Model, training: Training, final: Path, *, wait: bool) -> 
     what = f"the save of {final}"
     files = model.engine.files(what)
     await files.run(check_place, final)
-    state = _encoded(await model.engine.compute(_state, model, training))
+    state, companions = _encoded(await model.engine.compute(_state, model, training)), model.companions
     snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
     if snapshot is None:
         with told_save(model.engine, model.name, final, training.step_count, behind=False):
-            await _write(model, final, state, model.engine.read, files)
+            await _write(model, final, state, companions, model.engine.read, files)
         return None
-    task = model.engine.spawn(_write_behind(model, training.step_count, final, state, snapshot.read, files))
+    task = model.engine.spawn(_write_behind(model, training.step_count, final, state, companions, snapshot.read, files))
     # Not in the task's own `finally`: one that is cancelled before it begins never comes there.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
 
 
-async def _write_behind(model: Model, step: int, final: Path, state: bytes, read: ReadTile, files: Files) -> None:
+async def _write_behind(model: Model, step: int, final: Path, state: bytes, companions: Companions, read: ReadTile,
+                        files: Files) -> None:
     with told_save(model.engine, model.name, final, step, behind=True):
-        await _write(model, final, state, read, files)
+        await _write(model, final, state, companions, read, files)
 
 
-async def _write(model: Model, final: Path, state: bytes, read: ReadTile, files: Files) -> None:
+async def _write(model: Model, final: Path, state: bytes, companions: Companions, read: ReadTile, files: Files) -> None:
     async with replaced(final, model.config.states_nbytes, files, partial(model.saved_to, final)) as folder:
-        await write_model(folder, model.parameters, model.companions, read, files)
+        await write_model(folder, model.parameters, companions, read, files)
         await write_tensors(folder / OPTIMIZER, model.parameters, MOMENTS, read, files)
         await store_file(folder / TRAINER, state, executor=files)
         paths = await files.run(lambda: sorted(folder.iterdir()))

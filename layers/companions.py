@@ -1,4 +1,4 @@
-"""Files that stand beside a model's weights for other programs: its tokenizer, and how it is to generate.
+"""Files that stand beside a model's weights for others: its tokenizer, how it is to generate, what people should know of it.
 
 Covers which there are, reading them from a model's folder and writing them into one. They are kept as bytes, and nothing
 here looks into them; only a model that came without generation_config.json gets one. What is in the tokenizer's files is
@@ -19,6 +19,8 @@ from asynctile.storage.input import DOCUMENT_NBYTES, read_file, shown
 
 GENERATION = "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+#: The model card. People write in it, so another content than was saved is no damage.
+CARD = "README.md"
 #: Every companion, and the most bytes of it. A million tokens, the most that "bpe:N" makes, take 100 MB as tokenizer.json.
 LIMITS = {
     GENERATION: DOCUMENT_NBYTES,
@@ -29,6 +31,7 @@ LIMITS = {
     "chat_template.jinja": DOCUMENT_NBYTES,
     "vocab.json": 32 << 20,
     "merges.txt": 32 << 20,
+    CARD: DOCUMENT_NBYTES,
 }
 #: What transformers adds to a prompt where nobody says how much; more than a short window has room for.
 NEW_TOKENS = 256
@@ -49,7 +52,8 @@ def checked(files: Companions) -> Companions:
 
 
 def read_companions(folder: Path, tick: Callable[[], object] = bool) -> dict[str, bytes]:
-    """The companions in a model's folder. CheckpointError for one that is damaged, too long, or no regular file.
+    """The companions in a model's folder. CheckpointError for one that is damaged, too long, or no regular file; of a
+    checkpoint's card any content is taken.
 
     tick: called all the time.
     """
@@ -62,7 +66,7 @@ def read_companions(folder: Path, tick: Callable[[], object] = bool) -> dict[str
         except OSError as error:
             raise unreadable(folder / name, error) from error
         tick()
-    check_files(folder, (), tick, others=LIMITS)
+    check_files(folder, (), tick, others=[name for name in LIMITS if name != CARD])
     return found
 
 

@@ -204,7 +204,7 @@ class Model:
 
     @property
     def companions(self) -> Companions:
-        """Files of other programs that stand beside the weights, bytes by name: the tokenizer's, generation_config.json.
+        """Files for others that stand beside the weights, bytes by name: the tokenizer's, generation_config.json, README.md.
 
         Read by `from_pretrained` and `Trainer.load`, written by every save as they stand then. Assign a mapping to change
         them; the names that there are, and their sizes, are in companions.py, and others raise ValueError.

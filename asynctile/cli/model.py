@@ -15,7 +15,7 @@ from asynctile import Engine
 from asynctile.cli.options import Options
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.architectures import config_from_hf
-from asynctile.layers.companions import GENERATION, TOKENIZER
+from asynctile.layers.companions import CARD, GENERATION, TOKENIZER
 from asynctile.layers.config import STATES_NBYTES, Config
 from asynctile.layers.gpt2_config import STANDARD
 from asynctile.layers.model import check_room
@@ -84,7 +84,7 @@ def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:
     own, made = model.companions, of_tokenizer(tokenizer, model.config.block_size)
     if _is_of(own.get(TOKENIZER), tokenizer):
         return {**made, **own}
-    return {**made, **{name: own[name] for name in (GENERATION,) if name in own}}
+    return {**made, **{name: own[name] for name in (GENERATION, CARD) if name in own}}
 
 
 def _is_of(content: bytes | None, tokenizer: Tokenizer) -> bool:

@@ -41,7 +41,7 @@ def beside(path: Path) -> dict[str, bytes]:
 
 async def test_a_loaded_models_companions_are_saved_again_byte_for_byte(tmp_path: Path) -> None:
     await saved(tmp_path / "a", files=FILES)
-    (tmp_path / "a" / "README.md").write_text("not a companion")
+    (tmp_path / "a" / "NOTES.md").write_text("not a companion")
     async with Engine("cpu") as engine:
         model = await GPT2.from_pretrained(engine, tmp_path / "a")
         assert model.companions == FILES
@@ -52,7 +52,7 @@ async def test_a_loaded_models_companions_are_saved_again_byte_for_byte(tmp_path
         await trainer.saved()
     for name in "bcd":
         assert beside(tmp_path / name) == FILES
-        assert not (tmp_path / name / "README.md").exists()
+        assert not (tmp_path / name / "NOTES.md").exists()
     assert json.loads((tmp_path / "c" / "checksums.json").read_text())["files"].keys() >= FILES.keys()
 
 
@@ -100,6 +100,33 @@ async def test_a_damaged_companion_of_a_checkpoint_is_named(tmp_path: Path, name
             with pytest.raises(CheckpointError, match=name) as caught:
                 await load(engine, tmp_path / "a")
             assert "\n" not in str(caught.value)
+
+
+async def test_a_card_that_somebody_wrote_in_is_no_damage_and_goes_along(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        model = await GPT2.create(engine, CONFIG, tile=SMALL.tile)
+        model.companions = FILES
+        await Trainer(model).save(tmp_path / "a")
+        (tmp_path / "a" / "README.md").write_bytes(b"# mine")
+        assert (await GPT2.from_pretrained(engine, tmp_path / "a")).companions["README.md"] == b"# mine"
+        trainer = await Trainer.load(engine, tmp_path / "a")
+        await trainer.save(tmp_path / "b")
+    assert beside(tmp_path / "b") == FILES | {"README.md": b"# mine"}
+
+
+async def test_a_save_behind_steps_has_the_files_of_when_it_was_asked_for(tmp_path: Path) -> None:
+    """As it has the weights: a later card speaks of later steps."""
+    async with Engine("cpu") as engine:
+        trainer = Trainer(await GPT2.create(engine, CONFIG, tile=SMALL.tile))
+        trainer.model.companions = FILES
+        await trainer.save(tmp_path / "a", wait=False)
+        assert trainer.saving
+        trainer.model.companions = FILES | {"README.md": b"later"}
+        await trainer.saved()
+        await trainer.save(tmp_path / "b", wait=False)
+        await trainer.saved()
+    assert beside(tmp_path / "a") == FILES
+    assert beside(tmp_path / "b")["README.md"] == b"later"
 
 
 async def test_links_in_a_models_folder_are_read_and_what_is_saved_has_none(tmp_path: Path) -> None:
