@@ -55,8 +55,8 @@ from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
 from asynctile.storage.tensors import TensorReader
 from asynctile.storage.tile import Tile
 
-#: 2: recompute may be "auto".
-FORMAT = 2
+#: 2: recompute may be "auto". 3: the optimizer says how its rate decays.
+FORMAT = 3
 TRAINER, OPTIMIZER = "trainer.json", "optimizer.safetensors"
 SETTINGS, COUNTS = tuple(item.name for item in fields(Settings)), ("step_count", "skipped_count")
 #: What trainer.json must hold besides the format.

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from asynctile.layers.config import LARGEST
 from asynctile.storage.input import shown
 
+COSINE, LINEAR = DECAYS = "cosine", "linear"
+
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW with decoupled decay (none on biases and layernorms), linear warm-up and cosine decay."""
+    """AdamW with decoupled decay (none on biases and layernorms), linear warm-up, and cosine or linear decay of the rate."""
 
     lr: float = 3e-4
     """The highest learning rate, per step."""
@@ -28,9 +30,11 @@ class AdamW:
     warmup: int = 0
     """Length of the linear warm-up, in steps."""
     decay_steps: int | None = None
-    """Step at which the cosine reaches min_lr, counted from the first; None: constant after the warm-up."""
+    """Step at which the rate reaches min_lr, counted from the first; None: constant after the warm-up."""
     min_lr: float = 0.0
     """The learning rate after decay_steps, per step."""
+    decay: str = "cosine"
+    """How the rate falls from the end of the warm-up to decay_steps: "cosine" or "linear"."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.betas, Collection):
@@ -52,6 +56,9 @@ class AdamW:
             if self.decay_steps < self.warmup:
                 raise ValueError(f"decay_steps {self.decay_steps} ends before warmup {self.warmup}; "
                                  "it counts from the first step, choose at least warmup")
+        if not isinstance(self.decay, str) or self.decay not in DECAYS:
+            raise ValueError(f"decay is {shown(self.decay)}, expected {' or '.join(map(repr, DECAYS))}; without decay_steps "
+                             "the rate is constant")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}; choose at most lr")
 
@@ -64,7 +71,8 @@ class AdamW:
         if step >= self.decay_steps:
             return self.min_lr
         done = (step - self.warmup) / (self.decay_steps - self.warmup)
-        return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
+        left = 1.0 - done if self.decay == LINEAR else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.min_lr + (self.lr - self.min_lr) * left
 
     def hyper(self, step: int, factor: float = 1.0) -> NDArray[np.float32]:
         """The `hyper` tile of a step, (9,) as in asynctile/ops/adamw.py; factor scales the gradient."""

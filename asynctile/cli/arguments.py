@@ -95,6 +95,9 @@ def _action(entry: Option) -> dict[str, Any]:
 
 
 def _add_training(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None:
+    parser.add_argument("--config", metavar="FILE", type=values.name,
+        help="options from a TOML file, such as lr = 0.001; what is typed here counts before it, and what a run that goes on "
+             "remembers")
     groups = add_options(parser, _TABLE, shown)
     groups[_TABLE["out"].group].add_argument("--resume", action="store_true",
         help="go on with the run in --out from its newest checkpoint; its options are used again, and memory, prefetch, "

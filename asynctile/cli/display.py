@@ -46,6 +46,9 @@ class Display(Protocol):
     def note(self, text: str) -> None:
         """A sentence that stays."""
 
+    def expect(self, steps: int) -> None:
+        """How many steps there will be, where that was not known at the start."""
+
     def progress(self, what: str, done: int, total: int) -> None:
         """How far something has come that is no step and takes several parts."""
 
@@ -135,6 +138,9 @@ class PlainDisplay:
     def watch(self, statistics: Callable[[], Statistics] | None) -> None:
         self._statistics = statistics
 
+    def expect(self, steps: int) -> None:
+        self._pace.steps = steps
+
     def progress(self, what: str, done: int, total: int) -> None:
         self._say(f"{what}: {done} of {total}")
 
@@ -191,6 +197,9 @@ class TerminalDisplay:
 
     def watch(self, statistics: Callable[[], Statistics] | None) -> None:
         self._statistics = statistics
+
+    def expect(self, steps: int) -> None:
+        self._pace.steps = steps
 
     def progress(self, what: str, done: int, total: int) -> None:
         self._stage = printable(f"{what}: {done} of {total}")

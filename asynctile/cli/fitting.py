@@ -1,19 +1,23 @@
 """What options of a run mean together: refused is what cannot work whatever the data and the model are.
 
-Covers `check_fit`. Each value by itself is checked in values.py; what fits a model or a text is model.py's and corpus.py's.
+Covers `check_fit`, and how many steps --epochs makes. Each value by itself is checked in values.py; what fits a model or a
+text is model.py's and corpus.py's.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
-from asynctile.cli.options import Options
+from asynctile.cli.options import CONSTANT, Options
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.update_placement import UPDATES
 from asynctile.program.precision import PRECISIONS
 
-__all__ = ["check_fit"]
+__all__ = ["check_fit", "steps_of"]
 
+#: A checkpoint counts no further.
+MOST_STEPS = 1 << 63
 _DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
 
 
@@ -24,9 +28,28 @@ def check_fit(options: Options) -> Options:
     if options.validation_data is not None and options.validation_share is not None:
         raise ValueError("--validation-share holds out a part of --data, and --validation-data names another text; leave one "
                          "of them out")
-    if options.warmup_steps > options.steps:
-        raise ValueError(f"--warmup {options.warmup_steps} is above --steps {options.steps}; choose at most --steps")
+    _check_schedule(options)
     return options
+
+
+def steps_of(epochs: float, tokens: int, tokens_a_step: int) -> int:
+    """How many steps take `tokens` so often; ValueError if nobody can count them."""
+    steps = epochs * tokens / tokens_a_step
+    if steps > MOST_STEPS:
+        raise ValueError(f"--epochs {epochs:g} of {tokens:,} tokens are {steps:.3g} steps, expected at most {MOST_STEPS:.3g}; "
+                         "choose less")
+    return max(1, math.ceil(steps))
+
+
+def _check_schedule(options: Options) -> None:
+    # How many steps --epochs makes is known with the tokens, and looked at then.
+    if options.epochs is None and options.warmup_steps > options.steps:
+        raise ValueError(f"--warmup {options.warmup_steps} is above --steps {options.steps}; choose at most --steps")
+    if options.min_lr is not None and options.schedule == CONSTANT:
+        raise ValueError(f"--min-lr {options.min_lr} does not go with --schedule constant, where the rate stays at --lr; leave "
+                         "one of them out")
+    if options.last_lr > options.lr:
+        raise ValueError(f"--min-lr {options.min_lr} is above --lr {options.lr}; choose at most --lr")
 
 
 def _check_placement(options: Options) -> None:
@@ -48,9 +71,10 @@ def _check_placement(options: Options) -> None:
 
 
 def _check_batch(options: Options) -> None:
-    if (tokens := options.batch_size * (options.seq_len or 1)) > MOST_TOKENS:
-        raise ValueError(f"--batch-size {options.batch_size} makes a step of {tokens:,} tokens or more; expected at most "
-                         f"{MOST_TOKENS:,}")
+    if (tokens := options.sequences * (options.seq_len or 1)) > MOST_TOKENS:
+        times = "" if options.gradient_accumulation == 1 else f" --gradient-accumulation {options.gradient_accumulation}"
+        raise ValueError(f"--batch-size {options.batch_size}{times} makes a step of {tokens:,} tokens or more; expected at "
+                         f"most {MOST_TOKENS:,}")
     if options.batch_size % options.micro_batches:
         raise ValueError(f"--batch-size {options.batch_size} cannot be cut in --micro-batches {options.micro_batches}; "
                          "choose a divisor")

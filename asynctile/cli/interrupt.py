@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, a terminal or a reader that goes during a run: the first asks, a second signal ends the process.
+"""Ctrl-C, SIGTERM, a terminal or a reader that goes, time that is over: the first asks a run to stop, a second signal ends it.
 
 Covers `Interrupt`. What is done when asked (finish the step, save) is session.py's.
 """
@@ -6,9 +6,11 @@ Covers `Interrupt`. What is done when asked (finish the step, save) is session.p
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -24,16 +26,23 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupt:
     """Made inside the task that does the work, on the main thread.
 
-    requested: a signal came, or nobody reads the output any more. Until `begin_steps` the task is cancelled by it; from then
-    on it must look here. lost: why the output is gone, if it is.
+    requested: a signal came, nobody reads the output any more, or `seconds` have passed; until `begin_steps` the task is
+    cancelled by the first two, and goes on beyond the third; from then on it must look here. lost: why the output is gone, if
+    it is.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, seconds: float | None = None) -> None:
+        #: by a signal or for the output
+        self.asked = False
+        self._end = math.inf if seconds is None else time.monotonic() + seconds
         self.lost: OSError | None = None
         self._task: asyncio.Task[Any] | None = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         self._announce: Callable[[str], None] = lambda _: None
+
+    @property
+    def requested(self) -> bool:
+        return self.asked or (self._task is None and time.monotonic() >= self._end)
 
     @contextmanager
     def listening(self, announce: Callable[[str], None]) -> Iterator[None]:
@@ -42,7 +51,7 @@ class Interrupt:
 
         def handle(number: int, _frame: FrameType | None) -> None:
             # A terminal that goes may say so twice: itself, and through its shell.
-            if self.requested and number != signal.SIGHUP:
+            if self.asked and number != signal.SIGHUP:
                 # At once means at once: no thread is joined, no file is finished. Only the cursor is given back.
                 os.write(sys.stdout.fileno(), b"\x1b[?25h\n" if sys.stdout.isatty() else b"")
                 os._exit(EXIT_STATUS)
@@ -64,8 +73,8 @@ class Interrupt:
         self._ask()
 
     def _ask(self) -> None:
-        if not self.requested:
-            self.requested = True
+        if not self.asked:
+            self.asked = True
             self._loop.call_soon_threadsafe(self._asked)
 
     def _asked(self) -> None:
@@ -79,6 +88,8 @@ class Interrupt:
         self._task = None
 
     def check(self) -> None:
-        """For work in other threads, which a cancelled task cannot stop: raise InterruptedError once requested."""
-        if self.requested:
+        """For work in other threads, which a cancelled task cannot stop, and for long work between steps: raise
+        InterruptedError once asked. What has begun as time runs out is ended: calls that are short get on, too.
+        """
+        if self.asked:
             raise InterruptedError("stopped by a signal")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asynctile import Engine
-from asynctile.cli.options import Options
+from asynctile.cli.options import CONSTANT, Options
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.architectures import config_from_hf
 from asynctile.layers.companions import CARD, GENERATION, TOKENIZER
@@ -25,9 +25,6 @@ from asynctile.layers.tokenizer import Tokenizer, parse_tokenizer
 from asynctile.storage.input import parse_json, read_file
 
 __all__ = ["companions_with", "choose_shape", "model_folder", "new_trainer", "open_model"]
-
-#: The learning rate ends at this share of its highest.
-_LAST_RATE = 0.1
 
 #: Without --model: what two CPU cores train to readable text in a few minutes.
 SMALL = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64)
@@ -62,7 +59,7 @@ async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
     """A new model of this shape, or that of the folder which --model names."""
     folder, tiling = model_folder(options), Tiling(shape, options.tile, engine.grain)
     # Before hours of reading or drawing its weights.
-    tiling.rows(options.batch_size, options.seq_len or shape.block_size, options.micro_batches)
+    tiling.rows(options.sequences, options.seq_len or shape.block_size, options.parts)
     if folder is not None:
         return await GPT2.from_pretrained(engine, folder, tile=options.tile)
     check_room(engine, tiling, STATES_NBYTES)
@@ -71,9 +68,12 @@ async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
 
 def new_trainer(options: Options, model: GPT2) -> Trainer:
     """What trains `model` from its first step."""
-    optimizer = AdamW(lr=options.lr, weight_decay=options.weight_decay, warmup=options.warmup_steps,
-                      decay_steps=options.steps, min_lr=options.lr * _LAST_RATE)
-    return Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.micro_batches,
+    settings: dict[str, Any] = {}
+    if options.schedule != CONSTANT:
+        settings = {"decay_steps": options.steps, "min_lr": options.last_lr, "decay": options.schedule}
+    optimizer = AdamW(lr=options.lr, betas=(options.beta1, options.beta2), eps=options.eps,
+                      weight_decay=options.weight_decay, warmup=options.warmup_steps, **settings)  # fmt: skip
+    return Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.parts,
                    recompute=options.recomputing, update=options.update)
 
 

@@ -12,7 +12,13 @@ from typing import Any
 from asynctile.cli import values
 from asynctile.cli.option import option, options_of
 
-__all__ = ["CHANGEABLE", "CHECKS", "FORGOTTEN", "PLACEMENT", "Options"]
+__all__ = ["CHANGEABLE", "CHECKS", "CONSTANT", "FORGOTTEN", "PLACEMENT", "SCHEDULES", "Options"]
+
+CONSTANT = "constant"
+#: How the learning rate goes on behind the warm-up; the first is the default.
+SCHEDULES = ("cosine", "linear", CONSTANT)
+#: Without --min-lr the learning rate ends at this share of its highest.
+_LAST_RATE = 0.1
 
 _DATA = "what is trained on what"
 _PLACE = "where the bytes are (sizes such as 512MiB, or none; this changes no result)"
@@ -26,7 +32,7 @@ _KEPT = "what is kept"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `asynctile train` was asked for. Sizes are bytes, rates bytes a second."""
+    """What `asynctile train` was asked for. Sizes are bytes, rates bytes a second, times seconds."""
 
     data: str | None = option(
         None, values.name, "PATH", "a text file or a folder of them (default: the source of Python's standard library)",
@@ -40,10 +46,14 @@ class Options:
         "bytes, a tokenizer.json, or a byte-pair encoding of N tokens trained on the data (default: that of the model folder, "
         "else bytes)", group=_DATA, plans=True)
 
-    batch_size: int = option(12, values.count, "B", "sequences a step (default: {default})", group=_STEP, plans=True)
+    batch_size: int = option(
+        12, values.count, "B", "sequences at once; a step is of so many, times --gradient-accumulation (default: {default})",
+        group=_STEP, plans=True)
+    gradient_accumulation: int = option(
+        1, values.count, "N", "batches whose gradients make one step together (default: {default})", group=_STEP, plans=True)
     micro_batches: int = option(
-        1, values.count, "M", "parts that a batch is cut into, to need less memory at once (default: {default})", group=_STEP,
-        plans=True)
+        1, values.count, "M", "parts that each batch is cut into, to need less memory at once (default: {default})",
+        group=_STEP, plans=True)
     seq_len: int | None = option(
         None, values.count, "T", "tokens a sequence (default: as many as the model takes)", group=_STEP, plans=True)
     clip_norm: float | None = option(
@@ -53,15 +63,33 @@ class Options:
         1, values.natural, "N", "of the new weights and of the order of the data (default: {default})", group=_STEP)
 
     lr: float = option(
-        1e-3, values.positive, "RATE", "the highest learning rate; it ends at a tenth of it (default: {default})",
-        group=_OPTIMIZER)
+        1e-3, values.positive, "RATE", "the highest learning rate, behind the warm-up (default: {default})", group=_OPTIMIZER)
+    schedule: str = option(
+        SCHEDULES[0], values.one_of(*SCHEDULES), "NAME",
+        "how the learning rate falls from there to --min-lr at the last step: cosine, linear, or constant, which stays at --lr "
+        "(default: {default})", group=_OPTIMIZER)
+    min_lr: float | None = option(
+        None, values.fraction, "RATE", "the learning rate of the last step (default: a tenth of --lr)", group=_OPTIMIZER)
     warmup: int | None = option(
         None, values.natural, "N", "steps until the learning rate is at its highest (default: a tenth of all, at most 100)",
         group=_OPTIMIZER)
     weight_decay: float = option(
         0.1, values.fraction, "RATE", "AdamW's decay of weights (default: {default})", group=_OPTIMIZER)
+    beta1: float = option(
+        0.9, values.below_one, "X", "AdamW's decay of its first moment, the mean (default: {default})", group=_OPTIMIZER)
+    beta2: float = option(
+        0.95, values.below_one, "X", "AdamW's decay of its second moment, the square (default: {default})", group=_OPTIMIZER)
+    eps: float = option(
+        1e-8, values.positive, "X", "what AdamW adds to the root of the second moment (default: {default})", group=_OPTIMIZER)
 
     steps: int = option(2000, values.count, "N", "steps in all (default: {default})", group=_LENGTH, changeable=True)
+    epochs: float | None = option(
+        None, values.positive, "X", "in place of --steps: as many steps as take the tokens to train on X times", group=_LENGTH,
+        changeable=True)
+    max_time: float | None = option(
+        None, values.duration, "TIME",
+        "end this call after so long (90s, 30m, 1h30m, 1:30:00), behind the step or validation under way and with a "
+        "checkpoint; --resume goes on", group=_LENGTH, forgotten=True)
 
     validation_data: str | None = option(
         None, values.name, "PATH", "text to validate on, as for --data (default: a part of --data that is not trained on)",
@@ -143,6 +171,20 @@ class Options:
         from asynctile.layers.activations import AUTO
 
         return AUTO if self.recompute is None else self.recompute
+
+    @property
+    def sequences(self) -> int:
+        """Of a step."""
+        return self.batch_size * self.gradient_accumulation
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches of a step."""
+        return self.micro_batches * self.gradient_accumulation
+
+    @property
+    def last_lr(self) -> float:
+        return self.lr * _LAST_RATE if self.min_lr is None else self.min_lr
 
     @property
     def warmup_steps(self) -> int:

@@ -30,7 +30,7 @@ def run(given: dict[str, Any]) -> int:
         options = new_options(typed)
     shape = choose_shape(options, _vocab_size(options))
     seq_len = options.seq_len or shape.block_size
-    work = Work(batch_size=options.batch_size, seq_len=seq_len, micro_batches=options.micro_batches, tile=options.tile,
+    work = Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, tile=options.tile,
                 recompute=options.recomputing, clip_norm=options.clip_norm, update=options.update)  # fmt: skip
     machine = Machine(device=options.device, precision=options.precision, device_memory=options.device_memory,
                       host_memory=options.host_memory, spill=options.spill is not None, spill_limit=options.spill_limit,
@@ -38,7 +38,7 @@ def run(given: dict[str, Any]) -> int:
     plan = plan_step(shape, work, machine)
     print_rows([
         ("model", shape.summary),
-        ("batch", f"{options.batch_size} sequences of {seq_len} tokens, micro-batches: {options.micro_batches}"),
+        ("batch", f"{options.sequences} sequences of {seq_len} tokens, micro-batches: {options.parts}"),
         *plan.lines(),
     ])  # fmt: skip
     return 0

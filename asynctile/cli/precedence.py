@@ -1,4 +1,5 @@
-"""Which value of an option counts: its default, what the run remembers if it goes on, what was typed; each later one wins.
+"""Which value of an option counts: its default, the file of --config, what a run that goes on remembers, what was typed; of
+these the later one wins.
 
 Covers `new_options` and `resumed_options`. What run.json may say is checked here as if it had been typed; where it is kept is
 run_folder.py.
@@ -7,11 +8,13 @@ run_folder.py.
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from asynctile.cli.config_file import read_config
 from asynctile.cli.fitting import check_fit
 from asynctile.cli.option import flag, shown_value, typed
 from asynctile.cli.options import CHANGEABLE, CHECKS, FORGOTTEN, Options
@@ -20,23 +23,32 @@ from asynctile.storage.input import shown
 
 __all__ = ["new_options", "resumed_options"]
 
+#: Say the same thing in two ways: what says one of them leaves aside what a file or a run says of the other.
+_EITHER = (("steps", "epochs"), ("validation_data", "validation_share"))
 #: A path that is relative means another place when the run goes on from elsewhere.
 _PATHS = ("data", "validation_data", "model", "tokenizer", "spill")
 
 
 def new_options(given: Mapping[str, Any]) -> Options:
-    """The options of a new run from those that were typed."""
-    return check_fit(Options(**_settled(given)))
+    """The options of a new run from those that were typed, with those of the file that --config names."""
+    config, said = _sources(given)
+    return check_fit(Options(**_over(config, said)))
 
 
 def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folder: Path) -> Options:
     """The options of a run that goes on: the recorded ones, with those of CHANGEABLE that were typed.
 
-    Raises ValueError for one that was typed, may not change and differs, and for one that was recorded and could not have
-    been typed.
+    A file of --config says only what the run does not remember; a warning names what else it says otherwise. Raises ValueError
+    for one that was typed, may not change and differs, and for one that was recorded and could not have been typed.
     """
-    options = Options(**_checked(recorded, folder))
-    said = _settled(given)
+    config, said = _sources(given)
+    found = _checked(recorded, folder)
+    options = Options(**_over({name: value for name, value in config.items() if name in CHANGEABLE}, found))
+    others = sorted(name for name, value in _beside(config, found).items()
+                    if name not in said and value != getattr(options, name))
+    if others:
+        warnings.warn(f"--config {given['config']}: the run {folder} remembers its own {', '.join(others)}; what may change is "
+                      "typed", stacklevel=2)  # fmt: skip
     for name, value in said.items():
         was = getattr(options, name)
         if name not in CHANGEABLE and value != was:
@@ -48,9 +60,35 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
         options = replace(options, device_memory=None, host_memory=None, link_rate=None)
     if "spill" in changes and changes["spill"] is None:
         options = replace(options, spill_limit=None)
-    # The schedule was fixed when the run began; a warm-up that `steps` implied stays what it was.
-    options = replace(options, warmup=options.warmup_steps)
+    if options.epochs is None:
+        # The schedule was fixed when the run began; a warm-up that `steps` implied stays what it was.
+        options = replace(options, warmup=options.warmup_steps)
+    elif "steps" in changes:  # the run ended before it knew how many steps its epochs are
+        options = replace(options, epochs=None)
     return check_fit(replace(options, **changes))
+
+
+def _sources(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file of --config says, and what was typed. ValueError if one of them says the same thing in two ways."""
+    said = _settled({name: value for name, value in given.items() if name != "config"})
+    config = _settled(read_config(given["config"])) if "config" in given else {}
+    for source in (config, said):
+        for one, other in _EITHER:
+            if source.get(one) is not None and source.get(other) is not None:
+                raise ValueError(f"{typed(one, source[one])} and {typed(other, source[other])} say the same thing twice; leave "
+                                 "one of them out")
+    return config, said
+
+
+def _over(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, where they say the same thing `higher`."""
+    return {**_beside(lower, higher), **higher}
+
+
+def _beside(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
+    """`lower` without what `higher` says in the other of two ways."""
+    aside = {two[1 - n] for two in _EITHER for n in range(2) if higher.get(two[n]) is not None}
+    return {name: value for name, value in lower.items() if name not in aside}
 
 
 def _checked(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from asynctile import Engine, __version__
 from asynctile.callbacks import Callbacks, Run
 from asynctile.cli.corpus import Corpus, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
+from asynctile.cli.fitting import check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import choose_shape, companions_with, new_trainer, open_model
 from asynctile.cli.options import Options
@@ -58,7 +59,7 @@ async def _train(given: dict[str, Any]) -> int:
 
 async def _train_in(options: Options, folder: RunFolder) -> int:
     done = max((int(path.name.removeprefix("step-")) for path in folder.checkpoints()), default=0)
-    interrupt = Interrupt()
+    interrupt = Interrupt(options.max_time)
     display = open_display(open_console(interrupt.lose), options.steps, done)
     finished = False
     try:
@@ -75,17 +76,21 @@ async def _train_in(options: Options, folder: RunFolder) -> int:
         return 0
     newest = folder.checkpoints()[-1:]
     folder.discard_unless_begun()
-    return _stopped(folder, newest, interrupt.lost)
+    return _stopped(folder, newest, interrupt)
 
 
-def _stopped(folder: RunFolder, newest: list[Path], lost: OSError | None) -> int:
-    """Say how far a run came that was asked to stop; returns the exit status."""
+def _stopped(folder: RunFolder, newest: list[Path], interrupt: Interrupt) -> int:
+    """Say how far a run came that was asked to stop; returns the exit status, 0 for time that was over as was asked for."""
+    lost = interrupt.lost
     if not folder.begun:
         how_far = "stopped before the first step; nothing was changed"
     elif newest:
         how_far = f"stopped; {newest[0]} is saved, --resume --out {folder.path} goes on"
     else:
         how_far = f"stopped; no step has changed the model, and none was saved in {folder.path}"
+    if not interrupt.asked:
+        say(f"asynctile train: --max-time is over: {how_far}\n")
+        return 0
     if lost is None:
         say(f"asynctile train: {how_far}\n")
         return EXIT_STATUS
@@ -144,6 +149,10 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
     assert options.seq_len is not None
     tokens = asyncio.to_thread(prepare_tokens, options, folder, tokenizer, options.seq_len, progress)
     corpus = await documents.finish(tokens)
+    if options.epochs is not None:
+        steps = steps_of(options.epochs, len(corpus.training), options.sequences * options.seq_len)
+        options = check_fit(replace(options, epochs=None, steps=steps))
+        display.expect(steps)
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display))
@@ -187,7 +196,7 @@ def _engine(options: Options, display: Display) -> Engine:
 async def _open_session(options: Options, folder: RunFolder, shape: Config, corpus: Corpus, engine: Engine,
                         display: Display, interrupt: Interrupt) -> Session:
     assert options.seq_len is not None
-    batches = Batches(corpus.training, options.batch_size, options.seq_len, options.seed)
+    batches = Batches(corpus.training, options.sequences, options.seq_len, options.seed)
     checkpoints = folder.checkpoints()
     if checkpoints:
         display.stage(f"reading {checkpoints[-1]}")

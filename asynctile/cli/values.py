@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+from collections.abc import Callable
 
 from asynctile.storage.input import shown
 from asynctile.storage.sizes import parse_size
 
 __all__ = [
-    "count", "count_or_none", "fraction", "name", "name_or_none", "natural", "positive", "share", "size", "size_or_none",
+    "below_one", "count", "count_or_none", "duration", "fraction", "name", "name_or_none", "natural", "one_of", "positive",
+    "share", "size", "size_or_none",
 ]  # fmt: skip
 
 #: Typed for an option that a resumed run is to be without.
 NONE = "none"
 #: The largest seed; nothing that is counted comes near it.
 _MOST = 2**64 - 1
+#: Days, hours, minutes and seconds of which one may be left out, or h:mm:ss.
+_UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
+_CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
+#: Seconds; what a clock of the system can still be asked for.
+_LONGEST = 10**9
 
 
 def count(text: str) -> int:
@@ -59,6 +67,38 @@ def share(text: str) -> float:
     if not 0 < value < 1:
         raise _refusal(text, "a number above 0 and below 1, such as 0.05")
     return value
+
+
+def below_one(text: str) -> float:
+    """A number from 0 to below 1."""
+    value = _number(text)
+    if not 0 <= value < 1:
+        raise _refusal(text, "a number from 0 to below 1, such as 0.95")
+    return value
+
+
+def duration(text: str) -> float:
+    """Seconds above 0, of a time such as 90s, 30m, 1h30m, 2d or 1:30:00."""
+    if clock := _CLOCK.fullmatch(text):
+        parts: tuple[str | None, ...] = (None, *clock.groups())
+    else:
+        units = _UNITS.fullmatch(text)
+        parts = units.groups() if units else ()
+    seconds = sum(float(part or 0) * each for part, each in zip(parts, (86400, 3600, 60, 1), strict=False))
+    if not 0 < seconds <= _LONGEST:
+        raise _refusal(text, "a time above 0 with its units, such as 90s, 30m, 1h30m or 1:30:00")
+    return seconds
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """A check that takes these words alone."""
+
+    def check(text: str) -> str:
+        if text not in words:
+            raise _refusal(text, f"{', '.join(words[:-1])} or {words[-1]}")
+        return text
+
+    return check
 
 
 def size(text: str) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.cli.options import CHECKS, FORGOTTEN, Options
-from asynctile.cli.precedence import resumed_options
+from asynctile.cli.precedence import new_options, resumed_options
 from tests.cli.conftest import Program
 
 RUN = Path("runs/one")
@@ -26,6 +26,8 @@ def remembered(**changes: Any) -> dict[str, Any]:
     [
         ("micro_batches", 0), ("save_every", 0), ("keep", -1), ("keep", 0), ("steps", "many"), ("steps", 2.0), ("steps", True),
         ("steps", None), ("batch_size", 10**30), ("batch_size", []), ("seed", -1), ("seed", 10**90), ("seed", 1.5),
+        ("schedule", "step"), ("schedule", None), ("min_lr", -1.0), ("beta1", 1.0), ("beta2", "0.9"), ("eps", 0),
+        ("gradient_accumulation", 0), ("epochs", 0.0),
         ("lr", float("nan")), ("lr", float("inf")), ("lr", "0.1"), ("lr", 0), ("lr", False), ("clip_norm", -1.0),
         ("weight_decay", -0.1), ("warmup", -1), ("host_memory", "lots"), ("host_memory", 0), ("host_memory", 1.5),
         ("device", ["cpu"]), ("device", ""), ("device", None), ("recompute", "no"), ("recompute", 1), ("recompute", "auto"),
@@ -49,7 +51,8 @@ def test_what_a_run_remembers_is_read_back_as_it_was() -> None:
     options = Options(data="/a/text", model="gpt2", tokenizer="bpe:300", device="emulated", device_memory=1 << 20,
                       host_memory=7, spill="/a/disk", spill_limit=4096, link_rate=10**9, prefetch=0, update="host", tile=64,
                       recompute=False, steps=3, batch_size=4, micro_batches=2, seq_len=8, lr=0.1 + 0.2, warmup=0,
-                      weight_decay=0.0, clip_norm=1e22, seed=2**64 - 1, save_every=1, keep=1)  # fmt: skip
+                      weight_decay=0.0, clip_norm=1e22, seed=2**64 - 1, save_every=1, keep=1, gradient_accumulation=3,
+                      schedule="linear", min_lr=0.0, beta1=0.0, beta2=0.999, eps=1e-6)  # fmt: skip
     assert resumed_options({}, json.loads(json.dumps(options.to_json())), RUN) == options
     assert resumed_options({}, remembered(lr=1, other="later", trace=None), RUN).lr == 1.0
 
@@ -63,6 +66,42 @@ def test_a_run_that_remembers_whether_to_recompute_goes_on_so_and_one_that_does_
         resumed_options({"recompute": False}, remembered(recompute=True), RUN)
     with pytest.raises(ValueError, match="--recompute differs from the default in"):
         resumed_options({"recompute": True}, remembered(), RUN)
+
+
+def test_a_run_of_before_there_was_a_choice_goes_on_as_it_did() -> None:
+    """Of 1736f6b: the cosine that ends at a tenth, AdamW's numbers, one batch a step."""
+    new = {"gradient_accumulation", "schedule", "min_lr", "beta1", "beta2", "eps", "epochs"}
+    old = {name: value for name, value in remembered(lr=0.5, steps=500).items() if name not in new}
+    options = resumed_options({"steps": 600}, old, RUN)
+    assert (options.schedule, options.last_lr, options.beta1, options.beta2, options.eps) == ("cosine", 0.05, 0.9, 0.95, 1e-8)
+    assert (options.sequences, options.parts, options.steps, options.warmup) == (12, 1, 600, 50)
+    with pytest.raises(ValueError, match="--schedule linear differs from cosine in the run"):
+        resumed_options({"schedule": "linear"}, old, RUN)
+
+
+def test_steps_and_epochs_say_the_same_and_what_is_typed_counts() -> None:
+    with pytest.raises(ValueError, match=r"--steps 3 and --epochs 2\.0 say the same thing twice; leave one of them out"):
+        new_options({"steps": 3, "epochs": 2.0})
+    assert resumed_options({"epochs": 2.0}, remembered(steps=7), RUN).epochs == 2.0
+    pending = remembered(epochs=2.0)
+    assert resumed_options({}, pending, RUN).epochs == 2.0 and resumed_options({}, pending, RUN).warmup is None
+    typed = resumed_options({"steps": 9}, pending, RUN)
+    assert (typed.epochs, typed.steps, typed.warmup) == (None, 9, None)
+
+
+def test_a_file_says_only_what_a_run_does_not_remember(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('lr = 0.5\nsteps = 7\nmax_time = "1m"\nkeep = 3\nseed = 4\n')
+    said = {"config": str(config), "keep": 5}
+    assert new_options(said) == Options(lr=0.5, steps=7, max_time=60.0, keep=5, seed=4)
+    with pytest.warns(UserWarning, match="the run runs/one remembers its own lr, steps; what may change is typed"):
+        options = resumed_options(said, remembered(seed=4), RUN)
+    assert options == Options(data="/a/text", host_memory=1 << 20, seed=4, keep=5, max_time=60.0, warmup=100)
+    config.write_text("epochs = 3\nbeta1 = 0.5\n")
+    assert new_options(said).epochs == 3.0 and new_options({**said, "steps": 4}).epochs is None
+    with pytest.warns(UserWarning, match="its own beta1;"):
+        options = resumed_options(said, {name: value for name, value in remembered().items() if name != "beta1"}, RUN)
+    assert (options.epochs, options.steps, options.beta1) == (None, 2000, 0.9)
 
 
 def test_where_to_write_is_neither_remembered_nor_taken_from_a_file() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from asynctile import CheckpointError, Engine
-from asynctile.layers import GPT2, Trainer
+from asynctile.layers import GPT2, AdamW, Trainer
 from tests.layers.saving import BATCHES, DEVICES, FILES, states_of, trainer_on
 from tests.layers.training import assert_same_tensors, floor_of
 
@@ -82,7 +82,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 async def test_a_later_format_is_named_before_anything_else(copied: Path) -> None:
     rewrite(copied, format=99)
     async with Engine("cpu") as engine:
-        with pytest.raises(CheckpointError, match="has checkpoint format 99, this version reads up to 2"):
+        with pytest.raises(CheckpointError, match="has checkpoint format 99, this version reads up to 3"):
             await Trainer.load(engine, copied)
 
 
@@ -143,6 +143,19 @@ async def test_a_checkpoint_of_before_there_was_a_choice_goes_on_as_it_did(copie
     (copied / "checksums.json").unlink()
     async with Engine("cpu") as engine:
         assert (await Trainer.load(engine, copied)).recompute is recompute
+
+
+async def test_how_the_rate_decays_is_kept_and_was_a_cosine_before_there_was_a_choice(copied: Path, tmp_path: Path) -> None:
+    optimizer = AdamW(lr=0.5, decay_steps=9, decay="linear")
+    async with Engine("cpu") as engine:
+        trainer = Trainer((await trainer_on(engine)).model, optimizer)
+        await trainer.save(tmp_path / "c")
+        assert (await Trainer.load(engine, tmp_path / "c")).optimizer == optimizer
+        old = json.loads((copied / "trainer.json").read_text())["optimizer"]
+        assert old.pop("decay") == "cosine"
+        rewrite(copied, format=2, optimizer=old)
+        (copied / "checksums.json").unlink()
+        assert (await Trainer.load(engine, copied)).optimizer.decay == "cosine"
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["fused", "two-phase"])

@@ -23,6 +23,13 @@ def test_warm_up_then_cosine() -> None:
     assert optimizer.rate(110) == optimizer.rate(500) == 0.1
 
 
+def test_warm_up_then_a_straight_line() -> None:
+    optimizer = AdamW(lr=1.0, warmup=10, decay_steps=110, min_lr=0.1, decay="linear")
+    assert [optimizer.rate(step) for step in (1, 10, 11, 35, 60)] == pytest.approx([0.1, 1.0, 0.991, 0.775, 0.55])
+    assert optimizer.rate(110) == optimizer.rate(500) == 0.1
+    assert AdamW(lr=1.0, warmup=5, decay_steps=5, decay="linear").rate(5) == 1.0
+
+
 def test_hyper_is_computed_in_double_and_rounded_once() -> None:
     optimizer = AdamW(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     hyper = optimizer.hyper(7, factor=0.5)
@@ -37,6 +44,7 @@ def test_hyper_is_computed_in_double_and_rounded_once() -> None:
     ({"betas": (0.9,)}, "expected two numbers"), ({"warmup": -1}, "warmup is -1"), ({"warmup": 1.5}, "warmup is 1.5"),
     ({"decay_steps": 0}, "decay_steps is 0"), ({"warmup": 10, "decay_steps": 5}, "decay_steps 5 ends before warmup 10"),
     ({"lr": 0.1, "min_lr": 0.2}, "min_lr 0.2 is above lr 0.1"),
+    ({"decay": "constant"}, "decay is 'constant', expected 'cosine' or 'linear'"), ({"decay": ["linear"]}, "expected 'cosine'"),
 ])  # fmt: skip
 def test_wrong_values_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

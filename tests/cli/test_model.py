@@ -1,0 +1,99 @@
+"""What options make of a new trainer, and of the steps of a run: the schedule, AdamW's numbers, batches that are added up."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile import Engine
+from asynctile.cli.model import new_trainer
+from asynctile.cli.options import Options
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from tests.cli.conftest import Program
+from tests.cli.test_interrupt import results
+from tests.cli.test_train import weights
+
+
+async def trainer_of(options: Options) -> Trainer:
+    async with Engine("cpu", host_memory="4MiB") as engine:
+        model = await GPT2.create(engine, GPT2Config(n_layer=1, n_head=2, n_embd=16, block_size=16, vocab_size=32))
+        return new_trainer(options, model)
+
+
+async def test_a_trainer_is_as_its_options() -> None:
+    options = Options(lr=0.5, schedule="linear", min_lr=0.01, warmup=3, steps=40, beta1=0.8, beta2=0.99, eps=1e-6,
+                      weight_decay=0.2, clip_norm=2.0, micro_batches=2, gradient_accumulation=3)  # fmt: skip
+    trainer = await trainer_of(options)
+    assert trainer.optimizer == AdamW(lr=0.5, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.2, warmup=3, decay_steps=40,
+                                      min_lr=0.01, decay="linear")  # fmt: skip
+    assert (trainer.settings.micro_batches, trainer.settings.clip_norm) == (6, 2.0)
+    assert (await trainer_of(Options(lr=0.5, schedule="constant"))).optimizer.decay_steps is None
+    assert (await trainer_of(Options(lr=0.5))).optimizer == AdamW(lr=0.5, warmup=100, decay_steps=2000, min_lr=0.05)
+
+
+def rates(run: Path) -> list[float]:
+    return [line["lr"] for line in results(run) if "lr" in line]
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ("--schedule constant --warmup 2", [0.5, 1, 1, 1, 1, 1]),
+    ("--schedule linear --warmup 2 --min-lr 0.2", [0.5, 1, 0.8, 0.6, 0.4, 0.2]),
+    ("--schedule linear", [1 - 0.9 * n / 6 for n in range(1, 7)]),
+    ("--min-lr 0 --warmup 2", [0.5, 1, *(0.5 + 0.5 * math.cos(math.pi * n / 4) for n in (1, 2, 3)), 0]),
+])  # fmt: skip
+def test_the_rates_of_a_run(train: Program, tmp_path: Path, words: str, expected: list[float]) -> None:
+    """Without --min-lr it ends at a tenth; six steps have no warm-up unless one is asked for."""
+    assert train("--out", tmp_path / "run", "--lr", 1, *words.split())[0] == 0
+    assert rates(tmp_path / "run") == pytest.approx(expected)
+
+
+def test_what_made_the_schedule_stays_and_steps_beyond_it_are_at_its_end(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--schedule", "linear", "--min-lr", 1e-4, "--beta2", 0.9)[0] == 0
+    for word, value in (("--schedule", "cosine"), ("--min-lr", 0.0), ("--beta1", 0.5), ("--beta2", 0.95), ("--eps", 1e-5),
+                        ("--gradient-accumulation", 2)):  # fmt: skip
+        status, _, err = program("train", "--resume", "--out", run, "--steps", 8, word, value)
+        assert status == 2 and f"{word} {value} differs from" in err
+    assert program("train", "--resume", "--out", run, "--steps", 8, "--schedule", "linear", "--beta2", 0.9)[0] == 0
+    assert rates(run)[5:] == [1e-4, 1e-4, 1e-4]
+
+
+@pytest.mark.parametrize("clip", [(), ("--clip-norm", 1)])
+def test_batches_that_are_added_up_give_the_bits_of_one_that_is_cut(train: Program, tmp_path: Path, clip: tuple[Any]) -> None:
+    cut, added = tmp_path / "cut", tmp_path / "added"
+    assert train("--out", cut, "--batch-size", 8, "--micro-batches", 4, *clip)[0] == 0
+    assert train("--out", added, "--batch-size", 4, "--micro-batches", 2, "--gradient-accumulation", 2, *clip)[0] == 0
+    for name in ("loss", "lr", "grad_norm", "tokens"):
+        assert [line.get(name) for line in results(added) if "loss" in line] == [
+            line.get(name) for line in results(cut) if "loss" in line
+        ]
+    assert weights(added, 6) == weights(cut, 6)
+    assert results(added)[1]["tokens"] == 8 * 32
+
+
+def test_a_plan_is_of_the_whole_step(program: Program, shape: Path) -> None:
+    words = ("--model", shape, "--device", "emulated")
+    added = program("plan", *words, "--batch-size", 4, "--gradient-accumulation", 3)
+    assert added == program("plan", *words, "--batch-size", 12, "--micro-batches", 3)
+    assert added[0] == 0 and "12 sequences of 32 tokens, micro-batches: 3" in added[1]
+
+
+def test_epochs_become_steps_that_the_run_remembers(program: Program, text: Path, shape: Path, tmp_path: Path) -> None:
+    run, words = tmp_path / "run", ("--data", text, "--model", shape, "--device", "cpu", "--batch-size", 4)
+    assert program("train", *words, "--epochs", 0.05, "--gradient-accumulation", 2, "--out", run)[0] == 0
+    tokens = json.loads((run / "tokens" / "tokens.json").read_text())
+    options = json.loads((run / "run.json").read_text())["options"]
+    held_out = max(len(text.read_bytes()) // 20, 33)
+    assert options["steps"] == math.ceil(0.05 * (len(text.read_bytes()) - held_out) / (2 * 4 * 32)) and tokens
+    assert options["epochs"] is None and len(rates(run)) == options["steps"]
+    status, out, _ = program("train", "--resume", "--out", run, "--epochs", 0.1)
+    assert status == 0 and f"steps {options['steps'] + 1} to " in out
+    more = json.loads((run / "run.json").read_text())["options"]
+    assert more["steps"] == math.ceil(0.1 * (len(text.read_bytes()) - held_out) / (2 * 4 * 32))
+    assert len(rates(run)) == more["steps"] > options["steps"] and more["warmup"] == options["steps"] // 10
