@@ -33,9 +33,10 @@ class RawTokens:
         self.nbytes = TokenFile(self.path, _DTYPE).stat.st_size
 
     def pieces(self) -> Iterator[bytes]:
-        """ValueError: only who made it knows the text."""
+        """ValueError at the first: only who made the tokens knows their text."""
         raise ValueError(f"data {self.path} holds tokens, and no text to train a tokenizer on; name the tokenizer that it was "
                          "made with")
+        yield b""
 
     def tokens(
         self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None

@@ -21,7 +21,7 @@ from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import GPT2, Sampling
 from asynctile.layers.special_tokens import check_fit as check_tokenizer
 from asynctile.layers.stopping import Stopping
-from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
+from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
 from asynctile.storage.input import shown
 
 __all__ = ["run"]
@@ -55,9 +55,9 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
             raise ValueError(f"--tokenizer {named_tokenizer} would be trained anew, and the model knows nothing of it; name "
                              "the file of the model's own tokenizer, or bytes")
         return weights, load_tokenizer(named_tokenizer, ())
-    if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"{folder} has no tokenizer.json; name its tokenizer with --tokenizer, such as --tokenizer "
-                         "bytes")
+    if not has_tokenizer(folder):
+        raise ValueError(f"{folder} has no tokenizer.json, nor vocab.json with merges.txt; name its tokenizer with "
+                         "--tokenizer, such as --tokenizer bytes")
     return weights, open_tokenizer(folder)
 
 

@@ -15,13 +15,13 @@ from asynctile import Engine
 from asynctile.cli.options import CONSTANT, Options
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.architectures import config_from_hf
-from asynctile.layers.companions import CARD, GENERATION, TOKENIZER
+from asynctile.layers.companions import CARD, GENERATION, TOKENIZER, Companions
 from asynctile.layers.config import STATES_NBYTES, Config
 from asynctile.layers.gpt2_config import STANDARD
 from asynctile.layers.model import check_room
 from asynctile.layers.special_tokens import of_tokenizer
 from asynctile.layers.tiling import Tiling
-from asynctile.layers.tokenizer import Tokenizer, parse_tokenizer
+from asynctile.layers.tokenizer import Tokenizer, tokenizer_of
 from asynctile.storage.input import parse_json, read_file
 
 __all__ = ["companions_with", "choose_shape", "model_folder", "new_trainer", "open_model"]
@@ -82,16 +82,15 @@ def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:
     them if they are of this tokenizer.
     """
     own, made = model.companions, of_tokenizer(tokenizer, model.config.block_size)
-    if _is_of(own.get(TOKENIZER), tokenizer):
+    if _is_of(own, tokenizer):
         return {**made, **own}
     return {**made, **{name: own[name] for name in (GENERATION, CARD) if name in own}}
 
 
-def _is_of(content: bytes | None, tokenizer: Tokenizer) -> bool:
-    if content is None or content == tokenizer.to_json():
-        return content is not None
+def _is_of(files: Companions, tokenizer: Tokenizer) -> bool:
+    """Whether these files beside a model have the ids of a tokenizer for every text."""
     try:
-        return parse_tokenizer(content, TOKENIZER).fingerprint == tokenizer.fingerprint
+        return files.get(TOKENIZER) == tokenizer.to_json() or tokenizer_of(files, ".").fingerprint == tokenizer.fingerprint
     except ValueError:
         return False
 

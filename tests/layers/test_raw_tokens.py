@@ -13,7 +13,7 @@ import tokenizers
 
 from asynctile.layers import raw_tokens
 from asynctile.layers.data import open_source, open_tokens
-from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer
+from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, train_bpe
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_the_file_is_used_where_it_is(path: Path, tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "tokens").iterdir()] == ["tokens.json"]
     assert open_tokens(tmp_path / "tokens").path == path
     with pytest.raises(ValueError, match=r"train\.bin holds tokens, and no text to train a tokenizer on"):
-        list(source.pieces())
+        train_bpe(source.pieces(), 300)
 
 
 def shortened(path: Path) -> None:
