@@ -36,7 +36,7 @@ class RawTokens:
         """ValueError at the first: only who made the tokens knows their text."""
         raise ValueError(f"data {self.path} holds tokens, and no text to train a tokenizer on; name the tokenizer that it was "
                          "made with")
-        yield b""
+        yield b""  # of a generator, so that nothing is raised for a tokenizer that reads no text
 
     def tokens(
         self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None

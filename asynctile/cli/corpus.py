@@ -14,9 +14,9 @@ from asynctile.cli.model import model_folder
 from asynctile.cli.options import Options
 from asynctile.cli.run_folder import RunFolder
 from asynctile.layers.data import TokenFile, TokenView, open_source, open_tokens, split
-from asynctile.layers.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
+from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
 
-__all__ = ["Corpus", "choose_tokenizer", "prepare_tokenizer", "prepare_tokens"]
+__all__ = ["Corpus", "check_data", "choose_tokenizer", "prepare_tokenizer", "prepare_tokens"]
 
 #: Without --validation-share: at most a twentieth of the text is held out, and no more than says how well a model does.
 _HELD_OUT_FRACTION, _HELD_OUT_TOKENS = 0.05, 1 << 17
@@ -33,6 +33,8 @@ class Corpus:
     tokenizer: Tokenizer
     training: TokenView
     held_out: TokenView
+    notes: tuple[str, ...] = ()
+    """What was left out of the data, in sentences, if it was read now."""
 
 
 def choose_tokenizer(options: Options) -> str:
@@ -42,16 +44,29 @@ def choose_tokenizer(options: Options) -> str:
     folder = model_folder(options)
     if folder is None:
         return "bytes"
-    if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"--model {folder} has no tokenizer.json; name its tokenizer with --tokenizer")
-    return str(folder / "tokenizer.json")
+    if not has_tokenizer(folder):
+        raise ValueError(f"--model {folder} has no tokenizer.json, nor vocab.json with merges.txt; name its tokenizer with "
+                         "--tokenizer")
+    return str(folder)
+
+
+def check_data(options: Options) -> None:
+    """Look at what --data and --validation-data name; ValueError for what cannot be read, or is tokens of nobody knows which
+    tokenizer.
+    """
+    named = options.tokenizer or model_folder(options)
+    for path in (options.data, *([] if options.validation_data is None else [options.validation_data])):
+        source = open_source(path, options.text_field)
+        if not source.is_text and (named is None or str(named).startswith("bpe:")):
+            raise ValueError(f"data {source.path} holds tokens, and not the tokenizer that they were made with; name that one "
+                             "with --tokenizer")
 
 
 def prepare_tokenizer(options: Options, folder: RunFolder) -> Tokenizer:
     """The run's tokenizer, kept in its folder. May take long ("bpe:N")."""
     if folder.tokenizer.exists():
         return open_tokenizer(folder.path)
-    tokenizer = load_tokenizer(choose_tokenizer(options), open_source(options.data).pieces())
+    tokenizer = load_tokenizer(choose_tokenizer(options), open_source(options.data, options.text_field).pieces())
     tokenizer.save(folder.path)
     return tokenizer
 
@@ -60,19 +75,22 @@ def prepare_tokens(
     options: Options, folder: RunFolder, tokenizer: Tokenizer, seq_len: int, progress: Progress
 ) -> Corpus:
     """The data as tokens, kept in the run's folder: a resumed run reads those, whatever became of the text since."""
-    tokens = _tokens(options.data, folder.tokens, tokenizer, progress)
+    notes: list[str] = []
+
+    def tokens_of(path: str | None, kept: Path) -> TokenFile:
+        if (kept / "tokens.json").exists():
+            return open_tokens(kept)
+        source = open_source(path, options.text_field)
+        notes.extend([] if source.note is None else [f"data {source.path}: {source.note}"])
+        return source.tokens(tokenizer, kept, progress=progress)
+
+    tokens = tokens_of(options.data, folder.tokens)
     if options.validation_data is None:
-        return Corpus(tokenizer, *_divided(options, tokens, seq_len))
-    held_out = _tokens(options.validation_data, folder.validation, tokenizer, progress)
+        return Corpus(tokenizer, *_divided(options, tokens, seq_len), tuple(notes))
+    held_out = tokens_of(options.validation_data, folder.validation)
     _check_sequence(f"--validation-data {options.validation_data}", held_out, seq_len)
     _check_sequence(_data(options), tokens, seq_len)
-    return Corpus(tokenizer, TokenView(tokens, 0, len(tokens)), TokenView(held_out, 0, len(held_out)))
-
-
-def _tokens(path: str | None, folder: Path, tokenizer: Tokenizer, progress: Progress) -> TokenFile:
-    if (folder / "tokens.json").exists():
-        return open_tokens(folder)
-    return open_source(path).tokens(tokenizer, folder, progress=progress)
+    return Corpus(tokenizer, TokenView(tokens, 0, len(tokens)), TokenView(held_out, 0, len(held_out)), tuple(notes))
 
 
 def _divided(options: Options, tokens: TokenFile, seq_len: int) -> tuple[TokenView, TokenView]:

@@ -35,16 +35,19 @@ class Options:
     """What `asynctile train` was asked for. Sizes are bytes, rates bytes a second, times seconds."""
 
     data: str | None = option(
-        None, values.name, "PATH", "a text file or a folder of them (default: the source of Python's standard library)",
-        group=_DATA)
+        None, values.name, "PATH",
+        "a text file, a .jsonl of documents, one a line, a folder of such files, or a .bin of tokens as nanoGPT writes them "
+        "(default: the source of Python's standard library)", group=_DATA)
+    text_field: str = option(
+        "text", values.name, "NAME", "which field of each line of a .jsonl is its text (default: {default})", group=_DATA)
     model: str | None = option(
         None, values.name, "NAME|DIR|FILE",
         "gpt2, gpt2-medium, gpt2-large or gpt2-xl for a new model of that shape, a config.json for another shape, or a model "
         "folder to start from its weights (default: a small new model)", group=_DATA, plans=True)
     tokenizer: str | None = option(
-        None, values.name, "bytes|FILE|bpe:N",
-        "bytes, a tokenizer.json, or a byte-pair encoding of N tokens trained on the data (default: that of the model folder, "
-        "else bytes)", group=_DATA, plans=True)
+        None, values.name, "bytes|FILE|DIR|bpe:N",
+        "bytes, a tokenizer.json, a vocab.json with merges.txt beside it, a folder with either, or a byte-pair encoding of N "
+        "tokens trained on the data (default: that of the model folder, else bytes)", group=_DATA, plans=True)
 
     batch_size: int = option(
         12, values.count, "B", "sequences at once; a step is of so many, times --gradient-accumulation (default: {default})",

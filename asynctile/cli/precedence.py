@@ -8,6 +8,7 @@ run_folder.py.
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -51,7 +52,7 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
                       "typed", stacklevel=2)  # fmt: skip
     for name, value in said.items():
         was = getattr(options, name)
-        if name not in CHANGEABLE and value != was:
+        if name not in CHANGEABLE and value != was and not (name in _PATHS and _is_same_place(value, was)):
             raise ValueError(f"{typed(name, value)} differs from {shown_value(name, was)} in the run {folder}; leave "
                              f"{flag(name, value)} out, or start another run with another --out")
     changes = {name: value for name, value in said.items() if name in CHANGEABLE}
@@ -107,10 +108,20 @@ def _checked(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
+def _is_same_place(one: str | None, other: str | None) -> bool:
+    """Whether two paths lead to one file or folder, by links or as they are written."""
+    try:
+        return one is not None and other is not None and os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
 def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed, with paths that lead to the same place from everywhere."""
+    """What was typed, with paths that lead to the same place from everywhere. Links keep their names, which say what is read:
+    what they lead to may have another, as in caches.
+    """
     said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for name in _PATHS:
         if said.get(name) not in (None, "bytes", *STANDARD) and Path(said[name]).exists():
-            said[name] = str(Path(said[name]).resolve())
+            said[name] = str(Path(said[name]).absolute())
     return said

@@ -133,11 +133,11 @@ class Session:
                                  f"start again with a --lr below {self.options.lr} or with --clip-norm 1")
 
     def _sound(self, batch: Batch) -> Batch:
-        """The batch; CheckpointError, naming the tokens' folder, if the model has no such token: the file has no checksum."""
+        """The batch; CheckpointError, naming the run, if the model has no such token: files of tokens have no checksum."""
         size, largest = self.trainer.model.config.vocab_size, int(max(part.max() for part in batch))
         if largest >= size:
-            raise CheckpointError(f"the tokens in {self.folder.tokens} are damaged: one is {largest}, the model has {size}; "
-                                  "start another run")
+            raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged, or were changed while it was on: one "
+                                  f"is {largest}, the model has {size}; put them back, or start another run")
         return batch
 
     async def _validate_if_due(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from asynctile import Engine, __version__
 from asynctile.callbacks import Callbacks, Run
-from asynctile.cli.corpus import Corpus, choose_tokenizer, prepare_tokenizer, prepare_tokens
+from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.fitting import check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
@@ -34,7 +34,7 @@ from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError
 from asynctile.layers import Trainer
 from asynctile.layers.config import Config
-from asynctile.layers.data import Batches, open_source
+from asynctile.layers.data import Batches
 from asynctile.layers.special_tokens import token_ids
 from asynctile.storage import documents
 from asynctile.storage.sizes import format_size
@@ -116,11 +116,9 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
     _check_written(options, typed, None)
     if options.out is None:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
-    options = replace(options, tokenizer=choose_tokenizer(options))
     # Before anything is made: a mistyped path is the likeliest mistake.
-    open_source(options.data)
-    if options.validation_data is not None:
-        open_source(options.validation_data)
+    check_data(options)
+    options = replace(options, tokenizer=choose_tokenizer(options))
     assert options.out is not None
     return options, RunFolder.create(Path(options.out), _record(options, None))
 
@@ -149,6 +147,8 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
     assert options.seq_len is not None
     tokens = asyncio.to_thread(prepare_tokens, options, folder, tokenizer, options.seq_len, progress)
     corpus = await documents.finish(tokens)
+    for note in corpus.notes:
+        display.note(note)
     if options.epochs is not None:
         steps = steps_of(options.epochs, len(corpus.training), options.sequences * options.seq_len)
         options = check_fit(replace(options, epochs=None, steps=steps))

@@ -1,0 +1,143 @@
+"""What --data may name besides plain text: documents in lines of JSON, tokens of nanoGPT's, a folder with more than text; and
+GPT-2's older tokenizer files. How they are read is tests/layers/test_text.py, test_raw_tokens.py and test_bpe_files.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asynctile.cli.run_folder import RunFolder
+from asynctile.layers.companions import LIMITS
+from asynctile.layers.data import open_tokens
+from asynctile.layers.tokenizer import ByteTokenizer, open_tokenizer
+from tests.cli.conftest import Program
+from tests.cli.test_refusals import refused
+from tests.layers.gpt2_files import END, write_gpt2_files
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"body": f"document {n} of a few", "id": n}) + "\n" for n in range(40)))
+    return path
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Path:
+    path = tmp_path / "train.bin"
+    (np.arange(2000) % 251).astype(np.uint16).tofile(path)
+    return path
+
+
+def test_a_field_of_lines_of_json_is_trained_on_and_remembered(train: Program, lines: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ("--data", lines, "--out", run, "--steps", 1)
+    refused(train(*words), f"{lines}, line 1, has no field 'text', it has 'body', 'id'", "--text-field")
+    assert not run.exists()
+    assert train(*words, "--text-field", "body")[0] == 0
+    text = ByteTokenizer().decode(open_tokens(run / "tokens")[:])
+    assert text.startswith("document 0 of a few\n\ndocument 1 of a few\n\n") and text.endswith("\n\ndocument 39 of a few")
+    assert RunFolder.open(run).read_record()["options"]["text_field"] == "body"
+    refused(train("--resume", "--out", run, "--data", lines, "--text-field", "id"), "--text-field id differs from body")
+    assert train("--resume", "--out", run, "--data", lines, "--steps", 2)[0] == 0
+
+
+def test_a_bad_line_ends_the_training_of_a_tokenizer_too(train: Program, lines: Path, tmp_path: Path) -> None:
+    lines.write_text(lines.read_text() + "no JSON\n")
+    for tokenizer in ("bytes", "bpe:300"):
+        words = ("--data", lines, "--text-field", "body", "--tokenizer", tokenizer, "--out", tmp_path / "run")
+        refused(train(*words), f"{lines}, line 41, is no JSON (Expecting value: character 1)")
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_link_is_read_by_its_own_name(train: Program, lines: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "train.jsonl").symlink_to(lines.rename(tmp_path / "blob"))
+    words = ("--data", tmp_path / "cache" / "train.jsonl", "--text-field", "body", "--out", tmp_path / "run", "--steps", 1)
+    assert train(*words)[0] == 0
+    assert ByteTokenizer().decode(open_tokens(tmp_path / "run" / "tokens")[:12]) == "document 0 o"
+    (tmp_path / "beside").symlink_to("cache")
+    assert train("--resume", *words[2:], "--steps", 2, "--data", tmp_path / "beside" / "train.jsonl")[0] == 0
+
+
+def test_what_is_no_text_is_counted_in_a_line_or_refused_by_what_it_is(train: Program, text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    text.rename(folder / "text.txt")
+    for name in ("b\x1b[31m.png", "c.png"):
+        (folder / name).write_bytes(bytes.fromhex("89504e470d0a1a0a0000000d49484452"))
+    status, out, _ = train("--data", folder, "--out", tmp_path / "run", "--steps", 1)
+    assert status == 0
+    assert f"data {folder}: 2 binary files were left out: b\\x1b[31m.png, c.png" in out.replace("\n", " ")
+    assert "left out" not in train("--resume", "--data", folder, "--out", tmp_path / "run", "--steps", 2)[1]
+    refused(train("--data", folder / "c.png", "--out", tmp_path / "other"), f"{folder / 'c.png'} is a PNG picture")
+
+
+def test_tokens_of_others_stay_where_they_are_and_must_be_the_same_when_the_run_goes_on(
+    train: Program, ids: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    (np.arange(300) % 251).astype(np.uint16).tofile(tmp_path / "val.bin")
+    words = ("--data", ids, "--validation-data", tmp_path / "val.bin", "--tokenizer", "bytes", "--out", run)
+    assert train(*words, "--steps", 1)[0] == 0
+    assert os.listdir(run / "tokens") == os.listdir(run / "validation") == ["tokens.json"]
+    assert train("--resume", *words, "--steps", 2)[0] == 0
+    (np.arange(300) % 251)[::-1].astype(np.uint16).tofile(tmp_path / "val.bin")
+    refused(train("--resume", *words, "--steps", 3), f"{tmp_path / 'val.bin'} has changed since", "put it back")
+    ids.rename(tmp_path / "moved")
+    refused(train("--resume", *words, "--steps", 3), f"{ids} cannot be read: No such file", "put it there")
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ((), "train.bin holds tokens, and not the tokenizer that they were made with; name that one with --tokenizer"),
+    (("--tokenizer", "bpe:300"), "train.bin holds tokens, and not the tokenizer"),
+    (("--tokenizer", "gpt2"), "train.bin has the token 301 at byte 200, and the tokenizer has 301"),
+])  # fmt: skip
+def test_tokens_of_others_need_their_tokenizer(train: Program, ids: Path, tmp_path: Path, words: tuple[str, ...], sentence: str,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    write_gpt2_files(tmp_path / "gpt2", 300, {})
+    shape = tmp_path / "wide.json"
+    shape.write_text(json.dumps({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 301}))
+    found = np.fromfile(ids, np.uint16)
+    found[100] = 301
+    found.tofile(ids)
+    refused(train("--data", ids, "--model", shape, "--out", tmp_path / "run", *words), sentence)
+    refused(train("--validation-data", ids, "--model", shape, "--out", tmp_path / "run", *words), sentence)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_the_older_files_of_its_tokenizer_is_trained_on_and_keeps_them(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "gpt2").mkdir()
+    write_gpt2_files(tmp_path / "gpt2", 300, {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}})
+    shape = tmp_path / "wide.json"
+    shape.write_text(json.dumps({"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 301}))
+    first = tmp_path / "first"
+    assert train("--model", shape, "--tokenizer", tmp_path / "gpt2" / "vocab.json", "--out", first, "--steps", 1)[0] == 0
+    model = first / "checkpoints" / "step-000001"
+    older = tmp_path / "older"
+    older.mkdir()
+    for path in (model / "config.json", model / "model.safetensors", *(tmp_path / "gpt2").iterdir()):
+        (older / path.name).write_bytes(path.read_bytes())
+
+    second = tmp_path / "second"
+    assert train("--model", older, "--out", second, "--steps", 1)[0] == 0
+    saved = second / "checkpoints" / "step-000001"
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        assert name in LIMITS and (saved / name).read_bytes() == (older / name).read_bytes()
+    assert open_tokenizer(saved).fingerprint == open_tokenizer(older).fingerprint
+    assert open_tokenizer(second).special == {END: 300}
+    assert train("--resume", "--out", second, "--model", older, "--steps", 2)[0] == 0
+    status, out, _ = program("generate", older, "--prompt", "the", "--max-new-tokens", 3, "--device", "cpu")
+    assert status == 0 and out.startswith("the")
+    assert program("plan", "--model", older)[0] == 0
+    (older / "merges.txt").unlink()
+    refused(train("--model", older, "--out", tmp_path / "third"), f"{older} has no tokenizer.json, nor vocab.json")
