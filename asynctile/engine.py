@@ -110,7 +110,7 @@ class Engine(Share):
                 in_ram -= min(on_device, room.share // 2)
         life = Lifetime(opened, folder, make_loop, report)
         super().__init__(life, "the engine", life.tell, precision, prefetch)
-        self._options = TierOptions(
+        self.options = TierOptions(
             device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy
         )
         self._trace: Trace | None = None
@@ -123,7 +123,7 @@ class Engine(Share):
         """Cap in bytes on the arena that operations run in."""
         if self._assembly is not None:
             return super().device_cap
-        cap = self._options.device_memory if self._device.has_link else self._options.host_memory
+        cap = self.options.device_memory if self._device.has_link else self.options.host_memory
         assert cap is not None
         return cap
 
@@ -137,7 +137,7 @@ class Engine(Share):
         life.claim()
         spare_address_space()
         self._spills = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
-        tiers = Tiers(life.device, life.spill, self._spills, self._options, tell=self.tell)
+        tiers = Tiers(life.device, life.spill, self._spills, self.options, tell=self.tell)
         self._put_together(tiers, life.device.add_stream("files", THREADS), Turn(tiers, self.weight))
         await life.begin()
         now, seconds = self.statistics(), time.monotonic() - began
@@ -244,7 +244,7 @@ class Engine(Share):
                 is_lent = True
                 if cancelled:
                     raise asyncio.CancelledError
-                options = replace(self._options, device_memory=on_device, host_memory=in_ram, host_remedy="")
+                options = replace(self.options, device_memory=on_device, host_memory=in_ram, host_remedy="")
                 part = LentShare(self._life, "its share of the engine", tell, self.precision, self.prefetch, region, options)
                 part.plays = self.plays
                 tiers = Tiers(self._device, region, self._spills, options, tell=tell)

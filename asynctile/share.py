@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -20,16 +20,16 @@ import numpy as np
 
 from asynctile.device.base import Device
 from asynctile.errors import DeviceError
-from asynctile.hub import Tell
+from asynctile.hub import ENGINE, Tell
 from asynctile.lifetime import Dependent, Lifetime
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import LoopThread, Undo, may_wait
 from asynctile.loop.turns import Turn
-from asynctile.measure.rates import Rates, measure_rates
+from asynctile.measure.rates import Rates, measure_gemms, measure_rates
 from asynctile.measure.statistics import Counts, Statistics, Traffic, snapshot, traffic
 from asynctile.memory.caps import Loan
-from asynctile.memory.tiers import Tiers
+from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.program.grain import Grain
 from asynctile.program.operation import Operation
 from asynctile.program.precision import compute_dtype
@@ -40,6 +40,7 @@ from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
+from asynctile.storage.sizes import format_size
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.stream import Stream
@@ -59,6 +60,8 @@ class Share:
     """
 
     weight, interactive = 1.0, False
+    #: its caps, as they were asked for
+    options: TierOptions
 
     def __init__(self, life: Lifetime, what: str, tell: Tell, precision: str, prefetch: int) -> None:
         self.tell = tell
@@ -83,6 +86,17 @@ class Share:
         self._life.dependents.add(self._schedules)
         self._files: Stream = files
         self.busy: Exclusive = Exclusive(self._what, tiers.run_ahead, tiers.caps.look)
+
+    def __repr__(self) -> str:
+        """Which it is, where it computes, under which caps, and whether it can be used: at any time, in any process."""
+        kind, options, life = type(self).__name__.removeprefix("Lent"), self.options, self._life
+        caps = [f"device memory {format_size(options.device_memory)}"] if options.device_memory is not None else []
+        caps += [f"RAM {format_size(options.host_memory)}"] if options.host_memory is not None else []
+        caps += ["a spill folder"] if life.spill is not None else []
+        elsewhere = life.process not in (None, os.getpid())
+        state = "of another process" if elsewhere else "open" if self.is_open else "not open"
+        name = "" if self.name == ENGINE else f" {self.name!r}"
+        return f"<{kind}{name} on {self.device} in {self.precision} with {', '.join(caps)}; {state}>"
 
     @property
     def _device(self) -> Device:
@@ -168,8 +182,14 @@ class Share:
         BudgetError if the caps are below the floor of `demand`.
         """
         if self._rates is None and self.has_link:
-            self._rates = await self.call(self._measure(demand))
+            self._rates = await self.call(self._measure(demand, measure_rates))
         return self._rates
+
+    async def gemm_rate(self, demand: Demand) -> float | None:
+        """FLOP/s of the device's products, with the arena cut for `demand`; measured each time it is asked for, in some tens of
+        milliseconds and in slots that nobody has. None if there are none. BudgetError as for `rates`.
+        """
+        return await self.call(self._measure(demand, measure_gemms))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """On the device's loop: a task there that the engine waits for before it closes."""
@@ -330,11 +350,11 @@ class Share:
                     self._schedules.leave()  # who plays knows nothing of it
                     return await self.assembly.launch(operation, number)
 
-    async def _measure(self, demand: Demand) -> Rates | None:
+    async def _measure(self, demand: Demand, measure: Callable[[Tiers, np.dtype[Any]], Awaitable[T]]) -> T:
         async with self.exclusive():
             self._schedules.leave()
             await self.assembly.cut(demand)
-            return await measure_rates(self.tiers, compute_dtype(self.precision))
+            return await measure(self.tiers, compute_dtype(self.precision))
 
     async def _synchronize(self) -> None:
         async with self.exclusive():

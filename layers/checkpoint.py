@@ -30,7 +30,6 @@ from asynctile.layers.config import Config
 from asynctile.layers.exchange import (
     CONFIG,
     Pretrained,
-    ReadTile,
     check_place,
     replaced,
     tensor_name,
@@ -41,6 +40,7 @@ from asynctile.layers.layout import tensor_count
 from asynctile.layers.model import Model
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.parameters import MOMENTS, Parameter
+from asynctile.layers.saving import Counted, Progress
 from asynctile.layers.settings import Settings, Training
 from asynctile.layers.snapshot import Snapshot
 from asynctile.layers.telling import told_save
@@ -77,40 +77,50 @@ def surroundings() -> dict[str, str]:
     return found
 
 
-async def save(model: Model, training: Training, final: Path, *, wait: bool) -> asyncio.Task[None] | None:
+async def save(
+    model: Model, training: Training, final: Path, *, wait: bool, progress: Progress | None = None
+) -> asyncio.Task[None] | None:
     """On the device's loop: write the checkpoint folder `final`; an older one there is replaced only when the new one is whole.
 
-    Without `wait`, if the engine lends RAM for a copy of all tiles, returns the task that writes it.
+    Without `wait`, if the engine lends RAM for a copy of all tiles, returns the task that writes it. progress: as in
+    Trainer.save.
     """
     what = f"the save of {final}"
     files = model.engine.files(what)
     await files.run(check_place, final)
     state, companions = _encoded(await model.engine.compute(_state, model, training)), model.companions
+    nbytes = 2 * model.config.states_nbytes  # written, and read again for checksums
     snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
     if snapshot is None:
         with told_save(model.engine, model.name, final, training.step_count, behind=False):
-            await _write(model, final, state, companions, model.engine.read, files)
+            await _write(model, final, state, companions, Counted(model.engine.read, nbytes, progress), files)
         return None
-    task = model.engine.spawn(_write_behind(model, training.step_count, final, state, companions, snapshot.read, files))
+    counted = Counted(snapshot.read, nbytes, progress)
+    task = model.engine.spawn(_write_behind(model, training.step_count, final, state, companions, counted, files))
     # Not in the task's own `finally`: one that is cancelled before it begins never comes there.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
 
 
-async def _write_behind(model: Model, step: int, final: Path, state: bytes, companions: Companions, read: ReadTile,
+async def _write_behind(model: Model, step: int, final: Path, state: bytes, companions: Companions, tiles: Counted,
                         files: Files) -> None:
     with told_save(model.engine, model.name, final, step, behind=True):
-        await _write(model, final, state, companions, read, files)
+        await _write(model, final, state, companions, tiles, files)
 
 
-async def _write(model: Model, final: Path, state: bytes, companions: Companions, read: ReadTile, files: Files) -> None:
+async def _write(model: Model, final: Path, state: bytes, companions: Companions, tiles: Counted, files: Files) -> None:
+    read = tiles.read
     async with replaced(final, model.config.states_nbytes, files, partial(model.saved_to, final)) as folder:
         await write_model(folder, model.parameters, companions, read, files)
         await write_tensors(folder / OPTIMIZER, model.parameters, MOMENTS, read, files)
         await store_file(folder / TRAINER, state, executor=files)
         paths = await files.run(lambda: sorted(folder.iterdir()))
-        sums = {path.name: await files.run(checksum, path, files.tick) for path in paths}
+        sums = {}
+        for path in paths:
+            sums[path.name] = await files.run(checksum, path, files.tick)
+            tiles.add((await files.run(path.stat)).st_size)
         await store_json(folder / CHECKSUMS, checksum_record(sums), executor=files)
+    tiles.end()
 
 
 def _state(model: Model, training: Training) -> dict[str, Any]:

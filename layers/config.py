@@ -133,6 +133,14 @@ class Config(ABC):
 
         return of(self.first_tensors()) + self.n_layer * of(self.block_tensors(0)) + of(self.last_tensors())
 
+    def flops_per_token(self, seq_len: int) -> int:
+        """Of a step over sequences of so many tokens, as usually counted (PaLM, nanoGPT): 6 for each parameter but those of
+        positions, and 12 for each layer, column and position. What is recomputed is none of the model's.
+        """
+        size = {name: axis.times * axis.size for name, axis in self.axes.items()}
+        added = sum(prod(size[axis] for axis in tensor.axes) for tensor in self.first_tensors() if "positions" in tensor.axes)
+        return 6 * (self.parameter_count - added) + 12 * self.n_layer * size[MODEL] * seq_len
+
     @property
     def parameter_count(self) -> int:
         """How many numbers are trained; a tied head counts once."""

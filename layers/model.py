@@ -101,6 +101,12 @@ class Model:
         self._serving = Serving(InPlace(self))
         self._demands: WeakKeyDictionary[Program, Demand] = WeakKeyDictionary()
 
+    def __repr__(self) -> str:
+        """Its name for events and logs, how large it is, where it stands and how far it is trained."""
+        torn = "" if self.torn is None else ", torn"
+        return (f"<{type(self).__name__} {self.name}: {self.config.parameter_count:,} parameters, {self.config.summary}; on "
+                f"{self.engine.device} after step {self.step_count}{torn}>")
+
     @classmethod
     async def create(cls, engine: Share, config: Config, *, seed: int = 0, tile: int | None = None) -> Self:
         """A new model: same seed, same weights, whatever the budget and the tile.

@@ -100,6 +100,11 @@ class Trainer:
         self._keeping = Keeping(model, self.settings.recompute)
         self._saving = Saving(self.engine)
 
+    def __repr__(self) -> str:
+        """Of which model, how far it is and by which settings."""
+        settings = ", ".join(f"{name}={value!r}" for name, value in asdict(self.settings).items())
+        return f"<{type(self).__name__} of {self.model.name} after step {self.step_count}: {self.optimizer!r}, {settings}>"
+
     @property
     def step_count(self) -> int:
         """Updates of the model, a count."""
@@ -177,13 +182,33 @@ class Trainer:
 
         return await self.engine.call(job())
 
-    async def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> None:
+    async def gemm_rate(self, batch_size: int, seq_len: int) -> float | None:
+        """FLOP/s of products on its device, to judge the speed of steps by: measured in some tens of milliseconds, in memory
+        that steps of such batches use. None where a probe would push tiles out. No result depends on it. BudgetError as `step`.
+        """
+        kind = "step" if self.clip_norm is None else "step_clipped"
+
+        async def job() -> float | None:
+            async with self.model.changing.held():
+                rows = self.model.tiling.rows(batch_size, seq_len, self.micro_batches)
+
+                async def run(rows: Rows, kept: int) -> float | None:
+                    return await self.engine.gemm_rate(self.model.demand(await self._recorded(kind, rows, kept)))
+
+                return await self._keeping.run(kind, rows, run)
+
+        return await self.engine.call(job())
+
+    async def save(
+        self, path: str | os.PathLike[str], *, wait: bool = True, progress: Callable[[int, int], object] | None = None
+    ) -> None:
         """Write a checkpoint folder, put in place whole; it is a model folder too.
 
         wait=False: return as soon as all tiles are copied to RAM, and write them while training goes on; if host_memory
         has no room for the copies (12 bytes a parameter), this waits all the same. A save under way ends first; its
         error, if nobody asked for it, is raised here. ValueError if `path` is a file or holds other things,
-        CheckpointError if the disk fails or is full: what was saved there before is then untouched.
+        CheckpointError if the disk fails or is full: what was saved there before is then untouched. progress: called on the
+        device's loop with how many bytes are written or read again for their checksums, and how many will be.
         """
         final, data_state = Path(path), copy.deepcopy(self.data_state)  # now: the caller may go on to change it
 
@@ -194,7 +219,7 @@ class Trainer:
                 await self.model.prepare_moments()
                 training = Training(settings=self.settings, optimizer=self.optimizer, step_count=self.step_count,
                                     skipped_count=self.skipped_count, data_state=data_state)  # fmt: skip
-                self._saving.begin(await save(self.model, training, final, wait=wait))
+                self._saving.begin(await save(self.model, training, final, wait=wait, progress=progress))
 
         await self.engine.call(job())
 

@@ -82,10 +82,14 @@ class Arena:
     def may_grow(self, nbytes: int) -> bool:
         return self.available is None or self.made_nbytes + nbytes <= self.available
 
-    def lend(self, nbytes: int) -> bool:
-        """Set `nbytes` of the cap aside, if the programs that it was cut for do not need them."""
+    def may_lend(self, nbytes: int) -> bool:
+        """Whether `nbytes` of the cap are not needed by the programs that it was cut for."""
         needed = max(self._promised_nbytes, self.made_nbytes) + nbytes
-        if self.divided or (self.available is not None and needed > self.available):
+        return not self.divided and (self.available is None or needed <= self.available)
+
+    def lend(self, nbytes: int) -> bool:
+        """Set them aside, if they are not."""
+        if not self.may_lend(nbytes):
             return False
         self.lent_nbytes += nbytes
         return True

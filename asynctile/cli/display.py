@@ -1,16 +1,14 @@
 """What a run shows while it works: loss, speed, time left, how full each tier is, how much of the step was stalled.
 
-`TerminalDisplay` draws bars that are renewed in place; `PlainDisplay` writes a line every few seconds where stdout is
-no terminal (a file, a log of CI). Both take the same calls. What is said at the end of a run is summary.py's.
+`TerminalDisplay` draws bars that are renewed in place, as wide as the terminal; `PlainDisplay` writes a line every few seconds
+where stdout is no terminal (a file, a log of CI). Both take the same calls. The figures are pace.py's, in words figures.py's;
+what is said at the end of a run is summary.py's.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, Self
 
 from rich.console import Console, Group
@@ -20,21 +18,22 @@ from rich.table import Table
 from rich.text import Text
 
 from asynctile import Statistics
+from asynctile.cli.figures import GAP, Shown, as_counts, figures_of, lines_of, tiers_of
+from asynctile.cli.pace import Ahead, Pace
 from asynctile.cli.terminal import printable
 from asynctile.layers import StepReport
 from asynctile.layers.evaluation import Evaluation
-from asynctile.storage.sizes import format_size
 
 __all__ = ["Display", "PlainDisplay", "TerminalDisplay", "open_display"]
 
+
 _LINE_EVERY_S = 5.0
-_RECENT_STEPS = 20
 
 
 class Display(Protocol):
     """What session.py and train.py call."""
 
-    def __init__(self, console: Console, pace: Pace) -> None: ...
+    def __init__(self, console: Console) -> None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -43,84 +42,92 @@ class Display(Protocol):
     def stage(self, text: str) -> None:
         """What is being done that is no step. May be called from any thread."""
 
+    def progress(self, what: str, done: int, total: int, shown: Shown = as_counts) -> None:
+        """How much is done of what is no step; it is over once all is. shown: in words. May be called from any thread."""
+
     def note(self, text: str) -> None:
         """A sentence that stays."""
 
-    def expect(self, steps: int) -> None:
-        """How many steps there will be, where that was not known at the start."""
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """How far something has come that is no step and takes several parts."""
+    def begin(self, ahead: Ahead) -> None:
+        """Steps begin now."""
 
     def step(self, report: StepReport) -> None:
         """A step was done."""
 
+    def validating(self, done: int, total: int) -> None:
+        """So many batches of a validation are done."""
+
     def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
         """The model as it is after `step` was validated."""
+
+    def validated(self) -> None:
+        """Steps go on behind a validation and what it has led to."""
+
+    def saved(self) -> None:
+        """Steps go on behind a checkpoint, which may still be written."""
 
     def watch(self, statistics: Callable[[], Statistics] | None) -> None:
         """Where to ask how full the tiers are; None: the engine is about to close."""
 
 
-def open_display(console: Console, steps: int, done: int) -> Display:
-    """The display for this output; `done` of `steps` were done before."""
+def open_display(console: Console) -> Display:
+    """The display for this output."""
     kind: type[Display] = TerminalDisplay if console.is_terminal else PlainDisplay
-    return kind(console, Pace(steps, done))
+    return kind(console)
 
 
-class Pace:
-    """Speed and time left, over the last steps; what lies between steps counts as time too."""
+class _Shown:
+    """What both kinds keep of a run to show it."""
 
-    def __init__(self, steps: int, done: int) -> None:
-        self.steps, self.done = steps, done
-        #: when the steps of `_reports` ended, behind the begin of the first of them
-        self._ends: deque[float] = deque(maxlen=_RECENT_STEPS + 1)
-        self._reports: deque[StepReport] = deque(maxlen=_RECENT_STEPS)
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._pace: Pace | None = None
+        self._statistics: Callable[[], Statistics] | None = None
+        #: of the last validation: its step and itself
+        self._validated: tuple[int, Evaluation] | None = None
 
-    def add(self, report: StepReport) -> None:
-        self.done = report.step
-        now = time.monotonic()
-        if not self._ends:  # the text, kernels and the model were made ready before it: that does not come again
-            self._ends.append(now - report.step_s)
-        self._ends.append(now)
-        self._reports.append(report)
+    def note(self, text: str) -> None:
+        _print(self._console, text)
 
-    @property
-    def started(self) -> bool:
-        return bool(self._reports)
+    def begin(self, ahead: Ahead) -> None:
+        self._pace = Pace(ahead)
 
-    @property
-    def loss(self) -> float:
-        return float(self._reports[-1].loss)
+    def step(self, report: StepReport) -> None:
+        if self._pace is not None:
+            self._pace.step(report)
 
-    @property
-    def tokens_per_s(self) -> float:
-        return float(sum(report.tokens for report in self._reports) / self._step_s)
+    def validating(self, done: int, total: int) -> None:
+        if self._pace is not None:
+            self._pace.validating(done, total)
+        self.progress("validating", done, total)
 
-    @property
-    def stalled(self) -> float | None:
-        """Share of the recent steps in which compute waited for bytes; None where that is not measured."""
-        share = float(sum(report.stall_s for report in self._reports) / self._step_s)
-        return None if math.isnan(share) else share
+    def progress(self, what: str, done: int, total: int, shown: Shown = as_counts) -> None:
+        raise NotImplementedError
 
-    @property
-    def left(self) -> str:
-        each = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-        seconds = round((self.steps - self.done) * each)
-        hours, seconds = divmod(seconds, 3600)
-        return (f"{hours}:{seconds // 60:02}" if hours else f"{seconds // 60}") + f":{seconds % 60:02}"
+    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        self._validated = step, evaluation
+        found = [f"loss {evaluation.loss:.4f}", f"perplexity {evaluation.perplexity:,.2f}"]
+        if evaluation.bits_per_byte is not None:
+            found.append(f"{evaluation.bits_per_byte:.4f} bits a byte")
+        when = f"after step {step}" if step else "before the first step"
+        self.note(f"validation {when}: {', '.join(found)}{', the best so far' if is_best else ''}")
 
-    @property
-    def _step_s(self) -> float:
-        return max(sum(report.step_s for report in self._reports), 1e-9)
+    def validated(self) -> None:
+        if self._pace is not None:
+            self._pace.validated()
 
+    def saved(self) -> None:
+        if self._pace is not None:
+            self._pace.saved()
 
-class PlainDisplay:
+    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
+        self._statistics = statistics
+
+class PlainDisplay(_Shown):
     """A line every few seconds."""
 
-    def __init__(self, console: Console, pace: Pace) -> None:
-        self._console, self._pace = console, pace
-        self._statistics: Callable[[], Statistics] | None = None
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._last = -_LINE_EVERY_S
 
     def __enter__(self) -> Self:
@@ -130,39 +137,23 @@ class PlainDisplay:
         pass
 
     def stage(self, text: str) -> None:
-        self._say(text)
+        if self._is_due():
+            self.note(text)
 
-    def note(self, text: str) -> None:
-        _print(self._console, text)
-
-    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
-        self._statistics = statistics
-
-    def expect(self, steps: int) -> None:
-        self._pace.steps = steps
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self._say(f"{what}: {done} of {total}")
-
-    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        self.note(_validated(step, evaluation, is_best))
+    def progress(self, what: str, done: int, total: int, shown: Shown = as_counts) -> None:
+        if self._is_due():
+            self.note(f"{what}: {shown(done, total)}")
 
     def step(self, report: StepReport) -> None:
-        self._pace.add(report)
+        super().step(report)
         pace = self._pace
-        if not self._is_due(always=pace.done in (1, pace.steps)):
+        if pace is None or not self._is_due(always=pace.done in (1, pace.steps)):
             return
-        tiers = [] if self._statistics is None else _tiers(self._statistics())
+        left = [] if pace.left is None else [f"{pace.left} left"]
         stalled = [] if pace.stalled is None else [f"stalled {pace.stalled:.0%}"]
-        parts = [
-            f"step {pace.done} of {pace.steps}", f"loss {pace.loss:.4f}", f"{pace.tokens_per_s:,.0f} tokens/s",
-            f"{pace.left} left", *stalled, *(f"{tier.name} {tier}" for tier in tiers),
-        ]  # fmt: skip
-        _print(self._console, "  ".join(parts))
-
-    def _say(self, text: str) -> None:
-        if self._is_due():
-            _print(self._console, text)
+        tiers = [] if self._statistics is None else [f"{tier.name} {tier}" for tier in tiers_of(self._statistics())]
+        figures = figures_of(pace, report, self._validated)
+        self.note(GAP.join([f"step {pace.done} of {pace.steps}", *left, *figures, *stalled, *tiers]))
 
     def _is_due(self, *, always: bool = False) -> bool:
         """Whether a line is written now: asked before it is made, since most steps of a small model write none."""
@@ -173,13 +164,14 @@ class PlainDisplay:
         return False
 
 
-class TerminalDisplay:
+class TerminalDisplay(_Shown):
     """Bars at the bottom of the terminal, notes above them."""
 
-    def __init__(self, console: Console, pace: Pace) -> None:
-        self._pace = pace
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._stage = ""
-        self._statistics: Callable[[], Statistics] | None = None
+        #: by what is under way: how much of it is done, of how much, and both in words
+        self._under_way: dict[str, tuple[int, int, str]] = {}
         self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
@@ -192,75 +184,61 @@ class TerminalDisplay:
     def stage(self, text: str) -> None:
         self._stage = printable(text)
 
-    def note(self, text: str) -> None:
-        _print(self._live.console, text)
+    def progress(self, what: str, done: int, total: int, shown: Shown = as_counts) -> None:
+        if done < total:
+            self._under_way[what] = done, total, shown(done, total)
+        else:
+            self._under_way.pop(what, None)
 
-    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
-        self._statistics = statistics
-
-    def expect(self, steps: int) -> None:
-        self._pace.steps = steps
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self._stage = printable(f"{what}: {done} of {total}")
-
-    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        self.note(_validated(step, evaluation, is_best))
+    def begin(self, ahead: Ahead) -> None:
+        super().begin(ahead)
+        self._stage = ""
+        self._under_way.clear()
 
     def step(self, report: StepReport) -> None:
-        self._pace.add(report)
+        super().step(report)
+        self._stage = ""
+
+    def validated(self) -> None:
+        super().validated()
+        self._stage = ""
+
+    def saved(self) -> None:
+        super().saved()
         self._stage = ""
 
     def _draw(self) -> Group:
         # Called by the thread that renews the picture, so that tiers are seen in the middle of a step too.
-        rows, pace, statistics = Table.grid(padding=(0, 2)), self._pace, self._statistics
-        if pace.started:
-            rows.add_row("step", _bar(pace.done, pace.steps), f"{pace.done} of {pace.steps}, {pace.left} left")
+        pace, statistics = self._pace, self._statistics
+        rows, under_way, figures = _rows(), _rows(), []
+        if pace is not None and (last := pace.last) is not None:
+            figures = figures_of(pace, last, self._validated)
+            left = "" if pace.left is None else f", {pace.left} left"
+            rows.add_row("step", _bar(pace.done, pace.steps), f"{pace.done:,} of {pace.steps:,}{left}")
             if (stalled := pace.stalled) is not None:
                 rows.add_row("stalled", _bar(stalled, 1), f"{stalled:.0%} of the step")
         if statistics is not None:
-            for tier in _tiers(statistics()):
+            for tier in tiers_of(statistics()):
                 rows.add_row(tier.name, _bar(tier.used, tier.cap or tier.peak), str(tier))
-        loss = [Text(f"loss {pace.loss:.4f}, {pace.tokens_per_s:,.0f} tokens/s")] if pace.started else []
-        return Group(*loss, rows, Text(self._stage))
+        for what, (done, total, words) in tuple(self._under_way.items()):
+            under_way.add_row(printable(what), _bar(done, total), words)
+        lines = lines_of(figures, self._console.width)
+        return Group(*map(Text, lines), rows, under_way, Text(self._stage))
 
 
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """How full a memory is, in bytes; a cap of None is none."""
-
-    name: str
-    used: int
-    peak: int
-    cap: int | None
-
-    def __str__(self) -> str:
-        cap = "" if self.cap is None else f" of {format_size(self.cap)}"
-        return f"{format_size(self.used)}{cap} (peak {format_size(self.peak)})"
-
-
-def _tiers(now: Statistics) -> list[Tier]:
-    tiers = [Tier("RAM", now.host_used_bytes, now.host_peak_bytes, now.host_memory_bytes)]
-    if now.device != "cpu":
-        device = Tier(now.device, now.device_used_bytes, now.device_peak_bytes, now.device_memory_bytes)
-        tiers.insert(0, device)
-    if now.spill_peak_bytes:
-        tiers.append(Tier("spill", now.spill_used_bytes, now.spill_peak_bytes, now.spill_limit_bytes))
-    return tiers
-
-
-def _validated(step: int, evaluation: Evaluation, is_best: bool) -> str:
-    found = [f"loss {evaluation.loss:.4f}", f"perplexity {evaluation.perplexity:,.2f}"]
-    if evaluation.bits_per_byte is not None:
-        found.append(f"{evaluation.bits_per_byte:.4f} bits a byte")
-    when = f"after step {step}" if step else "before the first step"
-    return f"validation {when}: {', '.join(found)}{', the best so far' if is_best else ''}"
+def _rows() -> Table:
+    """Of a name, a bar and what it says in words; bars take what the others leave."""
+    rows = Table.grid(padding=(0, 2), expand=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column(ratio=1, min_width=4)
+    rows.add_column(no_wrap=True)
+    return rows
 
 
 def _bar(done: float, total: float) -> ProgressBar:
-    return ProgressBar(total=max(total, 1e-9), completed=done, width=24)
+    return ProgressBar(total=max(total, 1e-9), completed=done)
 
 
 def _print(console: Console, text: str) -> None:
-    """Text as it is: no colours for numbers, no brackets read as markup, no line broken for a terminal that is none."""
-    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    """Text as it is: no colours for numbers, no brackets read as markup, lines broken between words on a terminal only."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=not console.is_terminal)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from asynctile import Engine
 from asynctile.callbacks import Callbacks
 from asynctile.cli.corpus import Corpus
 from asynctile.cli.display import Display
+from asynctile.cli.figures import as_share
 from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.journal import Mark
 from asynctile.cli.options import Options
+from asynctile.cli.pace import Ahead
 from asynctile.cli.run_folder import RunFolder, check_same_model
 from asynctile.cli.sample import sample
 from asynctile.cli.validation import Validations
@@ -83,6 +86,7 @@ class Session:
         in which it failed.
         """
         newest = self._stands
+        self.display.begin(await self._ahead())
         try:
             await self._validate_if_due()
             while self.is_going:
@@ -101,6 +105,13 @@ class Session:
         if self.trainer.step_count and self._stands != newest:
             await self._save()
         await self._saved()
+
+    async def _ahead(self) -> Ahead:
+        trainer, batches, steps = self.trainer, self.batches, self.options.steps
+        done = trainer.step_count
+        rate = await trainer.gemm_rate(batches.batch_size, batches.seq_len) if done < steps else None
+        return Ahead(steps=steps, done=done, validate_every=self.validations.every, save_every=self.options.save_every,
+                     flops_per_token=trainer.model.config.flops_per_token(batches.seq_len), flops_per_s=rate)  # fmt: skip
 
     @property
     def mark(self) -> Mark:
@@ -158,6 +169,7 @@ class Session:
         await self.callbacks.validation(step, evaluation, is_best)
         if is_best and step:
             await self._save_best(step)
+        self.display.validated()
         if self.validations.is_over and step < self.options.steps:
             self.display.note(f"ending after step {step}: {self.validations.why_over}")
 
@@ -166,10 +178,10 @@ class Session:
         windows = self.validations.batches
 
         def progress(done: int) -> None:
-            self.display.progress("validating", done, len(windows))
+            self.display.validating(done, len(windows))
             self.interrupt.check()
 
-        self.display.progress("validating", 0, len(windows))
+        self.display.validating(0, len(windows))
         if self._mean_bytes is None:
             try:
                 self._mean_bytes = await asyncio.to_thread(mean_bytes, self.corpus.tokenizer, windows.rows())
@@ -204,10 +216,12 @@ class Session:
     async def _save(self) -> tuple[int, int]:
         await self._saved()
         step, path = self.trainer.step_count, self.folder.new_checkpoint(self.trainer.step_count)
-        self.display.stage(f"saving step {step}")
+        what = f"saving step {step}"
+        self.display.stage(what)
         self.trainer.data_state = {**self.batches.state_dict(), _VALIDATIONS: self.validations.state_dict()}
         self._saving = step, path
-        await self.trainer.save(path, wait=False)
+        await self.trainer.save(path, wait=False, progress=partial(self.display.progress, what, shown=as_share))
+        self.display.saved()
         return self._stands
 
     async def _saved(self) -> None:

@@ -20,6 +20,7 @@ from asynctile import Engine, __version__
 from asynctile.callbacks import Callbacks, Run
 from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
+from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.model import choose_shape, companions_with, new_trainer, open_model
@@ -58,9 +59,8 @@ async def _train(given: dict[str, Any]) -> int:
 
 
 async def _train_in(options: Options, folder: RunFolder) -> int:
-    done = max((int(path.name.removeprefix("step-")) for path in folder.checkpoints()), default=0)
     interrupt = Interrupt(options.max_time)
-    display = open_display(open_console(interrupt.lose), options.steps, done)
+    display = open_display(open_console(interrupt.lose))
     finished = False
     try:
         with interrupt.listening(display.note), display:
@@ -142,7 +142,7 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
 
     def progress(done: int, total: int) -> None:
         interrupt.check()
-        display.stage(f"making tokens of the text: {format_size(done)} of {format_size(total)}")
+        display.progress("making tokens of the text", done, total, as_sizes)
 
     assert options.seq_len is not None
     tokens = asyncio.to_thread(prepare_tokens, options, folder, tokenizer, options.seq_len, progress)
@@ -152,7 +152,6 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
     if options.epochs is not None:
         steps = steps_of(options.epochs, len(corpus.training), options.sequences * options.seq_len)
         options = check_fit(replace(options, epochs=None, steps=steps))
-        display.expect(steps)
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display))
@@ -188,7 +187,7 @@ async def _told(session: Session) -> bool:
 
 def _engine(options: Options, display: Display) -> Engine:
     def compiled(kernel: str, ready: int, total: int) -> None:
-        display.stage(f"compiling kernels, once on this machine: {ready} of {total} ({kernel})")
+        display.progress("compiling kernels, once on this machine", ready, total, lambda *_: f"{ready} of {total} ({kernel})")
 
     return engine_of(options, compiled)
 

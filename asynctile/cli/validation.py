@@ -25,14 +25,14 @@ _VALIDATIONS, _BATCHES = 10, 20
 class Validations:
     """Of the model as it is after a step; 0: before the first.
 
-    batches: the windows, the same each time. step: the newest that was validated, -1 before. best_loss, best_step: of the
-    lowest loss so far, None before. without_gain: validations since then.
+    batches: the windows, the same each time. every: so many steps. step: the newest that was validated, -1 before.
+    best_loss, best_step: of the lowest loss so far, None before. without_gain: validations since then.
     """
 
     def __init__(self, batches: ValidationBatches, steps: int, every: int | None = None, stop_after: int | None = None) -> None:
         self.batches = batches
         self._steps = steps
-        self._every = max(1, steps // _VALIDATIONS) if every is None else every
+        self.every = max(1, steps // _VALIDATIONS) if every is None else every
         self.stop_after = stop_after
         self.step = -1
         self.best_loss: float | None = None
@@ -49,7 +49,7 @@ class Validations:
 
     def is_due(self, step: int) -> bool:
         """Whether the model after `step`, where it is now, is to be validated, and was not yet."""
-        return step > self.step and (step % self._every == 0 or step == self._steps)
+        return step > self.step and (step % self.every == 0 or step == self._steps)
 
     def count(self, step: int, loss: float) -> bool:
         """Take down a validation; whether it is the best so far. A loss that is not finite never is."""

@@ -1,9 +1,11 @@
-"""What is shown while a run works, on a terminal and into a file."""
+"""What is shown while a run works, on a terminal and into a file. The figures themselves are test_pace.py."""
 
 from __future__ import annotations
 
 import io
 import math
+import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +13,22 @@ import pytest
 from rich.console import Console
 
 from asynctile import Statistics
-from asynctile.cli.display import PlainDisplay, TerminalDisplay, open_display
+from asynctile.cli.display import Display, PlainDisplay, TerminalDisplay, open_display
+from asynctile.cli.figures import as_share, as_sizes
+from asynctile.cli.pace import Ahead
+from asynctile.layers.evaluation import Evaluation
+
+EVALUATION = Evaluation(loss=2.25, perplexity=9.4877, bits_per_byte=3.2461, tokens=1000, seconds=0.5)
 
 
-def report(step: int) -> Any:
-    return SimpleNamespace(step=step, loss=2.5, tokens=1000, step_s=0.5, stall_s=0.1)
+def report(step: int, **others: Any) -> Any:
+    return SimpleNamespace(**{"step": step, "loss": 2.5, "lr": 1e-3, "tokens": 1000, "step_s": 0.5, "stall_s": 0.1,
+                              "played": True, **others})  # fmt: skip
+
+
+def ahead(steps: int, done: int = 0, **others: Any) -> Ahead:
+    return Ahead(**{"steps": steps, "done": done, "validate_every": steps, "save_every": steps, "flops_per_token": 1e6,
+                    **others})  # fmt: skip
 
 
 STATISTICS = Statistics(
@@ -26,8 +39,17 @@ STATISTICS = Statistics(
 )  # fmt: skip
 
 
-def console(terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=120, legacy_windows=False)
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """`now` is the time, in seconds."""
+    clock = SimpleNamespace(now=100.0)
+    for module in ("display", "pace"):
+        monkeypatch.setattr(f"asynctile.cli.{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def console(terminal: bool, width: int = 120) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, legacy_windows=False)
 
 
 def said(display_console: Console) -> str:
@@ -35,20 +57,33 @@ def said(display_console: Console) -> str:
     return display_console.file.getvalue()
 
 
-def test_plain_lines_are_few_and_whole() -> None:
+def drawn(width: int, act: Callable[[Display], object]) -> list[str]:
+    """The lines of the picture at the end, on a terminal of that width, without what colours them."""
+    out = console(True, width)
+    display = TerminalDisplay(out)
+    act(display)
+    with out.capture() as captured:
+        out.print(display._draw())
+    return [re.sub("\x1b\\[[0-9;]*m", "", line).rstrip() for line in captured.get().splitlines()]
+
+
+def test_plain_lines_are_few_and_whole(clock: SimpleNamespace) -> None:
     out = console(False)
-    with open_display(out, 50, 0) as display:
+    with open_display(out) as display:
         assert isinstance(display, PlainDisplay)
         display.watch(lambda: STATISTICS)
         display.note("[a] note")
+        display.begin(ahead(50, flops_per_s=1e10))
         for step in range(1, 51):
+            clock.now += 0.01
             display.step(report(step))
     lines = said(out).splitlines()
     assert lines[0] == "[a] note"
     assert [line.split("  ")[0] for line in lines[1:]] == ["step 1 of 50", "step 50 of 50"]
-    for word in ("loss 2.5000", "2,000 tokens/s", "left", "stalled 20%"):
-        assert word in lines[1]
-    assert lines[1].endswith("emulated 6.00 MiB of 8.00 MiB (peak 8.00 MiB)  RAM 3.00 MiB (peak 3.00 MiB)")
+    assert lines[2].split("  ") == [
+        "step 50 of 50", "0:00 left", "loss 2.5000", "smoothed 2.5000", "lr 1.00e-03", "2,000 tokens/s", "MFU 20%",
+        "stalled 20%", "emulated 6.00 MiB of 8.00 MiB (peak 8.00 MiB)", "RAM 3.00 MiB (peak 3.00 MiB)",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -56,8 +91,9 @@ def test_a_stall_that_nobody_has_measured_is_not_said_to_be_none(terminal: bool)
     said_of = {}
     for stall_s in (0.0, math.nan):
         out = console(terminal)
-        with open_display(out, 2, 0) as display:
-            display.step(SimpleNamespace(**{**vars(report(1)), "stall_s": stall_s}))
+        with open_display(out) as display:
+            display.begin(ahead(2))
+            display.step(report(1, stall_s=stall_s))
             if isinstance(display, TerminalDisplay):
                 out.print(display._draw())
         said_of[stall_s] = said(out)
@@ -72,45 +108,102 @@ def test_a_step_without_a_line_asks_for_nothing() -> None:
         return STATISTICS
 
     out = console(False)
-    with open_display(out, 50, 0) as display:
+    with open_display(out) as display:
         display.watch(statistics)
+        display.begin(ahead(50))
         for step in range(1, 50):
             display.step(report(step))
     assert len(said(out).splitlines()) == len(asked) == 1
 
 
-def test_time_left_is_not_that_of_making_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("asynctile.cli.display.time", SimpleNamespace(monotonic=lambda: clock.now))
+def test_a_line_every_few_seconds(clock: SimpleNamespace) -> None:
     out = console(False)
-    with open_display(out, 101, 0) as display:
-        clock.now += 60.0
-        display.step(report(1))
-    assert "0:50 left" in said(out)
-
-
-def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("asynctile.cli.display.time", SimpleNamespace(monotonic=lambda: clock.now))
-    out = console(False)
-    with open_display(out, 100, 0) as display:
+    with open_display(out) as display:
+        display.begin(ahead(100))
         for step in range(1, 31):
             clock.now += 1.0
             display.step(report(step))
     lines = said(out).splitlines()
     assert [line.split()[1] for line in lines] == ["1", "6", "11", "16", "21", "26"]
+    assert "left" not in lines[0], "one step says nothing of the others"
     assert "1:14 left" in lines[-1]
+
+
+def test_what_takes_long_says_how_far_it_is(clock: SimpleNamespace) -> None:
+    out = console(False)
+    with open_display(out) as display:
+        for done in range(11):
+            display.progress("validating", done, 10)
+            clock.now += 1.0
+        display.progress("saving step 3", 3 << 20, 4 << 20, as_share)
+    assert said(out).splitlines() == ["validating: 0 of 10", "validating: 5 of 10", "validating: 10 of 10"]
+    clock.now += 5.0
+    display.progress("saving step 3", 3 << 20, 4 << 20, as_share)
+    assert said(out).splitlines()[-1] == "saving step 3: 75%"
 
 
 def test_bars_on_a_terminal() -> None:
     out = console(True)
-    with open_display(out, 50, 10) as display:
+    with open_display(out) as display:
         assert isinstance(display, TerminalDisplay)
         display.watch(lambda: STATISTICS)
         display.stage("reading the text")
+        display.begin(ahead(50, done=10))
         display.step(report(11))
         display.note("a note")
     text = said(out)
     for word in ("11 of 50", "emulated", "6.00 MiB of 8.00 MiB", "stalled", "20% of the step", "a note"):
         assert word in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is given back
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_picture_is_as_wide_as_the_terminal_and_no_figure_is_cut(width: int) -> None:
+    def act(display: Display) -> None:
+        display.watch(lambda: STATISTICS)
+        display.begin(ahead(12_000, done=10, flops_per_s=1e10))
+        display.validation(10, EVALUATION, is_best=True)
+        for step in range(11, 15):
+            display.step(report(step))
+        display.progress("making tokens of the text", 1 << 20, 3 << 20, as_sizes)
+        display.stage("a stage")
+
+    lines = drawn(width, act)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for figure in ("loss 2.5000", "smoothed 2.5000", "validation 2.2500 (step 10)", "lr 1.00e-03", "2,000 tokens/s", "MFU 20%",
+                   "14 of 12,000, 0:00 left", "20% of the step", "1.00 MiB of 3.00 MiB", "a stage",
+                   "6.00 MiB of 8.00 MiB (peak 8.00 MiB)"):  # fmt: skip
+        assert figure in text, figure
+    bars = [re.search("[━╸╺]+", line) for line in lines]
+    *fixed, under_way = [len(bar[0]) for bar in bars if bar]
+    assert len({*fixed}) == 1 and min(fixed[0], under_way) >= width - 52, "bars take what is left"
+
+
+def test_what_is_under_way_is_a_bar_until_it_is_done() -> None:
+    def act(done: int) -> Callable[[Display], object]:
+        return lambda display: [display.progress("saving step 3", now, 4, as_share) for now in (1, done)]
+
+    assert [line for line in drawn(80, act(2)) if "saving step 3" in line and "50%" in line]
+    assert not any("saving" in line for line in drawn(80, act(4)))
+
+
+def test_a_validation_leaves_a_sentence() -> None:
+    out = console(False, 200)
+    with open_display(out) as display:
+        display.begin(ahead(50))
+        display.validation(0, EVALUATION, is_best=False)
+        display.validation(5, EVALUATION, is_best=True)
+    assert said(out).splitlines() == [
+        "validation before the first step: loss 2.2500, perplexity 9.49, 3.2461 bits a byte",
+        "validation after step 5: loss 2.2500, perplexity 9.49, 3.2461 bits a byte, the best so far",
+    ]
+
+
+def test_a_note_is_broken_between_words_on_a_terminal_and_nowhere_else() -> None:
+    note = "the checkpoints and the metrics of this run are in runs/a-folder"
+    for terminal, lines in ((True, ["the checkpoints and the metrics of this", "run are in runs/a-folder"]), (False, [note])):
+        out = console(terminal, 40)
+        display = open_display(out)
+        display.note(note)
+        assert [line.rstrip() for line in said(out).splitlines()] == lines
