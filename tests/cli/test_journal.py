@@ -1,0 +1,58 @@
+"""Which lines a run keeps that goes on: those of what its checkpoint holds, and none of what it does again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile.cli.journal import Journal, Mark
+from asynctile.errors import CheckpointError
+from asynctile.storage.inside import Folder
+
+LINES: list[dict[str, Any]] = [
+    {"step": 0, "validation_loss": 5.0},
+    {"step": 1, "loss": 4.0},
+    {"step": 1, "loss": "nan", "skipped": True},
+    {"step": 2, "loss": 3.0, "validation_loss": 2.5},  # as before validations had lines of their own
+    {"step": 2, "validation_loss": "nan"},
+    {"step": 2, "text": "a sample"},
+    {"step": 2, "loss": "nan", "skipped": True},
+    {"step": 2, "loss": "nan", "skipped": True},
+    {"step": 3, "loss": 2.0},
+]
+
+
+@pytest.mark.parametrize(("mark", "kept"), [
+    (Mark(), []),
+    (Mark(validated=0), [0]),
+    (Mark(step=1, validated=0), [0, 1]),
+    (Mark(step=1, skipped=1, validated=0), [0, 1, 2]),
+    (Mark(step=2, skipped=1, validated=0), [0, 1, 2, 3]),
+    (Mark(step=2, skipped=2, validated=2), [0, 1, 2, 3, 4, 5, 6]),
+    (Mark(step=9, skipped=9, validated=9), list(range(9))),
+])  # fmt: skip
+def test_what_is_done_again_is_dropped(tmp_path: Path, mark: Mark, kept: list[int]) -> None:
+    journal = Journal(tmp_path, "lines.jsonl")
+    with Folder.open(tmp_path) as folder:
+        for line in LINES:
+            journal.append(folder, line)
+        journal.close(folder)
+        with open(journal.path, "a") as file:
+            file.write('{"step": 1, "lo')  # cut by a kill
+        journal.rewind(folder, mark)
+        journal.append(folder, {"step": 9})
+        journal.close(folder)
+    assert [json.loads(line) for line in journal.path.read_text().splitlines()] == [*(LINES[n] for n in kept), {"step": 9}]
+
+
+def test_a_file_that_was_replaced_is_not_written_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "lines.jsonl")
+    with Folder.open(tmp_path) as folder:
+        journal.append(folder, {"step": 1})
+        journal.path.rename(tmp_path / "other")
+        with pytest.raises(CheckpointError, match="was removed or replaced while the run was on"):
+            journal.append(folder, {"step": 2})
+        journal.close(folder)
