@@ -7,6 +7,7 @@ validation is due and what is best is validation.py.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from asynctile.cli.sample import sample
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import Trainer
+from asynctile.layers.companions import CARD
 from asynctile.layers.data import Batches
 from asynctile.layers.evaluation import Evaluation, evaluate, mean_bytes
 
@@ -39,18 +41,21 @@ _SKIPPED_AT_MOST = 10
 _VALIDATIONS = "validations"
 
 Batch = tuple[NDArray[Any], NDArray[Any]]
+#: A model card, of lines of metrics and the card that stood there before.
+Card = Callable[[Iterable[Mapping[str, Any]], bytes | None], bytes]
 
 
 class Session:
     """Everything that a step needs, and the loop over steps."""
 
     def __init__(self, *, options: Options, folder: RunFolder, corpus: Corpus, engine: Engine, trainer: Trainer,
-                 batches: Batches, validations: Validations, display: Display, interrupt: Interrupt,
+                 batches: Batches, validations: Validations, card: Card, display: Display, interrupt: Interrupt,
                  callbacks: Callbacks) -> None:
         self.options, self.folder, self.corpus = options, folder, corpus
         self.engine, self.trainer, self.batches = engine, trainer, batches
         self.validations, self.callbacks = validations, callbacks
         self.display, self.interrupt = display, interrupt
+        self._card = card
         self._skipped = 0
         #: of a token of the held-out part, once it is known
         self._mean_bytes: float | None = None
@@ -207,6 +212,7 @@ class Session:
         await self._saved()
         self.display.stage(f"saving step {step}, the best so far")
         model, path = self.trainer.model, self.folder.new_best()
+        await self._describe()
         # A torn model is to name what a training can go on from.
         checkpoint = model.last_checkpoint
         await model.save_pretrained(path)
@@ -219,10 +225,17 @@ class Session:
         what = f"saving step {step}"
         self.display.stage(what)
         self.trainer.data_state = {**self.batches.state_dict(), _VALIDATIONS: self.validations.state_dict()}
+        await self._describe()
         self._saving = step, path
         await self.trainer.save(path, wait=False, progress=partial(self.display.progress, what, shown=as_share))
         self.display.saved()
         return self._stands
+
+    async def _describe(self) -> None:
+        """Put a card of the run so far beside the weights."""
+        model = self.trainer.model
+        card = await asyncio.to_thread(self._card, self.folder.metrics.lines(), model.companions.get(CARD))
+        model.companions = {**model.companions, CARD: card}
 
     async def _saved(self) -> None:
         """Wait until the newest checkpoint is whole; only then older ones may go."""

@@ -12,12 +12,14 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from asynctile import Engine, __version__
 from asynctile.callbacks import Callbacks, Run
+from asynctile.cli.card import model_card
 from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
@@ -203,8 +205,11 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     else:
         display.stage("making the model")
         trainer = new_trainer(options, await open_model(engine, options, shape))
+    # As a run that goes on has them.
+    settled = replace(options, warmup=options.warmup_steps)
+    card = partial(model_card, folder.path.absolute().name, shape, _record(settled, shape))
     session = Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
-                      validations=Validations.of(corpus, options), display=display, interrupt=interrupt,
+                      validations=Validations.of(corpus, options), card=card, display=display, interrupt=interrupt,
                       callbacks=Callbacks(()))
     if checkpoints:
         session.go_on(checkpoints[-1])

@@ -15,7 +15,7 @@ import tokenizers
 
 from asynctile.cli.model import choose_shape
 from asynctile.cli.options import Options
-from asynctile.layers.companions import LIMITS
+from asynctile.layers.companions import CARD, LIMITS
 from asynctile.layers.config import TOKENS
 from asynctile.layers.special_tokens import token_ids
 from asynctile.layers.tokenizer import ByteTokenizer, load_tokenizer, train_bpe
@@ -26,7 +26,12 @@ from tests.cli.conftest import Program
 def beside(run: Path, step: int) -> dict[str, bytes]:
     folder = run / "checkpoints" / f"step-{step:06d}"
     assert json.loads((folder / "checksums.json").read_text())["files"].keys() >= {"tokenizer.json", "tokenizer_config.json"}
-    return {name: (folder / name).read_bytes() for name in LIMITS if (folder / name).exists()}
+    return others(folder)
+
+
+def others(folder: Path) -> dict[str, bytes]:
+    """All but the card, which is of the run (test_card.py)."""
+    return {name: (folder / name).read_bytes() for name in LIMITS if name != CARD and (folder / name).exists()}
 
 
 def read(run: Path, step: int, name: str) -> Any:
@@ -96,7 +101,7 @@ def foreign(train: Program, text: Path, tmp_path: Path) -> Path:
 
 
 def test_a_model_that_goes_on_with_its_tokenizer_keeps_its_files(train: Program, tmp_path: Path, foreign: Path) -> None:
-    before = {name: (foreign / name).read_bytes() for name in LIMITS if (foreign / name).exists()}
+    before = others(foreign)
     assert train("--out", tmp_path / "run", "--model", foreign, "--steps", 1)[0] == 0
     assert beside(tmp_path / "run", 1) == before
     config = read(tmp_path / "run", 1, "config.json")

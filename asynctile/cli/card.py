@@ -1,0 +1,152 @@
+"""The model card of a run: README.md beside its weights, with what it was asked for and what it measured.
+
+Covers `model_card`, which is pure: the same run to the same step has the same card, wherever its bytes were and however often
+it was stopped, so it says no time and no path. Who asks for it is session.py, that it is saved with the model companions.py.
+Its head is YAML, as the Hub reads it; values there are written as JSON, which is YAML too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from asynctile.cli.options import CHANGEABLE
+from asynctile.cli.terminal import escaped
+from asynctile.layers.config import Config
+from asynctile.layers.report import number_in
+
+__all__ = ["model_card"]
+
+#: Of the loss of training the last so many steps speak.
+_LAST_STEPS = 100
+_LIBRARY = "the source of Python's standard library"
+#: What the head of a card says that holds for a model trained further as well, and goes on into its card.
+_INHERITED = ("license", "license_name", "license_link", "language")
+_CACHED = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/[^/]+\Z")
+#: A head that is longer is not looked for, and of one only what is plain: it is written by others, and ours must be whole.
+_HEAD_NBYTES = 1 << 16
+_HEAD = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_PLAIN = r"""(["']?)[\w.](?:[\w./+-]|:(?=\S)|[ ](?=\S))*\1"""
+_FIELD, _ITEM = re.compile(rf"(\w+):(?:[ ]+{_PLAIN.replace('1', '2')})?[ ]*"), re.compile(rf"[ ]*-[ ]+{_PLAIN}[ ]*")
+#: What a validation measures: its name in metrics.jsonl, what people call it, what the Hub calls it.
+_MEASURED = (
+    ("validation_loss", "loss, nats a token", "loss"),
+    ("validation_perplexity", "perplexity", "perplexity"),
+    ("validation_bits_per_byte", "bits a byte", "bits_per_byte"),
+)
+
+Line = Mapping[str, Any]
+
+
+def model_card(
+    name: str, config: Config, record: Mapping[str, Any], lines: Iterable[Line], before: bytes | None = None
+) -> bytes:
+    """The content of README.md.
+
+    name: of the model. record: what run.json holds. lines: of metrics.jsonl, up to the step that is saved. before: the card
+    that stood beside the weights so far; what its head says of license and language is kept.
+    """
+    lines = list(lines)
+    losses = [loss for line in lines if (loss := number_in(line, "loss")) is not None]
+    validations = [line for line in lines if number_in(line, "validation_loss") is not None]
+    options, newest = record["options"], validations[-1] if validations else {}
+    data = _named(options.get("data")) or _LIBRARY
+    parts = [
+        _head(name, data, options.get("model"), newest, before),
+        f"# {_cell(name)}",
+        f"A GPT-2 of {config.parameter_count:,} parameters ({config.summary}), trained by asynctile on {_cell(data)}. "
+        f"{_beginning(options)} Prompt and answer together have room for {config.block_size:,} tokens.",
+        "## Measured",
+        _table(("", ""), _measured(lines, losses, validations)),
+        "## Use it",
+        "```python\nfrom transformers import pipeline\n\n"
+        'write = pipeline("text-generation", model=FOLDER)  # the folder that this file is in\n'
+        'print(write("Once", max_new_tokens=20)[0]["generated_text"])\n```',
+        "## Trained with",
+        _table(("Option", "Value"), _asked(options)),
+        f"Versions: {', '.join(f'{library} {_cell(version)}' for library, version in record.get('versions', {}).items())}.",
+    ]
+    return ("\n\n".join(parts) + "\n").encode()
+
+
+def _head(name: str, data: str, model: Any, newest: Line, before: bytes | None) -> str:
+    fields: dict[str, Any] = {
+        "library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["asynctile", "gpt2"],
+    }  # fmt: skip
+    metrics = [
+        {"type": kind, "name": f"validation {called}", "value": value}
+        for line_name, called, kind in _MEASURED
+        if (value := number_in(newest, line_name)) is not None
+    ]
+    if metrics:
+        result = {"task": {"type": "text-generation"}, "dataset": {"name": escaped(data), "type": "text"}, "metrics": metrics}
+        fields["model-index"] = [{"name": escaped(name), "results": [result]}]
+    if isinstance(model, str) and _CACHED.search(model):
+        fields["base_model"] = escaped(_named(model))
+    written = [f"{field}: {json.dumps(value, ensure_ascii=False)}" for field, value in fields.items()]
+    return "\n".join(["---", *written, *_inherited(before), "---"])
+
+
+def _inherited(before: bytes | None) -> Iterator[str]:
+    """The lines of _INHERITED in a card's head: a word, or a list with an item a line."""
+    head = _HEAD.search((before or b"")[:_HEAD_NBYTES].decode("utf-8", "replace"))
+    taken = False
+    for line in head[1].splitlines() if head else ():
+        if not _ITEM.fullmatch(line):
+            field = _FIELD.fullmatch(line)
+            taken = field is not None and field[1] in _INHERITED
+        if taken:
+            yield line
+
+
+def _beginning(options: Mapping[str, Any]) -> str:
+    """A name without a folder is a shape, and so is a config.json."""
+    model = options.get("model")
+    if model is None or not PurePath(model).is_absolute() or PurePath(model).suffix == ".json":
+        return f"It began with random weights, seed {options.get('seed')}."
+    return f"It began with the weights of `{_cell(_named(model))}`, whose own card, if it had one, this one replaces."
+
+
+def _measured(lines: Sequence[Line], losses: Sequence[float], validations: Sequence[Line]) -> Iterator[tuple[str, str]]:
+    steps = max((line["step"] for line in lines), default=0)
+    yield "steps", f"{steps:,}"
+    yield "tokens trained on", f"{sum(number_in(line, 'tokens') or 0 for line in lines):,}"
+    if last := losses[-_LAST_STEPS:]:
+        yield f"training loss, nats a token, mean of the last {len(last)} steps", f"{math.fsum(last) / len(last):.4f}"
+    if not validations:
+        return
+    newest, best = validations[-1], min(validations, key=lambda line: line["validation_loss"])
+    for line_name, called, _ in _MEASURED:
+        if (value := number_in(newest, line_name)) is not None:
+            yield f"{called}, on held-out text after step {newest['step']:,}", f"{value:.4f}"
+    if (tokens := number_in(newest, "validation_tokens")) is not None:
+        yield "tokens of that text", f"{tokens:,}"
+    yield "least of these losses", f"{best['validation_loss']:.4f}, after step {best['step']:,}"
+
+
+def _asked(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What decides the bits of the result; where bytes were and how often something was written does not."""
+    for option, value in sorted(options.items()):
+        if value is not None and option not in CHANGEABLE:
+            yield f"`--{option.replace('_', '-')}`", _cell(_named(value))
+
+
+def _named(value: Any) -> Any:
+    """The last part of a path: which folders somebody has is nobody's affair. Of one in Hugging Face's cache the Hub's name."""
+    if not isinstance(value, str) or not PurePath(value).is_absolute():
+        return value
+    cached = _CACHED.search(value)
+    return "/".join(cached.groups()) if cached else PurePath(value).name
+
+
+def _cell(value: Any) -> str:
+    """Text in a line of a table, whatever is in it."""
+    return escaped(str(value)).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+
+
+def _table(columns: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join([f"| {' | '.join(row)} |" for row in (columns, ("---", "---"), *rows)])
