@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 
 from asynctile import Engine
 from asynctile.cli.options import Options
-from asynctile.cli.precedence import resumed_options
+from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.terminal import one_line
 from asynctile.errors import AsynctileError
@@ -102,6 +102,22 @@ def _read_lines(folder: Path) -> None:
     b"".join(open_source(folder / "a.jsonl").pieces())
 
 
+def _read_options(folder: Path) -> None:
+    new_options({"config": str(folder / "run.toml")})
+
+
+_TOML = b"""# options of a run
+lr = 3e-4
+batch-size = 4
+micro_batches = 2
+host-memory = "512MiB"
+recompute = false
+schedule = "linear"
+max-time = "1h30m"
+epochs = 0.5
+"""
+
+
 @cache
 def cases() -> dict[str, Case]:
     """By name. Made once: a model is trained a step for it."""
@@ -138,6 +154,7 @@ def cases() -> dict[str, Case]:
         "tokenizer": Case({"tokenizer.json": bpe._tokenizer.to_str().encode()}, _read_tokenizer),
         "tokenizer of GPT-2": Case(gpt2, _read_tokenizer),
         "documents": Case({"a.jsonl": b"".join(_line({"text": f"the tile {n}", "n": [n]}) for n in range(3))}, _read_lines),
+        "options": Case({"run.toml": _TOML}, _read_options, named=False),  # what fits together is named as it is typed
     }  # fmt: skip
 
 

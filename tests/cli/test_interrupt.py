@@ -8,6 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 from tests.cli.conftest import Program
 from tests.cli.test_train import stop_after
 
+ROOT = Path(__file__).resolve().parents[2]
 #: What says how long something took, or where bytes were; all else of a line is part of the result.
 RESULTS = ("step", "loss", "lr", "grad_norm", "tokens", "validation_loss", "validation_perplexity", "validation_tokens")
 
@@ -69,3 +73,28 @@ def test_a_signal_before_the_time_is_over_is_answered_as_ever(
     stop_after(monkeypatch, 2, signal.SIGTERM)
     status, out, _ = train("--out", tmp_path / "run", "--max-time", "1h")
     assert status == 130 and "--resume" in out and "--max-time" not in out
+
+
+def test_a_signal_after_the_time_is_over_asks_and_only_the_second_ends_the_process() -> None:
+    """A checkpoint may be being written by then."""
+    script = textwrap.dedent("""
+        import asyncio, os, signal
+        from asynctile.cli.interrupt import Interrupt
+
+        async def work():
+            interrupt = Interrupt(1e-9)
+            assert not interrupt.requested, "before the first step there is nothing to save"
+            with interrupt.listening(print):
+                interrupt.begin_steps()
+                assert interrupt.requested and not interrupt.asked
+                interrupt.check()
+                os.kill(os.getpid(), signal.SIGINT)
+                assert interrupt.asked
+                print("goes on", flush=True)
+                os.kill(os.getpid(), signal.SIGINT)
+                print("never said")
+
+        asyncio.run(work())
+    """)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "goes on\n", "")

@@ -86,12 +86,14 @@ def test_a_plan_is_of_the_whole_step(program: Program, shape: Path) -> None:
 
 def test_epochs_become_steps_that_the_run_remembers(program: Program, text: Path, shape: Path, tmp_path: Path) -> None:
     run, words = tmp_path / "run", ("--data", text, "--model", shape, "--device", "cpu", "--batch-size", 4)
-    assert program("train", *words, "--epochs", 0.05, "--gradient-accumulation", 2, "--out", run)[0] == 0
+    status, said, _ = program("train", *words, "--epochs", 0.05, "--gradient-accumulation", 2, "--out", run)
+    assert status == 0
     tokens = json.loads((run / "tokens" / "tokens.json").read_text())
     options = json.loads((run / "run.json").read_text())["options"]
     held_out = max(len(text.read_bytes()) // 20, 33)
     assert options["steps"] == math.ceil(0.05 * (len(text.read_bytes()) - held_out) / (2 * 4 * 32)) and tokens
     assert options["epochs"] is None and len(rates(run)) == options["steps"]
+    assert f"step {options['steps']} of {options['steps']} " in said
     status, out, _ = program("train", "--resume", "--out", run, "--epochs", 0.1)
     assert status == 0 and f"steps {options['steps'] + 1} to " in out
     more = json.loads((run / "run.json").read_text())["options"]
