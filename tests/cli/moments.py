@@ -58,7 +58,7 @@ def watch(patch: Callable[[Any, str, Any], None], reached: Callable[[str], None]
         return f"the line of {kind} {said['step']}"
 
     around(Journal, "append", line, before=True)
-    around(PlainDisplay, "progress", lambda _, what, done, total: f"{what} {newest[0]}" if done == 1 else None)
+    around(PlainDisplay, "validating", lambda _, done, total: f"validating {newest[0]}" if done == 1 else None)
     around(PlainDisplay, "validation", lambda _, step, *rest: f"validation {step}")
     around(PlainDisplay, "stage", lambda _, text: text if text.startswith("saving") else None)
     around(folder, "swap", lambda parent, fresh, final: f"the rename to {final} at {newest[0]}", before=True)

@@ -50,7 +50,7 @@ def test_what_a_run_leaves(train: Program, tmp_path: Path) -> None:
     names = {path.name for path in run.iterdir()} - {"loss.png", "loss.svg"}
     files = {"run.json", "tokenizer.json", "metrics.jsonl", "sample.txt", "summary.json"}
     assert names == files | {"tokens", "checkpoints"}
-    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-000004", "step-000006"]
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["best", "step-000004", "step-000006"]
     lines = metrics(run)
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6]
     summary = json.loads((run / "summary.json").read_text())
@@ -281,11 +281,11 @@ def test_metrics_that_somebody_has_edited_end_in_a_summary_or_in_one_line_before
     with open(run / "metrics.jsonl", "a") as file:
         file.write('{"step": 1}\n[[[\n{"step": 2, "loss": "nan", "tokens": "many", "step_s": null, "validation_loss": "x"}\n')
     assert program("train", "--resume", "--out", run, "--steps", 3)[0] == 0
-    assert steps(run) == [1, 2, 1, 2, 3]
+    assert [line["step"] for line in metrics(run)] == [0, 1, 1, 2, 2, 1, 2, 3, 3]
     assert json.loads((run / "summary.json").read_text())["tokens"] == 3 * 4 * 32
     with open(run / "metrics.jsonl", "a") as file:
         file.write(" " * (1 << 17))
     before = (run / "metrics.jsonl").read_bytes()
     status, _, err = program("train", "--resume", "--out", run, "--steps", 4)
-    assert (status, err.count("\n")) == (2, 1) and "metrics.jsonl: line 6 has more than" in err
+    assert (status, err.count("\n")) == (2, 1) and "metrics.jsonl: line 10 has more than" in err
     assert (run / "metrics.jsonl").read_bytes() == before

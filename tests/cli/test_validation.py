@@ -34,7 +34,7 @@ def run_through(losses: dict[int, float], found: Validations, steps: int) -> lis
         assert not found.is_over
         if found.is_due(step):
             seen.append((step, found.count(step, losses[step])))
-            again = made(steps=steps, every=found._every, stop_after=found.stop_after)
+            again = made(steps=steps, every=found.every, stop_after=found.stop_after)
             again.load_state_dict(json.loads(json.dumps(found.state_dict())))
             assert vars(again) | {"batches": None} == vars(found) | {"batches": None}
             assert not again.is_due(step)
