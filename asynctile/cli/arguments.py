@@ -21,6 +21,7 @@ __all__ = ["COMMANDS", "Parser", "build_parser", "nearest"]
 
 COMMANDS = {
     "train": "Train a GPT-2 on text, and leave a folder with checkpoints and metrics.",
+    "evaluate": "Say how well a trained model does on a text: loss, perplexity, bits a byte.",
     "generate": "Continue a prompt with a trained model.",
     "plan": "Say what a training step needs and what bounds it, without doing it.",
     "stress": "Try to make the memory tiers lose a byte, leak or hang, and damaged files do harm.",
@@ -60,6 +61,7 @@ def build_parser(version: str) -> Parser:
                                    argument_default=argparse.SUPPRESS, **more)
 
     _add_training(command("train", usage="%(prog)s [OPTION ...]"), _TABLE)
+    _add_evaluate(command("evaluate"))
     _add_generate(command("generate"))
     _add_training(command("plan", usage="%(prog)s [OPTION ...]",
                           epilog="The other options of `asynctile train` may stand here too; they change no plan."), _PLANNED)
@@ -102,6 +104,25 @@ def _add_training(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None
     groups[_TABLE["out"].group].add_argument("--resume", action="store_true",
         help="go on with the run in --out from its newest checkpoint; its options are used again, and memory, prefetch, "
              "precision, steps and what is kept may be changed; none unsets a size or --spill")
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", type=values.name,
+                        help="the folder of a run, whose newest checkpoint counts, of a checkpoint, or of a model")
+    parser.add_argument("--data", metavar="PATH", type=values.name, default=None,
+                        help="text, as for train (default: the part that the run of the model has held out)")
+    parser.add_argument("--text-field", metavar="NAME", type=values.name, default=_DEFAULTS["text_field"],
+                        help="which field of each line of a .jsonl is its text (default: %(default)s)")
+    parser.add_argument("--validation-tokens", metavar="N", type=values.count, default=None,
+                        help="on how many tokens, spread over the text (default: all of --data, or as many as the run "
+                             "validates on)")
+    parser.add_argument("--batch-size", metavar="B", type=values.count, default=None,
+                        help=f"sequences at once (default: the run's, or {_DEFAULTS['batch_size']})")
+    parser.add_argument("--seq-len", metavar="T", type=values.count, default=None,
+                        help="tokens a sequence (default: the run's, or as many as the model takes)")
+    parser.add_argument("--tokenizer", metavar="bytes|FILE|DIR", type=values.name, default=None,
+                        help="for a model folder that has none of its own")
+    add_options(parser, PLACEMENT, PLACEMENT)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,9 @@ from asynctile.cli.run_folder import RunFolder
 from asynctile.layers.data import TokenFile, TokenView, open_source, open_tokens, split
 from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
 
-__all__ = ["Corpus", "check_data", "choose_tokenizer", "prepare_tokenizer", "prepare_tokens"]
+__all__ = [
+    "Corpus", "check_data", "check_sequence", "choose_tokenizer", "open_held_out", "prepare_tokenizer", "prepare_tokens",
+]  # fmt: skip
 
 #: Without --validation-share: at most a twentieth of the text is held out, and no more than says how well a model does.
 _HELD_OUT_FRACTION, _HELD_OUT_TOKENS = 0.05, 1 << 17
@@ -84,13 +86,27 @@ def prepare_tokens(
         notes.extend([] if source.note is None else [f"data {source.path}: {source.note}"])
         return source.tokens(tokenizer, kept, progress=progress)
 
+    training, held_out = _parts(options, folder, seq_len, tokens_of)
+    return Corpus(tokenizer, training, held_out, tuple(notes))
+
+
+def open_held_out(options: Options, folder: RunFolder, seq_len: int) -> TokenView:
+    """The held-out part of a run's data, whose tokens are there; CheckpointError or ValueError, naming them, if they are not.
+    """
+    return _parts(options, folder, seq_len, lambda _, kept: open_tokens(kept))[1]
+
+
+def _parts(
+    options: Options, folder: RunFolder, seq_len: int, tokens_of: Callable[[str | None, Path], TokenFile]
+) -> tuple[TokenView, TokenView]:
+    """What is trained on and what is held out, of the tokens of data that are kept in a folder."""
     tokens = tokens_of(options.data, folder.tokens)
     if options.validation_data is None:
-        return Corpus(tokenizer, *_divided(options, tokens, seq_len), tuple(notes))
+        return _divided(options, tokens, seq_len)
     held_out = tokens_of(options.validation_data, folder.validation)
-    _check_sequence(f"--validation-data {options.validation_data}", held_out, seq_len)
-    _check_sequence(_data(options), tokens, seq_len)
-    return Corpus(tokenizer, TokenView(tokens, 0, len(tokens)), TokenView(held_out, 0, len(held_out)), tuple(notes))
+    check_sequence(f"--validation-data {options.validation_data}", held_out, seq_len)
+    check_sequence(_data(options), tokens, seq_len)
+    return TokenView(tokens, 0, len(tokens)), TokenView(held_out, 0, len(held_out))
 
 
 def _divided(options: Options, tokens: TokenFile, seq_len: int) -> tuple[TokenView, TokenView]:
@@ -110,7 +126,8 @@ def _divided(options: Options, tokens: TokenFile, seq_len: int) -> tuple[TokenVi
     return parts
 
 
-def _check_sequence(what: str, tokens: TokenFile, seq_len: int) -> None:
+def check_sequence(what: str, tokens: TokenFile, seq_len: int) -> None:
+    """ValueError, naming `what`, for tokens of which no sequence can be taken."""
     if len(tokens) <= seq_len:
         raise ValueError(f"{what} has {len(tokens)} tokens, shorter than one sequence: expected at least {seq_len + 1}; give "
                          "more text or lower --seq-len")

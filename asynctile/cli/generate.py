@@ -1,6 +1,6 @@
 """`asynctile generate`: continues a prompt with the model of a run, or of a model folder.
 
-Covers finding the model and its tokenizer, and printing. Choosing tokens is the model's `generate`.
+Covers reading the prompt, and printing. Which model and tokenizer is saved_model.py, choosing tokens the model's `generate`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from asynctile.cli.fitting import check_fit
 from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
-from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.sample import stream_text
+from asynctile.cli.saved_model import find_model
 from asynctile.cli.terminal import say
-from asynctile.errors import AsynctileError, CheckpointError
+from asynctile.errors import AsynctileError
 from asynctile.layers import GPT2, Sampling
 from asynctile.layers.special_tokens import check_fit as check_tokenizer
 from asynctile.layers.stopping import Stopping
-from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
+from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.input import shown
 
 __all__ = ["run"]
@@ -35,30 +35,6 @@ def run(given: dict[str, Any]) -> int:
     weights, tokenizer = find_model(Path(given["folder"]), given["tokenizer"])
     asyncio.run(_generate(given, options, weights, tokenizer, sampling, stopping))
     return 0
-
-
-def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokenizer]:
-    """The folder with the weights, and the tokenizer, of a run or a model folder."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; name the folder of a run (with run.json) or of a model (with "
-                         "config.json)")
-    weights = folder
-    if (folder / "run.json").is_file():
-        checkpoints = RunFolder.open(folder).checkpoints()
-        if not checkpoints:
-            raise CheckpointError(f"run {folder} has no checkpoint yet; let it train until its first")
-        weights = checkpoints[-1]
-    elif not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} holds neither a run (run.json) nor a model (config.json); name one that does")
-    if named_tokenizer is not None:
-        if named_tokenizer.startswith("bpe:"):
-            raise ValueError(f"--tokenizer {named_tokenizer} would be trained anew, and the model knows nothing of it; name "
-                             "the file of the model's own tokenizer, or bytes")
-        return weights, load_tokenizer(named_tokenizer, ())
-    if not has_tokenizer(folder):
-        raise ValueError(f"{folder} has no tokenizer.json, nor vocab.json with merges.txt; name its tokenizer with "
-                         "--tokenizer, such as --tokenizer bytes")
-    return weights, open_tokenizer(folder)
 
 
 async def _generate(given: dict[str, Any], options: Options, weights: Path, tokenizer: Tokenizer, sampling: Sampling,

@@ -16,7 +16,7 @@ from asynctile.cli.options import Options
 from asynctile.layers.data import ValidationBatches
 from asynctile.storage.input import shown
 
-__all__ = ["Validations"]
+__all__ = ["Validations", "tokens_of"]
 
 #: Without --validate-every and --validation-tokens: so many validations, each on the tokens of so many batches.
 _VALIDATIONS, _BATCHES = 10, 20
@@ -43,8 +43,7 @@ class Validations:
     def of(cls, corpus: Corpus, options: Options) -> Validations:
         """Those of a run, on windows of its held-out part."""
         assert options.seq_len is not None
-        limit = options.validation_tokens or _BATCHES * options.batch_size * options.seq_len
-        batches = ValidationBatches(corpus.held_out, options.batch_size, options.seq_len, limit)
+        batches = ValidationBatches(corpus.held_out, options.batch_size, options.seq_len, tokens_of(options))
         return cls(batches, options.steps, options.validate_every, options.stop_after)
 
     def is_due(self, step: int) -> bool:
@@ -86,6 +85,12 @@ class Validations:
             raise ValueError(f"its validations stand at {shown(dict(state))}, expected a step, the best loss and its step; it "
                              "was damaged or edited")
         self.step, self.best_loss, self.best_step, self.without_gain = step, loss, best, without
+
+
+def tokens_of(options: Options) -> int:
+    """How many tokens each validation of a run is on, if so many are held out."""
+    assert options.seq_len is not None
+    return options.validation_tokens or _BATCHES * options.batch_size * options.seq_len
 
 
 def _is_whole(value: Any, least: int) -> bool:

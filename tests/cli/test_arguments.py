@@ -49,7 +49,7 @@ def test_version(program: Program) -> None:
 
 @pytest.mark.parametrize(("words", "said"), [
     ("trian", "there is no command 'trian'; did you mean train? (see asynctile --help)"),
-    ("xyz", "there is no command 'xyz'; expected one of train, generate, plan, stress, info"),
+    ("xyz", "there is no command 'xyz'; expected one of train, evaluate, generate, plan, stress, info"),
     ("--versoin", "asynctile: unrecognized arguments: --versoin; did you mean --version?"),
     ("train --batchsize 3", "asynctile train: unrecognized arguments: --batchsize 3; did you mean --batch-size?"),
     ("plan --device-memry=3MiB", "did you mean --device-memory?"),

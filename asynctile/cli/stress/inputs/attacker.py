@@ -29,7 +29,7 @@ from asynctile.kernels.cpu import warm
 __all__ = ["Attacker", "Case", "main"]
 
 #: What commands import when they need it.
-_IMPORTED = ("asynctile.cli.generate", "asynctile.cli.plan", "asynctile.cli.train")
+_IMPORTED = ("asynctile.cli.evaluate", "asynctile.cli.generate", "asynctile.cli.plan", "asynctile.cli.train")
 #: Taken to be missing: drawing with it would be half of the time of a case, and what it draws is written like all else.
 _DONE_WITHOUT = "matplotlib"
 

@@ -50,6 +50,7 @@ _RUN = (".", "run.json", "checkpoints")
 _SAVED = (NEWEST, f"{NEWEST}/checksums.json", *(f"{NEWEST}/{name}" for name in _LOADED))
 _TRAIN = "train --device cpu --batch-size 2 --steps"
 _GENERATE = "--device cpu --prompt a --max-new-tokens 2"
+_EVALUATE = "--device cpu --validation-tokens 32"
 #: For each target; one that stands twice is drawn twice as often.
 ORDERS: dict[str, tuple[Order, ...]] = {
     "run": (
@@ -57,6 +58,8 @@ ORDERS: dict[str, tuple[Order, ...]] = {
                      (*_LOADED, "optimizer.safetensors", "trainer.json")),)),
         *(2 * (Order(f"generate {{it}} {_GENERATE}", (*_RUN, *_SAVED, "tokenizer.json"), checks=_LOADED),)),
         Order(f"generate {{it}}/{NEWEST} --tokenizer bytes {_GENERATE}", _SAVED, checks=_LOADED),
+        Order(f"evaluate {{it}} {_EVALUATE}", (*_RUN, *_SAVED, "tokenizer.json", "tokens*"), checks=_LOADED),
+        Order(f"evaluate {{it}}/checkpoints/best {_EVALUATE}", ("checkpoints/best*", "run.json", "tokens*")),
         Order("plan --resume --out {it}", (*_RUN, NEWEST)),
     ),
     "model": (
@@ -67,6 +70,7 @@ ORDERS: dict[str, tuple[Order, ...]] = {
     "data": (
         Order(f"{_TRAIN} 1 --model {{shape}} --data {{it}} --out {{new}}", ("*",), "new"),
         Order(f"{_TRAIN} 1 --model {{shape}} --tokenizer bpe:300 --data {{it}} --out {{new}}", ("*",), "new"),
+        Order(f"{_TRAIN} 1 --model {{shape}} --data {{text}} --validation-data {{it}} --out {{new}}", ("*",), "new"),
     ),
     "process": (
         Order("train --resume --out {it} --steps 40 --save-every 10", (), "it"),

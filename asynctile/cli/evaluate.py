@@ -1,0 +1,120 @@
+"""`asynctile evaluate`: how well a model does on a text, or on what its run has held out.
+
+Covers finding the text, and printing. Which model is saved_model.py; the loss is asynctile/layers/evaluation.py's. Nothing is
+changed: tokens of a text that is named stand in a temporary folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from asynctile.cli.corpus import check_sequence, open_held_out
+from asynctile.cli.display import open_display
+from asynctile.cli.figures import Shown, as_counts, as_sizes
+from asynctile.cli.fitting import check_fit
+from asynctile.cli.options import PLACEMENT, Options
+from asynctile.cli.placement import engine_of
+from asynctile.cli.precedence import resumed_options
+from asynctile.cli.rows import print_rows
+from asynctile.cli.run_folder import RunFolder
+from asynctile.cli.saved_model import find_model, run_of
+from asynctile.cli.terminal import open_console
+from asynctile.cli.validation import tokens_of
+from asynctile.errors import AsynctileError
+from asynctile.layers import GPT2, Evaluation, evaluate
+from asynctile.layers.config import Config
+from asynctile.layers.data import ValidationBatches, open_source
+from asynctile.layers.evaluation import mean_bytes
+from asynctile.layers.special_tokens import check_fit as check_tokenizer
+from asynctile.layers.tokenizer import Tokenizer
+from asynctile.storage import documents
+
+__all__ = ["run"]
+
+
+class _Progress(Protocol):
+    """A display's."""
+
+    def __call__(self, what: str, done: int, total: int, shown: Shown = ...) -> None: ...
+
+
+def run(given: dict[str, Any]) -> int:
+    """Print how well the model does; returns the exit status."""
+    placement = check_fit(Options(**{name: given[name] for name in PLACEMENT if name in given}))
+    folder = Path(given["folder"])
+    weights, tokenizer = find_model(folder, given["tokenizer"])
+    with ExitStack() as stack:
+        progress = _progress(stack)
+        if given["data"] is not None:
+            place = stack.enter_context(TemporaryDirectory(prefix="asynctile-"))
+            what, windows = f"data {given['data']}", partial(_windows_of_data, given, tokenizer, Path(place), progress)
+        elif (of := run_of(folder)) is not None:
+            what, windows = f"the held-out part of the run {of.path}", partial(_windows_of_run, given, of)
+        else:
+            raise ValueError(f"{folder} is of no run, which would have held out a text; name one with --data")
+        found = asyncio.run(_evaluate(placement, weights, tokenizer, what, windows, progress))
+    print_rows([("model", str(weights)), ("on", what), *_rows(found)])
+    return 0
+
+
+def _windows_of_run(given: dict[str, Any], run: RunFolder, _: Config) -> ValidationBatches:
+    """Those that the run validates on, unless more or fewer are asked for."""
+    options = resumed_options({}, run.read_record()["options"], run.path)
+    if options.seq_len is None:
+        raise ValueError(f"the run {run.path} has not come to its first step; let it train until its first checkpoint")
+    held_out = open_held_out(options, run, options.seq_len)
+    batch_size, seq_len = given["batch_size"] or options.batch_size, given["seq_len"] or options.seq_len
+    return ValidationBatches(held_out, batch_size, seq_len, given["validation_tokens"] or tokens_of(options))
+
+
+def _windows_of_data(
+    given: dict[str, Any], tokenizer: Tokenizer, place: Path, progress: _Progress, shape: Config
+) -> ValidationBatches:
+    """All of the data, unless fewer are asked for. place: for its tokens. shape: the model's."""
+    path, seq_len = given["data"], given["seq_len"] or shape.block_size
+    source = open_source(path, given["text_field"])
+    tokens = source.tokens(tokenizer, place, progress=partial(progress, "making tokens of the text", shown=as_sizes))
+    check_sequence(f"data {path}", tokens, seq_len)
+    return ValidationBatches(tokens, given["batch_size"] or Options.batch_size, seq_len, given["validation_tokens"])
+
+
+async def _evaluate(
+    placement: Options, weights: Path, tokenizer: Tokenizer, what: str, windows_of: Callable[[Config], ValidationBatches],
+    progress: _Progress,
+) -> Evaluation:  # fmt: skip
+    async with engine_of(placement) as engine:
+        model = await GPT2.from_pretrained(engine, weights)
+        check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
+        windows = await documents.finish(asyncio.to_thread(windows_of, model.config))
+
+        def done(count: int) -> None:
+            progress("evaluating", count, len(windows), as_counts)
+
+        done(0)
+        try:
+            nbytes = await asyncio.to_thread(mean_bytes, tokenizer, windows.rows())
+            return await evaluate(model, windows, bytes_per_token=nbytes, progress=done)
+        except ValueError as error:
+            raise ValueError(f"the tokens of {what}: {error}") from error
+        except AsynctileError as error:  # the engine and the model do not know where the weights come from
+            raise AsynctileError(f"the model of {weights}: {error}") from error
+
+
+def _rows(found: Evaluation) -> list[tuple[str, str]]:
+    bits = [] if found.bits_per_byte is None else [("bits per byte", f"{found.bits_per_byte:.6f}")]
+    return [("loss", f"{found.loss:.6f} nats a token"), ("perplexity", f"{found.perplexity:.6f}"), *bits,
+            ("tokens", f"{found.tokens:,}"), ("seconds", f"{found.seconds:.2f}")]  # fmt: skip
+
+
+def _progress(stack: ExitStack) -> _Progress:
+    """Bars on a terminal; nothing among what another program reads."""
+    if not sys.stdout.isatty():
+        return lambda *_, **__: None
+    return stack.enter_context(open_display(open_console(lambda _: None))).progress

@@ -1,0 +1,45 @@
+"""A model that was saved, as commands name it: by the folder of a run, of one of its checkpoints, or of any model.
+
+Covers `find_model` and `run_of`. Reading the weights is the model's `from_pretrained`; with which a run begins is model.py's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asynctile.cli.run_folder import RunFolder
+from asynctile.errors import CheckpointError
+from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
+
+__all__ = ["find_model", "run_of"]
+
+
+def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokenizer]:
+    """The folder with the weights, and the tokenizer, of a run or a model folder."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; name the folder of a run (with run.json) or of a model (with "
+                         "config.json)")
+    weights = folder
+    if (folder / "run.json").is_file():
+        checkpoints = RunFolder.open(folder).checkpoints()
+        if not checkpoints:
+            raise CheckpointError(f"run {folder} has no checkpoint yet; let it train until its first")
+        weights = checkpoints[-1]
+    elif not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} holds neither a run (run.json) nor a model (config.json); name one that does")
+    if named_tokenizer is not None:
+        if named_tokenizer.startswith("bpe:"):
+            raise ValueError(f"--tokenizer {named_tokenizer} would be trained anew, and the model knows nothing of it; name "
+                             "the file of the model's own tokenizer, or bytes")
+        return weights, load_tokenizer(named_tokenizer, ())
+    if not has_tokenizer(folder):
+        raise ValueError(f"{folder} has no tokenizer.json, nor vocab.json with merges.txt; name its tokenizer with "
+                         "--tokenizer, such as --tokenizer bytes")
+    return weights, open_tokenizer(folder)
+
+
+def run_of(folder: Path) -> RunFolder | None:
+    """The run in `folder`, or that of which it is a checkpoint, or the best model; None: it is of none."""
+    place = folder.absolute()
+    runs = [place, *([place.parents[1]] if place.parent.name == "checkpoints" else [])]
+    return next((RunFolder.open(run) for run in runs if (run / "run.json").is_file()), None)
