@@ -165,6 +165,14 @@ class Options:
                              changeable=True)
     keep: int = option(2, values.count, "N", "how many of the newest checkpoints stay (default: {default})", group=_KEPT,
                        changeable=True)
+    tensorboard: bool | None = option(
+        None, None, "", "write event files for TensorBoard in the folder of the run (needs the extra tensorboard)", group=_KEPT,
+        changeable=True)
+    callback: tuple[str, ...] = option(
+        (), values.name_of_class, "MODULE:CLASS",
+        "tell a class of your own of every step, validation and checkpoint, see asynctile.callbacks; a module of the current "
+        "folder or of the environment; may be given several times, and again when a run goes on", group=_KEPT, forgotten=True,
+        config=False, repeatable=True)
     trace: str | None = option(None, values.name, "FILE", "write what ran when, for chrome://tracing", group=_KEPT,
                                forgotten=True, config=False)
 

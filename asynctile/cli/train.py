@@ -19,6 +19,7 @@ from typing import Any
 
 from asynctile import Engine, __version__
 from asynctile.callbacks import Callbacks, Run
+from asynctile.cli.callbacks import open_callbacks
 from asynctile.cli.card import model_card
 from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
@@ -53,20 +54,20 @@ def run(given: dict[str, Any]) -> int:
 
 
 async def _train(given: dict[str, Any]) -> int:
-    options, folder = open_run(given)
+    options, folder, callbacks = open_run(given)
     try:
-        return await _train_in(options, folder)
+        return await _train_in(options, folder, callbacks)
     finally:
         folder.unclaim()
 
 
-async def _train_in(options: Options, folder: RunFolder) -> int:
+async def _train_in(options: Options, folder: RunFolder, callbacks: Callbacks) -> int:
     interrupt = Interrupt(options.max_time)
     display = open_display(open_console(interrupt.lose))
     finished = False
     try:
         with interrupt.listening(display.note), display:
-            finished = await _run(options, folder, display, interrupt)
+            finished = await _run(options, folder, callbacks, display, interrupt)
     except (asyncio.CancelledError, InterruptedError):
         if not interrupt.requested:
             raise
@@ -101,8 +102,8 @@ def _stopped(folder: RunFolder, newest: list[Path], interrupt: Interrupt) -> int
     return EXIT_STATUS if left else 2
 
 
-def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
-    """The options and the folder of the run that was asked for, a new one or one that goes on."""
+def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
+    """The options and the folder of the run that was asked for, a new one or one that goes on, and who is told of it."""
     typed = {name: value for name, value in given.items() if name != "resume"}
     if given.get("resume"):
         folder = existing_run(typed)
@@ -110,7 +111,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
         try:
             options = resumed_options(typed, folder.read_record()["options"], folder.path)
             _check_written(options, typed, folder)
-            return options, folder
+            return options, folder, open_callbacks(options.callback, options.tensorboard)
         except BaseException:
             folder.unclaim()
             raise
@@ -121,8 +122,9 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder]:
     # Before anything is made: a mistyped path is the likeliest mistake.
     check_data(options)
     options = replace(options, tokenizer=choose_tokenizer(options))
+    callbacks = open_callbacks(options.callback, options.tensorboard)
     assert options.out is not None
-    return options, RunFolder.create(Path(options.out), _record(options, None))
+    return options, RunFolder.create(Path(options.out), _record(options, None)), callbacks
 
 
 def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | None) -> None:
@@ -134,7 +136,7 @@ def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | 
                          "that again, or --spill none to go on without")
 
 
-async def _run(options: Options, folder: RunFolder, display: Display, interrupt: Interrupt) -> bool:
+async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, display: Display, interrupt: Interrupt) -> bool:
     """True if the run is finished, False if it was asked to stop before."""
     display.stage("reading the text")
     # To its end, also when asked to stop: what is being written would be left in a folder that is removed.
@@ -157,7 +159,7 @@ async def _run(options: Options, folder: RunFolder, display: Display, interrupt:
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display))
-        session = await _open_session(options, folder, shape, corpus, engine, display, interrupt)
+        session = await _open_session(options, folder, shape, corpus, engine, callbacks, display, interrupt)
         folder.remember(_record(options, shape), session.mark)
         display.note(_opening(options, folder, session))
         display.watch(engine.statistics)
@@ -195,7 +197,7 @@ def _engine(options: Options, display: Display) -> Engine:
 
 
 async def _open_session(options: Options, folder: RunFolder, shape: Config, corpus: Corpus, engine: Engine,
-                        display: Display, interrupt: Interrupt) -> Session:
+                        callbacks: Callbacks, display: Display, interrupt: Interrupt) -> Session:
     assert options.seq_len is not None
     batches = Batches(corpus.training, options.sequences, options.seq_len, options.seed)
     checkpoints = folder.checkpoints()
@@ -210,7 +212,7 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     card = partial(model_card, folder.path.absolute().name, shape, _record(settled, shape))
     session = Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
                       validations=Validations.of(corpus, options), card=card, display=display, interrupt=interrupt,
-                      callbacks=Callbacks(()))
+                      callbacks=callbacks)
     if checkpoints:
         session.go_on(checkpoints[-1])
     trainer.model.companions = await asyncio.to_thread(companions_with, corpus.tokenizer, trainer.model)

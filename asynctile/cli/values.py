@@ -15,8 +15,8 @@ from asynctile.storage.input import shown
 from asynctile.storage.sizes import parse_size
 
 __all__ = [
-    "below_one", "count", "count_or_none", "duration", "fraction", "name", "name_or_none", "natural", "one_of", "positive",
-    "share", "size", "size_or_none",
+    "below_one", "count", "count_or_none", "duration", "fraction", "name", "name_of_class", "name_or_none", "natural", "one_of",
+    "positive", "share", "size", "size_or_none",
 ]  # fmt: skip
 
 #: Typed for an option that a resumed run is to be without.
@@ -28,6 +28,14 @@ _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", r
 _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
 #: Seconds; what a clock of the system can still be asked for.
 _LONGEST = 10**9
+
+
+def name_of_class(text: str) -> str:
+    """A class of Python, MODULE:CLASS."""
+    module, colon, kind = text.partition(":")
+    if not (colon and kind.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise _refusal(text, "MODULE:CLASS, such as tracker:Tracker")
+    return text
 
 
 def count(text: str) -> int:

@@ -41,6 +41,8 @@ BURST = 8
 GEMM_EDGE = 1024
 #: The same for a core, of which no more is asked than how fast it is: these last less than a millisecond.
 CORE_GEMM_EDGE = 256
+#: How often their rate is taken.
+TRIES = 5
 #: Tiles of products beside their results: both factors.
 FACTORS = 2
 #: Edge of what is copied, at most.
@@ -76,8 +78,8 @@ async def measure_gemms(tiers: Tiers, dtype: np.dtype[Any]) -> float | None:
         gemms = (_on_cores(tiers, held) if tiers.device.workers is not None else None) or _in_slots(tiers, held, dtype)
         if gemms is None:
             return None
-        try:
-            return await gemms.rate(gemms.multiply, gemms.targets, gemms.flops)
+        try:  # the fastest of some: what else the machine does for a moment is not the device's
+            return max([await gemms.rate(gemms.multiply, gemms.targets, gemms.flops) for _ in range(TRIES)])
         finally:  # broken off, those that were enqueued still write there: others get the memory behind the last one
             await finish(tiers.run_ahead.settle())
 

@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from asynctile.cli import main
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-def printed(name: str, tmp_path: Path) -> str:
-    """What an example prints where every warning is an error, away from the checkout."""
+def printed(name: str, tmp_path: Path, leaves: tuple[str, ...] = ()) -> str:
+    """What an example prints where every warning is an error, away from the checkout. leaves: the files that it makes."""
     command = [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == list(leaves)
     return done.stdout
+
+
+def tracked(path: Path) -> dict[str, dict[int, float]]:
+    """What a tracker drew of a run: by name of the number, by step."""
+    found: dict[str, dict[int, float]] = {}
+    for line in map(json.loads, path.read_text().splitlines()[1:]):
+        step = line.pop("step")
+        for name, value in line.items():
+            assert step not in found.setdefault(name, {}), "a step is drawn once"
+            found[name][step] = value
+    return found
+
+
+def test_a_tracker_follows_a_loop_of_ones_own(tmp_path: Path) -> None:
+    assert printed("tracker", tmp_path, ("tracked",)) == "12 steps are in tracked/own-loop.jsonl\n"
+    found = tracked(tmp_path / "tracked" / "own-loop.jsonl")
+    losses = [loss for _, loss in sorted(found["train/loss"].items())]
+    assert len(losses) == 12 and losses == sorted(losses, reverse=True)
+    assert list(found["exit_code"].values()) == [0]
+
+
+def test_a_tracker_follows_a_run_of_the_program_that_is_killed_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text("a tracker is told of steps, validations and the end of a run; " * 100)
+    (tmp_path / "shape.json").write_text('{"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
+    run = ["--out", "run", "--callback", "tracker:Tracker"]
+    new = "--data text --model shape.json --device cpu --steps 5 --save-every 3 --keep 9"
+    assert main(["train", *new.split(), *run]) == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000005")  # as a kill between the step and its save
+    assert main(["train", "--resume", "--steps", "7", *run]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    path = tmp_path / "tracked" / "run.jsonl"
+    assert tracked(path)["train/loss"] == losses and list(losses) == [1, 2, 3, 4, 5, 6, 7]
+    assert json.loads(path.read_text().splitlines()[0])["config"]["parameters"] > 1000
 
 
 def test_steps_under_timeouts_and_in_two_engines_have_the_bits_of_an_undisturbed_training(tmp_path: Path) -> None:
