@@ -5,6 +5,7 @@ Covers `read_texts`. In which order files are read, and what stands between thei
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -29,10 +30,15 @@ def read_texts(path: str | os.PathLike[str], field: str) -> Iterator[tuple[bytes
     or is longer than LINE_NBYTES; OSError if the file cannot be read.
     """
     place = 0
-    for number, line in enumerate(read_lines(path, LINE_NBYTES), 1):
-        place += len(line)
-        if not line.isspace() and (text := _text_of(line, field, f"{os.fspath(path)}, line {number},")):
-            yield text, place
+    try:
+        for number, line in enumerate(read_lines(path, LINE_NBYTES), 1):
+            place += len(line)
+            if not line.isspace() and (text := _text_of(line, field, f"{os.fspath(path)}, line {number},")):
+                yield text, place
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ValueError(f"data {os.fspath(path)} cannot be read: {error.strerror}; make it several documents") from error
+        raise
 
 
 def _text_of(line: bytes, field: str, where: str) -> bytes:

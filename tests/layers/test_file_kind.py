@@ -35,7 +35,7 @@ PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452")
 
 
 @pytest.mark.parametrize(("content", "what", "way_out"), [
-    (gzip.compress(b"some text"), "gzip", "gunzip"), (zipped(), "zip", "unzip"),
+    (gzip.compress(b"some text", mtime=1), "gzip", "gunzip"), (zipped(), "zip", "unzip"),
     (bz2.compress(b"some text"), "bzip2", "bunzip2"), (lzma.compress(b"some text"), "xz", "unxz"),
     (b"\x28\xb5\x2f\xfd\x24", "Zstandard", "unzstd"), (b"PAR1\x15\x04\x15\0\x15", "a Parquet file", r"to a \.jsonl"),
     (of_numpy(), "a NumPy array", r"to a \.jsonl"), (PNG, "a PNG picture", "name a text file"),
@@ -44,7 +44,7 @@ PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452")
     ("text".encode("utf-16-le"), "text in UTF-16", "iconv -f UTF-16"), ("text".encode("utf-16-be"), "text in UTF-16", "iconv"),
     ("text".encode("utf-32"), "text in UTF-32", "iconv -f UTF-32"),
     (b"ab\0cd", r"binary \(byte 2 is zero\)", "name a text file"),
-])  # fmt: skip
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 @pytest.mark.parametrize("name", ["a", "a.txt", "a.jsonl"])
 def test_a_file_that_is_no_text_is_refused_by_what_it_is(tmp_path: Path, name: str, content: bytes, what: str,
                                                          way_out: str) -> None:  # fmt: skip

@@ -187,7 +187,7 @@ def test_a_line_without_end_is_refused_before_it_is_held(tmp_path):
             patch.setattr(text_module, "HEAD_NBYTES", 8)
             patch.setattr(jsonl, "LINE_NBYTES", 4096)
             for name in ("a", "plain"):
-                with pytest.raises(ValueError, match=rf"{name}\.jsonl cannot be read: line [12] has more than 4\.00 KiB"):
+                with pytest.raises(ValueError, match=rf"{name}\.jsonl cannot be read: line [12] has more than 4\.00 KiB; make"):
                     whole(open_source(tmp_path / f"{name}.jsonl"))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
