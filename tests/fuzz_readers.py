@@ -24,7 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 LONGEST_S, MOST_KIB = 10, 300 << 10
 #: How often a case has its turn: those that cost an engine or a process each, less often.
-TURNS = {"model": 6, "shards": 6, "checkpoint": 1, "checksums": 3, "run": 6, "tokens": 3, "tokenizer": 1}
+TURNS = {"model": 6, "shards": 6, "checkpoint": 1, "checksums": 3, "run": 6, "tokens": 3, "tokenizer": 1,
+         "tokenizer of GPT-2": 1, "documents": 6}  # fmt: skip
 
 
 class Slow(BaseException):

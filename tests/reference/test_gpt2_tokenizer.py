@@ -90,6 +90,22 @@ def test_the_json_that_is_written_has_the_same_ids_there(ours: Tokenizer, tmp_pa
     holds()
 
 
+def test_a_checkpoint_that_has_both_has_the_same_ids_there(folder: Path, ours: Tokenizer, tmp_path: Path) -> None:
+    """A run that began with the older files saves them with the one that was made of them."""
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    ours.save(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+    @settings(max_examples=50)
+    @given(TEXTS)
+    def holds(text: str) -> None:
+        assert ours.encode(text).tolist() == theirs.encode(text, add_special_tokens=False)
+
+    holds()
+
+
 def test_ids_are_those_of_the_published_rules(tmp_path: Path) -> None:
     write_gpt2_files(tmp_path, 300, {})
     ours, by_rule = load_tokenizer(str(tmp_path / "vocab.json"), ()), published(tmp_path)
