@@ -64,8 +64,15 @@ def test_what_is_wrong_is_named_with_its_file(program: Program, config: Path, co
     assert not (config.parent / "run").exists()
 
 
-@pytest.mark.parametrize("key", ["out", "trace", "spill", "resume", "config"])
-def test_where_to_write_is_typed(program: Program, config: Path, key: str) -> None:
+TYPED = [name for name, entry in options_of(Options).items() if not entry.config]
+
+
+def test_where_to_write_and_what_to_run_stand_in_no_file() -> None:
+    assert {"out", "trace", "spill", "callback"} <= set(TYPED)
+
+
+@pytest.mark.parametrize("key", [*TYPED, "resume", "config"])
+def test_what_stands_in_no_file_is_typed(program: Program, config: Path, key: str) -> None:
     config.write_text(f'{key} = "{config.parent}"')
     refused(program("plan", "--config", config), f"says {key}, and that is not taken from a file; type --{key} instead",
             command="plan")  # fmt: skip
