@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -80,6 +81,8 @@ def _windows_of_data(
     """All of the data, unless fewer are asked for. place: for its tokens. shape: the model's."""
     path, seq_len = given["data"], given["seq_len"] or shape.block_size
     source = open_source(path, given["text_field"])
+    if source.note is not None:
+        warnings.warn(f"data {path}: {source.note}", stacklevel=2)
     tokens = source.tokens(tokenizer, place, progress=partial(progress, "making tokens of the text", shown=as_sizes))
     check_sequence(f"data {path}", tokens, seq_len)
     return ValidationBatches(tokens, given["batch_size"] or Options.batch_size, seq_len, given["validation_tokens"])

@@ -65,6 +65,22 @@ def test_a_link_is_read_by_its_own_name(train: Program, lines: Path, tmp_path: P
     assert train("--resume", *words[2:], "--steps", 2, "--data", tmp_path / "beside" / "train.jsonl")[0] == 0
 
 
+@pytest.mark.filterwarnings("default")
+def test_all_of_it_can_be_evaluated_on(train: Program, program: Program, text: Path, lines: Path, ids: Path,
+                                       tmp_path: Path) -> None:
+    run, folder = tmp_path / "run", tmp_path / "data"
+    assert train("--out", run, "--steps", 1)[0] == 0
+    folder.mkdir()
+    text.rename(folder / "text.txt")
+    (folder / "a.gz").write_bytes(b"\x1f\x8b")
+    said = {}
+    for data in (folder, lines, ids):
+        status, out, said[data] = program("evaluate", run, "--data", data, "--text-field", "body", "--device", "cpu")
+        assert status == 0 and "bits per byte" in out
+    assert said == {folder: f"asynctile evaluate: data {folder}: 1 binary file was left out: a.gz\n", lines: "", ids: ""}
+    refused(program("evaluate", run, "--data", lines), f"{lines}, line 1, has no field 'text'", command="evaluate")
+
+
 def test_what_is_no_text_is_counted_in_a_line_or_refused_by_what_it_is(train: Program, text: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
