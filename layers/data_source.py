@@ -51,6 +51,6 @@ def open_source(path: str | os.PathLike[str] | None, text_field: str = TEXT_FIEL
 
     Raises ValueError, naming the path, if it is missing, unreadable or holds nothing to train on.
     """
-    if path is not None and Path(path).suffix == raw_tokens.SUFFIX and not Path(path).is_dir():
+    if path is not None and Path(path).suffix.lower() == raw_tokens.SUFFIX and not Path(path).is_dir():
         return raw_tokens.RawTokens(path)
     return TextSource(path, text_field)

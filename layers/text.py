@@ -147,7 +147,7 @@ def _cut(buffer: bytes) -> int:
 
 
 def _has_documents(path: Path) -> bool:
-    return path.suffix == SUFFIX
+    return path.suffix.lower() == SUFFIX
 
 
 def _unreadable(error: OSError) -> ValueError:

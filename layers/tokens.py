@@ -34,8 +34,6 @@ DTYPES = ("uint16", "uint32")
 TOKENS, RECORD = "tokens.bin", "tokens.json"
 #: text and ids that wait to be written
 _HELD_NBYTES = 1 << 20
-#: read at once: systems read no more than 2 GiB
-_READ_NBYTES = 1 << 30
 
 
 class Tokens(Protocol):
@@ -99,13 +97,14 @@ class TokenFile:
         """The ids of a slice, whose steps are 1. CheckpointError if the file has become shorter, OSError if the disk fails."""
         start, stop, _ = part.indices(self._count)
         found = np.empty(max(0, stop - start), self.dtype)
-        left, place = found.data.cast("B"), start * self.dtype.itemsize
-        while left:
-            count = os.preadv(self._fd, [left[:_READ_NBYTES]], place)
+        done, nbytes = 0, found.nbytes
+        while done < nbytes:  # once, but for some GiB
+            left = found.data.cast("B")[done:] if done else found.data
+            count = os.preadv(self._fd, [left], start * self.dtype.itemsize + done)
             if not count:
                 raise CheckpointError(f"token file {self.path} has become shorter than the {self.stat.st_size} bytes that it "
                                       "had; put it back")
-            left, place = left[count:], place + count
+            done += count
         return found
 
 

@@ -112,8 +112,9 @@ def test_what_is_no_file_in_a_folder_is_left_out(folder):
 
 def test_a_link_is_read_by_its_own_name_as_caches_have_them(tmp_path):
     (tmp_path / "blob").write_text('{"text": "one"}\n')
-    (tmp_path / "train.jsonl").symlink_to("blob")
-    assert whole(open_source(tmp_path / "train.jsonl")) == b"one"
+    for name in ("train.jsonl", "TRAIN.JSONL"):
+        (tmp_path / name).symlink_to("blob")
+        assert whole(open_source(tmp_path / name)) == b"one"
     assert whole(open_source(tmp_path / "blob")) == b'{"text": "one"}\n'
 
 
