@@ -103,9 +103,8 @@ class Callbacks:
 
     async def _call(self, callback: Callback, when: str, method: Callable[..., None], *told: Any) -> None:
         """To its end also if cancelled: the next call must not meet it."""
-        try:
-            await finish(asyncio.get_running_loop().run_in_executor(self._thread, method, *told))
-        except Exception as error:
+        error = await finish(asyncio.get_running_loop().run_in_executor(self._thread, _error_of, method, told))
+        if error is not None:
             kind, frames = type(callback), traceback.extract_tb(error.__traceback__)
             own = [frame for frame in frames if frame.filename == getattr(sys.modules[kind.__module__], "__file__", None)]
             place = (own or frames)[-1]
@@ -113,3 +112,12 @@ class Callbacks:
                 f"the callback {kind.__module__}:{kind.__qualname__} failed {when}, line {place.lineno} of {place.filename}: "
                 f"{error!r}; mend it, or go on without it"
             ) from error
+
+
+def _error_of(method: Callable[..., None], told: Sequence[Any]) -> BaseException | None:
+    """What a call raised, as a value: no future takes a StopIteration, and a SystemExit would end the loop beside its tasks."""
+    try:
+        method(*told)
+    except BaseException as error:
+        return error
+    return None

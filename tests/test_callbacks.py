@@ -94,6 +94,20 @@ async def test_one_that_fails_is_named_with_its_line_and_the_end_is_told_to_thos
     assert told == [("first", "begin in runs/x"), ("first", "end failed")]
 
 
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt])
+async def test_what_no_future_carries_out_of_a_thread_is_a_failure_like_others(error: type[BaseException]) -> None:
+    class Odd(Callback):
+        def step(self, report: Any) -> None:
+            raise error
+
+    callbacks = Callbacks([Odd()])
+    await callbacks.begin(RUN)
+    with pytest.raises(AsynctileError, match=rf"Odd failed at step 1, line \d+ of .*: {error.__name__}\(\)"):
+        async with asyncio.timeout(10):
+            await callbacks.step(REPORT)
+    await callbacks.end("failed")
+
+
 async def test_an_end_that_fails_keeps_it_from_no_other() -> None:
     told: list[Any] = []
 
