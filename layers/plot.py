@@ -1,7 +1,7 @@
 """The picture of a run: its loss, step by step.
 
-Covers reading `metrics.jsonl` and drawing it, by matplotlib where the extra `plot` is installed, else as a
-plain SVG written here. What goes into the metrics is the trainer's and the program's affair.
+Covers `loss_curve`, which draws by matplotlib where the extra `plot` is installed, else as a plain SVG written here. What is
+drawn is curves.py; what goes into the metrics is the trainer's and the program's affair.
 """
 
 from __future__ import annotations
@@ -13,28 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asynctile.layers.report import number_in, read_metrics
+from asynctile.layers.curves import Curves, Points, read_curves
 from asynctile.storage.folder import write_file
 
 __all__ = ["loss_curve"]
 
-Points = list[tuple[int, float]]
-
-_LIGHT, _DARK, _ACCENT, _GREY = "#a9c4e0", "#1f5a96", "#c8501e", "#666666"
+_LIGHT, _DARK, _ACCENT, _BEST, _GREY = "#a9c4e0", "#1f5a96", "#c8501e", "#2e8b57", "#666666"
 _WIDTH, _HEIGHT = 800, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 44, 56
-#: The largest loss that is drawn: sums of as many as a run has, and what lies between two of them, stay finite.
-_LARGEST = 1e300
+#: The width of a letter, about.
+_LETTER = 6.4
 #: What lies between two values is no range to draw if it is less than this share of them, or than this itself.
 _SHARE, _LEAST = 1e-12, 1e-300
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Curves:
-    training: Points
-    smoothed: Points
-    validation: Points
-    bigram_entropy: float | None
 
 
 def loss_curve(
@@ -43,14 +33,15 @@ def loss_curve(
     *,
     bigram_entropy: float | None = None,
 ) -> Path:
-    """Draw training loss a step (light), smoothed, and validation points, in nats a token, over the step.
+    """Draw training loss a step (light), smoothed, and validation points, in nats a token, over the step. The legend says the
+    last and the best validation in its other units too.
 
-    Reads lines of JSON with `step`, `loss` and sometimes `validation_loss`; losses that are not finite or beyond
+    Reads lines of JSON with `step` and `loss` or `validation_loss`; losses that are not finite or beyond
     1e300 are left out, of lines with the same step the last counts. `bigram_entropy` draws a level to compare with.
     Returns the path written: `png_path`, or the same with `.svg` where matplotlib is missing. Raises
     ValueError if no line has a loss to draw.
     """
-    curves = _read(Path(metrics_jsonl_path), bigram_entropy)
+    curves = read_curves(Path(metrics_jsonl_path), bigram_entropy)
     path = Path(png_path)
     try:
         from matplotlib.figure import Figure
@@ -62,76 +53,29 @@ def loss_curve(
     return path
 
 
-def _read(path: Path, bigram_entropy: float | None) -> _Curves:
-    losses: dict[int, float] = {}
-    validation: dict[int, float] = {}
-    count = 0
-    try:
-        for record in read_metrics(path):
-            count += 1
-            for name, curve in (("loss", losses), ("validation_loss", validation)):
-                if (value := number_in(record, name)) is not None and abs(value) <= _LARGEST:
-                    curve[record["step"]] = value  # resuming writes some steps twice
-    except OSError as error:
-        raise ValueError(
-            f"metrics {path} cannot be read: {error.strerror}; expected the metrics.jsonl of a run"
-        ) from error
-    if not losses:
-        raise ValueError(
-            f"metrics {path} have no loss that can be drawn in {count} lines; expected the metrics.jsonl of a run"
-        )
-    training = sorted(losses.items())
-    return _Curves(
-        training=training,
-        smoothed=_smooth(training),
-        validation=sorted(validation.items()),
-        bigram_entropy=bigram_entropy,
-    )
-
-
-def _smooth(points: Points) -> Points:
-    """The mean of each point's neighbours: 2% of the run to either side, less at the ends so that they do not
-    lag.
-    """
-    reach = len(points) // 50
-    total = [0.0]
-    for _, loss in points:
-        total.append(total[-1] + loss)
-    smoothed = []
-    for n, (step, _) in enumerate(points):
-        near = min(reach, n, len(points) - 1 - n)
-        smoothed.append((step, (total[n + near + 1] - total[n - near]) / (2 * near + 1)))
-    return smoothed
-
-
-def _png(curves: _Curves, figure: Any) -> bytes:
+def _png(curves: Curves, figure: Any) -> bytes:
     # A Figure of its own, not pyplot: no global state, and no window system is asked for.
-    axes = figure.add_subplot()
-    axes.plot(*zip(*curves.training, strict=True), color=_LIGHT, linewidth=1, label="training, each step")
-    axes.plot(*zip(*curves.smoothed, strict=True), color=_DARK, linewidth=1.8, label="training, smoothed")
+    axes, words = figure.add_subplot(), curves.words()
+    axes.plot(*zip(*curves.training, strict=True), color=_LIGHT, linewidth=1, label=words["training"])
+    axes.plot(*zip(*curves.smoothed, strict=True), color=_DARK, linewidth=1.8, label=words["smoothed"])
     if curves.validation:
-        axes.plot(
-            *zip(*curves.validation, strict=True),
-            "o-",
-            color=_ACCENT,
-            markersize=5,
-            linewidth=1,
-            label="validation",
-        )
+        points = zip(*curves.validation, strict=True)
+        axes.plot(*points, "o-", color=_ACCENT, markersize=4, linewidth=1, label=words["validation"])
+        step, loss = curves.best
+        axes.plot([step], [loss], "o", color=_BEST, markersize=7, markeredgecolor="white", label=words["best"], zorder=3)
     if curves.bigram_entropy is not None:
-        label = f"bigram entropy of the held-out text, {curves.bigram_entropy:.3f}"
-        axes.axhline(curves.bigram_entropy, color=_GREY, linewidth=1, linestyle="--", label=label)
+        axes.axhline(curves.bigram_entropy, color=_GREY, linewidth=1, linestyle="--", label=words["bigram"])
     axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize="small", loc="upper right")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-def _svg(curves: _Curves) -> str:
-    scale = _Scale.of(curves)
+def _svg(curves: Curves) -> str:
+    scale, words = _Scale.of(curves), curves.words()
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
         ' font-family="sans-serif" font-size="13">',
@@ -140,27 +84,36 @@ def _svg(curves: _Curves) -> str:
         _polyline(scale, curves.training, _LIGHT, 1.0),
         _polyline(scale, curves.smoothed, _DARK, 2.0),
     ]
-    legend = [("training, each step", _LIGHT), ("training, smoothed", _DARK)]
     if curves.validation:
         parts.append(_polyline(scale, curves.validation, _ACCENT, 1.0))
-        parts += [
-            f'<circle cx="{scale.x(n):.1f}" cy="{scale.y(loss):.1f}" r="4" fill="{_ACCENT}"/>'
-            for n, loss in curves.validation
-        ]
-        legend.append(("validation", _ACCENT))
+        parts += [_circle(scale.x(step), scale.y(loss), 3, _ACCENT) for step, loss in curves.validation]
+        step, loss = curves.best
+        parts.append(_circle(scale.x(step), scale.y(loss), 5, _BEST))
     if curves.bigram_entropy is not None:
         y = f"{scale.y(curves.bigram_entropy):.1f}"
         parts.append(
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="{_GREY}" stroke-dasharray="6 4"/>'
         )
-        legend.append((f"bigram entropy of the held-out text, {curves.bigram_entropy:.3f}", _GREY))
-    for n, (label, colour) in enumerate(legend):
-        y = str(_TOP + 12 + 20 * n)
-        parts.append(
-            f'<line x1="{_WIDTH - 340}" x2="{_WIDTH - 312}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>'
-        )
-        parts.append(f'<text x="{_WIDTH - 304}" y="{y}" dy="4">{label}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    return "\n".join([*parts, *_legend(words), "</svg>", ""])
+
+
+def _legend(words: dict[str, str]) -> list[str]:
+    """In the upper right corner, where losses are seldom; as far from the edge as its longest words take."""
+    colours = {"training": _LIGHT, "smoothed": _DARK, "validation": _ACCENT, "best": _BEST, "bigram": _GREY}
+    x = max(_LEFT + 8, _WIDTH - _RIGHT - 36 - round(_LETTER * max(map(len, words.values()))))
+    parts = []
+    for n, (name, label) in enumerate(words.items()):
+        y = _TOP + 12 + 20 * n
+        if name == "best":
+            parts.append(_circle(x + 14, y, 5, colours[name]))
+        else:
+            parts.append(f'<line x1="{x}" x2="{x + 28}" y1="{y}" y2="{y}" stroke="{colours[name]}" stroke-width="3"/>')
+        parts.append(f'<text x="{x + 36}" y="{y}" dy="4">{label}</text>')
+    return parts
+
+
+def _circle(x: float, y: float, radius: int, colour: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}" stroke="white"/>'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +124,7 @@ class _Scale:
     losses: list[float]
 
     @classmethod
-    def of(cls, curves: _Curves) -> _Scale:
+    def of(cls, curves: Curves) -> _Scale:
         steps = [step for step, _ in curves.training + curves.validation]
         losses = [loss for _, loss in curves.training + curves.validation]
         losses += [] if curves.bigram_entropy is None else [curves.bigram_entropy]

@@ -24,6 +24,7 @@ from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.journal import Mark
 from asynctile.cli.options import Options
 from asynctile.cli.pace import Ahead
+from asynctile.cli.picture import Picture
 from asynctile.cli.run_folder import RunFolder, check_same_model
 from asynctile.cli.sample import sample
 from asynctile.cli.validation import Validations
@@ -55,6 +56,7 @@ class Session:
         self.engine, self.trainer, self.batches = engine, trainer, batches
         self.validations, self.callbacks = validations, callbacks
         self.display, self.interrupt = display, interrupt
+        self.picture = Picture(folder, corpus)
         self._card = card
         self._skipped = 0
         #: of a token of the held-out part, once it is known
@@ -90,8 +92,14 @@ class Session:
         Checkpoints on the way are written while steps go on. CheckpointError if one cannot be, at the end of the step
         in which it failed.
         """
-        newest = self._stands
         self.display.begin(await self._ahead())
+        try:
+            await self._go()
+        finally:
+            await self.picture.ended()
+
+    async def _go(self) -> None:
+        newest = self._stands
         try:
             await self._validate_if_due()
             while self.is_going:
@@ -172,6 +180,8 @@ class Session:
             self.folder.append_sample({"step": step, "text": text})
             self.display.note(f"\n{text}\n")
         await self.callbacks.validation(step, evaluation, is_best)
+        if step:
+            self.picture.refresh()
         if is_best and step:
             await self._save_best(step)
         self.display.validated()

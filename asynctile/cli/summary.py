@@ -5,16 +5,12 @@ Covers `finish`. It reads metrics.jsonl, so that a run of several sessions is su
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from asynctile.cli.corpus import Corpus
 from asynctile.cli.run_folder import RunFolder
 from asynctile.cli.session import Session
-from asynctile.layers.data import bigram_entropy
-from asynctile.layers.plot import loss_curve
 from asynctile.layers.report import number_in
 from asynctile.storage.folder import encode_json
 from asynctile.storage.sizes import format_size
@@ -88,8 +84,7 @@ async def finish(session: Session) -> bool:
     folder, note = session.folder, session.display.note
     folder.begin()  # of a run that had no step left
     sums = Sums.of(folder)
-    entropy = await asyncio.to_thread(_held_out_entropy, session.corpus)
-    picture = await asyncio.to_thread(loss_curve, folder.metrics.path, folder.path / "loss.png", bigram_entropy=entropy)
+    picture, entropy = await session.picture.last()
     session.display.stage("writing a sample")
     text = await session.sample(_SAMPLE_TOKENS)
     if text is None:
@@ -102,10 +97,6 @@ async def finish(session: Session) -> bool:
     note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
     note(f"asynctile generate {folder.path} writes with the model; transformers opens {folder.checkpoints()[-1]} as it is")
     return True
-
-
-def _held_out_entropy(corpus: Corpus) -> float:
-    return bigram_entropy(corpus.held_out, corpus.tokenizer.vocab_size)
 
 
 def _sentences(sums: Sums, entropy: float, folder: RunFolder) -> list[str]:

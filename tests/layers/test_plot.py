@@ -24,7 +24,9 @@ def metrics(tmp_path):
         for step in range(1, 301):
             record = {"step": step, "loss": 5.5 * step**-0.2 + 0.2 * math.sin(step * 12.9898) ** 3}
             if step % 50 == 0:
-                record["validation_loss"] = 5.5 * step**-0.2 + 0.1
+                loss = 5.5 * step**-0.2 + 0.1 + (step == 300) * 0.2
+                record |= {"validation_loss": loss, "validation_perplexity": math.exp(loss),
+                           "validation_bits_per_byte": loss / 2}
             file.write(json.dumps(record) + "\n")
     return path
 
@@ -52,8 +54,14 @@ def test_without_matplotlib_the_same_curves_are_an_svg(metrics, tmp_path, no_mat
         assert 72 <= x <= 776
         assert 44 <= y <= 424
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"step", "loss (nats per token)", "validation", "training, smoothed"} <= set(texts)
-    assert any("2.400" in text for text in texts)
+    assert {
+        "step", "loss (nats per token)", "training, each step", "training, smoothed",
+        "validation, last 2.0577, perplexity 7.828, 1.029 bits a byte",
+        "best 1.9229, step 250, perplexity 6.841, 0.9615 bits a byte",
+        "bigram entropy of the held-out text, 2.400",
+    } <= set(texts)  # fmt: skip
+    ends = [float(text.get("x")) + 6.5 * len(text.text) for text in root.iter(f"{SVG}text") if "best" in text.text]
+    assert all(end <= 800 for end in ends), "the legend is in the picture"
 
 
 def test_a_higher_loss_stands_higher(metrics, tmp_path, no_matplotlib):
@@ -64,7 +72,7 @@ def test_a_higher_loss_stands_higher(metrics, tmp_path, no_matplotlib):
     )
     assert x1 < x2
     assert y1 < y2  # pixels count downwards
-    assert "validation" not in [text.text for text in root.iter(f"{SVG}text")]
+    assert not [text.text for text in root.iter(f"{SVG}text") if "validation" in text.text or "best" in text.text]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""The picture of a run that goes on: when it is drawn, that nobody waits for it, and what a failure of it leads to.
+
+What is in it is tests/layers/test_plot.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asynctile.cli import picture as pictures
+from asynctile.cli.picture import Picture
+from tests.cli.conftest import Program
+
+
+class Drawing:
+    """Instead of `loss_curve`: waits until it may, and counts."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+        self.begun = self.done = 0
+        self.threads = set[threading.Thread]()
+        self.error: Exception | None = None
+
+    def __call__(self, metrics: Path, png: Path, *, bigram_entropy: float) -> Path:
+        self.begun += 1
+        self.threads.add(threading.current_thread())
+        assert self.may_end.wait(20)
+        self.done += 1
+        if self.error is not None:
+            raise self.error
+        return png
+
+
+@pytest.fixture
+def drawing(monkeypatch: pytest.MonkeyPatch) -> Drawing:
+    drawing = Drawing()
+    monkeypatch.setattr(pictures, "loss_curve", drawing)
+    return drawing
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=10.0)
+    monkeypatch.setattr(pictures, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def picture(tmp_path: Path) -> Picture:
+    folder: Any = SimpleNamespace(path=tmp_path, metrics=SimpleNamespace(path=tmp_path / "metrics.jsonl"))
+    corpus: Any = SimpleNamespace(held_out=np.array([1, 2, 1, 2, 3], np.uint16), tokenizer=SimpleNamespace(vocab_size=4))
+    return Picture(folder, corpus)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():  # noqa: ASYNC110  (of a thread)
+        await asyncio.sleep(0)
+
+
+async def test_it_is_drawn_beside_the_run_and_once_at_a_time(tmp_path: Path, drawing: Drawing, clock: SimpleNamespace) -> None:
+    drawn = picture(tmp_path)
+    drawn.refresh()
+    drawn.refresh()
+    await until(lambda: drawing.begun == 1)
+    drawn.refresh()
+    drawing.may_end.set()
+    await drawn.ended()
+    assert drawing.begun == drawing.done == 1
+    assert threading.current_thread() not in drawing.threads
+
+
+async def test_what_takes_long_to_draw_is_drawn_seldom_and_the_last_one_always(
+    tmp_path: Path, drawing: Drawing, clock: SimpleNamespace
+) -> None:
+    drawn = picture(tmp_path)
+    drawn.refresh()
+    await until(lambda: drawing.begun == 1)
+    clock.now += 2.0
+    drawing.may_end.set()
+    await drawn.ended()
+    for later, count in ((39.0, 1), (2.0, 2), (0.0, 3)):
+        clock.now += later
+        drawn.refresh()
+        await drawn.ended()
+        assert drawing.done == count
+    drawing.may_end.clear()
+    drawn.refresh()
+    await until(lambda: drawing.begun == 4)
+    last = asyncio.create_task(drawn.last())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert drawing.begun == 4, "it waits for the one under way"
+    drawing.may_end.set()
+    path, entropy = await last
+    assert drawing.done == 5 and path == tmp_path / "loss.png" and entropy == pytest.approx(np.log(2) / 2)
+
+
+async def test_a_picture_on_the_way_that_fails_ends_nothing_and_the_last_one_says_why(tmp_path: Path, drawing: Drawing) -> None:
+    drawn = picture(tmp_path)
+    drawing.error = OSError("no room")
+    drawing.may_end.set()
+    drawn.refresh()
+    await drawn.ended()
+    with pytest.raises(OSError, match="no room"):
+        await drawn.last()
+
+
+def test_a_run_that_fails_has_the_picture_of_its_validations(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing.py").write_text(
+        "from asynctile.callbacks import Callback\n\nclass Failing(Callback):\n    def step(self, report):\n"
+        "        assert report.step < 5\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = tmp_path / "run"
+    assert train("--out", run, "--validate-every", 2, "--callback", "failing:Failing")[0] == 2
+    assert [path.name for path in run.glob("loss.*")] in (["loss.png"], ["loss.svg"])
