@@ -7,6 +7,7 @@ on the depth, the vocabulary, the batch or the length of sequences.
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 
 from asynctile.layers.config import Config
 from asynctile.layers.parameters import Parameters
@@ -19,7 +20,12 @@ from asynctile.storage.demand import Demand
 
 def floor_demand(config: Config, tile: int, grain: Grain = FINE, precision: str = "fp32") -> Demand:
     """What one block's training step demands; `.floor_nbytes` is the floor, `.check(cap)` refuses less."""
-    config = dataclasses.replace(config, n_layer=1)
+    return _of_one_block(dataclasses.replace(config, n_layer=1), tile, grain, precision)
+
+
+@lru_cache(maxsize=64)
+def _of_one_block(config: Config, tile: int, grain: Grain, precision: str) -> Demand:
+    """Kept, for it is asked again for every model that is made or loaded: six programs are recorded for one answer."""
     parameters = Parameters(config, Tiling(config, tile, grain), precision)
     tokens = parameters.tiling.row_tokens
     # Full row tiles, which only tokens of one fill for every block_size; and half full ones, whose slots are cut otherwise.

@@ -198,7 +198,6 @@ async def test_many_threads_may_tell_at_once():
 def test_a_reader_that_the_collector_takes_while_something_is_told_disturbs_nobody():
     """Wherever that comes by: some Pythons collect where a container is made."""
     before, event = gc.get_threshold(), Closing(ENGINE)
-    gc.freeze()  # what all the other tests have made need not be gone through each time
     for threshold in range(1, 60):
         hub = Hub()
         readers = [hub.reader() for _ in range(40)]
@@ -212,4 +211,3 @@ def test_a_reader_that_the_collector_takes_while_something_is_told_disturbs_nobo
         finally:
             gc.set_threshold(*before)
         assert all(len(reader._ring) == 1 for reader in readers)
-    gc.unfreeze()
