@@ -1,5 +1,6 @@
 # make train   set everything up and train a small GPT-2 under a cap that does not hold it
 # make test    set everything up, check the sources and run the tests
+# make laws    the cases that make test leaves out: every combination of what it runs a few of
 # make lint    ruff and mypy alone
 # make strict  the tests of the public face under python -X dev, on asyncio and uvloop, where nothing may block a loop
 # make reference   the comparisons with torch and transformers, and the types that clients see by pyright
@@ -11,7 +12,10 @@ BIN := $(VENV)/bin
 RUN ?= runs/first
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: train test lint reference strict
+# A process for each core: what none has begun goes to whichever is done first.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+.PHONY: train test laws lint reference strict
 
 # The cap is below half of the states. A run that was stopped goes on; RUN=runs/second starts another.
 train: $(VENV)/.has-plot
@@ -19,7 +23,10 @@ train: $(VENV)/.has-plot
 		$(if $(wildcard $(RUN)/run.json),--resume)
 
 test: lint
-	$(BIN)/python -m pytest -m "not reference and not gpu"
+	$(PYTEST) -m "not reference and not gpu and not laws"
+
+laws: $(VENV)/.has-test
+	$(PYTEST) -m "laws and not reference and not gpu"
 
 lint: $(VENV)/.has-test
 	$(BIN)/ruff check .

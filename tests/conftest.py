@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from asynctile.kernels.cpu.compiler import compile_apart
+from tests.alone import alone
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.time_limit import not_counted
@@ -40,10 +41,16 @@ def packings_of_this_session(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def kernels_compiled_off_the_clock():
-    """In whichever test that is."""
+def kernels_compiled_off_the_clock(tmp_path_factory):
+    """In whichever test that is, and by one process of those that test side by side: the others then load them."""
+    lock = tmp_path_factory.getbasetemp().parent / "compiling"
+
+    def compiled(*args):
+        with alone(lock):
+            compile_apart(*args)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynctile.kernels.cpu.compile_apart", not_counted(compile_apart))
+        patch.setattr("asynctile.kernels.cpu.compile_apart", not_counted(compiled))
         yield
 
 

@@ -42,17 +42,17 @@ def stress(program: Program, tmp_path: Path, *words: object) -> tuple[int, str, 
 
 def test_a_round_of_each_scenario(program: Program, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    status, out, err = stress(program, tmp_path, "--rounds", 2, "--report", report)
+    status, out, err = stress(program, tmp_path, "--rounds", 1, "--report", report)
     assert (status, err) == (0, ""), out
     found = json.loads(report.read_text())
-    assert found["rounds"] == dict.fromkeys(SCENARIOS, 2)
+    assert found["rounds"] == dict.fromkeys(SCENARIOS, 1)
     assert found["options"] == {
-        "seed": 3, "minutes": None, "rounds": 2, "cancellations": None, "scenarios": list(SCENARIOS), "spill": str(tmp_path),
+        "seed": 3, "minutes": None, "rounds": 1, "cancellations": None, "scenarios": list(SCENARIOS), "spill": str(tmp_path),
     }  # fmt: skip
     assert found["failures"] == [] and found["found"] == dict.fromkeys(KINDS, 0)
-    assert found["kills"] >= 2 and found["cancellations"] > 0
+    assert found["kills"] >= 1 and found["cancellations"] > 0
     assert all(found["moved"].values()) and found["libraries"]["numpy"]
-    assert "random 2, thrash 2, train 2, faults 2, cancel 2, kill 2, inputs 2" in out
+    assert "random 1, thrash 1, train 1, faults 1, cancel 1, kill 1, inputs 1" in out
     assert "0 B lost" in out
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"], "the folder that it made is gone"
 

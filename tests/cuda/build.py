@@ -18,6 +18,7 @@ import threading
 from pathlib import Path
 
 from asynctile.kernels.cuda import parts
+from tests.alone import alone
 
 HERE = Path(__file__).parent
 FLAGS = (
@@ -98,15 +99,20 @@ def build(files: list[Path]) -> Library:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asynctile" / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (hashlib.sha256("\n".join((text, *FLAGS)).encode()).hexdigest()[:32] + ".so")
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            made = Path(work) / "kernels.so"
-            command = ["g++", *FLAGS, "-x", "c++", "-", "-o", str(made)]
-            done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"g++ failed on the kernels:\n{done.stderr}")
-            made.replace(path)
+    with alone(folder / "compiling"):
+        if not path.exists():
+            _compile(text, path)
     return Library(path)
+
+
+def _compile(text: str, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        made = Path(work) / "kernels.so"
+        command = ["g++", *FLAGS, "-x", "c++", "-", "-o", str(made)]
+        done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"g++ failed on the kernels:\n{done.stderr}")
+        made.replace(path)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ import pytest
 from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
 from tests.inside_engine import device_of
+from tests.laws import law
 from tests.layers.shapes import shape as make_shape
 from tests.layers.training import (
     OPTIMIZER,
@@ -65,8 +66,7 @@ def precision(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("share", [0.25, 0.50])
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(("share", "prefetch"), [(0.25, 0), (0.50, 2), law(0.25, 2), law(0.50, 0)])
 async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: int, precision: str) -> None:
     cap = max(int(share * STATES), 48 << 10)
     found = await on_gpu(device_memory=cap, prefetch=prefetch, precision=precision)
@@ -74,8 +74,9 @@ async def test_no_budget_and_no_prefetch_changes_a_bit(share: float, prefetch: i
     assert 0 < found.device_peak_bytes <= cap
 
 
-@pytest.mark.parametrize("update", ["device", "host", "auto"])
-@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+@pytest.mark.parametrize(("update", "clip_norm"), [
+    ("device", 1e30), ("host", None), ("auto", None), law("device", None), law("host", 1e30), law("auto", 1e30),
+])  # fmt: skip
 async def test_no_place_of_the_update_changes_a_bit(update: str, clip_norm: float | None, precision: str) -> None:
     found = await on_gpu(device_memory=STATES // 3, precision=precision, update=update, clip_norm=clip_norm)
     assert_same_bits(found, await resident(precision))
@@ -96,8 +97,7 @@ async def test_no_delay_of_a_stream_changes_a_bit(seed: int, soft_gpu: Any) -> N
     assert_same_bits(await on_gpu(), yardstick)
 
 
-@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
-@pytest.mark.parametrize("clip_norm", [None, 1e30], ids=["fused", "two-phase"])
+@pytest.mark.parametrize(("recompute", "clip_norm"), [(True, None), (False, 1e30), law(True, 1e30), law(False, None)])
 async def test_no_mode_changes_a_bit(recompute: bool, clip_norm: float | None, precision: str) -> None:
     found = await on_gpu(recompute=recompute, clip_norm=clip_norm, precision=precision)
     assert_same_bits(found, await resident(precision))

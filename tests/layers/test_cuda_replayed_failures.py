@@ -36,8 +36,9 @@ class Reads(Faults):
 
 @pytest.mark.parametrize("options", [{}, {"update": "host", "clip_norm": 0.3}], ids=str)
 async def test_a_read_that_fails_before_the_updates_leaves_the_model_as_it_was(
-    options: dict[str, Any], soft_gpu: Any, tmp_path: Path
+    options: dict[str, Any], soft_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
     expected = await by_coroutines(soft_gpu.opened, **options)
     soft_gpu(seed=5)
     faults = Faults()

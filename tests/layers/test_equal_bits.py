@@ -24,8 +24,9 @@ from asynctile.loop.thread import new_loop
 from asynctile.program.grain import FINE
 from asynctile.program.needs import demand_of
 from tests.inside_engine import device_of
-from tests.layers.shapes import SHAPES, Shape
-from tests.layers.training import RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
+from tests.laws import law
+from tests.layers.shapes import LIGHT, Shape
+from tests.layers.training import NARROW, RAGGED, Outcome, assert_same_bits, batches_of, floor_of, lively, outcome
 
 #: None of these runs takes more than a second or two; a run that stands still must not take the whole suite with it.
 PROGRESS_S = 60
@@ -49,13 +50,16 @@ async def check(shape: Shape, cap: int | None, prefetch: int = 2, **more: Any) -
     return found
 
 
-@pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
+@pytest.fixture(params=LIGHT.values(), ids=LIGHT.keys())
 def shape(request: pytest.FixtureRequest) -> Shape:
     return request.param
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 8])
-@pytest.mark.parametrize("share", ["floor", 0.10, 0.25, 0.50])
+@pytest.mark.parametrize(("share", "prefetch"), [
+    ("floor", 0), ("floor", 2), (0.10, 1), (0.25, 2), (0.50, 8),
+    *(law(share, prefetch) for share, prefetches in (("floor", (1, 8)), (0.10, (0, 2, 8)), (0.25, (0, 1, 8)), (0.50, (0, 1, 2)))
+      for prefetch in prefetches),
+])  # fmt: skip
 async def test_no_budget_and_no_prefetch_changes_a_bit(share: str | float, prefetch: int) -> None:
     floor = await floor_of()
     cap = floor if isinstance(share, str) else int(share * RAGGED.config.states_nbytes)
@@ -125,11 +129,12 @@ async def test_the_exact_floor_is_enough_for_every_shape(shape: Shape) -> None:
     await check(shape, await floor_of(shape))
 
 
-async def test_twenty_budgets_between_the_floor_and_all_end_and_agree() -> None:
-    floor, whole = await floor_of(), 2 * RAGGED.config.states_nbytes
-    caps = [floor + (whole - floor) * index // 19 for index in range(20)]
+@pytest.mark.parametrize(("trained", "count"), [(NARROW, 7), law(RAGGED, 20)], ids=["small", "ragged"])
+async def test_budgets_between_the_floor_and_all_end_and_agree(trained: Shape, count: int) -> None:
+    floor, whole = await floor_of(trained), 2 * trained.config.states_nbytes
+    caps = [floor + (whole - floor) * index // (count - 1) for index in range(count)]
     for index, cap in enumerate(caps):
-        await check(RAGGED, cap, prefetch=(2, 0, 8, 1)[index % 4], recompute=index % 3 != 0)
+        await check(trained, cap, prefetch=(2, 0, 8, 1)[index % 4], recompute=index % 3 != 0)
 
 
 async def test_everything_else_at_the_floor_too() -> None:
@@ -166,7 +171,7 @@ async def test_below_the_floor_is_refused_before_any_work(shape: Shape) -> None:
     assert planned.value.floor == floor
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(12), *map(law, range(12, 40))])
 def test_no_program_needs_more_than_the_floor(seed: int) -> None:
     """Every kind of step and batch fits in what `create` accepts, so nothing is refused after work began."""
     draw = random.Random(seed)
@@ -228,17 +233,17 @@ def test_the_floor_of_the_default_tile_is_within_its_bound(config: GPT2Config) -
 
 
 def test_the_floor_does_not_depend_on_depth_vocabulary_batch_or_length_beyond_the_tile() -> None:
-    base: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 256, "vocab_size": 300}
+    base: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 128, "vocab_size": 190}
     tile = 64
     one = floor_bytes(GPT2Config(**base), tile=tile)
-    for change in ({"n_layer": 5}, {"vocab_size": 3001}, {"block_size": 2048}):
-        assert floor_bytes(GPT2Config(**base | change), seq_len=256, tile=tile) == one, change
-    for batch in ({"batch_size": 8}, {"seq_len": 64}, {"seq_len": 129}, {"batch_size": 6, "micro_batches": 3}):
+    for change in ({"n_layer": 4}, {"vocab_size": 701}, {"block_size": 1024}):
+        assert floor_bytes(GPT2Config(**base | change), seq_len=128, tile=tile) == one, change
+    for batch in ({"batch_size": 8}, {"seq_len": 32}, {"seq_len": 65}, {"batch_size": 6, "micro_batches": 3}):
         assert floor_bytes(GPT2Config(**base), tile=tile, **batch) <= one, batch
 
 
 def test_a_wider_model_has_the_floor_of_its_tile() -> None:
     assert default_tile(CONFIGS["gpt2"]) >= 256
-    floors = {floor_bytes(GPT2Config(n_layer=1, n_head=width // 64, n_embd=width, block_size=256, vocab_size=500), tile=128)
-              for width in (256, 512, 768)}  # fmt: skip
+    floors = {floor_bytes(GPT2Config(n_layer=1, n_head=width // 64, n_embd=width, block_size=128, vocab_size=300), tile=128)
+              for width in (256, 384, 512)}  # fmt: skip
     assert len(floors) == 1

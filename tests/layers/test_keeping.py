@@ -21,7 +21,7 @@ from tests.layers.shapes import shape
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively, moments_of
 
 #: Three blocks, and a vocabulary that makes the head one more to keep: 0 to 4 parts.
-DEEP = shape(20, 2, 150, 24, tile=12, batch=2, length=17, micro_batches=2, n_layer=3)
+DEEP = shape(20, 2, 150, 24, tile=12, batch=2, length=17, micro_batches=2, n_inner=25, n_layer=3)
 PARTS = parts_of(DEEP.config)
 STATES = DEEP.config.states_nbytes
 #: What bounds the memory that is computed in.

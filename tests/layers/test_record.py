@@ -12,7 +12,7 @@ from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.program.program import Fetch, Mark, Program
 from asynctile.storage.tile import NEVER, Tile
 from tests.counting import calls_of
-from tests.layers.shapes import SHAPES, Shape
+from tests.layers.shapes import LIGHT, Shape
 
 #: attention_backward_whole: q, k, v, out, dout, dq, dk, dv; besides them statistics.
 LARGE = 8
@@ -29,9 +29,9 @@ def recorded(shape: Shape, kind: str, *, kept: int = 0) -> tuple[Parameters, Pro
     return parameters, record(kind, parameters, rows, kept=min(kept, parts_of(shape.config)))
 
 
-@pytest.fixture(params=list(SHAPES))
+@pytest.fixture(params=list(LIGHT))
 def shape(request: pytest.FixtureRequest) -> Shape:
-    return SHAPES[request.param]
+    return LIGHT[request.param]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,7 +145,7 @@ def test_inputs_are_those_that_the_kind_needs(shape: Shape) -> None:
 
 def test_a_layers_weights_are_visited_together() -> None:
     """With recompute a weight is touched in two short spans: forward, and recomputation with backward."""
-    _, program = recorded(SHAPES["sequences cut, all ragged"], "step")
+    _, program = recorded(LIGHT["sequences cut, all ragged"], "step")
     layers = []
     for operation in program.operations():
         names = [tile.name for tile in operation.operands if tile.persistent and tile.name.startswith("h.")]
@@ -156,7 +156,7 @@ def test_a_layers_weights_are_visited_together() -> None:
 
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="no program is called 'sgd'"):
-        recorded(SHAPES["tiles of one"], "sgd")
+        recorded(LIGHT["tiles of one"], "sgd")
 
 
 def test_recording_takes_few_calls_an_operation_and_no_more_in_a_larger_model() -> None:

@@ -20,23 +20,23 @@ import pytest
 from asynctile import BudgetError, DeviceError, Engine
 from asynctile.layers import GPT2, Trainer
 from tests.inside_engine import device_of
-from tests.layers.training import OPTIMIZER, SMALL, Tensors, assert_same_tensors, batches_of, lively, moments_of
+from tests.layers.training import NARROW, OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
 
 STEPS = 4  # on a GPU the first brings tiles, the second writes graphs, the others run them
-STATES = SMALL.config.states_nbytes
+STATES = NARROW.config.states_nbytes
 #: What a job has of device, RAM and disk; the device, its kind and whether there is a disk below.
 PLACES: dict[str, tuple[str, dict[str, int], bool]] = {
     "cpu": ("cpu", {"host_memory": 2 * STATES}, False),
-    "cpu over a disk": ("cpu", {"host_memory": 200 << 10, "spill_limit": 16 << 20}, True),
+    "cpu over a disk": ("cpu", {"host_memory": 130 << 10, "spill_limit": 16 << 20}, True),
     "emulated, all resident": ("emulated", {"device_memory": 3 * STATES, "host_memory": 3 * STATES}, False),
     "emulated, streamed": ("emulated", {"device_memory": STATES // 3, "host_memory": 3 * STATES}, False),
     "emulated over a disk": (
-        "emulated", {"device_memory": STATES // 3, "host_memory": 250 << 10, "spill_limit": 16 << 20}, True,
+        "emulated", {"device_memory": STATES // 3, "host_memory": 160 << 10, "spill_limit": 16 << 20}, True,
     ),
     "cuda, all resident": ("cuda:0", {"device_memory": 3 * STATES, "host_memory": 3 * STATES}, False),
     "cuda, streamed": ("cuda:0", {"device_memory": STATES // 2, "host_memory": 3 * STATES}, False),
     "cuda over a disk": (
-        "cuda:0", {"device_memory": STATES // 2, "host_memory": 250 << 10, "spill_limit": 16 << 20}, True,
+        "cuda:0", {"device_memory": STATES // 2, "host_memory": 160 << 10, "spill_limit": 16 << 20}, True,
     ),
 }  # fmt: skip
 
@@ -91,14 +91,14 @@ class Trained:
 
 
 async def trained(engine: Any, seed: int) -> Trained:
-    trainer = Trainer(await lively(engine, SMALL, seed), OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
-    reports = [report async for report in trainer.run(batches_of(SMALL, STEPS, first=seed))]
+    trainer = Trainer(await lively(engine, NARROW, seed), OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
+    reports = [report async for report in trainer.run(batches_of(NARROW, STEPS, first=seed))]
     moved = [(one.uploaded_bytes, one.downloaded_bytes, one.spill_read_bytes, one.spill_written_bytes) for one in reports]
     return Trained([one.loss for one in reports], moved, await trainer.model.state_dict() | await moments_of(trainer))
 
 
 async def generated(engine: Any) -> list[int]:
-    model = await lively(engine, SMALL, 3)
+    model = await lively(engine, NARROW, 3)
     return [token async for token in model.generate([1, 2, 3], max_new_tokens=12, seed=5)]
 
 
@@ -192,9 +192,9 @@ async def test_what_a_disk_lets_go_in_one_share_stays_out_of_the_graph_that_anot
     ):
         trainers = []
         for seed, part in ((1, one), (2, other)):
-            model = await lively(part, SMALL, seed)
-            trainers.append(Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, update="device"))
-        batches = [batches_of(SMALL, STEPS, first=seed) for seed in (1, 2)]
+            model = await lively(part, NARROW, seed)
+            trainers.append(Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, update="device"))
+        batches = [batches_of(NARROW, STEPS, first=seed) for seed in (1, 2)]
         losses = [[(await trainers[index].step(*batches[index][0])).loss] for index in range(2)]
         device = device_of(engine)
         upload, begin = device.streams()[1], device.driver.begin_capture
@@ -232,9 +232,9 @@ async def test_an_engine_trains_beside_what_it_has_lent_and_with_all_of_it_again
     async with Engine("emulated", **caps) as engine:  # type: ignore[arg-type]
         expected = await trained(engine, 1)
     async with Engine("emulated", device_memory=STATES, host_memory=6 * STATES) as engine:
-        model = await lively(engine, SMALL, 1)
-        trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
-        batches = batches_of(SMALL, STEPS)
+        model = await lively(engine, NARROW, 1)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
+        batches = batches_of(NARROW, STEPS)
         losses = [(await trainer.step(*batches[0])).loss]
         async with engine.share(**caps) as part:
             assert engine.statistics().device_memory_bytes == part.statistics().device_memory_bytes == STATES // 2
@@ -264,9 +264,9 @@ async def test_a_share_gives_everything_back_at_its_end_also_what_was_never_rele
 
 async def test_a_share_that_would_leave_too_little_is_refused_and_nothing_changes() -> None:
     async with Engine("emulated", device_memory=STATES // 2, host_memory=4 * STATES) as engine:
-        model = await lively(engine, SMALL, 1)
-        trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
-        batches = batches_of(SMALL, 2)
+        model = await lively(engine, NARROW, 1)
+        trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
+        batches = batches_of(NARROW, 2)
         await trainer.step(*batches[0])
         for caps, argument in (
             ({"device_memory": STATES // 2, "host_memory": STATES}, "device_memory"),  # all of it
@@ -303,7 +303,7 @@ async def test_a_share_whose_block_is_cancelled_is_taken_back() -> None:
 
         async def block() -> None:
             async with engine.share(host_memory="8MiB") as part:
-                await lively(part, SMALL, 1)
+                await lively(part, NARROW, 1)
                 entered.set()
                 await asyncio.sleep(3600)
 
@@ -313,16 +313,16 @@ async def test_a_share_whose_block_is_cancelled_is_taken_back() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert engine.statistics().host_memory_bytes == 64 << 20
-        model = await GPT2.create(engine, SMALL.config, seed=1, tile=SMALL.tile)
-        assert np.isfinite(await model.loss(*batches_of(SMALL, 1)[0]))
+        model = await GPT2.create(engine, NARROW.config, seed=1, tile=NARROW.tile)
+        assert np.isfinite(await model.loss(*batches_of(NARROW, 1)[0]))
 
 
 async def test_a_share_ends_behind_a_save_of_it_that_goes_on_in_the_background(tmp_path: Path) -> None:
     async with Engine("emulated", device_memory=4 * STATES, host_memory=12 * STATES) as engine:
         async with engine.share(device_memory=2 * STATES, host_memory=8 * STATES) as part:
-            model = await lively(part, SMALL, 1)
-            trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches)
-            await trainer.step(*batches_of(SMALL, 1)[0])
+            model = await lively(part, NARROW, 1)
+            trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches)
+            await trainer.step(*batches_of(NARROW, 1)[0])
             expected = await model.state_dict()
             await trainer.save(tmp_path / "saved", wait=False)
         assert engine.tiers.host.arena.lent_nbytes == 0
@@ -333,8 +333,8 @@ async def test_a_share_ends_behind_a_save_of_it_that_goes_on_in_the_background(t
 
 async def test_lending_that_is_cancelled_at_any_moment_leaves_the_engine_whole() -> None:
     async with Engine("emulated", device_memory=STATES, host_memory=4 * STATES) as engine:
-        trainer = Trainer(await lively(engine, SMALL, 1), OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
-        batches = batches_of(SMALL, 8)
+        trainer = Trainer(await lively(engine, NARROW, 1), OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
+        batches = batches_of(NARROW, 8)
 
         async def borrow() -> None:
             async with engine.share(device_memory=STATES // 2, host_memory=STATES):
@@ -351,5 +351,5 @@ async def test_lending_that_is_cancelled_at_any_moment_leaves_the_engine_whole()
             found = engine.statistics()
             assert (found.device_memory_bytes, found.host_memory_bytes) == (STATES, 4 * STATES)
     async with Engine("emulated", device_memory=STATES, host_memory=4 * STATES) as engine:
-        trainer = Trainer(await lively(engine, SMALL, 1), OPTIMIZER, micro_batches=SMALL.micro_batches, update="device")
+        trainer = Trainer(await lively(engine, NARROW, 1), OPTIMIZER, micro_batches=NARROW.micro_batches, update="device")
         assert [(await trainer.step(*batch)).loss for batch in batches] == losses

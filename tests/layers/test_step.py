@@ -12,14 +12,14 @@ from asynctile.kernels.cpu import KERNELS
 from asynctile.layers.optimizer import AdamW
 from asynctile.layers.step import parts_of
 from tests.interpreter import Model
-from tests.layers.shapes import SHAPES, Shape
+from tests.layers.shapes import LIGHT, Shape
 
 Tensors = dict[str, NDArray[Any]]
 
 
-@pytest.fixture(params=list(SHAPES))
+@pytest.fixture(params=list(LIGHT))
 def shape(request: pytest.FixtureRequest) -> Shape:
-    return SHAPES[request.param]
+    return LIGHT[request.param]
 
 
 def model_of(shape: Shape, **more: Any) -> Model:
@@ -84,7 +84,7 @@ def test_norm_is_that_of_the_gradients(shape: Shape) -> None:
 
 
 def test_micro_batches_change_rounding_only() -> None:
-    shape = SHAPES["several sequences in a tile"]
+    shape = LIGHT["several sequences in a tile"]
     tokens, targets = shape.batch_of_tokens()
     model = model_of(shape)
     one, other = (model.gradients(tokens, targets, count)[1] for count in (1, 3))
@@ -115,7 +115,7 @@ def determined(name: str, value: NDArray[Any], length: int) -> NDArray[Any]:
 
 @pytest.mark.parametrize("name", ["sequences cut, all ragged", "several sequences in a tile", "tiles of one"])
 def test_the_cpus_kernels_agree_with_plain_numpy(name: str) -> None:
-    shape = SHAPES[name]
+    shape = LIGHT[name]
     tokens, targets = shape.batch_of_tokens()
     plain, compiled = model_of(shape), model_of(shape, kernels=KERNELS)
     (loss, one), (other_loss, other) = (
@@ -157,7 +157,7 @@ def test_weights_after_some_steps_are_pytorchs() -> None:
     torch = pytest.importorskip("torch")
     from tests.reference_gpt2 import ReferenceGPT2
 
-    shape = SHAPES["sequences cut, all ragged"]
+    shape = LIGHT["sequences cut, all ragged"]
     optimizer = AdamW(lr=1e-3, weight_decay=0.1)
     model = model_of(shape)
     reference = ReferenceGPT2.from_state(shape.config, model.state(), torch.float64)

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.storage.faults import Faults
+from tests.laws import law
 from tests.layers.training import (
     OPTIMIZER,
     RAGGED,
@@ -66,15 +68,22 @@ async def floor_of(**options: Any) -> int:
     return caught.value.floor
 
 
-@pytest.mark.parametrize("prefetch", [0, 2, 8])
-@pytest.mark.parametrize("share", ["floor", 0.6, 1.0, 1.5])
+@pytest.mark.parametrize(("share", "prefetch"), [
+    ("floor", 0), ("floor", 2), (0.6, 8), (1.0, 2), (1.5, 0),
+    *(law(share, prefetch) for share, prefetches in (("floor", (8,)), (0.6, (0, 2)), (1.0, (0, 8)), (1.5, (2, 8)))
+      for prefetch in prefetches),
+])  # fmt: skip
 async def test_no_budget_on_cpu_changes_a_bit(share: str | float, prefetch: int, tmp_path: Path) -> None:
     cap = int(share * STATES) if isinstance(share, float) else await floor_of(device="cpu", spill=tmp_path, host_memory=1)
     await check(tmp_path, "cpu", prefetch, host_memory=cap)
 
 
-@pytest.mark.parametrize("prefetch", [0, 2, 8])
-@pytest.mark.parametrize(("device_share", "host_share"), [(0.2, 0.0), (0.2, 0.3), (0.5, 0.2), (0.2, 1.0), (3.0, 0.0)])
+@pytest.mark.parametrize(("device_share", "host_share", "prefetch"), [
+    (0.2, 0.0, 0), (0.2, 0.0, 2), (0.2, 0.3, 8), (0.5, 0.2, 2), (0.2, 1.0, 0), (3.0, 0.0, 8),
+    *(law(device, host, prefetch) for device, host, prefetches in (
+        (0.2, 0.0, (8,)), (0.2, 0.3, (0, 2)), (0.5, 0.2, (0, 8)), (0.2, 1.0, (2, 8)), (3.0, 0.0, (0, 2)),
+    ) for prefetch in prefetches),
+])  # fmt: skip
 async def test_no_budget_of_three_tiers_changes_a_bit(
     device_share: float, host_share: float, prefetch: int, tmp_path: Path
 ) -> None:
@@ -86,8 +95,9 @@ async def test_no_budget_of_three_tiers_changes_a_bit(
     await check(tmp_path, "emulated", prefetch, device_memory=device_memory, host_memory=cap)
 
 
-async def test_twelve_budgets_of_three_tiers_end_and_agree(tmp_path: Path) -> None:
-    for index in range(12):
+@pytest.mark.parametrize("indexes", [(0, 4, 8), law(range(12))], ids=["three", "twelve"])
+async def test_budgets_of_three_tiers_end_and_agree(indexes: Sequence[int], tmp_path: Path) -> None:
+    for index in indexes:
         device_memory, host_memory = int((0.15 + 0.11 * index) * STATES), int((0.05 + 0.17 * (index * 5 % 12)) * STATES)
         await check(tmp_path, "emulated", (2, 0, 8)[index % 3], device_memory=device_memory, host_memory=host_memory)
 
@@ -250,11 +260,14 @@ async def test_a_model_that_was_spilled_is_saved_and_loaded_whole(tmp_path: Path
             assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
-async def test_a_tile_that_cannot_be_read_before_the_first_update_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+async def test_a_tile_that_cannot_be_read_before_the_first_update_leaves_the_model_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What takes over a slot from work that failed has not failed: no other tile may be lost with it."""
+    monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
     batches = batches_of(SMALL, 3)
     whole = 0
-    for nth in range(0, 60, 7):
+    for nth in range(0, 60, 11):
         faults = Faults(seed=1)
         options: dict[str, Any] = {"device_memory": "60KiB", "host_memory": "100KiB", "spill": tmp_path}
         async with Engine("emulated", **options, wrap_spill=faults.wrap) as engine:

@@ -17,10 +17,12 @@ from tests.layers.shapes import shape as make_shape
 Tensors = dict[str, NDArray[Any]]
 Batches = Sequence[tuple[NDArray[Any], NDArray[Any]]]
 
-#: Ragged in every direction, cut in T, groups of heads uneven; 4000 operations a step.
-RAGGED = make_shape(40, 5, 101, 50, tile=22, batch=2, length=41, micro_batches=2)
+#: Ragged in every direction, cut in T, groups of heads uneven; 2600 operations a step.
+RAGGED = make_shape(40, 5, 101, 50, tile=22, batch=2, length=41, micro_batches=2, n_inner=61)
 #: For what is not about values: one block, cut in every direction, 1000 operations a step.
 SMALL = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2, n_layer=1)
+#: The same where the MLP's width is nothing to prove: 600.
+NARROW = make_shape(20, 2, 35, 24, tile=12, batch=2, length=17, micro_batches=2, n_inner=25, n_layer=1)
 OPTIMIZER = AdamW(lr=1e-2, warmup=2, decay_steps=9, min_lr=1e-3)
 
 

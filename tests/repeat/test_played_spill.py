@@ -13,18 +13,18 @@ from asynctile.layers import AdamW, Trainer
 from asynctile.layers.report import StepReport
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.layers.shapes import Shape
-from tests.layers.training import SMALL, Tensors, assert_same_tensors, lively, moments_of
+from tests.layers.training import NARROW, Tensors, assert_same_tensors, lively, moments_of
 from tests.repeat.test_rehearsal import OVER_A_FILE
 from tests.test_failures import Deaf
 
 OPTIMIZER = AdamW(lr=1e-2)
-def engine_of(case: str, folder: Path, shape: Shape = SMALL, **more: Any) -> Engine:
+def engine_of(case: str, folder: Path, shape: Shape = NARROW, **more: Any) -> Engine:
     device, caps, _ = OVER_A_FILE[case]
     sizes = {name: int(share * shape.config.states_nbytes) for name, share in caps.items()}
     return Engine(device, spill=folder, **sizes, **more)
 
 
-async def trainer_of(case: str, engine: Engine, shape: Shape = SMALL) -> Trainer:
+async def trainer_of(case: str, engine: Engine, shape: Shape = NARROW) -> Trainer:
     options = {"update": "device", **OVER_A_FILE[case][2]}
     return Trainer(await lively(engine, shape), OPTIMIZER, micro_batches=shape.micro_batches, **options)
 
@@ -34,7 +34,7 @@ async def states_of(trainer: Trainer) -> Tensors:
 
 
 async def trained(
-    case: str, folder: Path, plays: bool, shape: Shape = SMALL, steps: int = 4
+    case: str, folder: Path, plays: bool, shape: Shape = NARROW, steps: int = 4
 ) -> tuple[list[StepReport], Tensors]:
     async with engine_of(case, folder, shape) as engine:
         engine.plays = plays
@@ -66,7 +66,7 @@ async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_pa
         for seed in range(3):
             if seed:
                 faults.arm(kind, after=40)
-            assert (await trainer.step(*SMALL.batch_of_tokens(seed))).played is (seed > 0)
+            assert (await trainer.step(*NARROW.batch_of_tokens(seed))).played is (seed > 0)
         assert faults.injected[kind] == 2
         assert_same_tensors(await states_of(trainer), expected)
 
@@ -74,22 +74,23 @@ async def test_faults_that_pass_change_no_bit_of_a_played_step(kind: str, tmp_pa
 @pytest.mark.parametrize("case", ON_EACH)
 @pytest.mark.parametrize("after", [3, 300])
 async def test_bytes_that_the_disk_lost_in_a_played_step_leave_the_model_torn_or_as_it_was(
-    case: str, after: int, tmp_path: Path
+    case: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("asynctile.storage.spill._PAUSES_S", (0.001,))
     _, before = await trained(case, tmp_path, plays=False, steps=3)
     faults = Faults(seed=3)
     async with engine_of(case, tmp_path, wrap_spill=faults.wrap) as engine:
         trainer = await trainer_of(case, engine)
         for seed in range(3):
-            await trainer.step(*SMALL.batch_of_tokens(seed))  # and the next one is played at once: nothing is read between
+            await trainer.step(*NARROW.batch_of_tokens(seed))  # and the next one is played at once: nothing is read between
         faults.arm("eio_read", after=after, lasting=True)
         with pytest.raises((TierError, TornModelError), match=r"tile .*: cannot read .*spill.* offset \d+") as caught:
-            await trainer.step(*SMALL.batch_of_tokens(3))
+            await trainer.step(*NARROW.batch_of_tokens(3))
         faults.disarm()
         assert (trainer.model.torn is not None) is isinstance(caught.value, TornModelError)
         if trainer.model.torn is None:
             assert_same_tensors(await states_of(trainer), before)
-            await trainer.step(*SMALL.batch_of_tokens(3))
+            await trainer.step(*NARROW.batch_of_tokens(3))
     assert after == 300 or trainer.model.torn is None, "a read that fails before the first update loses nothing"
 
 
@@ -99,13 +100,13 @@ async def test_a_disk_that_hangs_in_a_played_step_is_named_and_the_engine_closes
     async with engine_of(case, tmp_path, wrap_spill=deaf.wrap, watchdog=0.5) as engine:
         trainer = await trainer_of(case, engine)
         for seed in range(3):
-            await trainer.step(*SMALL.batch_of_tokens(seed))
+            await trainer.step(*NARROW.batch_of_tokens(seed))
         deaf.hangs.set()
         async with asyncio.timeout(20):
             with pytest.raises(StalledError, match=r"the copy of tile .* has run on spill.* waits for"):
-                await trainer.step(*SMALL.batch_of_tokens(3))
+                await trainer.step(*NARROW.batch_of_tokens(3))
             with pytest.raises((StalledError, TornModelError)):
-                await trainer.step(*SMALL.batch_of_tokens(3))
+                await trainer.step(*NARROW.batch_of_tokens(3))
     deaf.answer.set()
 
 
@@ -116,10 +117,10 @@ async def test_what_comes_between_played_steps_over_a_file_changes_no_bit_and_ke
         async with engine_of(case, tmp_path) as engine:
             engine.plays = plays
             trainer = await trainer_of(case, engine)
-            tokens, targets = SMALL.batch_of_tokens(9)
+            tokens, targets = NARROW.batch_of_tokens(9)
             told: list[Any] = []
             for seed in range(6):
-                told.append((await trainer.step(*SMALL.batch_of_tokens(seed))).loss)
+                told.append((await trainer.step(*NARROW.batch_of_tokens(seed))).loss)
                 if seed == 2:
                     told += [await trainer.model.loss(tokens, targets) for _ in range(3)]
                 if seed == 3:
