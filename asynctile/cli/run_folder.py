@@ -5,38 +5,33 @@
     samples.jsonl     with --sample-tokens            checkpoints/            step-000200, ..., best
                                                       loss.png, sample.txt, summary.json    written at the end
 
-Covers `RunFolder`. What a checkpoint holds is the trainer's; which options count is precedence.py, lines of JSON are
-journal.py.
+Covers `RunFolder`. What a run has saved is checkpoints.py, lines of JSON are journal.py, which options count is precedence.py.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import os
-import re
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from asynctile.cli.checkpoints import NAME as CHECKPOINTS
+from asynctile.cli.checkpoints import Checkpoints
 from asynctile.cli.journal import Journal, Mark
 from asynctile.errors import CheckpointError
 from asynctile.layers.config import TOKENS
 from asynctile.layers.report import number_in
-from asynctile.storage.beside import recover_folders, remove_folder, whole_names
 from asynctile.storage.folder import encode_json, read_json
 from asynctile.storage.input import shown
-from asynctile.storage.inside import Folder, is_a_link
+from asynctile.storage.inside import Folder
 
 __all__ = ["RunFolder", "check_same_model", "existing_run"]
 
 _FORMAT = 1
-_CHECKPOINT = re.compile(r"step-([0-9]{6,})")
-_BEST = "best"
 _RECORD, _METRICS, _SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
-_CHECKPOINTS, _TOKENS, _VALIDATION = "checkpoints", "tokens", "validation"
+_TOKENS, _VALIDATION = "tokens", "validation"
 #: What a run writes in its folder and in that of the tokens. Other names are somebody else's.
 _FILES = (_RECORD, _METRICS, _SAMPLES, "tokenizer.json", "loss.png", "loss.svg", "sample.txt", "summary.json")
 _TOKEN_FILES = ("tokens.bin", "tokens.json")
@@ -51,6 +46,7 @@ class RunFolder:
         self.path = path
         self.metrics = Journal(path, _METRICS)
         self.samples = Journal(path, _SAMPLES)
+        self._checkpoints = Checkpoints(path)
         self.tokens, self.validation = path / _TOKENS, path / _VALIDATION
         self.tokenizer = path / "tokenizer.json"
         #: held open and locked, once claimed; everything is written in it by name
@@ -117,25 +113,13 @@ class RunFolder:
 
     def _check_place(self, held: Folder) -> None:
         held.check_plain(_FILES)
-        for name in (_TOKENS, _VALIDATION, _CHECKPOINTS):
+        for name in (_TOKENS, _VALIDATION, CHECKPOINTS):
             if held.stat(name) is not None:
                 with held.inside(name) as folder:
-                    if name == _CHECKPOINTS:
-                        self._check_checkpoints(folder)
+                    if name == CHECKPOINTS:
+                        self._checkpoints.check(folder)
                     else:
                         folder.check_plain(_TOKEN_FILES)
-
-    def _check_checkpoints(self, folder: Folder) -> None:
-        """Refuse what would end the run at its next save, after its steps."""
-        if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder.fd):
-            why = "nothing may be written in it, and a run saves there; change its mode"
-            raise PermissionError(errno.EACCES, why, str(folder.path))
-        for name in sorted(name for name in folder.names() if name == _BEST or _step_of(name)):
-            found = folder.stat(name)
-            if found is not None and stat.S_ISLNK(found.st_mode):
-                raise is_a_link(folder.path / name)
-            if found is not None and not stat.S_ISDIR(found.st_mode):
-                raise CheckpointError(f"{folder.path / name} is no folder, and may be where a checkpoint must stand; remove it")
 
     @property
     def _folder(self) -> Folder:
@@ -156,8 +140,9 @@ class RunFolder:
         self._next = record, mark
         if self._new:
             self.begin()
-        for _ in self.metrics.lines():
-            pass
+        for journal in (self.metrics, self.samples):
+            for _ in journal.lines():
+                pass
 
     def begin(self) -> None:
         """What was remembered has worked: mend and clear away what a kill left, drop the metrics of what is done again, and
@@ -166,9 +151,7 @@ class RunFolder:
         if self._next is None:
             return
         record, mark = self._next
-        if self._folder.stat(_CHECKPOINTS) is not None:
-            with self._folder.inside(_CHECKPOINTS) as checkpoints:
-                recover_folders(checkpoints)
+        self._checkpoints.recover(self._folder)
         for journal in (self.metrics, self.samples):
             journal.rewind(self._folder, mark)
         self.write(_RECORD, encode_json({"format": _FORMAT, **record}))
@@ -203,40 +186,26 @@ class RunFolder:
 
     def new_checkpoint(self, step: int) -> Path:
         """Where to save a step; CheckpointError if a link stands there."""
-        return self._place_of(f"step-{step:06d}")
+        self._check_in_place()
+        return self._checkpoints.new(self._folder, step)
 
     def new_best(self) -> Path:
         """Where to save the best model so far, in the place of the one before; CheckpointError if a link stands there."""
-        return self._place_of(_BEST)
-
-    def _place_of(self, name: str) -> Path:
         self._check_in_place()
-        with self._folder.inside(_CHECKPOINTS, make=True) as checkpoints:
-            if checkpoints.links([name]):
-                raise is_a_link(checkpoints.path / name)
-            return checkpoints.path / name
+        return self._checkpoints.new(self._folder, None)
 
     def checkpoints(self) -> list[Path]:
-        """Oldest first; of one that a kill has left beside its place, the place."""
-        return [self.path / _CHECKPOINTS / name for name in sorted(filter(_step_of, self._saved()), key=_step_of)]
+        """Oldest first, without the best; of one that a kill has left beside its place, the place."""
+        return self._checkpoints.all()
 
     @property
     def has_best(self) -> bool:
         """Whether the best model so far is where it was saved."""
-        return _BEST in self._saved()
-
-    def _saved(self) -> set[str]:
-        try:
-            with Folder.open(self.path / _CHECKPOINTS) as folder:
-                return whole_names(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return set()
+        return self._checkpoints.has_best
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest checkpoints."""
-        for path in self.checkpoints()[:-keep]:
-            with self._folder.inside(_CHECKPOINTS) as folder:
-                remove_folder(folder, path.name)
+        self._checkpoints.prune(self._folder, keep)
 
     def append_step(self, line: Mapping[str, Any]) -> None:
         """Add a step's line to the metrics.
@@ -292,9 +261,3 @@ def existing_run(typed: Mapping[str, Any]) -> RunFolder:
     if "out" not in typed:
         raise ValueError("--resume needs to know which run goes on; name its folder with --out")
     return RunFolder.open(Path(typed["out"]))
-
-
-def _step_of(checkpoint: str) -> int:
-    """The step of a checkpoint's folder, 0 if it has another name (one being written begins with a dot)."""
-    match = _CHECKPOINT.fullmatch(checkpoint)
-    return int(match[1]) if match else 0

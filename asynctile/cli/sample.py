@@ -19,8 +19,10 @@ from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.wording import Wording
 
-__all__ = ["sample", "stream_text"]
+__all__ = ["MOST_CHARACTERS", "sample", "stream_text"]
 
+#: So many are kept of one: in JSON they fit into a line that is read again.
+MOST_CHARACTERS = 5_000
 _PROMPT_TOKENS = 32
 
 

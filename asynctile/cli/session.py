@@ -26,7 +26,7 @@ from asynctile.cli.options import Options
 from asynctile.cli.pace import Ahead
 from asynctile.cli.picture import Picture
 from asynctile.cli.run_folder import RunFolder, check_same_model
-from asynctile.cli.sample import sample
+from asynctile.cli.sample import MOST_CHARACTERS, sample
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import Trainer
@@ -177,7 +177,7 @@ class Session:
         self.folder.append_validation({"step": step, **evaluation.as_dict()})
         self.display.validation(step, evaluation, is_best)
         if self.options.sample_tokens:
-            self.folder.append_sample({"step": step, "text": text})
+            self.folder.append_sample({"step": step, "text": text[:MOST_CHARACTERS]})
             self.display.note(f"\n{text}\n")
         await self.callbacks.validation(step, evaluation, is_best)
         if step:
@@ -201,7 +201,8 @@ class Session:
             try:
                 self._mean_bytes = await asyncio.to_thread(mean_bytes, self.corpus.tokenizer, windows.rows())
             except ValueError as error:
-                raise CheckpointError(f"the tokens in {self.folder.tokens} are damaged: {error}; start another run") from error
+                raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged: {error}; put them back, or start "
+                                      "another run") from error
         sound = map(self._sound, windows)
         try:
             return await evaluate(self.trainer.model, sound, bytes_per_token=self._mean_bytes, progress=progress)

@@ -92,7 +92,7 @@ def test_so_is_what_is_of_another_kind(program: Program, run: Path, tmp_path: Pa
 def test_a_folder_of_checkpoints_that_takes_none_is_refused_before_any_work(
     program: Program, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asynctile.cli.run_folder.os.access", lambda *_, **__: False)  # root may write everywhere
+    monkeypatch.setattr("asynctile.cli.checkpoints.os.access", lambda *_, **__: False)  # root may write everywhere
     before = everything(tmp_path)
     status, out, err = program("train", "--resume", "--out", run, "--steps", 4)
     assert (status, out, err.count("\n")) == (2, "", 1) and str(run / "checkpoints") in err

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from asynctile.cli.sample import MOST_CHARACTERS
 from asynctile.cli.validation import Validations
 from asynctile.layers.data import ValidationBatches
+from asynctile.storage.input import LINE_NBYTES
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
 
@@ -144,6 +146,10 @@ def test_samples_are_written_at_each_validation(train: Program, program: Program
     assert samples[1]["text"] in out
     assert program("train", "--resume", "--out", run, "--steps", 3, "--sample-tokens", 0)[0] == 0
     assert len((run / "samples.jsonl").read_text().splitlines()) == 3
+
+
+def test_what_is_kept_of_a_sample_is_a_line_that_can_be_read_again() -> None:
+    assert len(json.dumps({"step": 1 << 53, "text": "\N{GRINNING FACE}" * MOST_CHARACTERS})) < LINE_NBYTES
 
 
 def test_what_cannot_be_validated_on_is_refused_and_leaves_nothing(train: Program, tmp_path: Path, text: Path) -> None:
