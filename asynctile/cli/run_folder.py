@@ -53,7 +53,7 @@ class RunFolder:
         self._held: Folder | None = None
         #: this process made the run
         self._new = False
-        #: a step has left its line
+        #: a step has left its line, or in a run that goes on a validation: there is something to go on from
         self.begun = False
         #: folders that this process made, the innermost first
         self._made: list[Path] = []
@@ -218,6 +218,7 @@ class RunFolder:
     def append_validation(self, line: Mapping[str, Any]) -> None:
         """Add a validation's line to the metrics; errors as of a step's."""
         self._append(self.metrics, line)
+        self.begun |= not self._new
 
     def append_sample(self, line: Mapping[str, Any]) -> None:
         """Add a line to the samples; errors as of a step's."""

@@ -71,6 +71,18 @@ def test_killed_at_every_moment(words: list[str], whole: dict[str, Any], tmp_pat
     assert outcome(tmp_path / "run") == whole
 
 
+def test_a_signal_behind_a_validation_that_was_left_to_do_says_what_is_saved(
+    program: Program, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, at = tmp_path / "run", ["behind the line of step 2"]
+    watch(monkeypatch.setattr, lambda moment: os.kill(os.getpid(), signal.SIGINT) if moment == at[0] else None)
+    assert program("train", "--out", run, *words)[0] == 130
+    at[0] = "behind the line of validation 2"
+    status, out, _ = program("train", "--resume", "--out", run)
+    assert status == 130 and "nothing was changed" not in out
+    assert f"stopped; {run}/checkpoints/step-000002 is saved, --resume" in out
+
+
 def as_before(run: Path) -> None:
     """Make of a run one of before validations had lines, a state and windows of their own: by hand, as they were written."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
