@@ -73,13 +73,10 @@ def their_loss(folder: Path, texts: Path) -> tuple[float, int]:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = np.concatenate([tokenizer(path.read_text())["input_ids"] for path in sorted(texts.iterdir())])
-    total, count = 0.0, 0
-    for start in range(0, (len(ids) - 1) // 64 * 64, 64):
-        inputs, targets = (torch.from_numpy(ids[None, begin : begin + 64]) for begin in (start, start + 1))
-        with torch.no_grad():
-            loss = model(input_ids=inputs, labels=targets, shift_labels=targets).loss
-        total, count = total + float(loss) * 64, count + 64
-    return total / count, count
+    count = (len(ids) - 1) // 64 * 64
+    inputs, targets = (torch.from_numpy(ids[begin : begin + count].reshape(-1, 64)) for begin in (0, 1))
+    with torch.no_grad():
+        return float(model(input_ids=inputs, labels=targets, shift_labels=targets).loss), count
 
 
 def numbers(printed: str) -> dict[str, float]:
