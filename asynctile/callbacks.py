@@ -19,6 +19,7 @@ from asynctile.errors import AsynctileError
 from asynctile.storage.documents import finish
 
 if TYPE_CHECKING:
+    from asynctile.layers.evaluation import Evaluation
     from asynctile.layers.report import StepReport
 
 __all__ = ["Callback", "Callbacks", "Run"]
@@ -52,7 +53,7 @@ class Callback:
     def step(self, report: StepReport) -> None:
         """Behind each step, also one that was skipped. Steps behind the checkpoint that a run goes on from come again."""
 
-    def validation(self, step: int, evaluation: Any, is_best: bool) -> None:
+    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
         """Behind a validation. step: of the model it was made with, 0 before the first."""
 
     def saved(self, step: int, path: Path) -> None:
@@ -80,7 +81,7 @@ class Callbacks:
         for callback in self._begun:
             await self._call(callback, f"at step {report.step}", callback.step, report)
 
-    async def validation(self, step: int, evaluation: Any, is_best: bool) -> None:
+    async def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
         for callback in self._begun:
             await self._call(callback, f"at the validation of step {step}", callback.validation, step, evaluation, is_best)
 

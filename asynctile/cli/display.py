@@ -110,7 +110,7 @@ class _Shown:
         if evaluation.bits_per_byte is not None:
             found.append(f"{evaluation.bits_per_byte:.4f} bits a byte")
         when = f"after step {step}" if step else "before the first step"
-        self.note(f"validation {when}: {', '.join(found)}{', the best so far' if is_best else ''}")
+        self.note(f"validation {when}: {', '.join(found)}{', the best so far' if is_best and step else ''}")
 
     def validated(self) -> None:
         if self._pace is not None:

@@ -192,7 +192,7 @@ def test_a_validation_leaves_a_sentence() -> None:
     out = console(False, 200)
     with open_display(out) as display:
         display.begin(ahead(50))
-        display.validation(0, EVALUATION, is_best=False)
+        display.validation(0, EVALUATION, is_best=True)
         display.validation(5, EVALUATION, is_best=True)
     assert said(out).splitlines() == [
         "validation before the first step: loss 2.2500, perplexity 9.49, 3.2461 bits a byte",

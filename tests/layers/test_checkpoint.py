@@ -204,3 +204,17 @@ async def test_what_could_not_be_read_back_is_not_saved(tmp_path: Path, state: d
         trainer.data_state = {"nan": float("nan"), "state": 2**128}
         await trainer.save(tmp_path / "checkpoint")
         assert (await Trainer.load(engine, tmp_path / "checkpoint")).data_state["state"] == 2**128
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_a_save_says_how_far_it_is_and_ends_when_the_folder_is_there(tmp_path: Path, wait: bool) -> None:
+    async with Engine("cpu", host_memory="64MiB") as engine:
+        trainer = await trainer_on(engine)
+        nbytes = trainer.model.config.states_nbytes
+        told: list[tuple[int, int, bool]] = []
+        await trainer.save(tmp_path / "c", wait=wait, progress=lambda *said: told.append((*said, (tmp_path / "c").exists())))
+        await trainer.saved()
+    done, totals = [words[0] for words in told], {words[1] for words in told}
+    assert done == sorted(done) and totals == {2 * nbytes} == {done[-1]}
+    assert len(set(done)) > 10 and done[0] < nbytes / 2
+    assert [there for _, _, there in told] == [False] * (len(told) - 1) + [True]
