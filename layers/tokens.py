@@ -139,12 +139,22 @@ def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
     if not isinstance(elsewhere, str | None):
         raise CheckpointError(f"{record} is damaged: it has the path {shown(elsewhere)}, expected a string; start another run")
     tokens = TokenFile(Path(folder, TOKENS) if elsewhere is None else elsewhere, dtype)
-    if elsewhere is not None and (nbytes, known.get("mtime_ns")) != (tokens.stat.st_size, tokens.stat.st_mtime_ns):
-        raise ValueError(f"token file {tokens.path} has changed since {record} was written; put it back, or start another run")
+    found, expected = (tokens.stat.st_size, tokens.stat.st_mtime_ns), (nbytes, known.get("mtime_ns"))
+    if elsewhere is not None and found != expected:
+        raise ValueError(f"token file {tokens.path} has changed since {record} was written: it has {_as_it_was(*found)}, "
+                         f"expected {_as_it_was(*expected)}; put it back as it was, or start another run")
     if nbytes != tokens.stat.st_size:
         raise ValueError(f"token file {tokens.path} has {tokens.stat.st_size} bytes, {record} says "
                          f"{shown(nbytes)}; copy it again or start another run")
     return tokens
+
+
+def _as_it_was(nbytes: object, mtime_ns: object) -> str:
+    """Of a file, for a message; what a damaged record has for either is shown as it is."""
+    when = shown(mtime_ns)
+    if isinstance(mtime_ns, int) and 0 <= mtime_ns < 1 << 63:
+        when = str(np.datetime64(int(mtime_ns), "ns"))
+    return f"{shown(nbytes)} bytes, written {when}"
 
 
 def tokenise(

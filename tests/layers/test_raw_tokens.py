@@ -50,7 +50,8 @@ def written_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    (shortened, "has changed since .*tokens.json was written; put it back"), (written_again, "has changed since"),
+    (shortened, r"has changed since .*tokens.json was written: it has 1998 bytes, written 20.*, expected 2000 bytes"),
+    (written_again, "has changed since .*: it has 2000 bytes, .*; put it back as it was, or start another run"),
     (os.remove, "cannot be read: No such file or directory"),
 ])  # fmt: skip
 def test_a_file_that_changed_since_is_named(path: Path, tmp_path: Path, change: Callable[[Path], None], sentence: str) -> None:
@@ -58,6 +59,16 @@ def test_a_file_that_changed_since_is_named(path: Path, tmp_path: Path, change: 
     change(path)
     with pytest.raises(ValueError, match=rf"token file {path} {sentence}"):
         open_tokens(tmp_path / "tokens")
+
+
+@pytest.mark.parametrize("wrong", [None, "x", -1, 10**99, True, [1]])
+def test_a_record_whose_time_is_damaged_is_told_like_a_change(path: Path, tmp_path: Path, wrong: object) -> None:
+    open_source(path).tokens(ByteTokenizer(), tmp_path / "tokens")
+    record = json.loads((tmp_path / "tokens" / "tokens.json").read_text())
+    (tmp_path / "tokens" / "tokens.json").write_text(json.dumps(record | {"mtime_ns": wrong}))
+    with pytest.raises(ValueError, match=r"has changed since .*, expected 2000 bytes, written") as caught:
+        open_tokens(tmp_path / "tokens")
+    assert len(str(caught.value)) < 700
 
 
 @pytest.mark.parametrize("place", [0, 6, 7, 999])
