@@ -1,7 +1,7 @@
 """How well a model does on a text that it does not learn from: its loss, perplexity and bits a byte.
 
 Covers `Evaluation`, `evaluate`, and how many bytes a token stands for. Which windows of a text are taken is data.py's
-(`validation_batches`), when a run does it asynctile/cli/validation.py's.
+(`ValidationBatches`), when a run does it asynctile/cli/validation.py's.
 """
 
 from __future__ import annotations

@@ -9,12 +9,14 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asynctile.cli.display import PlainDisplay
+from asynctile.cli.run_folder import RunFolder
 from asynctile.storage.tensors import TensorWriter
 from tests.cli.conftest import Program
 
@@ -63,6 +65,37 @@ def test_a_full_disk(
     status, _, err = program("train", "--resume", "--out", run)
     assert (status, err) == (0, "")
     assert weights(run, 6) == weights(whole, 6)
+
+
+def test_a_full_disk_for_the_best_model(
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best before stays as it is, and the run goes on from its checkpoint as if nothing had happened."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    options = ("--save-every", 2, "--validate-every", 2)
+    assert train("--out", whole, *options)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "new_best", second_time(lambda: fill_disk_at(patch, "best"), RunFolder.new_best))
+        status, _, err = train("--out", run, *options)
+    assert status == 2 and err.count("\n") == 1 and f"cannot save {run / 'checkpoints' / 'best'}: No space left" in err
+    assert checkpoints(run) == ["step-000002"]
+    model = (Path("checkpoints") / name / "model.safetensors" for name in ("best", "step-000002"))
+    assert len({(run / path).read_bytes() for path in model}) == 1
+    assert program("train", "--resume", "--out", run)[0] == 0
+    for name in ("best/model.safetensors", "step-000006/optimizer.safetensors"):
+        assert (run / "checkpoints" / name).read_bytes() == (whole / "checkpoints" / name).read_bytes()
+
+
+def second_time(act: Callable[[], None], method: Callable[[RunFolder], Path]) -> Callable[[RunFolder], Path]:
+    calls = []
+
+    def called(folder: RunFolder) -> Path:
+        calls.append(folder)
+        if len(calls) == 2:
+            act()
+        return method(folder)
+
+    return called
 
 
 def test_only_whole_checkpoints_let_older_ones_go(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
