@@ -1,6 +1,6 @@
 """The engine: one device, its tiers and its loop, opened and closed as one.
 
-What is done on an engine, and on what it lends of itself, is share.py's.
+What is done on an engine, and on what it lends of itself, is share.py's; its traces are traced.py's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from asynctile.lifetime import Lifetime
 from asynctile.loop.files import THREADS
 from asynctile.loop.thread import new_loop, under_shield
 from asynctile.loop.turns import Turn
-from asynctile.measure.trace import Trace
 from asynctile.memory.spill_link import THREADS as TRANSFERS
 from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.share import Share
@@ -37,11 +36,12 @@ from asynctile.storage.limits import spare_address_space, tightest
 from asynctile.storage.region import SpillRegion
 from asynctile.storage.sizes import parse_size
 from asynctile.storage.spill import SpillTier
+from asynctile.traced import Traced
 
 logger = logging.getLogger(__name__)
 
 
-class Engine(Share):
+class Engine(Traced):
     """Open with `async with`, or `open` and `aclose`. Arguments as in the README; sizes are ints in bytes or "512MiB".
 
     device: "auto" (a GPU, or the CPU where there is none), "cpu", "emulated", "cuda:N". device_memory: cap on device bytes; on
@@ -113,7 +113,6 @@ class Engine(Share):
         self.options = TierOptions(
             device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy
         )
-        self._trace: Trace | None = None
         #: by name
         self._lent: dict[str, LentShare] = {}
         self._count_lent = itertools.count(1)
@@ -139,6 +138,8 @@ class Engine(Share):
         self._spills = None if life.spill is None else life.device.add_stream("spill", TRANSFERS)
         tiers = Tiers(life.device, life.spill, self._spills, self.options, tell=self.tell)
         self._put_together(tiers, life.device.add_stream("files", THREADS), Turn(tiers, self.weight))
+        if life.trace is not None:
+            life.trace.attach(life.device.streams())
         await life.begin()
         now, seconds = self.statistics(), time.monotonic() - began
         caps = now.device_memory_bytes, now.host_memory_bytes, now.spill_limit_bytes
@@ -219,16 +220,6 @@ class Engine(Share):
     def shares(self) -> tuple[Share, ...]:
         """The engine itself and what it has lent, oldest first; from any thread."""
         return self, *self._lent.values()
-
-    def start_trace(self) -> None:
-        """Record what every stream runs from now on, for `write_trace`."""
-        self._trace = Trace(self._device.streams())
-
-    def write_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write what was recorded as a Chrome trace (chrome://tracing, Perfetto). ValueError if nothing was started."""
-        if self._trace is None:
-            raise ValueError("no trace was started: call start_trace() before the work to be traced")
-        self._trace.write(path)
 
     async def _share(self, name: str | None, sizes: Sequence[int], weight: float, interactive: bool) -> LentShare:
         """On the device's loop; whole, or not at all."""

@@ -23,6 +23,7 @@ from asynctile.hub import ENGINE, Hub, Tell
 from asynctile.loop.background import Background
 from asynctile.loop.thread import CLOSED, LoopThread, in_thread, may_wait
 from asynctile.loop.turns import Turns
+from asynctile.measure.trace import Trace
 from asynctile.memory.tiers import Tiers
 from asynctile.storage.spill import SpillTier
 
@@ -43,7 +44,8 @@ class Lifetime:
 
     is_open: from the end of opening to the beginning of closing. hub: the readers of what is told. tell: for the engine itself.
     background: the tasks on the loop that closing waits for. dependents: closed with the engine, unless they have ended before.
-    tiers: of every share that stands. turns: of their jobs. failed: the first error among the tasks, after closing.
+    tiers: of every share that stands. turns: of their jobs. trace: the last that was begun, also when it is over. failed: the
+    first error among the tasks, after closing.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Lifetime:
         self.dependents: WeakSet[Dependent] = WeakSet()
         self.tiers: list[Tiers] = []
         self.turns = Turns(device.streams)
+        self.trace: Trace | None = None
         self.failed: Exception | None = None
         self._make_loop = make_loop
         #: the loop from which it was opened
@@ -213,7 +216,16 @@ class Lifetime:
                 dependent.close()
         finally:
             self._undo.close()
+            self._end_trace()
             logger.info("the engine on %s is closed", self.device.name)
+
+    def _end_trace(self) -> None:
+        """What was traced is over. Nobody is there who asked how its file is: a log is."""
+        if self.trace is not None and self.trace.goes_on:
+            try:
+                self.trace.stop()
+            except OSError as error:
+                logger.warning("%s", error)
 
     async def _wind_down(self, loop: LoopThread) -> None:
         """On its loop. Every wait here ends: what it waits for is under the watchdog."""

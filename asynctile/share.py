@@ -43,6 +43,7 @@ from asynctile.storage.documents import finish
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
+from asynctile.streams.recorder import Begun, Recorder
 from asynctile.streams.stream import Stream
 
 P = ParamSpec("P")
@@ -126,6 +127,12 @@ class Share:
     def link_rate(self) -> float | None:
         """Bytes a second of its link each way as given to Engine; None for no limit, or one that nobody gave."""
         return None if self._device.workers is None else self._device.workers.up_rate
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Who is told what it does while a trace goes on; None else."""
+        trace = self._life.trace
+        return trace.recorder if trace is not None and trace.goes_on else None
 
     @property
     def kernels(self) -> MutableMapping[str, Callable[..., None]]:
@@ -326,6 +333,8 @@ class Share:
         self._life.turns.begin(self.turn)
         job = await self._schedules.start(program, demand, inputs, {} if outputs is None else outputs)
         self._life.turns.renew(self.turn)
+        if (recorder := self.recorder) is not None:
+            recorder.put(Begun(self.name, program))
         return job
 
     async def copies(self, tiles: Iterable[Tile]) -> list[np.ndarray]:

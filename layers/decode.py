@@ -55,11 +55,14 @@ def record_decode(parameters: Parameters, cache: Cache, *, rows: int, pages: int
     Inputs: see `inputs_of`. outputs["logits"]: float32 (wanted, V), of the first rows.
     """
     recording, architecture = Decoding(parameters, cache, rows, pages, wanted), architecture_of(parameters.config)
+    recording.program.section("texts", "embedding")
     x = architecture.embedding.forward(recording)
     for layer in range(parameters.config.n_layer):
+        recording.program.section("texts", f"h.{layer}")
         out = recording.residual(f"h.{layer + 1}.x")
         architecture.block.forward(recording, recording.rows.tiles, layer, x, out)
         x = out
+    recording.program.section("texts", "head")
     architecture.head.logits(recording, x)
     return recording.program.finish()
 

@@ -56,8 +56,11 @@ def record_parts(
     if isinstance(kept, bool) or not 0 <= kept <= parts:
         raise ValueError(f"kept is {kept!r}, expected a whole number from 0 to {parts}, the parts of this model's step")
     recording, architecture = Recording(kind, parameters, rows, on_host), architecture_of(parameters.config)
+    section = recording.program.section
     begins: list[int] = []
+    section("forward", "embedding")
     x, whole = _blocks(recording, architecture, range(parts - kept, parts - 1), begins)
+    section("forward" if kind in ("logits", "loss") else "head", "head")
     if kind == "logits":
         architecture.head.logits(recording, x[-1])
     elif kind == "loss":
@@ -68,6 +71,7 @@ def record_parts(
         dx = architecture.head.forward_backward(recording, x[-1], recompute=not kept)
         _backward(recording, architecture, x, whole, dx, begins)
         if kind == "step_clipped":
+            section("update", "all weights")
             recording.gradients.update_kept()
     return recording.program.finish(), begins
 
@@ -82,6 +86,7 @@ def _blocks(
         begins.append(len(recording.program))
         out = recording.residual(f"h.{layer + 1}.x")
         for number, rows in enumerate(recording.rows.passes):
+            recording.program.section("forward", _named(layer, number, recording))
             whole = architecture.block.forward(recording, rows, layer, x[-1], out)
             if layer in keeping:
                 kept[layer, number] = whole
@@ -98,12 +103,20 @@ def _backward(
     begins: list[int],
 ) -> None:
     """From the gradient of the last block's output to the embeddings."""
-    gradients, passes = recording.gradients, recording.rows.passes
+    gradients, passes, section = recording.gradients, recording.rows.passes, recording.program.section
+    phase = "backward and update" if recording.program.name == "step" else "backward"
     for layer in reversed(range(recording.config.n_layer)):
         begins.append(len(recording.program))
         for number, rows in enumerate(passes):
+            section(phase, _named(layer, number, recording))
             gradients.closing = rows is passes[-1]
             whole = kept.get((layer, number)) or architecture.block.again(recording, rows, layer, x[layer])
             architecture.block.backward(recording, rows, layer, whole, dx)
     begins.append(len(recording.program))
+    section(phase, "embedding")
     architecture.embedding.backward(recording, dx)
+
+
+def _named(layer: int, number: int, recording: Recording) -> str:
+    """A block, and which of the passes of rows goes through it, if they are several."""
+    return f"h.{layer}" + (f" rows {number + 1} of {len(recording.rows.passes)}" if len(recording.rows.passes) > 1 else "")

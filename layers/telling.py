@@ -48,6 +48,9 @@ def tell_step(share: Share, model: str, report: StepReport) -> None:
         downloaded_bytes=report.downloaded_bytes, spill_read_bytes=report.spill_read_bytes,
         spill_written_bytes=report.spill_written_bytes, skipped=report.skipped, played=report.played,
     )  # fmt: skip
+    if (recorder := share.recorder) is not None:
+        said = {name: value for name, value in report.as_dict().items() if isinstance(value, int | float)}
+        recorder.step(share.name, f"step {report.step}", report.step_s, said)
     if report.skipped:
         what = f"its gradient ({report.grad_norm:g})" if math.isfinite(report.loss) else f"its loss ({report.loss:g})"
         text = f"the step behind step {report.step} of {model} was skipped: {what} was not finite"

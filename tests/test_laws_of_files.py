@@ -22,7 +22,7 @@ WRITERS = {
     "asynctile.storage.cache": "in a folder held open, beside the machine code of kernels",
     "asynctile.storage.container": "the spill file of a folder that a caller names",
     "asynctile.layers.tokens": "a folder that a caller names",
-    "asynctile.measure.trace": "a file that a caller names",
+    "asynctile.measure.trace_file": "a file that a caller names, or one without a name",
     "asynctile.cli.run_folder": "the folder that --out names",
     "asynctile.cli.terminal": "nowhere: /dev/null",
 }

@@ -21,7 +21,7 @@ from asynctile.storage.host import HostMemory
 from asynctile.storage.pool import Pool
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
-from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
 from asynctile.streams.stream import Stream
 
 #: Called while kernels are compiled: (kernel, how many are ready, of how many).
@@ -150,7 +150,7 @@ class Device(Protocol):
         while nobody measures that.
         """
 
-    def streams(self) -> list[Runner]:
+    def streams(self) -> list[TracedRunner]:
         """All streams, for a trace."""
 
     def close(self, patience_s: float | None = None) -> None:

@@ -20,6 +20,7 @@ from asynctile.device.base import Recorder, Report, Workers
 from asynctile.device.cuda_graph import CudaRecorder
 from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
 from asynctile.device.cuda_stream import CudaStream
+from asynctile.device.cuda_trace import GpuClock
 from asynctile.device.driver import Driver
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.kernels import cpu as cpu_kernels
@@ -29,7 +30,7 @@ from asynctile.program.grain import COARSE
 from asynctile.program.operation import Operation
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tile import corner
-from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
 from asynctile.streams.stream import Stream
 
 #: Kernels of operations that the host does.
@@ -57,9 +58,10 @@ class CudaDevice(DeviceMemory):
         self.kernels: dict[str, Callable[..., None]] = dict(kernels.KERNELS)
         self.host = PinnedMemory(driver)
         self._lock = threading.Lock()
-        self._compute = CudaStream("compute", driver, self._lock)
-        self._up = CudaStream("upload", driver, self._lock)
-        self._down = CudaStream("download", driver, self._lock)
+        self._clock = GpuClock(driver)
+        self._compute = CudaStream("compute", driver, self._lock, self._clock)
+        self._up = CudaStream("upload", driver, self._lock, self._clock)
+        self._down = CudaStream("download", driver, self._lock, self._clock)
         self._copies = Stream("unpin", self._lock)
         # A core is left to the loop, and one to those who see work land.
         self._host = Stream("host", self._lock, max(1, len(os.sched_getaffinity(0)) - 2))
@@ -155,13 +157,14 @@ class CudaDevice(DeviceMemory):
     def stall_s(self) -> float:
         return math.nan if self._compute.trace is None else self._compute.stall_s
 
-    def streams(self) -> list[Runner]:
+    def streams(self) -> list[TracedRunner]:
         return [self._compute, self._up, self._down, *self._others]
 
     def close(self, patience_s: float | None = None) -> None:
         # The host's streams first: what they have yet to do may wait for the GPU, and the GPU for them.
         for stream in reversed(self.streams()):
             stream.close(patience_s)
+        self._clock.close()
         self._graphs.close()
         self._context.close()
         self._closed = True

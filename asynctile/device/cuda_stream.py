@@ -21,10 +21,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from asynctile.device.cuda_trace import CudaTrace, GpuClock, Seen
 from asynctile.device.driver import Driver
 from asynctile.errors import DeviceError
-from asynctile.streams.event import Span, StreamEvent, StreamEvents, StreamTask
+from asynctile.streams.event import StreamEvent, StreamEvents, StreamTask
+from asynctile.streams.recorder import Ran, Recorder
 from asynctile.streams.stall import LEFT_BEHIND
+from asynctile.streams.starving import ending
 
 logger = logging.getLogger(__name__)
 
@@ -36,33 +39,34 @@ class CudaEvent(StreamEvent):
     """recorded: the driver's event behind the work, while that is on its way; 0 for work that failed before it was handed over.
 
     number: its place in the stream, 0 until it was handed over, or failed. by_itself: it is seen to land before what follows.
-    heirs: tasks that wait for it to be handed over. stall, span: while a trace is recorded, the driver's timed events around a
-    wait for copies before the work, and around the work; empty without, and for work that failed before it was handed over.
+    heirs: tasks that wait for it to be handed over. seen: while a trace is recorded, what that is told; None without, and for
+    work that failed before it was handed over.
     """
 
-    __slots__ = ("stream", "recorded", "number", "heirs", "stall", "span", "by_itself")
+    __slots__ = ("recorded", "number", "heirs", "seen", "by_itself")
+    stream: CudaStream
 
     def __init__(self, stream: CudaStream, is_copy: bool, what: object, by_itself: bool) -> None:
-        super().__init__(is_copy, what)
-        self.stream = stream
+        super().__init__(is_copy, what, stream)
         self.by_itself = by_itself
         self.recorded = self.number = 0
         self.heirs: list[StreamTask] = []
-        self.stall: tuple[int, ...] = ()
-        self.span: tuple[int, ...] = ()
+        self.seen: Seen | None = None
 
 
 class CudaStream:
     """A runner (asynctile/streams/event.py). handle: the driver's stream. stall_s: seconds in which it waited for copies while
     a trace was recorded: a mark costs the host as much as a launch, and in a graph there is no place for one.
 
-    lock: shared with every stream whose work waits for this one's, on the GPU or on the host.
+    lock: shared with every stream whose work waits for this one's, on the GPU or on the host. clock: of the GPU.
     """
 
-    def __init__(self, name: str, driver: Driver, lock: threading.Lock) -> None:
+    def __init__(self, name: str, driver: Driver, lock: threading.Lock, clock: GpuClock) -> None:
         self.name = name
         self.handle = driver.new_stream()
-        self.trace: list[Span] | None = None
+        self.ending: Ran | None = None
+        self._clock = clock
+        self._tracing: tuple[Recorder, CudaTrace] | None = None
         self.finished = 0
         self.waiting: set[StreamTask] = set()
         self.stall_s = 0.0
@@ -77,11 +81,18 @@ class CudaStream:
         self._behind: dict[CudaStream, int] = {}
         self._number = 0
         self._landed_at = time.perf_counter()
-        self._origin: tuple[int, float] | None = None
         self._closing = self._left = False
         #: work that became ready while a graph is written down on this stream, which it must not get into
         self._held: list[StreamTask] | None = None
         self._thread = threading.Thread(target=self._land, name=f"asynctile-{name}", daemon=True)
+
+    @property
+    def trace(self) -> Recorder | None:
+        return None if self._tracing is None else self._tracing[0]
+
+    @trace.setter
+    def trace(self, trace: Recorder | None) -> None:
+        self._tracing = None if trace is None else (trace, CudaTrace(self.name, self._clock, trace))
 
     @property
     def running(self) -> Mapping[str, tuple[StreamTask, float]]:
@@ -142,9 +153,10 @@ class CudaStream:
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
         """What the task waited for on the host is done, or was handed over."""
-        self._hand_over(task)
+        held = None if self._tracing is None else ending(by)
+        self._hand_over(task, held)
 
-    def fed(self) -> None:
+    def fed(self, task: StreamTask, by: object) -> None:
         pass  # what waits for copies is measured on the GPU, if at all
 
     def close(self, patience_s: float | None = None) -> None:
@@ -167,8 +179,8 @@ class CudaStream:
         for spare in (*self._spare, *self._timers):
             self._driver.destroy_event(spare)
 
-    def _hand_over(self, task: StreamTask) -> None:
-        """Under the lock: give a task to the driver, and every task that hung on that."""
+    def _hand_over(self, task: StreamTask, held: Ran | None = None) -> None:
+        """Under the lock: give a task to the driver, and every task that hung on that. held: what did that, for a trace."""
         ready = deque([task])
         while ready:
             task = ready.popleft()
@@ -178,7 +190,7 @@ class CudaStream:
                 stream._held.append(task)
                 continue
             stream.waiting.discard(task)
-            stream._submit(task, event)
+            stream._submit(task, event, held)
             task.waits = task.after = task.args = ()
             heirs, event.heirs = event.heirs, []
             for heir in heirs:
@@ -186,7 +198,7 @@ class CudaStream:
                 if not heir.waiting:
                     ready.append(heir)
 
-    def _submit(self, task: StreamTask, event: CudaEvent) -> None:
+    def _submit(self, task: StreamTask, event: CudaEvent, held: Ran | None) -> None:
         """Under the lock: enqueue on the driver's stream, or fail. Either way it lands, in order."""
         for before in task.waits:
             event.error = event.error or before.error
@@ -195,12 +207,14 @@ class CudaStream:
         if event.error is None:
             try:
                 self._driver.bind()
+                if self._tracing is not None:
+                    event.seen = Seen(self.name, event.what, time.perf_counter(), held=held)
                 self._order_behind(task, event)
-                if self.trace is not None:
-                    event.span = (self._stamp(),)
+                if event.seen is not None:
+                    event.seen.span = (self._stamp(),)
                 task.work(*task.args)
-                if event.span:
-                    event.span += (self._stamp(),)
+                if event.seen is not None:
+                    event.seen.span += (self._stamp(),)
                 event.recorded = self._mark()  # last: what has landed has stamped its times
             except BaseException as error:  # the event carries it to whoever waits
                 event.error = error
@@ -215,23 +229,26 @@ class CudaStream:
     def _order_behind(self, task: StreamTask, event: CudaEvent) -> None:
         """Make the driver's stream wait for what other streams have yet to do."""
         last: dict[CudaStream, CudaEvent] = {}
-        copies = False
         for before in (*task.waits, *task.after):
             if before.done or not isinstance(before, CudaEvent) or before.stream is self or not before.recorded:
                 continue
             known = last[before.stream].number if before.stream in last else self._behind.get(before.stream, 0)
             if before.number > known:
-                copies = copies or before.is_copy
                 last[before.stream] = before
         if not last:
             return
-        if copies and not event.is_copy and self.trace is not None:
-            event.stall = (self._stamp(),)
+        seen = event.seen
+        if seen is not None:
+            copies = [before.seen for before in last.values() if before.is_copy]
+            if event.is_copy:
+                seen.behind = next((before.stream.name, before.what) for before in last.values())
+            elif copies:
+                seen.copies, seen.stall = tuple([copy for copy in copies if copy is not None]), (self._stamp(),)
         for stream, before in last.items():
             self._driver.wait(self.handle, before.recorded)
             self._behind[stream] = before.number
-        if event.stall:
-            event.stall += (self._stamp(),)
+        if seen is not None and seen.stall:
+            seen.stall += (self._stamp(),)
 
     def _mark(self) -> int:
         if not self._spare:
@@ -246,8 +263,10 @@ class CudaStream:
         return self._timers.pop()
 
     def _give_timers(self, event: CudaEvent) -> None:
-        self._timers += (*event.stall, *event.span)
-        event.stall = event.span = ()
+        if event.seen is not None:
+            self._timers += (*event.seen.stall, *event.seen.span)
+            event.seen.stall = event.seen.span = ()
+            event.seen = None
 
     def _land(self) -> None:
         """The thread: see work land, in order, until closed."""
@@ -294,6 +313,7 @@ class CudaStream:
         for event in landed:
             event.error = event.error or error
             self.finished += 1
+            self.ending = None if event.seen is None else event.seen.ran
             self._give_timers(event)
             if event.recorded:
                 self._spare.append(event.recorded)
@@ -303,22 +323,10 @@ class CudaStream:
     def _read_timers(self, landed: Sequence[CudaEvent]) -> None:
         """Of what has landed."""
         for event in landed:
-            if event.stall:
-                self.stall_s += self._driver.elapsed_s(*event.stall)
-            if event.span and self.trace is not None:
-                self._trace(self.trace, event, *event.span)
-
-    def _trace(self, trace: list[Span], event: CudaEvent, start: int, end: int) -> None:
-        """Times on the GPU, put on the host's clock by when the first of them landed."""
-        lasted_s = self._driver.elapsed_s(start, end)
-        if self._origin is None:
-            self._origin = start, time.perf_counter() - lasted_s  # a timer that is kept: times count from it
-            began_s = self._origin[1]
-            event.span = (end,)
-        else:
-            began_s = self._origin[1] + self._driver.elapsed_s(self._origin[0], start)
-        name = getattr(event.what, "kernel", None) or ("copy" if event.is_copy else "work")
-        trace.append((self.name, name, began_s, began_s + lasted_s))
+            if event.seen is not None and event.seen.stall:
+                self.stall_s += self._driver.elapsed_s(*event.seen.stall)
+            if event.seen is not None and self._tracing is not None:
+                self._tracing[1].landed(event.seen)
 
 
 def _hang_on(task: StreamTask) -> None:

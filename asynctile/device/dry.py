@@ -19,7 +19,7 @@ from asynctile.storage.host import HostMemory
 from asynctile.storage.pool import Pool
 from asynctile.storage.slot import Slot
 from asynctile.storage.spill import SpillTier
-from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
 from asynctile.streams.stream import Stream
 
 DONE = StreamEvent()
@@ -110,7 +110,7 @@ class DryDevice(DryMemory):
     def stall_s(self) -> float:
         return 0.0
 
-    def streams(self) -> list[Runner]:
+    def streams(self) -> list[TracedRunner]:
         return []
 
     def close(self, patience_s: float | None = None) -> None:

@@ -16,7 +16,7 @@ from asynctile.device.base import Workers
 from asynctile.device.workers import WorkerDevice
 from asynctile.storage.limits import spare_memory
 from asynctile.storage.tile import corner
-from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
 from asynctile.streams.stream import Stream
 
 
@@ -68,5 +68,5 @@ class EmulatedDevice(WorkerDevice):
         corner_of = (target, corner(source, target.shape))
         return self._down.stream.enqueue(waits, self._down.copy, corner_of, after=after, is_copy=True, what=what)
 
-    def streams(self) -> list[Runner]:
+    def streams(self) -> list[TracedRunner]:
         return [*super().streams(), self._up.stream, self._down.stream]

@@ -15,7 +15,7 @@ from asynctile.program.grain import FINE
 from asynctile.program.operation import Operation
 from asynctile.storage.host import HostMemory
 from asynctile.storage.tile import corner
-from asynctile.streams.event import Runner, StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
 from asynctile.streams.stream import Stream
 
 
@@ -86,7 +86,7 @@ class WorkerDevice(HostMemory):
     def stall_s(self) -> float:
         return self._compute.waiting_s / self.threads
 
-    def streams(self) -> list[Runner]:
+    def streams(self) -> list[TracedRunner]:
         return [self._compute, *self._others]
 
     def close(self, patience_s: float | None = None) -> None:

@@ -20,14 +20,15 @@ from asynctile.play.native import player_supported
 from asynctile.play.places import FAILED, OK, OUT, PENDING, RUNNING, SINCE, STALL
 from asynctile.play.state import State
 from asynctile.play.tables import OPERATION, Tables
-from asynctile.streams.event import Piece, Span, StreamEvent
+from asynctile.streams.event import Piece, StreamEvent
 
 
 class Player:
     """Plays tables on `threads` worker threads; a streams.event.Runner.
 
     up_rate, down_rate: bytes a second of each direction of the link, None without a limit. on_transfer: called on the loop with
-    the index of a TRANSFER entry that is ready; `transferred` is to follow. trace: there is none of what is played.
+    the index of a TRANSFER entry that is ready; `transferred` is to follow. What is played is in no trace: while one is
+    recorded nothing is (repeat/schedules.py).
     """
 
     name = "player"
@@ -36,7 +37,6 @@ class Player:
         if not player_supported():
             raise DeviceError("schedules cannot be played on this machine: it takes Linux on x86-64 or AArch64; use coroutines")
         self.threads = threads
-        self.trace: list[Span] | None = None
         self.on_transfer: Callable[..., Any] | None = None
         self._rates = float(up_rate or 0), float(down_rate or 0)
         self._crew = Crew()

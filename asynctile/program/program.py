@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,13 @@ class Fetch:
     @property
     def tiles(self) -> tuple[Tile, ...]:
         return (self.tile,)
+
+
+class Section(NamedTuple):
+    """A stretch of a program, for people. phase: "forward" for instance. name: of a layer for instance."""
+
+    phase: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +76,7 @@ class Program:
     the host, in order.
     next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
     overwritten); persistent tiles continue into the next run of the same program (position + len).
+    sections: where which stretch begins, for traces.
     device_uses: the same as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
     standing: every persistent tile it touches. first_uses: where each of them is first read or updated.
     """
@@ -82,6 +90,7 @@ class Program:
         self.marks: dict[str, int] = {}
         self.rewritten: dict[str, tuple[Tile, ...]] = {}
         self.fetches: list[Fetch] = []
+        self.sections: list[tuple[int, Section]] = []
         self.next_uses: list[tuple[int, ...]] = []
         self.device_uses: list[tuple[int, ...]] = []
         self.first_uses: dict[Tile, int] = {}
@@ -126,6 +135,10 @@ class Program:
     def fetch(self, tile: Tile, key: str, index: tuple[slice, ...]) -> None:
         self.fetches.append(Fetch(tile, key, index))
         self.entries.append(self.fetches[-1])
+
+    def section(self, phase: str, name: str) -> None:
+        """What is added from now on is that, for people who look at a trace."""
+        self.sections.append((len(self.entries), Section(phase, name)))
 
     def mark(self, name: str, rewrites: Sequence[Tile] = ()) -> None:
         """rewrites: inputs that the host gives another value there, in every run."""

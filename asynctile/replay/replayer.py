@@ -19,7 +19,7 @@ from asynctile.replay.recording import Item, Recording
 from asynctile.schedule.pieces import Aside, Piece
 from asynctile.schedule.schedule import Kind
 from asynctile.streams.event import Piece as Work
-from asynctile.streams.event import Span, StreamEvent, StreamEvents
+from asynctile.streams.event import StreamEvent, StreamEvents
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RunAhead
 
@@ -37,7 +37,6 @@ class Replayer:
     name = "replayer"
 
     def __init__(self, device: Device, run_ahead: RunAhead, gate: Gate, is_shared: Callable[[], bool]) -> None:
-        self.trace: list[Span] | None = None
         self.on_transfer: Callable[..., Any] | None = None
         self.stall_s = 0.0
         self._device = device

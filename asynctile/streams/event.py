@@ -13,22 +13,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from asynctile.streams.gate import GATE
-
-#: One piece of work in a trace: stream, work, start and end in seconds.
-Span = tuple[str, str, float, float]
+from asynctile.streams.recorder import Ran, Recorder
 
 
 class StreamEvent:
     """Done when its work has run. Created by `Stream.enqueue`.
 
     error: what the work raised, or inherited; None if it went well. is_copy: moved bytes between tiers. what: the
-    operation or the tile that it is about, for messages.
+    operation or the tile that it is about, for messages. stream: that runs it, None where nobody asks.
     """
 
-    __slots__ = ("done", "error", "is_copy", "what", "dependents", "followers", "_wakers")
+    __slots__ = ("done", "error", "is_copy", "what", "stream", "dependents", "followers", "_wakers")
 
-    def __init__(self, is_copy: bool = False, what: object = None) -> None:
+    def __init__(self, is_copy: bool = False, what: object = None, stream: TaskRunner | None = None) -> None:
         self.done = False
+        self.stream = stream
         self.error: BaseException | None = None
         self.is_copy = is_copy
         self.what = what
@@ -83,7 +82,7 @@ class StreamEvent:
             if self.is_copy:
                 task.copies -= 1
                 if not task.copies:
-                    task.stream.fed()
+                    task.stream.fed(task, by)
             if not task.waiting:
                 task.stream.becomes_ready(task, by)
 
@@ -105,11 +104,9 @@ class Runner(Protocol):
     """What runs work: worker threads here, a device's own queue (device/cuda_stream.py), compiled workers (play/player.py).
 
     finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits.
-    trace: None, or a list that gets a Span for each piece of work.
     """
 
     name: str
-    trace: list[Span] | None
 
     @property
     def waiting(self) -> Collection[Piece]: ...
@@ -129,14 +126,22 @@ class Runner(Protocol):
     def close(self, patience_s: float | None = None) -> None: ...
 
 
-class TaskRunner(Runner, Protocol):
-    """A runner of tasks, which events make ready."""
+class TracedRunner(Runner, Protocol):
+    """A runner that tells what it does. trace: whom it tells, None while nobody wants to know."""
+
+    trace: Recorder | None
+
+
+class TaskRunner(TracedRunner, Protocol):
+    """A runner of tasks, which events make ready. ending: while it finishes an event and is traced, the work of that."""
+
+    ending: Ran | None
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
         """Under the lock: what `task` waited for is done."""
 
-    def fed(self) -> None:
-        """Under the lock: the last copy that one of its tasks waited for is done."""
+    def fed(self, task: StreamTask, by: object) -> None:
+        """Under the lock: the last copy that `task` waited for is done. by: who moved it."""
 
 
 class Piece:
@@ -152,9 +157,12 @@ class Piece:
 
 
 class StreamTask(Piece):
-    """Work that waits: for `waiting` events, `copies` of them copies. gate: of the share that it was enqueued for, or None."""
+    """Work that waits: for `waiting` events, `copies` of them copies. gate: of the share that it was enqueued for, or None.
 
-    __slots__ = ("stream", "work", "args", "waiting", "copies", "ready_at", "gate")
+    since, behind, ran: while it is traced, when it was enqueued, what it waited for last, and how it ran.
+    """
+
+    __slots__ = ("stream", "work", "args", "waiting", "copies", "ready_at", "gate", "since", "behind", "ran")
 
     def __init__(self, stream: TaskRunner, event: StreamEvent, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
         super().__init__(event)
@@ -162,8 +170,10 @@ class StreamTask(Piece):
         self.work = work
         self.args = args
         self.waiting = self.copies = 0
-        self.ready_at = 0.0
+        self.ready_at = self.since = 0.0
         self.gate = GATE.get()
+        self.behind: tuple[str, object] | None = None
+        self.ran: Ran | None = None
 
     def __lt__(self, other: StreamTask) -> bool:
         return self.order < other.order

@@ -19,9 +19,11 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from asynctile.errors import DeviceError
-from asynctile.streams.event import Span, StreamEvent, StreamEvents, StreamTask
+from asynctile.streams.event import StreamEvent, StreamEvents, StreamTask
 from asynctile.streams.gate import Gate
+from asynctile.streams.recorder import Ran, Recorder
 from asynctile.streams.stall import LEFT_BEHIND
+from asynctile.streams.starving import Starving, ending, what_ended
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +32,17 @@ class Stream:
     """Threads that run work as it becomes ready. Streams whose work waits for one another share a lock.
 
     waiting_s: seconds, summed over its threads, for which there was nothing to run but work that waits for a copy.
-    ready_at: when the work that a one-thread stream runs now could have begun, time.perf_counter.
-    The rest is that of a Runner.
+    ready_at: when the work that a one-thread stream runs now could have begun, time.perf_counter. ending: while it is traced,
+    the work whose event is being finished. The rest is that of a TracedRunner.
     """
 
     def __init__(self, name: str, lock: threading.Lock, threads: int = 1) -> None:
         self.name = name
         self.waiting_s = 0.0
-        self.trace: list[Span] | None = None
         self.ready_at = 0.0
+        self.ending: Ran | None = None
+        self._trace: Recorder | None = None
+        self._starving: Starving | None = None
         self.finished = 0
         self.running: dict[str, tuple[StreamTask, float]] = {}
         self.waiting: set[StreamTask] = set()
@@ -64,6 +68,16 @@ class Stream:
         running = len(self.running)
         return max(self._unfinished - running, 0), running
 
+    @property
+    def trace(self) -> Recorder | None:
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace: Recorder | None) -> None:
+        with self._lock:
+            self._count_waiting()
+            self._trace, self._starving = trace, None if trace is None else Starving(self.name, trace)
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
@@ -82,7 +96,7 @@ class Stream:
 
         DeviceError once the stream is closed.
         """
-        event = StreamEvent(is_copy, what)
+        event = StreamEvent(is_copy, what, self)
         task = StreamTask(self, event, work, args)
         with self._lock:
             if self._closing:
@@ -94,12 +108,14 @@ class Stream:
             if task.copies:
                 self._count_waiting()
                 self._starved += 1
+                if self._starving is not None:
+                    task.since = self._counted
+                    self._starving.add(task)
             if task.waiting:
                 task.waits, task.after = waits, after
                 self.waiting.add(task)
             else:
-                task.ready_at = time.perf_counter()
-                heappush(self._ready, task)
+                self._make_ready(task)
                 if self._idle:
                     self._changed.notify()
         return event
@@ -131,6 +147,8 @@ class Stream:
         with self._lock:  # also to look: a thread that saw a gate shut may be about to keep something back
             if self._kept_back:
                 self._count_waiting()
+                if self._starving is not None:
+                    self._starving.ends()
                 kept, self._kept_back = self._kept_back, []
                 for task in kept:
                     heappush(self._ready, task)
@@ -160,8 +178,10 @@ class Stream:
                 except BaseException as error:  # the event carries it to whoever waits
                     event.error = error
                 del self.running[name]
-                if self.trace is not None:
-                    self.trace.append((name, task.work.__name__, start, time.perf_counter()))
+                if (trace := self._trace) is not None:
+                    done = task.work.__name__, event.what, task.ready_at, start, time.perf_counter(), task.behind
+                    task.ran = Ran(self.name, name, *done)
+                    trace.put(task.ran)
             task.args = ()  # a thread that rests must not hold the memory of an arena that was cut anew
 
     def _next(self, finished: StreamTask | None) -> StreamTask | None:
@@ -170,6 +190,7 @@ class Stream:
             if finished is not None:
                 self.finished += 1
                 self._unfinished -= 1
+                self.ending = finished.ran
                 finished.event.finish(self)
             task = None
             while self._left or (task := self._take()) is None:
@@ -215,16 +236,29 @@ class Stream:
         now = time.perf_counter()
         if self._starved and not self._kept_back:
             self.waiting_s += self._idle * (now - self._counted)
+            if self._starving is not None and self._idle and not self._ready:
+                self._starving.goes_on(self._counted, now, self._idle)
         self._counted = now
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
         self.waiting.discard(task)
+        if self._starving is not None:
+            task.behind = what_ended(by)
         task.waits = task.after = ()
-        task.ready_at = time.perf_counter()
-        heappush(self._ready, task)
+        self._make_ready(task)
         if self._idle and (self is not by or len(self._ready) > 1):
             self._changed.notify()
 
-    def fed(self) -> None:
+    def _make_ready(self, task: StreamTask) -> None:
+        """Under the lock: it may begin."""
+        if self._starving is not None:
+            self._count_waiting()
+            self._starving.ends()
+        task.ready_at = time.perf_counter()
+        heappush(self._ready, task)
+
+    def fed(self, task: StreamTask, by: object) -> None:
         self._count_waiting()
         self._starved -= 1
+        if self._starving is not None:
+            self._starving.fed(task, ending(by))

@@ -161,6 +161,7 @@ async def main(folder: Path) -> Statistics:
     async with engine as opened:
         assert_type(opened, Engine)
         engine.start_trace()
+        assert engine.is_traced
         async with (
             engine.share(device_memory="512KiB", host_memory="16MiB", name="one", weight=2.0) as one,
             engine.share(device_memory="512KiB", host_memory="16MiB", interactive=True) as other,
@@ -174,6 +175,8 @@ async def main(folder: Path) -> Statistics:
         except AsynctileError as error:
             assert_type(describe(error), str)
         engine.write_trace(folder / "trace.json")
+        assert engine.stop_trace().path is None
+        engine.start_trace(folder / "trace.json")
         statistics = assert_type(engine.statistics(), Statistics)
     await watching
     assert any(line.startswith("step 1 of gpt2") for line in seen) and "a text" in seen

@@ -23,6 +23,7 @@ from asynctile.storage.arena import Arena
 from asynctile.storage.demand import Demand
 from asynctile.storage.slabs import SLAB_NBYTES
 from asynctile.storage.tile import Tile
+from asynctile.streams.recorder import Ran, Recorder
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.settle import turns, until
@@ -233,13 +234,13 @@ def test_a_stream_waits_once_for_what_it_is_already_behind(device, views, monkey
 
 
 def test_time_in_which_compute_waited_for_copies_is_counted_while_a_trace_is_recorded(device, views, monkeypatch):
-    device.streams()[0].trace = []
+    device.streams()[0].trace = Recorder()
     gate, clock = threading.Event(), SimpleNamespace(now=1.0)
     monkeypatch.setattr("tests.cuda.stream.time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=time.sleep))
     device.driver.hold(gate, device.streams()[1].handle)
     load = device.upload(views[0], np.ones(16, np.float32), ())
     computed = device.launch(copy(*TILES), views[:2], None, (load,))
-    began, _ = computed.stall
+    began, _ = computed.seen.stall
     assert device.driver._events[began].happened.wait(20)
     clock.now = 1.25
     gate.set()
@@ -261,17 +262,19 @@ async def test_nothing_is_timed_while_nobody_measures_and_what_is_not_known_is_s
 
 
 def test_a_trace_shows_what_ran_on_each_stream(device, views):
+    trace = Recorder()
     for stream in device.streams():
-        stream.trace = []
+        stream.trace = trace
     load = device.upload(views[0], np.ones(16, np.float32), ())
     first = device.launch(copy(*TILES), views[:2], None, (load,))
     device.launch(fill(TILES[0], 1.0), views[:1], None, (first,)).wait()
     load.wait()  # the other stream has a landing of its own
-    computed, uploaded = device.streams()[0].trace, device.streams()[1].trace
-    assert [span[1] for span in computed] == ["copy", "fill"]
-    assert [span[1] for span in uploaded] == ["copy"]
-    assert all(start <= end for _, _, start, end in (*computed, *uploaded))
-    assert computed[0][3] <= computed[1][2] + 1e-6
+    told = [message for message in trace.take(100) if isinstance(message, Ran)]
+    computed, uploaded = ([ran for ran in told if ran.stream == name] for name in ("compute", "upload"))
+    assert [ran.what.kernel for ran in computed] == ["copy", "fill"]
+    assert [ran.thread for ran in uploaded] == ["upload"]
+    assert all(ran.began <= ran.ended for ran in told)
+    assert computed[0].ended <= computed[1].began + 1e-6
 
 
 async def settled(*events):
@@ -301,7 +304,7 @@ def refuse(on, *arrays):
 @pytest.mark.parametrize("traced", [False, True])
 async def test_work_that_is_not_handed_over_fails_alone_and_no_time_of_it_is_read(device, views, monkeypatch, traced):
     compute, upload, _, *_ = device.streams()
-    compute.trace = [] if traced else None
+    compute.trace = trace = Recorder() if traced else None
     gate = threading.Event()
     device.driver.hold(gate, upload.handle)
     load = device.upload(views[0], np.ones(16, np.float32), ())
@@ -317,12 +320,12 @@ async def test_work_that_is_not_handed_over_fails_alone_and_no_time_of_it_is_rea
     await settled(good)
     assert good.error is None
     assert device.stall_s() == 0 if traced else math.isnan(device.stall_s())
-    assert [span[1] for span in compute.trace or ()] == ["fill"] * traced
+    assert [message.what.kernel for message in (trace.take(100) if trace else ())] == ["fill"] * traced
 
 
 async def test_a_time_that_cannot_be_read_fails_its_work_and_the_stream_goes_on(device, views, monkeypatch):
     compute, upload, _, *_ = device.streams()
-    compute.trace = []
+    compute.trace = Recorder()
     fail_once(monkeypatch, device.driver, "elapsed_s")
     gate = threading.Event()
     device.driver.hold(gate, upload.handle)

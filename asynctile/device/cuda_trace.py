@@ -1,0 +1,112 @@
+"""What a stream of a GPU tells a trace: when its work ran there, and what its operations waited for.
+
+From timed events that the stream has put around its work and around its waits for copies (cuda_stream.py), once they have
+happened. Everything here is called under the lock of the streams.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asynctile.device.driver import Driver
+from asynctile.program.operation import Operation
+from asynctile.storage.tile import Tile
+from asynctile.streams.recorder import Ran, Recorder, Stalled
+
+#: Times between events of a GPU are float32 milliseconds: 2 us is what they tell apart at this many seconds.
+_FAR_S = 8.0
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """What is known of a piece of work while it is traced. since: when the driver got it, time.perf_counter.
+
+    stall, span: timed events around a wait for copies before the work, and around the work. copies: that this was a wait for.
+    behind: the work that a copy was put behind, as (stream, what). held: the host's own work that it was held back by, with
+    all that hung on it. ran: once it has landed.
+    """
+
+    stream: str
+    what: object
+    since: float = 0.0
+    stall: tuple[int, ...] = ()
+    span: tuple[int, ...] = ()
+    copies: tuple[Seen, ...] = ()
+    behind: tuple[str, object] | None = None
+    held: Ran | None = None
+    ran: Ran | None = None
+
+
+class GpuClock:
+    """Times of a GPU on the clock of the host, one for all streams of a device, so that they can be compared."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        #: a timed event that is kept, and when that was
+        self._origin: tuple[int, float] | None = None
+
+    def place(self, span: tuple[int, ...]) -> tuple[tuple[int, ...], float, float]:
+        """When work that has just landed began and ended; and of its timed events, or in their place, those to use again."""
+        start, end = span
+        lasted_s = self._driver.elapsed_s(start, end)
+        if self._origin is None:
+            self._origin = start, time.perf_counter() - lasted_s
+            return (end,), self._origin[1], self._origin[1] + lasted_s
+        timer, at = self._origin
+        passed_s = self._driver.elapsed_s(timer, start)
+        if passed_s > _FAR_S:
+            self._origin, span = (start, at + passed_s), (timer, end)
+        return span, at + passed_s, at + passed_s + lasted_s
+
+    def at(self, timer: int) -> float:
+        """When a timed event has happened; after the first `place`."""
+        assert self._origin is not None
+        return self._origin[1] + self._driver.elapsed_s(self._origin[0], timer)
+
+    def close(self) -> None:
+        """No work is timed any more."""
+        if self._origin is not None:
+            self._driver.bind()
+            self._driver.destroy_event(self._origin[0])
+            self._origin = None
+
+
+class CudaTrace:
+    """Tells `trace` of the work of one stream, in the order in which it lands."""
+
+    def __init__(self, stream: str, clock: GpuClock, trace: Recorder) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._trace = trace
+        self._ended = 0.0
+
+    def landed(self, seen: Seen) -> None:
+        """Work with its times; those of its timed events that are to be used again stay in it."""
+        stall_ended = self._clock.at(seen.stall[1]) if seen.stall and self._ended else 0.0
+        stall_began = self._clock.at(seen.stall[0]) if stall_ended else 0.0
+        seen.span, began, ended = self._clock.place(seen.span)
+        verb = "copy" if isinstance(seen.what, Tile) else "work"
+        seen.ran = Ran(self._stream, self._stream, verb, seen.what, 0.0, began, ended, seen.behind)
+        self._trace.put(seen.ran)
+        if isinstance(seen.what, Operation):
+            held, idle_s = seen.held, min(seen.since, began) - self._ended
+            if held is not None and isinstance(held.what, Tile) and self._ended and idle_s > 0:
+                self._stalled(seen, self._ended, self._ended + idle_s, held)
+            copy = max(self._ran(seen.copies), key=lambda copy: copy.ended, default=None)
+            if copy is not None and stall_ended > stall_began:
+                self._stalled(seen, stall_began, stall_ended, copy)
+        seen.copies, self._ended = (), ended
+
+    def _stalled(self, seen: Seen, began: float, ended: float, copy: Ran) -> None:
+        self._trace.put(Stalled(self._stream, began, ended, ended - began, seen.what, seen.since, copy))
+
+    def _ran(self, copies: Sequence[Seen]) -> list[Ran]:
+        """These have happened, though who sees them land may not have come to that."""
+        found = [copy.ran for copy in copies if copy.ran is not None]
+        for copy in copies:
+            if copy.ran is None and len(copy.span) == 2:
+                began, ended = map(self._clock.at, copy.span)
+                found.append(Ran(copy.stream, copy.stream, "copy", copy.what, 0.0, began, ended, copy.behind))
+        return found
