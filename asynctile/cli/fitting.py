@@ -29,6 +29,7 @@ def check_fit(options: Options) -> Options:
         raise ValueError("--validation-share holds out a part of --data, and --validation-data names another text; leave one "
                          "of them out")
     _check_schedule(options)
+    _check_trace(options)
     return options
 
 
@@ -50,6 +51,17 @@ def _check_schedule(options: Options) -> None:
                          "one of them out")
     if options.last_lr > options.lr:
         raise ValueError(f"--min-lr {options.min_lr} is above --lr {options.lr}; choose at most --lr")
+
+
+def _check_trace(options: Options) -> None:
+    if options.trace_steps is None:
+        return
+    first, last = options.trace_steps
+    if options.trace is None:
+        raise ValueError("--trace-steps without --trace: name the file with --trace, or leave --trace-steps out")
+    if options.epochs is None and max(first, last or 0) > options.steps:
+        raise ValueError(f"--trace-steps {first}:{last or ''} goes beyond --steps {options.steps}; choose steps up to that, or "
+                         "A: for all from A on")
 
 
 def _check_placement(options: Options) -> None:

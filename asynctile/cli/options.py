@@ -173,8 +173,13 @@ class Options:
         "tell a class of your own of every step, validation and checkpoint, see asynctile.callbacks; a module of the current "
         "folder or of the environment; may be given several times, and again when a run goes on", group=_KEPT, forgotten=True,
         config=False, repeatable=True)
-    trace: str | None = option(None, values.name, "FILE", "write what ran when, for chrome://tracing", group=_KEPT,
-                               forgotten=True, config=False)
+    trace: str | None = option(
+        None, values.name, "FILE",
+        "write what ran when, and what it waited for, for ui.perfetto.dev and chrome://tracing; while it is written steps take "
+        "longer", group=_KEPT, forgotten=True, config=False)
+    trace_steps: tuple[int, int | None] | None = option(
+        None, values.steps, "A:B", "trace steps A to B alone, and go on as usual behind them (default: all that is done)",
+        group=_KEPT, forgotten=True, config=False)
 
     @property
     def recomputing(self) -> bool | str:

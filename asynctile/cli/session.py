@@ -27,6 +27,7 @@ from asynctile.cli.pace import Ahead
 from asynctile.cli.picture import Picture
 from asynctile.cli.run_folder import RunFolder, check_same_model
 from asynctile.cli.sample import MOST_CHARACTERS, sample
+from asynctile.cli.tracing import Tracing
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, CheckpointError
 from asynctile.layers import Trainer
@@ -58,6 +59,8 @@ class Session:
         self.display, self.interrupt = display, interrupt
         self.picture = Picture(folder, corpus)
         self._card = card
+        #: once it is asked for
+        self.tracing: Tracing | None = None
         self._skipped = 0
         #: of a token of the held-out part, once it is known
         self._mean_bytes: float | None = None
@@ -143,7 +146,11 @@ class Session:
         return self.trainer.step_count, self.validations.step
 
     async def _step(self) -> None:
+        if self.tracing is not None:
+            await self.tracing.before(self.trainer.step_count + 1)
         report = await self.trainer.step(*self._sound(next(self.batches)))
+        if self.tracing is not None:
+            await self.tracing.behind(report.step)
         self.folder.append_step(report.as_dict())
         self.display.step(report)
         await self.callbacks.step(report)

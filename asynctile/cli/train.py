@@ -34,6 +34,7 @@ from asynctile.cli.run_folder import RunFolder, existing_run
 from asynctile.cli.session import Session
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
+from asynctile.cli.tracing import Tracing
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError
 from asynctile.layers import Trainer
@@ -165,8 +166,9 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
         display.watch(engine.statistics)
         stack.callback(display.watch, None)
         if options.trace is not None:
-            engine.start_trace()
-            stack.callback(engine.write_trace, options.trace)
+            session.tracing = Tracing(engine, options, display.note)
+            await session.tracing.begin()
+            stack.push_async_callback(session.tracing.end)
         interrupt.begin_steps()
         return await _told(session)
 

@@ -16,7 +16,7 @@ from asynctile.storage.sizes import parse_size
 
 __all__ = [
     "below_one", "count", "count_or_none", "duration", "fraction", "name", "name_of_class", "name_or_none", "natural", "one_of",
-    "positive", "share", "size", "size_or_none",
+    "positive", "share", "size", "size_or_none", "steps",
 ]  # fmt: skip
 
 #: Typed for an option that a resumed run is to be without.
@@ -46,6 +46,17 @@ def count(text: str) -> int:
 def count_or_none(text: str) -> int | None:
     """A whole number of 1 or more, or "none"."""
     return None if text == NONE else count(text)
+
+
+def steps(text: str) -> tuple[int, int | None]:
+    """Steps A to B as "A:B", both among them; "A:" to the last there is (None), ":B" from the first."""
+    begin, colon, end = text.partition(":")
+    if not colon or not (begin or end):
+        raise _refusal(text, "steps A:B, such as 5:8, 5: or :8")
+    first, last = count(begin) if begin else 1, count(end) if end else None
+    if last is not None and first > last:
+        raise _refusal(text, f"steps A:B of which the first is not behind the last, such as {last}:{first}")
+    return first, last
 
 
 def natural(text: str) -> int:

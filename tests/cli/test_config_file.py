@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.cli.config_file import read_config
-from asynctile.cli.option import options_of
+from asynctile.cli.option import flag, options_of
 from asynctile.cli.options import Options
 from tests.cli.conftest import Program
 from tests.cli.test_refusals import refused
@@ -74,7 +74,7 @@ def test_where_to_write_and_what_to_run_stand_in_no_file() -> None:
 @pytest.mark.parametrize("key", [*TYPED, "resume", "config"])
 def test_what_stands_in_no_file_is_typed(program: Program, config: Path, key: str) -> None:
     config.write_text(f'{key} = "{config.parent}"')
-    refused(program("plan", "--config", config), f"says {key}, and that is not taken from a file; type --{key} instead",
+    refused(program("plan", "--config", config), f"says {key}, and that is not taken from a file; type {flag(key)} instead",
             command="plan")  # fmt: skip
 
 

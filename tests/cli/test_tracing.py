@@ -1,0 +1,118 @@
+"""--trace and --trace-steps: which steps are traced, what is said, and that a run never depends on its trace."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynctile.cli.session import Session
+from asynctile.measure import trace_file
+from tests.cli.conftest import Program
+from tests.measure.trace_format import problems
+
+FAST = ("--validate-every", 100, "--validation-tokens", 128)
+
+
+def traced_steps(path: Path) -> list[str]:
+    events: list[dict[str, Any]] = json.loads(path.read_text())
+    assert problems(events) == []
+    return [event["name"] for event in events if event.get("cat") == "step"]
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize(("words", "steps"), [((), [*range(1, 7)]), (("--trace-steps", "3:4"), [3, 4]),
+                                              (("--trace-steps", ":2"), [1, 2])])  # fmt: skip
+def test_the_steps_that_are_named_are_traced_and_the_others_played(
+    train: Program, tmp_path: Path, words: tuple[str, ...], steps: list[int]
+) -> None:
+    run, path = tmp_path / "run", tmp_path / "t.json"
+    status, out, err = train("--out", run, "--trace", path, *words, *FAST)
+    assert (status, err) == (0, "") and f"are in {path}: for ui.perfetto.dev" in out
+    assert traced_steps(path) == [f"step {step}" for step in steps]
+    assert not any(line["played"] for line in metrics(run) if line["step"] in steps)
+    if words == ("--trace-steps", "3:4"):
+        assert [line["played"] for line in metrics(run)][-2:] == [True, True]
+    assert not {"trace", "trace_steps"} & json.loads((run / "run.json").read_text())["options"].keys()
+
+
+def test_a_run_that_goes_on_behind_the_steps_that_are_named_says_that_nothing_is_written(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
+    run, path = tmp_path / "run", tmp_path / "t.json"
+    assert train("--out", run, *FAST)[0] == 0
+    status, out, _ = program("train", "--resume", "--out", run, "--steps", 7, "--trace", path, "--trace-steps", "2:3")
+    assert status == 0 and "the run came to none of the steps that --trace-steps names" in out and not path.exists()
+
+
+@pytest.mark.parametrize("steps", [(), ("--trace-steps", "2:5")])
+def test_a_full_disk_ends_the_trace_with_a_sentence_and_the_run_has_the_same_losses(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[str, ...]
+) -> None:
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    assert train("--out", plain, *FAST)[0] == 0
+
+    def full(descriptor: int, text: bytes, offset: int, path: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    append = trace_file.TraceFile.append
+
+    def full_from_now_on(*args: Any) -> None:
+        monkeypatch.setattr(trace_file, "_pwrite", full)
+        append(*args)
+
+    monkeypatch.setattr(trace_file.TraceFile, "append", full_from_now_on)
+    status, out, err = train("--out", run, "--trace", tmp_path / "t.json", *steps, *FAST)
+    assert (status, err) == (0, "")
+    assert "No space left on device" in out and f"--trace {tmp_path / 't.json'} ends" in out
+    assert [line["loss"] for line in metrics(run)] == [line["loss"] for line in metrics(plain)]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step_or_told_at_the_step(
+    train: Program, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    status, _, err = train("--out", tmp_path / "run", "--trace", tmp_path / "folder", *FAST)
+    assert status == 2 and err.count("\n") == 1 and "folder" in err and not (tmp_path / "run").exists()
+    status, out, err = train("--out", tmp_path / "run", "--trace", tmp_path / "folder", "--trace-steps", "2:2", *FAST)
+    assert (status, err) == (0, "") and "Is a directory; nothing is traced, and the run goes on" in out
+
+
+def test_a_trace_that_a_signal_breaks_off_opens(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Session._step
+
+    async def interrupted(session: Session) -> None:
+        await step(session)
+        if session.trainer.step_count == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Session, "_step", interrupted)
+    assert train("--out", tmp_path / "run", "--trace", tmp_path / "t.json", *FAST)[0] == 130
+    assert traced_steps(tmp_path / "t.json")[:3] == ["step 1", "step 2", "step 3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--trace", "t.json", "--trace-steps", "3:2"), "'3:2' cannot be used"),
+        (("--trace", "t.json", "--trace-steps", ":"), "expected steps A:B, such as 5:8"),
+        (("--trace", "t.json", "--trace-steps", "0:2"), "cannot be used"),
+        (("--trace", "t.json", "--trace-steps", "7:"), "--trace-steps 7: goes beyond --steps 6"),
+        (("--trace", "t.json", "--trace-steps", "2:7"), "--trace-steps 2:7 goes beyond --steps 6"),
+        (("--trace-steps", "2:3"), "--trace-steps without --trace"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused_with_a_sentence(
+    train: Program, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    status, _, err = train("--out", tmp_path / "run", *words)
+    assert (status, err.count("\n")) == (2, 1) and said in err and not (tmp_path / "run").exists()
