@@ -110,7 +110,7 @@ DEEP = "[" * 100_000
       for damage, why in [(pipe, "it is a pipe"), (device, "it is a device")]),
     (sparse("config.json"), "config.json: it has 1.00 TiB, expected at most 4.00 MiB"),
     (sparse("model.safetensors"), "model.safetensors is longer than its header says"),
-], ids=str)  # fmt: skip
+], ids=lambda value: value if isinstance(value, str) else "damage")  # fmt: skip
 def test_damage_is_one_sentence_that_names_the_file(folder: Path, damage: Damage, sentence: str) -> None:
     damage(folder)
     tracemalloc.start()
