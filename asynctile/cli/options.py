@@ -102,7 +102,8 @@ class Options:
         "which part of --data is held out, from its end (default: 0.05, at most 131,072 tokens)", group=_VALIDATION)
     validation_tokens: int | None = option(
         None, values.count, "N",
-        "tokens of it that each validation is on, the same each time and spread over it (default: those of 20 batches)",
+        "tokens of it that each validation is on, the same each time and spread over it (default: those of 20 batches, at most "
+        "16,384)",
         group=_VALIDATION)
     validate_every: int | None = option(
         None, values.count, "N",

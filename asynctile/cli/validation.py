@@ -18,8 +18,9 @@ from asynctile.storage.input import shown
 
 __all__ = ["Validations", "tokens_of"]
 
-#: Without --validate-every and --validation-tokens: so many validations, each on the tokens of so many batches.
-_VALIDATIONS, _BATCHES = 10, 20
+#: Without --validate-every and --validation-tokens: so many validations, each on the tokens of so many batches, but not on more
+#: than a larger model does in the time of some steps: a run of three steps is not to end in a minute of validations.
+_VALIDATIONS, _BATCHES, _TOKENS = 10, 20, 1 << 14
 
 
 class Validations:
@@ -90,7 +91,7 @@ class Validations:
 def tokens_of(options: Options) -> int:
     """How many tokens each validation of a run is on, if so many are held out."""
     assert options.seq_len is not None
-    return options.validation_tokens or _BATCHES * options.batch_size * options.seq_len
+    return options.validation_tokens or min(_BATCHES * options.batch_size * options.seq_len, _TOKENS)
 
 
 def _is_whole(value: Any, least: int) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from asynctile.cli.options import Options
 from asynctile.cli.sample import MOST_CHARACTERS
-from asynctile.cli.validation import Validations
+from asynctile.cli.validation import Validations, tokens_of
 from asynctile.layers.data import ValidationBatches
 from asynctile.storage.input import LINE_NBYTES
 from tests.cli.conftest import Program
@@ -146,6 +147,14 @@ def test_samples_are_written_at_each_validation(train: Program, program: Program
     assert samples[1]["text"] in out
     assert program("train", "--resume", "--out", run, "--steps", 3, "--sample-tokens", 0)[0] == 0
     assert len((run / "samples.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(("options", "tokens"), [
+    (Options(seq_len=64), 20 * 12 * 64), (Options(seq_len=1024), 16_384),
+    (Options(seq_len=1024, validation_tokens=100_000), 100_000), (Options(seq_len=32, batch_size=1), 640),
+])  # fmt: skip
+def test_a_validation_takes_no_longer_than_some_steps_unless_more_tokens_are_asked_for(options: Options, tokens: int) -> None:
+    assert tokens_of(options) == tokens
 
 
 def test_what_is_kept_of_a_sample_is_a_line_that_can_be_read_again() -> None:
