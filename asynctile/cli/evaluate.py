@@ -20,6 +20,7 @@ from asynctile.cli.corpus import check_sequence, open_held_out
 from asynctile.cli.display import open_display
 from asynctile.cli.figures import Shown, as_counts, as_sizes
 from asynctile.cli.fitting import check_fit
+from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import resumed_options
@@ -46,26 +47,34 @@ class _Progress(Protocol):
     def __call__(self, what: str, done: int, total: int, shown: Shown = ...) -> None: ...
 
 
+#: of the model's shape
+_WindowsOf = Callable[[Config, _Progress], ValidationBatches]
+
+
 def run(given: dict[str, Any]) -> int:
     """Print how well the model does; returns the exit status."""
     placement = check_fit(Options(**{name: given[name] for name in PLACEMENT if name in given}))
     folder = Path(given["folder"])
     weights, tokenizer = find_model(folder, given["tokenizer"])
     with ExitStack() as stack:
-        progress = _progress(stack)
         if given["data"] is not None:
             place = stack.enter_context(TemporaryDirectory(prefix="asynctile-"))
-            what, windows = f"data {given['data']}", partial(_windows_of_data, given, tokenizer, Path(place), progress)
+            what, windows = f"data {given['data']}", partial(_windows_of_data, given, tokenizer, Path(place))
         elif (of := run_of(folder)) is not None:
+            if given["tokenizer"] is not None:
+                raise ValueError(f"--tokenizer {given['tokenizer']} does not go with what {of.path} has held out, tokens of "
+                                 "its own tokenizer; leave it out, or name a text with --data")
             what, windows = f"the held-out part of the run {of.path}", partial(_windows_of_run, given, of)
         else:
             raise ValueError(f"{folder} is of no run, which would have held out a text; name one with --data")
-        found = asyncio.run(_evaluate(placement, weights, tokenizer, what, windows, progress))
+        found = asyncio.run(_evaluate(placement, weights, tokenizer, what, windows, _progress(stack)))
+    if found is None:
+        return EXIT_STATUS
     print_rows([("model", str(weights)), ("on", what), *_rows(found)])
     return 0
 
 
-def _windows_of_run(given: dict[str, Any], run: RunFolder, _: Config) -> ValidationBatches:
+def _windows_of_run(given: dict[str, Any], run: RunFolder, _shape: Config, _progress: _Progress) -> ValidationBatches:
     """Those that the run validates on, unless more or fewer are asked for."""
     options = resumed_options({}, run.read_record()["options"], run.path)
     if options.seq_len is None:
@@ -76,7 +85,7 @@ def _windows_of_run(given: dict[str, Any], run: RunFolder, _: Config) -> Validat
 
 
 def _windows_of_data(
-    given: dict[str, Any], tokenizer: Tokenizer, place: Path, progress: _Progress, shape: Config
+    given: dict[str, Any], tokenizer: Tokenizer, place: Path, shape: Config, progress: _Progress
 ) -> ValidationBatches:
     """All of the data, unless fewer are asked for. place: for its tokens. shape: the model's."""
     path, seq_len = given["data"], given["seq_len"] or shape.block_size
@@ -89,25 +98,38 @@ def _windows_of_data(
 
 
 async def _evaluate(
-    placement: Options, weights: Path, tokenizer: Tokenizer, what: str, windows_of: Callable[[Config], ValidationBatches],
-    progress: _Progress,
-) -> Evaluation:  # fmt: skip
-    async with engine_of(placement) as engine:
-        model = await GPT2.from_pretrained(engine, weights)
-        check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
-        windows = await documents.finish(asyncio.to_thread(windows_of, model.config))
+    placement: Options, weights: Path, tokenizer: Tokenizer, what: str, windows_of: _WindowsOf, show: _Progress
+) -> Evaluation | None:
+    """None if a signal came: threads that read a text look for one, since no cancellation ends them."""
+    interrupt = Interrupt()
 
-        def done(count: int) -> None:
-            progress("evaluating", count, len(windows), as_counts)
+    def progress(what: str, done: int, total: int, shown: Shown = as_counts) -> None:
+        interrupt.check()
+        show(what, done, total, shown)
 
-        done(0)
-        try:
-            nbytes = await asyncio.to_thread(mean_bytes, tokenizer, windows.rows())
-            return await evaluate(model, windows, bytes_per_token=nbytes, progress=done)
-        except ValueError as error:
-            raise ValueError(f"the tokens of {what}: {error}") from error
-        except AsynctileError as error:  # the engine and the model do not know where the weights come from
-            raise AsynctileError(f"the model of {weights}: {error}") from error
+    async def found() -> Evaluation:
+        async with engine_of(placement) as engine:
+            model = await GPT2.from_pretrained(engine, weights)
+            check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
+            windows = await documents.finish(asyncio.to_thread(windows_of, model.config, progress))
+            done = partial(progress, "evaluating", total=len(windows))
+            done(done=0)
+            try:
+                rows = interrupt.watched(windows.rows())
+                nbytes = await documents.finish(asyncio.to_thread(mean_bytes, tokenizer, rows))
+                return await evaluate(model, windows, bytes_per_token=nbytes, progress=lambda count: done(done=count))
+            except ValueError as error:
+                raise ValueError(f"the tokens of {what}: {error}") from error
+            except AsynctileError as error:  # the engine and the model do not know where the weights come from
+                raise AsynctileError(f"the model of {weights}: {error}") from error
+
+    try:
+        with interrupt.listening(lambda _: None):
+            return await found()
+    except (asyncio.CancelledError, InterruptedError):
+        if not interrupt.asked:
+            raise
+        return None
 
 
 def _rows(found: Evaluation) -> list[tuple[str, str]]:

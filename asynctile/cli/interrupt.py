@@ -11,14 +11,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from asynctile.starting import EXIT_STATUS
 
 __all__ = ["EXIT_STATUS", "Interrupt"]
+
+T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -93,3 +95,9 @@ class Interrupt:
         """
         if self.asked:
             raise InterruptedError("stopped by a signal")
+
+    def watched(self, items: Iterable[T]) -> Iterator[T]:
+        """`items`, with a `check` before each."""
+        for item in items:
+            self.check()
+            yield item

@@ -7,7 +7,7 @@ validation is due and what is best is validation.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -204,17 +204,20 @@ class Session:
             self.interrupt.check()
 
         self.display.validating(0, len(windows))
-        if self._mean_bytes is None:
-            try:
-                self._mean_bytes = await asyncio.to_thread(mean_bytes, self.corpus.tokenizer, windows.rows())
-            except ValueError as error:
-                raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged: {error}; put them back, or start "
-                                      "another run") from error
-        sound = map(self._sound, windows)
+        rows, sound = self.interrupt.watched(windows.rows()), map(self._sound, windows)
         try:
+            if self._mean_bytes is None:
+                self._mean_bytes = await self._bytes_of(rows)
             return await evaluate(self.trainer.model, sound, bytes_per_token=self._mean_bytes, progress=progress)
         except InterruptedError:
             return None
+
+    async def _bytes_of(self, rows: Iterator[NDArray[Any]]) -> float | None:
+        try:
+            return await asyncio.to_thread(mean_bytes, self.corpus.tokenizer, rows)
+        except ValueError as error:
+            raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged: {error}; put them back, or start "
+                                  "another run") from error
 
     async def sample(self, tokens: int) -> str | None:
         """Held-out text and how the model goes on from it; None when a signal came. Nothing for no tokens."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from asynctile.layers.byte_tokenizer import ByteTokenizer
+from asynctile.layers.data import ValidationBatches
 from tests.cli.conftest import Program
 from tests.cli.test_links import everything
 from tests.cli.test_refusals import refused as refused_train
@@ -63,10 +68,34 @@ def test_a_model_of_no_run_needs_a_text(program: Program, run: Path, text: Path,
     assert program("evaluate", tmp_path / "model", "--data", text)[0] == 0
 
 
+@pytest.mark.parametrize("moment", ["making tokens of the text", "bytes of tokens", "evaluating"])
+def test_a_signal_ends_it_while_a_thread_reads_the_text(
+    program: Program, run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    told: list[str] = []
+
+    def tell(what: str, *_: object, **__: object) -> None:
+        told.append(what)
+        if what == moment and told.count(moment) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)  # until the main thread has seen it
+
+    rows = ValidationBatches.rows
+    monkeypatch.setattr(ValidationBatches, "rows", lambda self: (tell("bytes of tokens") or row for row in rows(self)))
+    monkeypatch.setattr("asynctile.cli.evaluate._progress", lambda _: tell)
+    monkeypatch.setattr("asynctile.layers.tokens._HELD_NBYTES", 1)
+    monkeypatch.setattr("asynctile.layers.text.PIECE_NBYTES", 1000)
+    bytes_of = "asynctile.layers.evaluation.ByteTokenizer"
+    monkeypatch.setattr(bytes_of, type("Another", (ByteTokenizer,), {}))  # whose bytes are counted
+    assert program("evaluate", run, "--data", text, "--device", "cpu") == (130, "", "")
+    assert told.count(moment) == 2 and told[-1] == moment
+
+
 def test_what_cannot_be_evaluated_is_told_in_a_line(program: Program, run: Path, text: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("x" * 32)
     refused(program("evaluate", run, "--data", short), f"data {short} has 32 tokens, shorter than one sequence")
+    refused(program("evaluate", run, "--tokenizer", "bytes"), "--tokenizer bytes does not go with what", str(run), "--data")
     refused(program("evaluate", run, "--data", text, "--seq-len", 33), f"data {text}", "block_size is 32")
     (run / "tokens" / "tokens.bin").write_bytes(b"\xff" * (run / "tokens" / "tokens.bin").stat().st_size)
     refused(program("evaluate", run), str(run), "65535")
