@@ -82,6 +82,9 @@ def test_a_reader_that_looks_on_forgets_what_a_run_that_goes_on_does_again(
     reader.Reload()
     assert [event.step for event in reader.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert_equal(run, [1, 2, 3, 4, 5, 6])
+    assert program("train", "--resume", "--out", run, "--steps", 7)[0] == 0
+    assert_equal(run, [1, 2, 3, 4, 5, 6, 7])
+    assert len(list((run / "tensorboard").iterdir())) == 2, "the one before is empty, those before that are gone"
 
 
 def test_a_session_that_asks_for_it_first_has_the_steps_of_all_before(train: Program, program: Program, tmp_path: Path) -> None:

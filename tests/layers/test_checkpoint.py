@@ -216,5 +216,5 @@ async def test_a_save_says_how_far_it_is_and_ends_when_the_folder_is_there(tmp_p
         await trainer.saved()
     done, totals = [words[0] for words in told], {words[1] for words in told}
     assert done == sorted(done) and totals == {2 * nbytes} == {done[-1]}
-    assert len(set(done)) > 10 and done[0] < nbytes / 2
+    assert done[-2] < done[-1] and len(set(done)) > 10 and done[0] < nbytes / 2
     assert [there for _, _, there in told] == [False] * (len(told) - 1) + [True]
