@@ -10,7 +10,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/first
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Of what is installed little is ever imported: that is compiled to bytecode when it is, the rest never.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
 # A process for each core: what none has begun goes to whichever is done first.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
