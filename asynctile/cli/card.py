@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -32,14 +34,38 @@ _HEAD_NBYTES = 1 << 16
 _HEAD = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _PLAIN = r"""(["']?)[\w.](?:[\w./+-]|:(?=\S)|[ ](?=\S))*\1"""
 _FIELD, _ITEM = re.compile(rf"(\w+):(?:[ ]+{_PLAIN.replace('1', '2')})?[ ]*"), re.compile(rf"[ ]*-[ ]+{_PLAIN}[ ]*")
+_LOSS = "validation_loss"
 #: What a validation measures: its name in metrics.jsonl, what people call it, what the Hub calls it.
 _MEASURED = (
-    ("validation_loss", "loss, nats a token", "loss"),
+    (_LOSS, "loss, nats a token", "loss"),
     ("validation_perplexity", "perplexity", "perplexity"),
     ("validation_bits_per_byte", "bits a byte", "bits_per_byte"),
 )
 
 Line = Mapping[str, Any]
+
+
+@dataclass
+class _Found:
+    """What lines of metrics come to; there may be millions."""
+
+    steps: int = 0
+    tokens: int | float = 0
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST_STEPS))
+    newest: Line = field(default_factory=dict)
+    """The last line with a validation."""
+    best: Line = field(default_factory=dict)
+    """That of the lowest loss, the first of several."""
+
+    def add(self, line: Line) -> None:
+        self.steps = max(self.steps, line["step"])
+        self.tokens += number_in(line, "tokens") or 0
+        if (loss := number_in(line, "loss")) is not None:
+            self.losses.append(loss)
+        if (validation := number_in(line, _LOSS)) is not None:
+            self.newest = line
+            if not self.best or validation < self.best[_LOSS]:
+                self.best = line
 
 
 def model_card(
@@ -50,18 +76,18 @@ def model_card(
     name: of the model. record: what run.json holds. lines: of metrics.jsonl, up to the step that is saved. before: the card
     that stood beside the weights so far; what its head says of license and language is kept.
     """
-    lines = list(lines)
-    losses = [loss for line in lines if (loss := number_in(line, "loss")) is not None]
-    validations = [line for line in lines if number_in(line, "validation_loss") is not None]
-    options, newest = record["options"], validations[-1] if validations else {}
+    found = _Found()
+    for line in lines:
+        found.add(line)
+    options = record["options"]
     data = _named(options.get("data")) or _LIBRARY
     parts = [
-        _head(name, data, options.get("model"), newest, before),
+        _head(name, data, options.get("model"), found.newest, before),
         f"# {_cell(name)}",
         f"A GPT-2 of {config.parameter_count:,} parameters ({config.summary}), trained by asynctile on {_cell(data)}. "
         f"{_beginning(options)} Prompt and answer together have room for {config.block_size:,} tokens.",
         "## Measured",
-        _table(("", ""), _measured(lines, losses, validations)),
+        _table(("", ""), _measured(found)),
         "## Use it",
         "```python\nfrom transformers import pipeline\n\n"
         'write = pipeline("text-generation", model=FOLDER)  # the folder that this file is in\n'
@@ -111,21 +137,19 @@ def _beginning(options: Mapping[str, Any]) -> str:
     return f"It began with the weights of `{_cell(_named(model))}`, whose own card, if it had one, this one replaces."
 
 
-def _measured(lines: Sequence[Line], losses: Sequence[float], validations: Sequence[Line]) -> Iterator[tuple[str, str]]:
-    steps = max((line["step"] for line in lines), default=0)
-    yield "steps", f"{steps:,}"
-    yield "tokens trained on", f"{sum(number_in(line, 'tokens') or 0 for line in lines):,}"
-    if last := losses[-_LAST_STEPS:]:
+def _measured(found: _Found) -> Iterator[tuple[str, str]]:
+    yield "steps", f"{found.steps:,}"
+    yield "tokens trained on", f"{found.tokens:,}"
+    if last := found.losses:
         yield f"training loss, nats a token, mean of the last {len(last)} steps", f"{math.fsum(last) / len(last):.4f}"
-    if not validations:
+    if not (newest := found.newest):
         return
-    newest, best = validations[-1], min(validations, key=lambda line: line["validation_loss"])
     for line_name, called, _ in _MEASURED:
         if (value := number_in(newest, line_name)) is not None:
             yield f"{called}, on held-out text after step {newest['step']:,}", f"{value:.4f}"
     if (tokens := number_in(newest, "validation_tokens")) is not None:
         yield "tokens of that text", f"{tokens:,}"
-    yield "least of these losses", f"{best['validation_loss']:.4f}, after step {best['step']:,}"
+    yield "least of these losses", f"{found.best[_LOSS]:.4f}, after step {found.best['step']:,}"
 
 
 def _asked(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ from asynctile.storage.input import shown
 
 __all__ = ["new_options", "resumed_options"]
 
-#: Say the same thing in two ways: what says one of them leaves aside what a file or a run says of the other.
+#: One of both is meant: what says one of them leaves aside what a file or a run says of the other.
 _EITHER = (("steps", "epochs"), ("validation_data", "validation_share"))
 #: A path that is relative means another place when the run goes on from elsewhere.
 _PATHS = ("data", "validation_data", "model", "tokenizer", "spill")
@@ -70,14 +70,14 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
 
 
 def _sources(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the file of --config says, and what was typed. ValueError if one of them says the same thing in two ways."""
+    """What the file of --config says, and what was typed. ValueError if one of them says two things that exclude each other."""
     said = _settled({name: value for name, value in given.items() if name != "config"})
     config = _settled(read_config(given["config"])) if "config" in given else {}
-    for source in (config, said):
+    for source, whence in ((config, f"--config {given.get('config')}: "), (said, "")):
         for one, other in _EITHER:
             if source.get(one) is not None and source.get(other) is not None:
-                raise ValueError(f"{typed(one, source[one])} and {typed(other, source[other])} say the same thing twice; leave "
-                                 "one of them out")
+                both = f"{typed(one, source[one])} and {typed(other, source[other])}"
+                raise ValueError(f"{whence}{both} exclude each other; leave one of them out")
     return config, said
 
 

@@ -84,12 +84,10 @@ class TensorBoard(Callback):
         self._record(Event(wall_time=now, file_version=_VERSION))
         # By this it forgets what it has read of the files that were here.
         self._record(Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)))
-        lines = list(read_metrics(self._run / _METRICS))
         # The metrics have durations and no times: points stand as far apart as their steps and validations lasted.
-        lasted = [(number_in(line, "step_s") or 0) + (number_in(line, "validation_s") or 0) for line in lines]
-        wall_time = now - sum(lasted)
-        for line, seconds in zip(lines, lasted, strict=True):
-            wall_time += seconds
+        wall_time = now - sum(map(_lasted, read_metrics(self._run / _METRICS)))
+        for line in read_metrics(self._run / _METRICS):
+            wall_time += _lasted(line)
             self._write(line["step"], wall_time, line)
 
     def _write(self, step: int, wall_time: float, line: Mapping[str, Any]) -> None:
@@ -100,6 +98,11 @@ class TensorBoard(Callback):
     def _record(self, event: Event) -> None:
         assert self._file is not None
         RecordWriter(self._file).write(event.SerializeToString())
+
+
+def _lasted(line: Mapping[str, Any]) -> float:
+    """Seconds that what a line of metrics tells of took."""
+    return (number_in(line, "step_s") or 0) + (number_in(line, "validation_s") or 0)
 
 
 def points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

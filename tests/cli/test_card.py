@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,22 @@ def head(text: str) -> dict[str, Any]:
 def rows(text: str) -> dict[str, str]:
     cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return {row[0]: row[1] for row in cells if len(row) == 2}
+
+
+def test_lines_are_not_kept() -> None:
+    class Line(dict[str, Any]):
+        """A dict that can be asked whether it is still there."""
+
+    made: list[weakref.ref[Line]] = []
+
+    def lines() -> Iterator[Line]:
+        for step in range(1000):
+            line = Line(validation(step, 5.0, 148.4, None) if step % 2 else {"step": step, "loss": 5.0})
+            made.append(weakref.ref(line))
+            yield line
+            assert sum(there() is not None for there in made) <= 5
+
+    assert "| steps | 999 |" in card(lines=lines()) and len(made) == 1000
 
 
 def test_numbers_are_those_of_the_metrics() -> None:

@@ -80,7 +80,7 @@ def test_a_run_of_before_there_was_a_choice_goes_on_as_it_did() -> None:
 
 
 def test_steps_and_epochs_say_the_same_and_what_is_typed_counts() -> None:
-    with pytest.raises(ValueError, match=r"--steps 3 and --epochs 2\.0 say the same thing twice; leave one of them out"):
+    with pytest.raises(ValueError, match=r"--steps 3 and --epochs 2\.0 exclude each other; leave one of them out"):
         new_options({"steps": 3, "epochs": 2.0})
     assert resumed_options({"epochs": 2.0}, remembered(steps=7), RUN).epochs == 2.0
     pending = remembered(epochs=2.0)

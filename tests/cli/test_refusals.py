@@ -58,7 +58,7 @@ def test_numbers(program: Program, command: str, option: str, value: str) -> Non
         (["--warmup", "7"], ["7", "6"]),
         (["--min-lr", "0.1", "--lr", "0.01"], ["--min-lr 0.1 is above --lr 0.01", "choose at most --lr"]),
         (["--min-lr", "0.001", "--schedule", "constant"], ["--min-lr 0.001 does not go with --schedule constant"]),
-        (["--epochs", "2"], ["--steps 6 and --epochs 2.0 say the same thing twice", "leave one of them out"]),
+        (["--epochs", "2"], ["--steps 6 and --epochs 2.0 exclude each other", "leave one of them out"]),
         (["--gradient-accumulation", "2147483647"], ["--batch-size 4 --gradient-accumulation 2147483647", "134,217,728"]),
         (["--data", "/no/such/text"], ["/no/such/text"]),
         (["--model", "/no/such/model"], ["/no/such/model", "gpt2-xl"]),
