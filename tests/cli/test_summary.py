@@ -11,7 +11,8 @@ from asynctile.cli.summary import Sums
 
 
 def sums_of(*lines: dict[str, Any]) -> Sums:
-    folder: Any = SimpleNamespace(lines=lambda: [{"step": number, **line} for number, line in enumerate(lines, 1)])
+    numbered = [{"step": number, **line} for number, line in enumerate(lines, 1)]
+    folder: Any = SimpleNamespace(metrics=SimpleNamespace(lines=lambda: numbered))
     return Sums.of(folder)
 
 
