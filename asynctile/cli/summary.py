@@ -92,21 +92,23 @@ async def finish(session: Session) -> bool:
     folder.write("sample.txt", text.encode())
     folder.write("summary.json", encode_json(_as_json(sums, entropy)))
     note(f"\n{text}\n")
-    for line in _sentences(sums, entropy, folder):
+    # Of before there was a best model the metrics may have a lower loss, on other windows.
+    is_kept = folder.has_best and sums.best.get("step") == session.validations.best_step
+    for line in _sentences(sums, entropy, is_kept):
         note(line)
     note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
     note(f"asynctile generate {folder.path} writes with the model; transformers opens {folder.checkpoints()[-1]} as it is")
     return True
 
 
-def _sentences(sums: Sums, entropy: float, folder: RunFolder) -> list[str]:
+def _sentences(sums: Sums, entropy: float, is_kept: bool) -> list[str]:
     lines = []
     if sums.validation_loss is not None:
         difference = entropy - sums.validation_loss
         side = "below" if difference >= 0 else "above"
         lines.append(f"validation loss {sums.validation_loss:.4f} nats a token, {abs(difference):.4f} {side} the "
                      f"bigram entropy of the same held-out text, {entropy:.4f}")
-        lines += _of_validation(sums, folder)
+        lines += _of_validation(sums, is_kept)
     stalled = "" if sums.stalled is None else f"; stalled for {sums.stalled:.1%} of the time"
     lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
     up, down = format_size(sums.uploaded_bytes), format_size(sums.downloaded_bytes)
@@ -118,15 +120,17 @@ def _sentences(sums: Sums, entropy: float, folder: RunFolder) -> list[str]:
     return lines
 
 
-def _of_validation(sums: Sums, folder: RunFolder) -> list[str]:
-    """What the newest validation found beside the loss, and which was best; of before it was measured nothing."""
+def _of_validation(sums: Sums, is_kept: bool) -> list[str]:
+    """What the newest validation found beside the loss, and which was best; of before it was measured nothing. is_kept: the
+    model of the best is in its place.
+    """
     found = []
     if (perplexity := number_in(sums.validation, "validation_perplexity")) is not None:
         found.append(f"perplexity {perplexity:,.2f}")
     if (bits := number_in(sums.validation, "validation_bits_per_byte")) is not None:
         found.append(f"{bits:.4f} bits a byte")
     if sums.best["step"] != sums.validation["step"]:
-        kept = ", whose model is in checkpoints/best" if folder.has_best else ""
+        kept = ", whose model is in checkpoints/best" if is_kept else ""
         found.append(f"the best loss was {sums.best[_LOSS]:.4f}, at step {sums.best['step']}{kept}")
     return [", ".join(found)] if found else []
 

@@ -119,3 +119,16 @@ def test_a_run_of_before_validations_had_lines_goes_on_and_is_summed(train: Prog
     summary = json.loads((run / "summary.json").read_text())
     assert summary["steps"] == 6 and summary["tokens"] == 6 * 4 * 32 and summary["best_step"] == 6
     assert (run / "checkpoints" / "best").is_dir()
+
+
+def test_the_best_loss_of_before_models_of_it_were_kept_is_not_said_to_be_there(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 4)[0] == 0
+    as_before(run)
+    *lines, last = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(json.loads(last) | {"validation_loss": 0.5}), ""]))
+    status, out, err = program("train", "--resume", "--out", run, "--steps", 6)
+    assert (status, err) == (0, "") and (run / "checkpoints" / "best").is_dir()
+    assert "the best loss was 0.5000, at step 4" in out and "checkpoints/best" not in out
