@@ -7,7 +7,7 @@ validation is due and what is best is validation.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,7 @@ class Session:
         #: once it is asked for
         self.tracing: Tracing | None = None
         self._skipped = 0
-        #: of a token of the held-out part, once it is known
+        #: of a token of the windows, if they stand for text
         self._mean_bytes: float | None = None
         #: the checkpoint that was begun, and that nobody has seen whole
         self._saving: tuple[int, Path] | None = None
@@ -95,6 +95,10 @@ class Session:
         Checkpoints on the way are written while steps go on. CheckpointError if one cannot be, at the end of the step
         in which it failed.
         """
+        try:
+            await asyncio.to_thread(self._look_at_windows)
+        except InterruptedError:
+            return
         self.display.begin(await self._ahead())
         try:
             await self._go()
@@ -195,6 +199,17 @@ class Session:
         if self.validations.is_over and step < self.options.steps:
             self.display.note(f"ending after step {step}: {self.validations.why_over}")
 
+    def _look_at_windows(self) -> None:
+        """In a thread, before anything is changed: CheckpointError for held-out tokens that are damaged."""
+        windows, watched = self.validations.batches, self.interrupt.watched
+        for batch in watched(windows):
+            self._sound(batch)
+        try:
+            self._mean_bytes = mean_bytes(self.corpus.tokenizer, watched(windows.rows()))
+        except ValueError as error:
+            raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged: {error}; put them back, or start "
+                                  "another run") from error
+
     async def _evaluate(self) -> Evaluation | None:
         """Of the model as it is, on the windows of the run; None when a signal came."""
         windows = self.validations.batches
@@ -204,20 +219,11 @@ class Session:
             self.interrupt.check()
 
         self.display.validating(0, len(windows))
-        rows, sound = self.interrupt.watched(windows.rows()), map(self._sound, windows)
+        sound = map(self._sound, windows)
         try:
-            if self._mean_bytes is None:
-                self._mean_bytes = await self._bytes_of(rows)
             return await evaluate(self.trainer.model, sound, bytes_per_token=self._mean_bytes, progress=progress)
         except InterruptedError:
             return None
-
-    async def _bytes_of(self, rows: Iterator[NDArray[Any]]) -> float | None:
-        try:
-            return await asyncio.to_thread(mean_bytes, self.corpus.tokenizer, rows)
-        except ValueError as error:
-            raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged: {error}; put them back, or start "
-                                  "another run") from error
 
     async def sample(self, tokens: int) -> str | None:
         """Held-out text and how the model goes on from it; None when a signal came. Nothing for no tokens."""

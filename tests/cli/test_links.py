@@ -105,6 +105,19 @@ def test_a_token_that_the_model_has_not_names_the_file_it_stands_in(program: Pro
     assert (status, err.count("\n")) == (2, 1) and f"tokens of the run {run} are damaged" in err and "one is 65535" in err
 
 
+def test_a_held_out_token_that_the_model_has_not_is_found_before_anything_is_changed(
+    program: Program, run: Path, tmp_path: Path
+) -> None:
+    tokens = run / "validation" / "tokens.bin"
+    content = bytearray(tokens.read_bytes())
+    content[65] = 1  # the first token of the second window is above 255
+    tokens.write_bytes(content)
+    before = everything(tmp_path)
+    status, _, err = program("train", "--resume", "--out", run, "--steps", 4)
+    assert (status, err.count("\n")) == (2, 1) and f"the tokens of the run {run} are damaged" in err
+    assert everything(tmp_path) == before
+
+
 def test_a_run_may_be_named_through_links(program: Program, run: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     run.rename(tmp_path / "disk" / "run")
