@@ -107,7 +107,7 @@ def _sentences(sums: Sums, entropy: float, is_kept: bool) -> list[str]:
         difference = entropy - sums.validation_loss
         side = "below" if difference >= 0 else "above"
         lines.append(f"validation loss {sums.validation_loss:.4f} nats a token, {abs(difference):.4f} {side} the "
-                     f"bigram entropy of the same held-out text, {entropy:.4f}")
+                     f"bigram entropy of the held-out text, {entropy:.4f}")
         lines += _of_validation(sums, is_kept)
     stalled = "" if sums.stalled is None else f"; stalled for {sums.stalled:.1%} of the time"
     lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")

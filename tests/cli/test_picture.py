@@ -123,3 +123,13 @@ def test_a_run_that_fails_has_the_picture_of_its_validations(
     run = tmp_path / "run"
     assert train("--out", run, "--validate-every", 2, "--callback", "failing:Failing")[0] == 2
     assert [path.name for path in run.glob("loss.*")] in (["loss.png"], ["loss.svg"])
+
+
+async def test_of_a_long_text_only_the_beginning_tells_its_bigrams(
+    tmp_path: Path, drawing: Drawing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawing.may_end.set()
+    monkeypatch.setattr(pictures, "_BIGRAM_TOKENS", 3)
+    assert (await picture(tmp_path).last())[1] == 0, "1 and 2 alone follow one another"
+    monkeypatch.setattr(pictures, "_BIGRAM_TOKENS", 5)
+    assert (await picture(tmp_path).last())[1] > 0
