@@ -65,9 +65,9 @@ async def profile(trainer: Trainer, tokens: Any, targets: Any) -> Table:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         engine.write_trace(path)
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        events = json.loads(path.read_text(encoding="utf-8"))
     spent: dict[str, list[float]] = defaultdict(list)
-    for event in events:
+    for event in (event for event in events if event.get("cat") == "kernel"):
         spent[event["name"]].append(event["dur"] * 1e-6)
     program = trainer.model.program("step", BATCH, LENGTH, 1, kept_if(trainer.recompute is True, CONFIG))
     flops: dict[str, int] = defaultdict(int)
