@@ -18,6 +18,8 @@ __all__ = ["check_fit", "steps_of"]
 
 #: A checkpoint counts no further.
 MOST_STEPS = 1 << 63
+#: Of a sample: one is written at every validation, and its time follows from nothing but this number.
+MOST_SAMPLE_TOKENS = 1_000
 _DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
 
 
@@ -25,12 +27,19 @@ def check_fit(options: Options) -> Options:
     """The same options, or ValueError with a sentence."""
     _check_placement(options)
     _check_batch(options)
-    if options.validation_data is not None and options.validation_share is not None:
-        raise ValueError("--validation-share holds out a part of --data, and --validation-data names another text; leave one "
-                         "of them out")
+    _check_validation(options)
     _check_schedule(options)
     _check_trace(options)
     return options
+
+
+def _check_validation(options: Options) -> None:
+    if options.validation_data is not None and options.validation_share is not None:
+        raise ValueError("--validation-share holds out a part of --data, and --validation-data names another text; leave one "
+                         "of them out")
+    if options.sample_tokens > MOST_SAMPLE_TOKENS:
+        raise ValueError(f"--sample-tokens {options.sample_tokens} makes a long wait of each validation; choose at most "
+                         f"{MOST_SAMPLE_TOKENS:,}")
 
 
 def steps_of(epochs: float, tokens: int, tokens_a_step: int) -> int:

@@ -27,6 +27,12 @@ def test_what_hangs_on_steps_is_looked_at_when_epochs_have_become_steps() -> Non
         check_fit(Options(steps=9, warmup=50))
 
 
+def test_a_sample_has_an_end() -> None:
+    assert check_fit(Options(sample_tokens=1_000)).sample_tokens == 1_000
+    with pytest.raises(ValueError, match="--sample-tokens 1001 makes a long wait of each validation; choose at most 1,000"):
+        check_fit(Options(sample_tokens=1_001))
+
+
 def test_the_rate_ends_at_a_tenth_unless_it_was_said_where() -> None:
     assert Options(lr=0.5).last_lr == 0.05
     assert Options(lr=0.5, min_lr=0.0).last_lr == 0.0
