@@ -59,6 +59,9 @@ class TensorBoard(Callback):
         self._tell(step, {"step": step, **evaluation.as_dict()})
 
     def end(self, status: str) -> None:
+        """A run that had nothing left to do has no point to begin with, and its metrics are all there."""
+        if self._file is None and status == "finished":
+            self._begin_anew()
         if self._file is not None:
             self._file.close()
 

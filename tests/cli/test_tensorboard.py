@@ -125,3 +125,10 @@ def test_without_the_package_the_extra_is_named(train: Program, tmp_path: Path, 
 ])  # fmt: skip
 def test_a_line_has_a_point_for_each_number_that_can_be_drawn(line: dict[str, Any], found: dict[str, float]) -> None:
     assert dict(points(line)) == found
+
+
+def test_a_run_that_is_over_may_be_asked_for_them_later(train: Program, program: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2)[0] == 0
+    assert program("train", "--resume", "--out", run, "--tensorboard")[0] == 0
+    assert_equal(run, [1, 2])

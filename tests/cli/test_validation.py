@@ -14,6 +14,7 @@ import pytest
 
 from asynctile.cli.options import Options
 from asynctile.cli.sample import MOST_CHARACTERS
+from asynctile.cli.session import Session
 from asynctile.cli.validation import Validations, tokens_of
 from asynctile.layers.data import ValidationBatches
 from asynctile.storage.input import LINE_NBYTES
@@ -95,6 +96,21 @@ def test_every_validation_is_a_line_on_the_same_tokens_and_the_best_model_is_kep
         run / "checkpoints" / "step-000006" / "model.safetensors").read_bytes()  # fmt: skip
     for said in ("validation before the first step", "validation after step 6", "perplexity", "bits a byte", "the best so far"):
         assert said in out
+
+
+def test_what_a_model_that_is_torn_names_to_go_on_from_is_a_checkpoint_and_not_the_best(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, named = Session._save_best, []
+
+    async def saving(self: Session, step: int) -> None:
+        await save(self, step)
+        named.append((step, self.trainer.model.last_checkpoint))
+
+    monkeypatch.setattr(Session, "_save_best", saving)
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 3, "--lr", 0.01, "--validate-every", 1, "--save-every", 2)[0] == 0
+    assert named == [(1, None), (2, None), (3, str(run / "checkpoints" / "step-000002"))]
 
 
 def test_a_run_without_gain_ends_says_why_and_says_so_again(train: Program, program: Program, tmp_path: Path) -> None:
