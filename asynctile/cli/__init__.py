@@ -17,7 +17,8 @@ with ended_by_ctrl_c():
     from typing import Any
 
     from asynctile import __version__
-    from asynctile.cli.arguments import COMMANDS, Parser, build_parser, nearest
+    from asynctile.cli.arguments import COMMANDS, Parser, build_parser
+    from asynctile.cli.nearest import nearest
     from asynctile.cli.terminal import STDOUT, complain, drop_output, one_line, open_streams, say
     from asynctile.errors import AsynctileError
     from asynctile.storage.input import shown

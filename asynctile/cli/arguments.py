@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from asynctile.cli import values
@@ -17,7 +16,7 @@ from asynctile.cli.option import Option, flag, options_of
 from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.terminal import complain
 
-__all__ = ["COMMANDS", "Parser", "build_parser", "nearest"]
+__all__ = ["COMMANDS", "Parser", "build_parser"]
 
 COMMANDS = {
     "train": "Train a GPT-2 on text, and leave a folder with checkpoints and metrics.",
@@ -69,12 +68,6 @@ def build_parser(version: str) -> Parser:
     command("info")
     parser.commands = commands.choices
     return parser
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """"; did you mean X?", of the nearest of those that are `known`, or nothing where none is near."""
-    found = get_close_matches(word, list(known), 1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def add_options(parser: argparse.ArgumentParser, names: Iterable[str], shown: Iterable[str]) -> dict[str, Any]:

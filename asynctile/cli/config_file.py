@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from difflib import get_close_matches
 from typing import Any, get_type_hints
 
+from asynctile.cli.nearest import nearest
 from asynctile.cli.option import flag, options_of
 from asynctile.cli.options import Options
 from asynctile.storage.input import LINE_NBYTES, read_file, shown
@@ -17,6 +17,8 @@ from asynctile.storage.input import LINE_NBYTES, read_file, shown
 __all__ = ["read_config"]
 
 _TABLE = options_of(Options)
+#: Those that a file may say.
+_NAMES = [name for name, entry in _TABLE.items() if entry.config]
 _KINDS = get_type_hints(Options)
 #: Said of a command, and no values of a run.
 _TYPED = ("config", "resume")
@@ -32,7 +34,8 @@ def read_config(path: str) -> dict[str, Any]:
         if name in _TYPED or (name in _TABLE and not _TABLE[name].config):
             raise ValueError(f"--config {path} says {key}, and that is not taken from a file; type {flag(name)} instead")
         if name not in _TABLE:
-            raise ValueError(f"--config {path} says {shown(key)}, which is no option{_nearest(name)}")
+            near = nearest(name, _NAMES) or "; `asynctile train --help` names them"
+            raise ValueError(f"--config {path} says {shown(key)}, which is no option{near}")
         if name in found:
             raise ValueError(f"--config {path} says {name} twice, with - and with _; leave one out")
         try:
@@ -53,11 +56,6 @@ def _parsed(path: str) -> dict[str, Any]:
         raise ValueError(f"--config {path} is nested too deep, expected lines such as lr = 0.001") from error
     except ValueError as error:
         raise ValueError(f"--config {path} is not TOML: {error}; expected lines such as lr = 0.001") from error
-
-
-def _nearest(name: str) -> str:
-    near = get_close_matches(name, [known for known, entry in _TABLE.items() if entry.config], 1)
-    return f"; did you mean {near[0]}?" if near else "; `asynctile train --help` names them"
 
 
 def _value(name: str, found: Any) -> Any:

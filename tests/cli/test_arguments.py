@@ -54,6 +54,11 @@ def test_version(program: Program) -> None:
     ("train --batchsize 3", "asynctile train: unrecognized arguments: --batchsize 3; did you mean --batch-size?"),
     ("plan --device-memry=3MiB", "did you mean --device-memory?"),
     ("stress --round 3", "did you mean --rounds?"),
+    ("train --learning-rate 1e-4", "unrecognized arguments: --learning-rate 1e-4; did you mean --lr?"),
+    ("train --out_dir x", "did you mean --out?"),
+    ("plan --gradient-accumulation-steps 4", "did you mean --gradient-accumulation?"),
+    ("train --validation x", "did you mean --validation-data or --validation-share or --validation-tokens?"),
+    ("train --v 3", "unrecognized arguments: --v 3 (see"),
     ("info --wxyz", "asynctile info: unrecognized arguments: --wxyz (see asynctile info --help)"),
 ])  # fmt: skip
 def test_what_is_mistyped_is_answered_with_the_nearest(program: Program, words: str, said: str) -> None:

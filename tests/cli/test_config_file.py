@@ -32,7 +32,7 @@ def test_keys_are_options_with_either_dash_and_values_are_as_typed(config: Path)
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ("learning_rate = 1", "says 'learning_rate', which is no option"),
+    ("learning_rate = 1", "says 'learning_rate', which is no option; did you mean lr?"),
     ("batchsize = 1", "says 'batchsize', which is no option; did you mean batch_size?"),
     ("warm-up = 1", "did you mean warmup?"),
     ("xyzzy = 1", "which is no option; `asynctile train --help` names them"),
