@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import signal
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
+from asynctile.cli.interrupt import Interrupt
 from asynctile.layers.byte_tokenizer import ByteTokenizer
 from asynctile.layers.data import ValidationBatches
 from tests.cli.conftest import Program
@@ -73,12 +74,19 @@ def test_a_signal_ends_it_while_a_thread_reads_the_text(
     program: Program, run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     told: list[str] = []
+    seen, ask = threading.Event(), Interrupt._ask
+
+    def asked(self: Interrupt) -> None:
+        ask(self)
+        seen.set()
 
     def tell(what: str, *_: object, **__: object) -> None:
         told.append(what)
         if what == moment and told.count(moment) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)  # until the main thread has seen it
+            assert seen.wait(60)  # the main thread has it
+
+    monkeypatch.setattr(Interrupt, "_ask", asked)
 
     rows = ValidationBatches.rows
     monkeypatch.setattr(ValidationBatches, "rows", lambda self: (tell("bytes of tokens") or row for row in rows(self)))
