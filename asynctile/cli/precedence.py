@@ -66,6 +66,9 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
         options = replace(options, warmup=options.warmup_steps)
     elif "steps" in changes:  # the run ended before it knew how many steps its epochs are
         options = replace(options, epochs=None)
+    if options.warmup is not None and "steps" in changes and changes["steps"] < options.warmup:
+        raise ValueError(f"--steps {changes['steps']} ends within the warm-up of {options.warmup} steps that the run {folder} "
+                         "began with; choose at least as many")
     return check_fit(replace(options, **changes))
 
 

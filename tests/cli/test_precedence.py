@@ -89,6 +89,12 @@ def test_steps_and_epochs_say_the_same_and_what_is_typed_counts() -> None:
     assert (typed.epochs, typed.steps, typed.warmup) == (None, 9, None)
 
 
+def test_a_run_does_not_end_within_the_warm_up_that_it_was_begun_with() -> None:
+    assert resumed_options({"steps": 100}, remembered(), RUN).steps == 100
+    with pytest.raises(ValueError, match="--steps 99 ends within the warm-up of 100 steps that the run runs/one began"):
+        resumed_options({"steps": 99}, remembered(), RUN)
+
+
 def test_a_file_says_only_what_a_run_does_not_remember(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('lr = 0.5\nsteps = 7\nmax_time = "1m"\nkeep = 3\nseed = 4\n')

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 
 from asynctile.cli.display import PlainDisplay
 from asynctile.cli.run_folder import RunFolder
+from asynctile.errors import AsynctileError
+from asynctile.storage.checksums import checksum
 from asynctile.storage.tensors import TensorWriter
 from tests.cli.conftest import Program
 
@@ -65,6 +68,30 @@ def test_a_full_disk(
     status, _, err = program("train", "--resume", "--out", run)
     assert (status, err) == (0, "")
     assert weights(run, 6) == weights(whole, 6)
+
+
+def test_a_checkpoint_that_is_still_written_as_a_step_fails_becomes_whole(
+    train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, failed, show = tmp_path / "run", threading.Event(), PlainDisplay.step
+
+    def written(*told: Any) -> str:
+        assert failed.wait(20)
+        return checksum(*told)
+
+    def failing(display: PlainDisplay, report: Any) -> None:
+        show(display, report)
+        if report.step == 3:
+            failed.set()
+            raise AsynctileError("step 3 failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("asynctile.layers.checkpoint.checksum", written)
+        patch.setattr(PlainDisplay, "step", failing)
+        status, _, err = train("--out", run, "--save-every", 2, "--validate-every", 6)
+    assert status == 2 and "step 3 failed" in err
+    assert checkpoints(run) == ["step-000002"]
+    assert program("train", "--resume", "--out", run)[0] == 0
 
 
 def test_a_full_disk_for_the_best_model(
