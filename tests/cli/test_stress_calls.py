@@ -47,7 +47,7 @@ INSIDE = ("On the device's loop", "On the engine's loop")
 def public_classes() -> set[type]:
     """What the packages name, and what methods of these return to those who are not on the engine's own loop."""
     found: set[type] = set()
-    left = [vars(package)[name] for package in (asynctile, asynctile.layers) for name in package.__all__]
+    left = [getattr(package, name) for package in (asynctile, asynctile.layers) for name in package.__all__]
     while left:
         one = left.pop()
         if not inspect.isclass(one) or one in found or not one.__module__.startswith("asynctile"):
