@@ -62,7 +62,8 @@ class TextSource:
             raise ValueError(f"data {self.path} is {kind.name}, expected text; {kind.way_out}")
         self.nbytes = sum(stat.st_size for stat in stats)
         if self.nbytes == 0:
-            empty = f"its {len(self.files)} files are empty" if self.files else "it has no text files"
+            what = "it" if self.files == (self.path,) else "all that it has"
+            empty = f"{what} is empty" if self.files else "it has no text files"
             left_out = f", and {self.note}" if self.note else ""
             raise ValueError(f"data {self.path} holds no text: {empty}{left_out}; {_WAY_OUT}")
         digest = hashlib.sha256()

@@ -138,7 +138,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
                         help="end before this text; the option again for several (default: none)")
     parser.add_argument("--seed", metavar="N", type=values.natural, default=1,
                         help="of the choice of tokens (default: %(default)s)")
-    parser.add_argument("--tokenizer", metavar="bytes|FILE", type=values.name, default=None,
+    parser.add_argument("--tokenizer", metavar="bytes|FILE|DIR", type=values.name, default=None,
                         help="for a model folder that has none of its own")
     add_options(parser, PLACEMENT, PLACEMENT)
 

@@ -79,8 +79,9 @@ def test_bytes_that_are_no_utf8_are_read_too(tmp_path):
 
 def test_data_that_is_missing_or_empty_is_named(tmp_path):
     (tmp_path / "empty.txt").touch()
-    for path, message in [(tmp_path / "none", "cannot be read: No such file"), (tmp_path / "empty.txt", "files are empty"),
-                          (tmp_path, "files are empty")]:  # fmt: skip
+    for path, message in [(tmp_path / "none", "cannot be read: No such file"),
+                          (tmp_path / "empty.txt", "holds no text: it is empty;"),
+                          (tmp_path, "holds no text: all that it has is empty;")]:  # fmt: skip
         with pytest.raises(ValueError, match=message) as caught:
             TextSource(path)
         assert str(path) in str(caught.value)
