@@ -182,6 +182,7 @@ def test_what_cannot_be_validated_on_is_refused_and_leaves_nothing(train: Progra
     short.write_text("x" * 32)
     for words, said in (
         (("--validation-data", short), f"{short} has 32 tokens, shorter than one sequence: expected at least 33"),
+        (("--data", short, "--validation-data", text), f"data {short} has 32 tokens, shorter than one sequence"),
         (("--validation-data", tmp_path / "none.txt"), "none.txt"),
         (("--validation-share", 0.0001), "--validation-share 0.0001 of the"),
         (("--validation-share", 0.9999), "leaves"),
