@@ -189,7 +189,7 @@ class Session:
         self.display.validation(step, evaluation, is_best)
         if self.options.sample_tokens:
             self.folder.append_sample({"step": step, "text": text[:MOST_CHARACTERS]})
-            self.display.note(f"\n{text}\n")
+            self.display.note(f"sample:\n{text}\n")
         await self.callbacks.validation(step, evaluation, is_best)
         if step:
             self.picture.refresh()

@@ -160,7 +160,7 @@ def test_samples_are_written_at_each_validation(train: Program, program: Program
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert status == 0 and [line["step"] for line in samples] == [0, 1, 2]
     assert len({line["text"][:16] for line in samples}) == 1
-    assert samples[1]["text"] in out
+    assert "sample:\n" + samples[1]["text"] in out
     assert program("train", "--resume", "--out", run, "--steps", 3, "--sample-tokens", 0)[0] == 0
     assert len((run / "samples.jsonl").read_text().splitlines()) == 3
 
