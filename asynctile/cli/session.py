@@ -114,15 +114,14 @@ class Session:
                 await self._validate_if_due()
                 if self._saving and not self.trainer.saving:
                     await self._saved()
-                # Not twice: a step that was skipped has changed nothing.
-                if self.trainer.step_count % self.options.save_every == 0 and self._stands != newest:
+                if self.trainer.step_count % self.options.save_every == 0 and self._is_new(newest):
                     newest = await self._save()
         except (AsynctileError, OSError):
             # What is being saved is what to go on from after this error.
             with suppress(AsynctileError):
                 await self._saved()
             raise
-        if self.trainer.step_count and self._stands != newest:
+        if self._is_new(newest):
             await self._save()
         await self._saved()
 
@@ -143,6 +142,10 @@ class Session:
     def is_going(self) -> bool:
         """Whether there is another step to do."""
         return not (self.interrupt.requested or self.validations.is_over or self.trainer.step_count >= self.options.steps)
+
+    def _is_new(self, newest: tuple[int, int]) -> bool:
+        """Whether there is more to save than in the newest checkpoint: a step that was skipped has changed nothing."""
+        return self.trainer.step_count > 0 and self._stands != newest
 
     @property
     def _stands(self) -> tuple[int, int]:

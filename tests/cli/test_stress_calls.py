@@ -35,7 +35,7 @@ STORE = "Engine.reserve, store, read, clear, release"
 ELSEWHERE = {
     **dict.fromkeys(("Engine.reserve", "Engine.store", "Engine.read", "Engine.clear", "Engine.release"), STORE),
     "Engine.__aenter__": "Engine as a block", "Engine.__aexit__": "Engine as a block", "Trainer.step_for": "Trainer.step",
-    "Engine.give_back": "Server.aclose",
+    "Engine.give_back": "Server.aclose", "Engine.gemm_rate": "Trainer.gemm_rate",
     "Steps.__anext__": "Trainer.run", "Events.__anext__": "Engine.events", "Events.aclose": "Engine.events",
     "StreamEvent.landed": "Engine.launch", "StreamEvent.settled": "Engine.launch",
     **dict.fromkeys(("Server.__aenter__", "Server.__aexit__", "Server.publish"), "Server.generate"),

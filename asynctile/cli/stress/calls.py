@@ -59,7 +59,7 @@ class Calls:
             "Server.generate": self._serve, "Server.aclose": self._close_server,
             "Trainer.load": self._load, "Trainer.save": self._save, "Trainer.save, behind": self._save_behind,
             "Trainer.saved": self._saved, "Trainer.gradients": self._gradients, "Trainer.step": self._step,
-            "Trainer.run": self._run, "Steps.aclose": self._run_nothing,
+            "Trainer.run": self._run, "Steps.aclose": self._run_nothing, "Trainer.gemm_rate": self._gemm_rate,
             "Engine.reserve, store, read, clear, release": self._store, "Engine.launch": self._launch,
             "Engine.rates": self._rates, "Engine.read_all": self._read, "Engine.synchronize": self._synchronize,
             "Engine.call": self._job, "Engine.events": self._events, "Engine.share": self._share,
@@ -164,6 +164,9 @@ class Calls:
 
     async def _run_nothing(self) -> None:
         await self.trainer.run([batch(1)]).aclose()
+
+    async def _gemm_rate(self) -> None:
+        await self.trainer.gemm_rate(*batch(1)[0].shape)
 
     async def _store(self) -> None:
         a, b = self._tiles()
