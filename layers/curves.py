@@ -53,7 +53,7 @@ class Curves:
         if (perplexity := number_in(line, "validation_perplexity")) is not None:
             found += f", perplexity {perplexity:,.4g}"
         if (bits := number_in(line, "validation_bits_per_byte")) is not None:
-            found += f", {bits:.4g} bits a byte"
+            found += f", {bits:.4f} bits a byte"
         return found
 
 
@@ -90,8 +90,8 @@ def read_curves(path: Path, bigram_entropy: float | None) -> Curves:
 
 
 def _smooth(points: Points) -> Points:
-    """The mean of each point's neighbours: 2% of the run to either side, less at the ends so that they do not
-    lag.
+    """The mean of each point's neighbours: 2% of the run to either side. Less at the beginning, where losses fall, so that it
+    does not lag; at the end only what is behind is missing, else the last point would be that of one step.
     """
     reach = len(points) // 50
     total = [0.0]
@@ -99,6 +99,7 @@ def _smooth(points: Points) -> Points:
         total.append(total[-1] + loss)
     smoothed = []
     for n, (step, _) in enumerate(points):
-        near = min(reach, n, len(points) - 1 - n)
-        smoothed.append((step, (total[n + near + 1] - total[n - near]) / (2 * near + 1)))
+        before = min(reach, n)
+        after = min(before, len(points) - 1 - n)
+        smoothed.append((step, (total[n + after + 1] - total[n - before]) / (before + after + 1)))
     return smoothed

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from asynctile.layers.curves import read_curves
 from asynctile.layers.plot import loss_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -56,7 +57,7 @@ def test_without_matplotlib_the_same_curves_are_an_svg(metrics, tmp_path, no_mat
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert {
         "step", "loss (nats per token)", "training, each step", "training, smoothed",
-        "validation, last 2.0577, perplexity 7.828, 1.029 bits a byte",
+        "validation, last 2.0577, perplexity 7.828, 1.0288 bits a byte",
         "best 1.9229, step 250, perplexity 6.841, 0.9615 bits a byte",
         "bigram entropy of the held-out text, 2.400",
     } <= set(texts)  # fmt: skip
@@ -143,3 +144,11 @@ def test_metrics_that_are_no_lines_are_named(tmp_path):
     for name, why in [("pipe", "it is a pipe"), ("long", "line 1 has more than 64.00 KiB")]:
         with pytest.raises(ValueError, match=rf"metrics .*{name} cannot be read: {why}"):
             loss_curve(tmp_path / name, tmp_path / "loss.png")
+
+
+def test_the_smoothed_curve_ends_in_a_mean_and_begins_with_the_first_loss(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {n}, "loss": {5.0 if n == 1 else n % 2}}}\n' for n in range(1, 201)))
+    smoothed = read_curves(path, None).smoothed
+    assert smoothed[0] == (1, 5.0)
+    assert smoothed[-1] == (200, 0.4) and smoothed[100] == (101, 5 / 9)
