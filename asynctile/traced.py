@@ -16,8 +16,8 @@ class Traced(Share):
 
         path: of a JSON array that grows while work goes on, and opens at any moment; without it a file that has no name, for
         `write_trace`. Nothing is played meanwhile, results are the same. Where the disk is full the trace ends, with a warning
-        in the log, and work goes on. From any thread. ValueError while a trace goes on that has a path, or is to get one;
-        one without is begun anew. OSError if there can be no such file.
+        in the log, and work goes on. From any thread; with a path this blocks while the file is made. ValueError while a trace
+        goes on that has a path, or is to get one; one without is begun anew. OSError if there can be no such file.
         """
         self.check_process()
         name = None if path is None else os.fspath(path)

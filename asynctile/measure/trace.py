@@ -38,17 +38,17 @@ class TraceSummary:
 
 
 class Trace:
-    """Records from its creation on. path: None for a file without a name, which `copy_to` gives one.
+    """Records from its creation on. path: None for a file without a name, which the thread makes, so that a loop may begin such a
+    trace, and `copy_to` names. With a name this blocks, and OSError says that there can be no such file.
 
-    memory: bytes in use by tier, asked for from the thread. OSError if there can be no such file. error: why it came to an end
-    by itself, None else.
+    memory: bytes in use by tier, asked for from the thread. error: why it came to an end by itself, None else.
     """
 
     def __init__(self, streams: Sequence[TracedRunner], path: str | None, memory: Callable[[], Mapping[str, float]]) -> None:
         self.path = path
         self.recorder = Recorder()
         self.error: OSError | None = None
-        self._file = TraceFile(path)
+        self._file = None if path is None else TraceFile(path)
         self._events = TraceEvents(time.perf_counter())
         self._memory = memory
         self._written = self._told_lost = 0
@@ -78,6 +78,7 @@ class Trace:
             raise TimeoutError(f"the trace {self.path or ''} is not complete: its disk has not answered for {PATIENCE_S:g} s")
         if self.error is not None:
             raise self.error
+        assert self._file is not None
         if self.path is not None:
             self._file.close()
         return TraceSummary(self.path, self._written, self.recorder.lost, self._file.nbytes)
@@ -92,6 +93,7 @@ class Trace:
                 pass
         if self.error is not None:
             raise self.error
+        assert self._file is not None
         self._file.copy_to(path)
 
     def _detach(self) -> None:
@@ -103,6 +105,8 @@ class Trace:
     def _write(self) -> None:
         """The thread."""
         try:
+            if self._file is None:
+                self._file = TraceFile(None)
             while not self._stop.is_set():
                 self.recorder.wake.wait(_PERIOD_S)
                 self.recorder.wake.clear()
@@ -134,5 +138,6 @@ class Trace:
             self._append([self._events.counters("memory in use", memory, now)])
 
     def _append(self, events: Sequence[str]) -> None:
+        assert self._file is not None
         self._file.append(events)
         self._written += len(events)

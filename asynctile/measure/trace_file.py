@@ -21,7 +21,7 @@ _PIECE = 1 << 20
 
 
 class TraceFile:
-    """At `path`, whatever stood there before, or without a name until `copy_to`. OSError, with the name, if it cannot be."""
+    """At `path`, whatever stood there before, or without a name until `copy_to`. Blocks; OSError if it fails."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path

@@ -174,9 +174,9 @@ async def main(folder: Path) -> Statistics:
             await GPT2.create(engine, GPT2Config.named("gpt2-xl"))
         except AsynctileError as error:
             assert_type(describe(error), str)
-        engine.write_trace(folder / "trace.json")
-        assert engine.stop_trace().path is None
-        engine.start_trace(folder / "trace.json")
+        await asyncio.to_thread(engine.write_trace, folder / "trace.json")
+        assert (await asyncio.to_thread(engine.stop_trace)).path is None
+        await asyncio.to_thread(engine.start_trace, folder / "trace.json")
         statistics = assert_type(engine.statistics(), Statistics)
     await watching
     assert any(line.startswith("step 1 of gpt2") for line in seen) and "a text" in seen
