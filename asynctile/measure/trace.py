@@ -38,8 +38,8 @@ class TraceSummary:
 
 
 class Trace:
-    """Records from its creation on. path: None for a file without a name, which the thread makes, so that a loop may begin such a
-    trace, and `copy_to` names. With a name this blocks, and OSError says that there can be no such file.
+    """Records from its creation on. path: None for a file without a name, which the thread makes, so that a loop may begin such
+    a trace, and `copy_to` names. With a name this blocks, and OSError says that there can be no such file.
 
     memory: bytes in use by tier, asked for from the thread. error: why it came to an end by itself, None else.
     """
