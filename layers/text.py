@@ -27,8 +27,7 @@ __all__ = ["PIECE_NBYTES", "TEXT_FIELD", "TextSource"]
 TEXT_FIELD = "text"
 #: bytes read at once; also what one call of a tokenizer gets
 PIECE_NBYTES = 1 << 20
-_WAY_OUT = ("name a text file, a .jsonl, a folder of them or a .bin of tokens, or name none to read Python's own standard "
-            "library")
+_WAY_OUT = "name a text file, a .jsonl, a folder of them or a .bin of tokens"
 #: folders of the standard library that are not of it, or whose text is made to be odd
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 #: names in a sentence

@@ -17,7 +17,8 @@ from asynctile.layers.data import TokenFile, TokenView, open_source, open_tokens
 from asynctile.layers.tokenizer import Tokenizer, has_tokenizer, load_tokenizer, open_tokenizer
 
 __all__ = [
-    "Corpus", "check_data", "check_sequence", "choose_tokenizer", "open_held_out", "prepare_tokenizer", "prepare_tokens",
+    "Corpus", "check_data", "check_sequence", "choose_tokenizer", "expected_vocab_size", "open_held_out", "prepare_tokenizer",
+    "prepare_tokens",
 ]  # fmt: skip
 
 #: Without --validation-share: at most a twentieth of the text is held out, and no more than says how well a model does.
@@ -62,6 +63,15 @@ def check_data(options: Options) -> None:
         if not source.is_text and (named is None or str(named).startswith("bpe:")):
             raise ValueError(f"data {source.path} holds tokens, and not the tokenizer that they were made with; name that one "
                              "with --tokenizer")
+
+
+def expected_vocab_size(options: Options) -> int:
+    """Of the run's tokenizer; one that is yet to be trained on the data is taken at its word."""
+    name = choose_tokenizer(options)
+    if name.startswith("bpe:"):
+        load_tokenizer(name, ())  # refuses a number that cannot be used
+        return int(name.removeprefix("bpe:"))
+    return load_tokenizer(name, ()).vocab_size
 
 
 def prepare_tokenizer(options: Options, folder: RunFolder) -> Tokenizer:

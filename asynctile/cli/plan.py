@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from asynctile.cli.corpus import choose_tokenizer
+from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.model import choose_shape
-from asynctile.cli.options import Options
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.rows import print_rows
 from asynctile.cli.run_folder import existing_run
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
-from asynctile.layers.tokenizer import load_tokenizer
 
 __all__ = ["run"]
 
@@ -28,7 +26,7 @@ def run(given: dict[str, Any]) -> int:
         options = resumed_options(typed, folder.read_record()["options"], folder.path)
     else:
         options = new_options(typed)
-    shape = choose_shape(options, _vocab_size(options))
+    shape = choose_shape(options, expected_vocab_size(options))
     seq_len = options.seq_len or shape.block_size
     work = Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, tile=options.tile,
                 recompute=options.recomputing, clip_norm=options.clip_norm, update=options.update)  # fmt: skip
@@ -42,12 +40,3 @@ def run(given: dict[str, Any]) -> int:
         *plan.lines(),
     ])  # fmt: skip
     return 0
-
-
-def _vocab_size(options: Options) -> int:
-    """Of the tokenizer; one that would be trained on the data is taken at its word."""
-    name = choose_tokenizer(options)
-    if name.startswith("bpe:"):
-        load_tokenizer(name, ())  # refuses a number that cannot be used
-        return int(name.removeprefix("bpe:"))
-    return load_tokenizer(name, ()).vocab_size

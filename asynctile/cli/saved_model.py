@@ -21,9 +21,11 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
                          "config.json)")
     weights = folder
     if (folder / "run.json").is_file():
-        checkpoints = RunFolder.open(folder).checkpoints()
+        run = RunFolder.open(folder)
+        checkpoints = run.checkpoints()
         if not checkpoints:
-            raise CheckpointError(f"run {folder} has no checkpoint yet; let it train until its first")
+            other = f", or name {folder / 'checkpoints' / 'best'}" if run.has_best else ""
+            raise CheckpointError(f"run {folder} has no checkpoint yet; let it train until its first{other}")
         weights = checkpoints[-1]
     elif not (folder / "config.json").is_file():
         raise ValueError(f"{folder} holds neither a run (run.json) nor a model (config.json); name one that does")

@@ -21,7 +21,7 @@ from asynctile import Engine, __version__
 from asynctile.callbacks import Callbacks, Run
 from asynctile.cli.callbacks import open_callbacks
 from asynctile.cli.card import model_card
-from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, prepare_tokenizer, prepare_tokens
+from asynctile.cli.corpus import Corpus, check_data, choose_tokenizer, expected_vocab_size, prepare_tokenizer, prepare_tokens
 from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_fit, steps_of
@@ -122,6 +122,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
     # Before anything is made: a mistyped path is the likeliest mistake.
     check_data(options)
+    choose_shape(options, expected_vocab_size(options))  # and a tokenizer may take minutes to train
     options = replace(options, tokenizer=choose_tokenizer(options))
     callbacks = open_callbacks(options.callback, options.tensorboard)
     assert options.out is not None

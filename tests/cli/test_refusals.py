@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from asynctile.cli.run_folder import RunFolder
+from asynctile.layers.tokenizer import Tokenizer, train_bpe
 from tests.cli.conftest import Program
 
 
@@ -177,3 +180,28 @@ def test_a_process_that_may_open_few_files_is_told_before_a_library_fails_half_w
 ) -> None:
     monkeypatch.setattr("asynctile.cli.resource.getrlimit", lambda _: (40, 4096))
     refused(program("info"), "40 files", "ulimit -n", command="info")
+
+
+def test_a_vocabulary_above_the_models_is_told_before_a_tokenizer_is_trained(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_nothing(texts: Iterable[bytes], vocab_size: int) -> Tokenizer:
+        assert not list(texts)
+        return train_bpe([], vocab_size)
+
+    monkeypatch.setattr("asynctile.layers.tokenizer.train_bpe", of_nothing)
+    refused(train("--tokenizer", "bpe:300", "--out", tmp_path / "run"), "the tokenizer has 300 tokens", "only 256")
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_a_run_without_a_checkpoint_the_best_model_is_named_if_it_is_there(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--steps", 2, "--validate-every", 1)[0] == 0
+    shutil.rmtree(run / "checkpoints" / "step-000002")
+    refused(program("generate", run, "--prompt", "a"), f"or name {run / 'checkpoints' / 'best'}", command="generate")
+    shutil.rmtree(run / "checkpoints" / "best")
+    said = program("generate", run, "--prompt", "a")
+    refused(said, "no checkpoint yet", command="generate")
+    assert "or name" not in said[2]
