@@ -66,7 +66,7 @@ class Lifetime:
         self.background = Background()
         self.dependents: WeakSet[Dependent] = WeakSet()
         self.tiers: list[Tiers] = []
-        self.turns = Turns(device.streams)
+        self.turns = Turns(lambda: self.device.streams())  # of the device that stands: stress puts in one with its own workers
         self.trace: Trace | None = None
         self.failed: Exception | None = None
         self._make_loop = make_loop

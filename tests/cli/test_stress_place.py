@@ -1,0 +1,29 @@
+"""An engine of stress is one engine: what it is made of knows the device that it was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.streams.gate import CLOSED
+from tests.settle import until
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+async def test_work_that_a_turn_kept_back_goes_on_when_that_is_over(tmp_path: Path, device: str) -> None:
+    async with StressEngine(Place(device=device, spill=False, workers=3), tmp_path, watchdog=2.0) as engine:
+
+        async def job() -> None:
+            turn, turns, stream = engine.turn, engine._life.turns, engine.tiers.device.streams()[0]
+            async with engine.exclusive():
+                turns.begin(turn)
+                turn.let(CLOSED)  # as if another share had all turns
+                event = stream.enqueue((), int, ())
+                engine.tiers.run_ahead.add(event)
+                await until(lambda: stream.waiting)
+                turns.end(turn)
+                await engine.tiers.run_ahead.drain()
+
+        await engine.call(job())
