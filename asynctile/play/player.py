@@ -169,17 +169,18 @@ class Player:
 
     @property
     def waiting(self) -> Collection[Piece]:
-        """Released entries that wait for others, each with those that are not over; operations before what moves tiles."""
+        """What is held, and released entries that wait for others, with those of them that are not over; operations first."""
         state = self._state
         if state is None:
             return ()
         tables, is_pending = state.tables, state.statuses == PENDING
         waits = is_pending & (state.waiting > 0) & (tables.stretches < self._released)
-        found = {entry: self._piece(entry) for entry in np.flatnonzero(waits).tolist()}
+        found = {entry: self._piece(entry) for entry in [*np.flatnonzero(waits).tolist(), *state.held]}
+        for entry, piece in found.items():
+            piece.order = entry + tables.count * int(tables.kinds[entry] != OPERATION)
         before = np.repeat(np.arange(tables.count), np.diff(tables.successors_at))
         held = is_pending[before] & waits[tables.successors]
         for holder, entry in zip(before[held].tolist(), tables.successors[held].tolist(), strict=True):
-            found[entry].order = entry + tables.count * (tables.kinds[entry] != OPERATION)
             found[entry].waits = (*found[entry].waits, StreamEvent(what=tables.what[holder]))
         return found.values()
 

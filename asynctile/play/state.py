@@ -99,6 +99,13 @@ class State:
         """Whether workers begin no operations from now on, and no copies over the link."""
         self._ask(HOLD, operations + 2 * copies)
 
+    @property
+    def held(self) -> list[int]:
+        """Entries that are ready and may not begin: a look without the mutex, that may be off by what moves."""
+        holds = self.control[[places.HELD, places.HELD_COPIES, places.HELD_COPIES]]
+        sizes = self.control[places.READY : places.READY + 3] * holds
+        return [int(entry) for heap, size in zip(self.heaps, sizes, strict=True) for entry in heap[:size]]
+
     def has_work(self, copies: bool) -> bool:
         """Whether operations run or are ready, be they held; or copies and transfers, if they count as well."""
         if self.control[places.READY] or (copies and self.control[places.MOVES]):

@@ -103,7 +103,8 @@ StreamEvents = Sequence[StreamEvent]
 class Runner(Protocol):
     """What runs work: worker threads here, a device's own queue (device/cuda_stream.py), compiled workers (play/player.py).
 
-    finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits.
+    finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits for other
+    pieces, and, waiting for none, what is held back until its share has its turn.
     """
 
     name: str

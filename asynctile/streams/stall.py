@@ -1,4 +1,4 @@
-"""A stall in words: what runs for too long, what waits for it, and for which tiles.
+"""A stall in words: what runs for too long, what waits for it, and for which tiles; what has no turn.
 
 Reads the registers of the streams; changes nothing. When to ask is run_ahead.py's.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
-from asynctile.streams.event import Runner, StreamEvent
+from asynctile.streams.event import Piece, Runner, StreamEvent
 
 #: Logged of a thread, by name, that closing does not wait for any longer.
 LEFT_BEHIND = "%s hangs in its work and is left behind; it ends when that does"
@@ -26,10 +26,7 @@ def describe(streams: Sequence[Runner], patience_s: float) -> str:
     for stream in streams:
         for thread, (task, since) in list(stream.running.items()):
             holders.append(f"{_name(task.event)} has run on {thread} for {now - since:.1f} s")
-        waiters += [
-            f"{_name(task.event)} waits for {_names(event for event in (*task.waits, *task.after) if not event.done)}"
-            for task in sorted(stream.waiting, key=lambda task: task.order)
-        ]
+        waiters += [_waiter(piece) for piece in sorted(stream.waiting, key=lambda piece: piece.order)]
     held = "; ".join(holders[:NAMED]) or "nothing runs"
     return (
         f"nothing has moved for {patience_s:g} s: {held}{_more(holders)}; {'; '.join(waiters[:NAMED]) or 'nothing waits'}"
@@ -43,6 +40,11 @@ def who() -> str:
     task = asyncio.current_task()
     name: str = getattr(task.get_coro(), "__qualname__", "somebody") if task is not None else "somebody"
     return name.partition(".<locals>")[0].replace("._", ".")
+
+
+def _waiter(piece: Piece) -> str:
+    before = [event for event in (*piece.waits, *piece.after) if not event.done]
+    return f"{_name(piece.event)} {f'waits for {_names(before)}' if before else 'may not begin: its share has no turn'}"
 
 
 def _names(events: Iterable[StreamEvent]) -> str:

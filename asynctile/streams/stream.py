@@ -130,6 +130,7 @@ class Stream:
             self._closing = True
             self._ready += self._kept_back
             heapify(self._ready)
+            self.waiting.difference_update(self._kept_back)
             self._kept_back.clear()
             self._changed.notify_all()
         until = None if patience_s is None else time.monotonic() + patience_s
@@ -150,6 +151,7 @@ class Stream:
                 if self._starving is not None:
                     self._starving.ends()
                 kept, self._kept_back = self._kept_back, []
+                self.waiting.difference_update(kept)
                 for task in kept:
                     heappush(self._ready, task)
                 self._changed.notify(len(kept))
@@ -219,6 +221,7 @@ class Stream:
                 return task
             self._count_waiting()
             self._kept_back.append(task)
+            self.waiting.add(task)
         return None
 
     def _rest(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 from asynctile.play.places import ASKED, FREE, LINK_UP, OPENED, PARKED
 from asynctile.play.player import player_supported
 from asynctile.play.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
+from asynctile.streams.stall import describe
 from tests.play.schedules import Marked, hold, play
 from tests.settle import until
 
@@ -85,6 +86,25 @@ async def test_a_copy_that_is_under_way_ends_while_all_is_held(players):
     assert marked.marks.tolist() == [1, 0]
     player.hold(False, False)
     await ended.landed()
+
+
+async def test_a_stall_names_what_is_held_before_what_waits_for_that(players):
+    marked, player = Marked([UPLOAD, OPERATION, OPERATION], [(1, 2)]), players()
+    player.attach(marked.tables)
+    player.hold(True, True)
+    player.begin()
+    player.release(0)
+    await asleep(player)
+    says = "nothing runs; entry 1 may not begin: its share has no turn; entry 2 waits for entry 1 and 1 more; "
+    assert says in describe([player], 5)
+    assert sorted(piece.event.what for piece in player.waiting) == ["entry 0", "entry 1", "entry 2"]
+    player.hold(True, False)
+    await until(lambda: marked.marks[0])
+    await asleep(player)
+    assert sorted(piece.event.what for piece in player.waiting) == ["entry 1", "entry 2"]
+    player.hold(False, False)
+    await player.ended(0)[0].landed()
+    assert not player.waiting
 
 
 async def test_a_player_that_holds_its_work_is_closed_and_given_other_tables(players):
