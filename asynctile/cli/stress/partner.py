@@ -11,16 +11,25 @@ import json
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from asynctile.cli.stress.finding import Finding
+from asynctile.storage.documents import finish
 
 __all__ = ["Ended", "Partner"]
 
 #: One thread, and none that a fork would not take along.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+#: A process that was killed is gone by then, but for one that hangs in the kernel.
+_KILLED_S = 10.0
 
 
 class Ended(Finding):
@@ -52,10 +61,7 @@ class Partner:
         """Whatever it is at may be given up: it exists to be killed."""
         process = self._process
         assert process is not None and process.stdin is not None
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended, and told why
+        await finish(asyncio.to_thread(_kill, process.pid))
         process.stdin.close()
         await process.wait()
 
@@ -77,3 +83,28 @@ class Partner:
     @property
     def _log(self) -> Path:
         return self.folder / "partner.log"
+
+
+def _kill(pid: int) -> None:
+    """A process and what it has forked, which may be in sessions of their own; nothing of it writes any more then."""
+    forked: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):  # it has ended, and told why
+        partner = psutil.Process(pid)
+        partner.suspend()  # it forks no more
+        forked = partner.children(recursive=True)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    for process in forked:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    end = time.monotonic() + _KILLED_S
+    while any(_lives(process) for process in forked) and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it may still do something: it may have nobody who takes its status."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
