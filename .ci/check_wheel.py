@@ -1,6 +1,6 @@
 """Checks a built wheel: it installs the one name `asynctile`, with every module, CUDA source and its types, and it imports.
 
-Called by .ci/run as: check_wheel.py WHEEL INSTALLED, with INSTALLED a folder that holds the wheel's content alone.
+Called by .ci/packages as: check_wheel.py WHEEL INSTALLED, with INSTALLED the folder that it was installed into.
 """
 
 import importlib
