@@ -30,7 +30,7 @@ AT_THE_TOP = {
     "asynctile.callbacks": "layers",
     "asynctile.errors": "system", "asynctile.events": "system", "asynctile.hub": "streams", "asynctile.interpreter": "system",
     "asynctile.on_demand": "system",
-    "asynctile.starting": "system", "asynctile.traced": "engine",
+    "asynctile.starting": "system", "asynctile.threads": "system", "asynctile.traced": "engine",
 }  # fmt: skip
 #: What is decided here is a function of the program: no clock, no thread, no loop, no file.
 PURE = ("program", "schedule")

@@ -10,10 +10,13 @@ import logging
 import os
 import threading
 import time
+from concurrent.futures import Future
 
+from asynctile.errors import DeviceError
 from asynctile.play.state import State
 from asynctile.play.worker import work
 from asynctile.streams.stall import LEFT_BEHIND
+from asynctile.threads import start
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +34,30 @@ class Crew:
         self.state: State | None = None
         self.attached = 0  # how often something was
         self.closing = False
+        self.was_refused = False
         self.threads: list[threading.Thread] = []
 
-    def hire(self, count: int) -> None:
-        names = [f"asynctile-player-{index}" for index in range(count)]
-        self.threads = [
-            threading.Thread(target=self._serve, args=(index,), name=name, daemon=True) for index, name in enumerate(names)
+    def hire(self, count: int) -> bool:
+        """Start `count` threads. False, and nothing has changed, if the system refuses one: the log says so the first time."""
+        is_whole: Future[bool] = Future()
+        threads = [
+            threading.Thread(target=self._serve, args=(index, is_whole), name=f"asynctile-player-{index}", daemon=True)
+            for index in range(count)
         ]
-        for thread in self.threads:
-            thread.start()
+        try:
+            start(*threads)
+        except DeviceError as error:
+            is_whole.set_result(False)
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+            if not self.was_refused:
+                logger.warning("steps go by coroutines, slower and with the same results, until this can be had: %s", error)
+            self.was_refused = True
+            return False
+        self.threads = threads
+        is_whole.set_result(True)
+        return True
 
     def change(self, state: State | None) -> None:
         """Let what was attached go: workers return from it when they have run what they run now."""
@@ -62,7 +80,9 @@ class Crew:
                 if thread.is_alive():
                     logger.warning(LEFT_BEHIND, thread.name)
 
-    def _serve(self, index: int) -> None:
+    def _serve(self, index: int, is_whole: Future[bool]) -> None:
+        if not is_whole.result():
+            return
         ctypes.CDLL(None).prctl(_TIMER_SLACK, 1, 0, 0, 0)
         seen = 0
         while True:

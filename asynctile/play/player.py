@@ -47,24 +47,25 @@ class Player:
         self._events: dict[tuple[str, int], StreamEvent] = {}
         self._released = self._told_of = 0
         self._out: set[int] = set()
-        self._finished, self._stall_s = 0, 0.0
-        self._held = False, False
+        self._finished, self._stall_s, self._held = 0, 0.0, (False, False)
 
     @property
     def tables(self) -> Tables | None:
         """What is attached."""
         return self._state.tables if self._state is not None else None
 
+    def hire(self) -> bool:
+        """Start the threads unless they are there; False if the system refuses one."""
+        return bool(self._crew.threads) or self._crew.hire(self.threads)
+
     def attach(self, tables: Tables) -> None:
-        """Workers serve these from now on, and no others. The arrays live as long as a worker is among them."""
-        if self._crew.closing:
-            raise DeviceError("the player is closed: the engine was closed while it worked")
+        """Workers serve these from now on, and no others; DeviceError without any. They keep the arrays alive."""
+        if self._crew.closing or not self.hire():
+            raise DeviceError("nobody can play: the engine was closed while it worked, or the system refused its threads")
         self._let_go()
         self._state = State(tables, self.threads, self._rates, self._eventfd)
         self._state.hold(*self._held)
         self._crew.change(self._state)
-        if not self._crew.threads:
-            self._crew.hire(self.threads)
 
     def hold(self, operations: bool, copies: bool) -> None:
         """Whether workers begin no operations from now on, and no copies over the link, also of tables attached later.
@@ -146,8 +147,7 @@ class Player:
     def stall_s(self) -> float:
         """Seconds, a worker, for which there was nothing to run while copies or transfers were under way."""
         state = self._state
-        here = float(state.times[STALL]) if state is not None else 0.0
-        return self._stall_s + here / self.threads
+        return self._stall_s + (float(state.times[STALL]) / self.threads if state is not None else 0.0)
 
     @property
     def depth(self) -> tuple[int, int]:
@@ -185,7 +185,7 @@ class Player:
         return found.values()
 
     def start(self) -> None:
-        """Nothing: threads are started for the first tables."""
+        """Nothing: threads are started by `hire`."""
 
     def close(self, patience_s: float | None = None) -> None:
         """From any thread: entries that run end, and the threads with them; after `patience_s` these are left behind."""

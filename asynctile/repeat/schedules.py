@@ -98,6 +98,7 @@ class Schedules:
             before = self._bounds.pop(program, None)
             if before is not None:
                 self._let_go(before)
+            may = may and self._has_players()
             packing = await self._packings.cut(program, demand)
             template = await self._templates.of(program, demand, packing) if may else None
             bound = None if template is None else await self._bind(template, inputs)
@@ -253,6 +254,11 @@ class Schedules:
         player = tiers.player
         assert isinstance(player, Workers | Replayer)
         return player
+
+    def _has_players(self) -> bool:
+        """Whether the system lets somebody play: asked again before each run that would be played."""
+        player = self._player()
+        return isinstance(player, Replayer) or player.hire()
 
     def _hired(self) -> Workers | Replayer:
         tiers, workers = self._tiers, self._tiers.device.workers

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from asynctile import DeviceError
+from asynctile.cli.stress.refusals import Refusals
 from asynctile.play.player import Player, player_supported
 from asynctile.play.tables import OPERATION, TRANSFER, UPLOAD
 from asynctile.streams.stall import describe
@@ -70,6 +72,24 @@ async def held():
     yield player, marked.marks
     marked.marks[0] = 1
     player.close(10)
+
+
+@pytest.mark.parametrize("refused", range(3))
+async def test_where_one_thread_is_refused_the_others_end_and_the_player_plays_once_all_are_there(refused, caplog):
+    player = Player(3, None, None)
+    with Refusals(lambda index, _: index % (refused + 1) == refused).in_force() as refusals:
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="the system refused its threads"):
+                player.attach(Marked([OPERATION]).tables)
+            assert (of_players(), player.tables, player.waiting) == ([], None, ())
+    assert refusals.refused == [f"asynctile-player-{refused}"] * 2
+    (record,) = caplog.records
+    assert f"refused the thread asynctile-player-{refused}" in record.getMessage()
+    marked = Marked([OPERATION])
+    await play(player, marked.tables)
+    assert (marked.marks.tolist(), len(of_players())) == ([1], 3)
+    player.close()
+    assert of_players() == []
 
 
 @pytest.mark.parametrize("forking", [[], ["fork"]])

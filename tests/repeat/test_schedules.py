@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from asynctile import AsynctileError, TierError
+from asynctile.cli.stress.refusals import Refusals
 from asynctile.layers import Trainer
 from asynctile.ops import fill
 from asynctile.repeat.schedules import MOST_FETCHED
@@ -35,6 +36,23 @@ async def test_weights_that_were_lost_between_steps_are_not_trained_on(place: di
             await engine.read(a_weight(trainer))  # from now on nobody has them
         with pytest.raises(AsynctileError, match=r"c_fc\.bias.* was never written"):
             await trainer.step(*BATCHES[3])
+
+
+@pytest.mark.parametrize("refused", ["asynctile-player-0", "asynctile-player-1"])
+async def test_steps_go_by_coroutines_while_a_thread_is_refused_that_would_play_them_and_are_played_later(
+    place: dict[str, Any], refused: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    async with training(place) as (_, trainer):
+        with Refusals(lambda _, name: name == refused).in_force() as refusals:
+            flags = await played(trainer, 0, 1, 2)
+        assert (flags, refusals.refused) == ([False] * 3, [refused] * 2)
+        assert sum("the system refused the thread" in record.getMessage() for record in caplog.records) == 1
+        assert await played(trainer, 3, 4) == [True] * 2
+        states = await states_of(trainer)
+    async with training(place) as (_, trainer):
+        await played(trainer, 0, 1, 2, 3, 4)
+        assert_same_tensors(states, await states_of(trainer))
 
 
 async def test_a_run_without_one_of_its_inputs_is_refused_also_where_runs_before_were_played(place: dict[str, Any]) -> None:
