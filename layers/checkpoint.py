@@ -51,7 +51,7 @@ from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import CHECKSUMS, check_files, checksum, checksum_record
 from asynctile.storage.documents import load_json, store_file, store_json
 from asynctile.storage.folder import encode_json
-from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
+from asynctile.storage.input import parse_json, shown
 from asynctile.storage.tensors import TensorReader
 from asynctile.storage.tile import Tile
 
@@ -88,7 +88,7 @@ async def save(
     what = f"the save of {final}"
     files = model.engine.files(what)
     await files.run(check_place, final)
-    state, companions = _encoded(await model.engine.compute(_state, model, training)), model.companions
+    state, companions = _encoded(await model.engine.compute(_state, model, training), final), model.companions
     nbytes = 2 * model.config.states_nbytes  # written, and read again for checksums
     snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
     if snapshot is None:
@@ -137,16 +137,26 @@ def _state(model: Model, training: Training) -> dict[str, Any]:
     }
 
 
-def _encoded(state: dict[str, Any]) -> bytes:
-    """trainer.json; ValueError for a data_state that could not be read back."""
+def _encoded(state: dict[str, Any], final: Path) -> bytes:
+    """Return trainer.json. ValueError for what `load` would refuse: it would replace a checkpoint that can be read."""
     content = encode_json(state)
     try:
-        if len(content) > DOCUMENT_NBYTES:
-            raise ValueError(f"{len(content)} bytes of JSON, expected at most {DOCUMENT_NBYTES}")
-        parse_json(content, finite=False)
-    except ValueError as error:
-        raise ValueError(f"data_state could not be read back from a checkpoint ({error}); keep less in it") from error
+        found = parse_json(content, finite=False)
+        _check_state(found, final)
+        _training(found)
+    except (CheckpointError, TypeError, ValueError) as error:
+        raise ValueError(f"the training could not be read back from a checkpoint, and is not saved: {error}") from error
     return content
+
+
+def _training(state: dict[str, Any]) -> Training:
+    """What trainer.json says of a training. TypeError or ValueError for other settings than there are."""
+    return Training(
+        settings=Settings(**{name: state[name] for name in SETTINGS}),
+        optimizer=AdamW(**state["optimizer"]),
+        **{name: state[name] for name in COUNTS},
+        data_state=state["data_state"],
+    )
 
 
 def _arithmetic(model: Model) -> dict[str, Any]:
@@ -181,12 +191,7 @@ async def load(engine: Share, path: str | os.PathLike[str]) -> tuple[Model, Trai
         moments = await files.run(lambda: opened.enter_context(_moments(folder, source.config, files.tick)))
         try:
             model = Model(engine, source.config, state["tile"])
-            training = Training(
-                settings=Settings(**{name: state[name] for name in SETTINGS}),
-                optimizer=AdamW(**state["optimizer"]),
-                **{name: state[name] for name in COUNTS},
-                data_state=state["data_state"],
-            )
+            training = _training(state)
             model.companions = source.companions
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / TRAINER} was damaged or edited: {error}") from error

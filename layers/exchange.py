@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from asynctile.errors import CheckpointError
 from asynctile.layers.architectures import architecture_of, config_from_hf
 from asynctile.layers.companions import Companions, companions_to_write, read_companions
+from asynctile.layers.config import Config
 from asynctile.layers.layout import shapes, tensor_count
 from asynctile.layers.parameters import Parameter, Parameters
 from asynctile.loop.files import Files
 from asynctile.storage.beside import whole_folder
 from asynctile.storage.checksums import check_files
 from asynctile.storage.container import free_nbytes
-from asynctile.storage.documents import finish, store_file, store_json
-from asynctile.storage.folder import read_json, replace_folder
-from asynctile.storage.input import DOCUMENT_NBYTES, shown
+from asynctile.storage.documents import finish, store_file
+from asynctile.storage.folder import encode_json, read_json, replace_folder
+from asynctile.storage.input import DOCUMENT_NBYTES, parse_json, shown
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorReader, TensorWriter
 from asynctile.storage.tile import Tile
@@ -174,10 +175,26 @@ def _room(path: Path) -> int:
 
 async def write_model(folder: Path, parameters: Parameters, companions: Companions, read: ReadTile, files: Files) -> None:
     """config.json, what stands beside the weights, and model.safetensors in `folder`."""
-    await store_json(folder / CONFIG, parameters.config.to_hf(), executor=files)
+    await store_file(folder / CONFIG, _encoded(parameters.config), executor=files)
     for name, content in companions_to_write(parameters.config, companions).items():
         await store_file(folder / name, content, executor=files)
     await write_tensors(folder / WEIGHTS, parameters, ("weights",), read, files)
+
+
+def _encoded(config: Config) -> bytes:
+    """config.json; ValueError for a configuration that would come back as another one, or not at all."""
+    values = config.to_hf()
+    content = encode_json(values)
+    try:
+        if len(content) > DOCUMENT_NBYTES:
+            raise ValueError(f"{len(content)} bytes of JSON, expected at most {DOCUMENT_NBYTES}")
+        found = config_from_hf(parse_json(content)).to_hf()
+        changed = [name for name, value in values.items() if found.get(name) != value]
+        if changed:
+            raise ValueError(f"{', '.join(changed)} would come back as something else")
+    except ValueError as error:
+        raise ValueError(f"the model's config.json could not be read back, and is not saved: {error}") from error
+    return content
 
 
 async def write_tensors(

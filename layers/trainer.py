@@ -10,7 +10,6 @@ Long because a step is followed here from its inputs to its report, with every w
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
 import os
 import time
@@ -28,6 +27,7 @@ from asynctile.errors import AsynctileError, BudgetError, DeviceError, StalledEr
 from asynctile.layers.activations import AUTO
 from asynctile.layers.batch import Batches, check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
+from asynctile.layers.data_state import kept
 from asynctile.layers.feed import Steps
 from asynctile.layers.keeping import Keeping
 from asynctile.layers.model import Model, check_engine
@@ -69,8 +69,8 @@ class Trainer:
     several may take turns. So a schedule counts the updates of the model. To begin anew, save_pretrained and load that.
 
     step_count: updates of the model. skipped_count: steps skipped here since a loss was not finite. last_report: of the last
-    step here that counted, also if whoever awaited it was cancelled meanwhile; None before the first. data_state: a JSON-able
-    dict of the caller's (where the data stands), saved and restored with checkpoints.
+    step here that counted, also if whoever awaited it was cancelled meanwhile; None before the first. data_state: a dict of
+    the caller's (where the data stands) of what JSON holds, with texts as keys; saved and restored with checkpoints.
     """
 
     def __init__(
@@ -206,11 +206,12 @@ class Trainer:
 
         wait=False: return as soon as all tiles are copied to RAM, and write them while training goes on; if host_memory
         has no room for the copies (12 bytes a parameter), this waits all the same. A save under way ends first; its
-        error, if nobody asked for it, is raised here. ValueError if `path` is a file or holds other things,
-        CheckpointError if the disk fails or is full: what was saved there before is then untouched. progress: called on the
+        error, if nobody asked for it, is raised here. ValueError if `path` is a file or holds other things;
+        CheckpointError if the disk fails or is full; TypeError or ValueError for a data_state that would not come back
+        equal. What was saved there before is then untouched. progress: called on the
         device's loop with how many bytes are written or read again for their checksums, and how many will be.
         """
-        final, data_state = Path(path), copy.deepcopy(self.data_state)  # now: the caller may go on to change it
+        final, data_state = Path(path), kept(self.data_state)  # now: the caller may go on to change it
 
         async def job() -> None:
             async with self.model.changing.held():

@@ -10,6 +10,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 from asynctile import CheckpointError, Engine
 from asynctile.layers import GPT2, AdamW, Trainer
-from tests.layers.saving import BATCHES, DEVICES, FILES, states_of, trainer_on
+from tests.layers.saving import BATCHES, DEVICES, FILES, bytes_of, states_of, trainer_on
 from tests.layers.training import assert_same_tensors, floor_of
 
 DEEP: list[Any] = []
@@ -204,6 +205,41 @@ async def test_what_could_not_be_read_back_is_not_saved(tmp_path: Path, state: d
         trainer.data_state = {"nan": float("nan"), "state": 2**128}
         await trainer.save(tmp_path / "checkpoint")
         assert (await Trainer.load(engine, tmp_path / "checkpoint")).data_state["state"] == 2**128
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("state", [None, 5, "s", [1], {1: 2}, {"at": (1, 2)}], ids=repr)
+async def test_a_good_checkpoint_stays_where_the_new_one_would_not_come_back(tmp_path: Path, state: Any, wait: bool) -> None:
+    """It was replaced by one that could not be loaded, or that said something else."""
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        trainer.data_state = {"position": 17}
+        await trainer.save(tmp_path / "c")
+        before = bytes_of(tmp_path / "c")
+        trainer.data_state = state
+        with pytest.raises((TypeError, ValueError), match=r"^data_state") as caught:
+            await trainer.save(tmp_path / "c", wait=wait)
+        assert "\n" not in str(caught.value)
+        await trainer.saved()
+        assert bytes_of(tmp_path / "c") == before
+        assert (await Trainer.load(engine, tmp_path / "c")).data_state == {"position": 17}
+
+
+async def test_what_the_reader_would_refuse_is_not_saved(tmp_path: Path) -> None:
+    """Beside data_state: what somebody has set himself, and a configuration that no config.json can say."""
+    async with Engine("cpu") as engine:
+        trainer = await trainer_on(engine)
+        await trainer.save(tmp_path / "c")
+        trainer.skipped_count = -1
+        with pytest.raises(ValueError, match=r"could not be read back from a checkpoint, and is not saved: .*skipped_count -1"):
+            await trainer.save(tmp_path / "c")
+        for odd in ({"bos_token_id": 10**200}, {"pdrops": {"n_layer": 0.5}}, {"pdrops": {"other": 0.5}}):
+            model = await GPT2.create(engine, replace(trainer.model.config, **odd))
+            for save in (model.save_pretrained, Trainer(model).save):
+                with pytest.raises(ValueError, match=r"the model's config\.json could not be read back, and is not saved"):
+                    await save(tmp_path / "c")
+        assert (await Trainer.load(engine, tmp_path / "c")).skipped_count == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 @pytest.mark.parametrize("wait", [True, False])
