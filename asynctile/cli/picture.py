@@ -6,6 +6,7 @@ Covers `Picture`. What is drawn is asynctile/layers/plot.py; the last one, at th
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class Picture:
 
     def _draw(self) -> Path:
         began = time.monotonic()
+        os.environ.pop("MPLBACKEND", None)  # a notebook's: matplotlib refuses one that is not installed
         path = loss_curve(self._folder.metrics.path, self._folder.path / "loss.png", bigram_entropy=self._bigram_entropy())
         now = time.monotonic()
         self._rests_until = now + (now - began) / _SHARE

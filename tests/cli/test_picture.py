@@ -6,6 +6,9 @@ What is in it is tests/layers/test_plot.py.
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +113,15 @@ async def test_a_picture_on_the_way_that_fails_ends_nothing_and_the_last_one_say
     await drawn.ended()
     with pytest.raises(OSError, match="no room"):
         await drawn.last()
+
+
+def test_a_backend_that_is_not_installed_ends_no_run(text: Path, shape: Path, tmp_path: Path) -> None:
+    """Every Jupyter names its own to the programs that it starts, which may have another environment."""
+    command = [sys.executable, "-m", "asynctile", "train", "--data", text, "--model", shape, "--device", "cpu", "--steps", "1",
+               "--out", tmp_path / "run"]  # fmt: skip
+    environment = os.environ | {"MPLBACKEND": "no_such_backend"}
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_run_that_fails_has_the_picture_of_its_validations(
