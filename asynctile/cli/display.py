@@ -72,7 +72,7 @@ class Display(Protocol):
 
 def open_display(console: Console) -> Display:
     """The display for this output."""
-    kind: type[Display] = TerminalDisplay if console.is_terminal else PlainDisplay
+    kind: type[Display] = TerminalDisplay if console.is_interactive else PlainDisplay
     return kind(console)
 
 

@@ -7,7 +7,6 @@ changed: tokens of a text that is named stand in a temporary folder meanwhile.
 from __future__ import annotations
 
 import asyncio
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -140,6 +139,7 @@ def _rows(found: Evaluation) -> list[tuple[str, str]]:
 
 def _progress(stack: ExitStack) -> _Progress:
     """Bars on a terminal; nothing among what another program reads."""
-    if not sys.stdout.isatty():
+    console = open_console(lambda _: None)
+    if not console.is_interactive:
         return lambda *_, **__: None
-    return stack.enter_context(open_display(open_console(lambda _: None))).progress
+    return stack.enter_context(open_display(console)).progress

@@ -1,7 +1,8 @@
 """What reaches a terminal or a pipe, and what becomes of it when nobody is there any more.
 
 Covers `printable` and `one_line`, which text passes that may come from a file; `complain`, for stderr; `Output`, a stream whose
-reader may leave; `open_streams`, for a program that was started without. What is shown of a run is display.py.
+reader may leave; `console_on`, which says where the cursor may move; `open_streams`, for a program that was started without.
+What is shown of a run is display.py.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
-    "STDOUT", "Output", "complain", "drop_output", "one_line", "open_console", "open_streams", "printable",
+    "STDOUT", "Output", "complain", "console_on", "drop_output", "one_line", "open_console", "open_streams", "printable",
     "say",
 ]  # fmt: skip
 
 #: How messages call it.
 STDOUT = "stdout"
+#: Set by Jupyter for its kernels, and so for the programs that a notebook starts.
+_KERNEL = "JPY_PARENT_PID"
 #: What a terminal obeys or cannot show: controls but tab and newline, what turns the direction of text, halves of characters.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 #: A sentence has some hundred characters; of a longer one, what it is about and the way out at its end are kept.
@@ -107,9 +110,17 @@ class Output:
 
 def open_console(lost: Callable[[OSError], None]) -> Console:
     """A console on stdout, as `Output` has it."""
+    return console_on(cast("TextIO", Output(sys.stdout, lost)))
+
+
+def console_on(stream: TextIO) -> Console:
+    """A console that moves the cursor only on a terminal. FORCE_COLOR asks for colours alone, and a notebook gives `!asynctile`
+    a terminal whose cursor moves it does not follow.
+    """
     from rich.console import Console
 
-    return Console(file=cast("IO[str]", Output(sys.stdout, lost)))
+    is_terminal = stream.isatty() and _KERNEL not in os.environ
+    return Console(file=stream, force_terminal=None if is_terminal else False)
 
 
 def open_streams() -> None:

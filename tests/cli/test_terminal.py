@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from asynctile.cli.corpus import prepare_tokenizer
-from asynctile.cli.display import PlainDisplay
+from asynctile.cli.display import PlainDisplay, open_display
 from asynctile.cli.interrupt import Interrupt
 from asynctile.cli.run_folder import RunFolder
-from asynctile.cli.terminal import Output, complain, one_line, printable, say
+from asynctile.cli.terminal import Output, complain, console_on, one_line, printable, say
 from tests.cli.conftest import Program
 from tests.settle import turns
 
@@ -65,6 +65,36 @@ def test_names_and_warnings_are_escaped(program: Program, tmp_path: Path, capsys
 class Broken(io.StringIO):
     def flush(self) -> None:
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "environment", "moves"), [
+    (Terminal, {}, True), (Terminal, {"FORCE_COLOR": "1"}, True), (io.StringIO, {}, False),
+    (io.StringIO, {"FORCE_COLOR": "1"}, False), (Terminal, {"FORCE_COLOR": "1", "JPY_PARENT_PID": "7"}, False),
+    (Terminal, {"TERM": "dumb"}, False),
+])  # fmt: skip
+def test_the_cursor_moves_only_on_a_terminal_that_shows_it(
+    stream: type[io.StringIO], environment: dict[str, str], moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "FORCE_COLOR", "JPY_PARENT_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out = stream()
+    with open_display(console_on(out)) as display:
+        display.progress("saving", 1, 2)
+        display.note("a note")
+    assert ("\x1b" in out.getvalue()) == moves and "a note" in out.getvalue()
+
+
+def test_forced_colours_move_no_cursor_in_a_run(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    status, out, _ = train("--out", tmp_path / "run")
+    assert status == 0 and "\x1b" not in out and "\r" not in out
 
 
 def test_an_output_that_is_lost_is_told_once_and_drops_the_rest() -> None:

@@ -23,8 +23,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from asynctile import Engine
 from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
@@ -33,6 +31,7 @@ from asynctile.cli.stress.report import write_report
 from asynctile.cli.stress.settings import Settings
 from asynctile.cli.stress.table import Display, summary
 from asynctile.cli.stress.tally import Tally
+from asynctile.cli.terminal import console_on
 from asynctile.kernels.cpu import warm
 from asynctile.loop.thread import new_loop
 
@@ -50,7 +49,7 @@ def run(given: dict[str, Any]) -> int:
 
 async def _stress(settings: Settings, folder: Path) -> int:
     began_s, tally = time.monotonic(), Tally()
-    display, interrupt = Display(Console(), settings, tally), Interrupt()
+    display, interrupt = Display(console_on(sys.stdout), settings, tally), Interrupt()
     interrupt.begin_steps()
     conductor = Conductor(settings, folder, tally, lambda: interrupt.requested)
     display.note(f"asynctile stress --seed {settings.seed}, in {folder}")

@@ -39,7 +39,7 @@ class Display:
     @contextmanager
     def showing(self) -> Iterator[None]:
         """Renewed by a thread of its own: a round may keep the loop busy."""
-        if self._console.is_terminal:
+        if self._console.is_interactive:
             with Live(console=self._console, get_renderable=self._draw, refresh_per_second=4, transient=True):
                 yield
             return
