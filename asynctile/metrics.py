@@ -42,7 +42,7 @@ COUNTERS = (
     ("asynctile_turn_seconds", "turn_s", "Time for which the share had the device."),
     ("asynctile_turn_waited_seconds", "turn_waited_s", "Time in which the share had a job and others the turn."),
     ("asynctile_skipped_steps", "skipped_steps", "Training steps whose loss or gradient was not finite."),
-    ("asynctile_step_tokens", "step_tokens", "Tokens of training steps."),
+    ("asynctile_step_tokens", "step_tokens", "Targets of training steps, those of -100 left out."),
     ("asynctile_request_tokens", "request_tokens", "Tokens that were written for requests."),
 )
 SHARE = ("share",)

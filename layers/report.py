@@ -24,6 +24,8 @@ PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 class StepReport:
     """One step. Seconds, bytes and nats; grad_norm is before clipping; peaks since the engine opened.
 
+    tokens: the targets that the step is trained on, those of -100 left out. tokens_per_s: all positions of the batch, B * T, a
+    second: the speed of the arithmetic, which computes the others too.
     skipped: the loss (or, with clip_norm, the gradient) was not finite and nothing was updated. played: it went by a schedule,
     without Python, else by coroutines; the results are the same.
     stall_s: seconds in which compute waited for a transfer; nan where that is not measured, as in Statistics.
@@ -49,13 +51,14 @@ class StepReport:
     played: bool = False
 
     @classmethod
-    def between(cls, before: Traffic, after: Traffic, *, step_s: float, tokens: int, **values: Any) -> Self:
-        """The report of a step that took so long from one look at its engine to the other; values: the other fields."""
+    def between(cls, before: Traffic, after: Traffic, *, step_s: float, positions: int, **values: Any) -> Self:
+        """The report of a step that took so long from one look at its engine to the other. positions: of its batch; values:
+        the other fields.
+        """
         return cls(
             **values,
-            tokens=tokens,
             step_s=step_s,
-            tokens_per_s=tokens / step_s,
+            tokens_per_s=positions / step_s,
             **{name: getattr(after, name) - getattr(before, name) for name in GROWING},
             **{name: getattr(after, name) for name in PEAKS},
         )

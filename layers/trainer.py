@@ -148,7 +148,7 @@ class Trainer:
                 program = await self._placed(kind, rows, kept)
                 await self._prepare(program)
                 inputs["hyper"] = self.optimizer.hyper(self.step_count + 1)
-                report = partial(self._report, self.engine.traffic(), time.perf_counter(), int(np.asarray(tokens).size))
+                report = partial(self._report, self.engine.traffic(), time.perf_counter(), rows.batch * rows.length, count)
                 return await self._run(program, inputs, count, report, counted)
 
             report = await self._keeping.run(kind, rows, run)
@@ -377,13 +377,13 @@ class Trainer:
             ) from error
 
     def _report(
-        self, before: Traffic, start: float, tokens: int, run: Job | PlayedJob, loss: float, norm: float, *,
+        self, before: Traffic, start: float, positions: int, count: int, run: Job | PlayedJob, loss: float, norm: float, *,
         skipped: bool = False,
     ) -> StepReport:
         report = StepReport.between(
-            before, self.engine.traffic(), step_s=time.perf_counter() - start, tokens=tokens, step=self.step_count,
-            loss=loss, lr=self.optimizer.rate(self.step_count + int(skipped)), grad_norm=norm, skipped=skipped,
-            played=run.played,
+            before, self.engine.traffic(), step_s=time.perf_counter() - start, positions=positions, tokens=count,
+            step=self.step_count, loss=loss, lr=self.optimizer.rate(self.step_count + int(skipped)), grad_norm=norm,
+            skipped=skipped, played=run.played,
         )  # fmt: skip
         tell_step(self.engine, self.model.name, report)
         return report

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from asynctile.layers import StepReport
@@ -108,13 +109,13 @@ class Pace:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the recent steps, without what lies between them."""
-        return self._a_second("tokens")
+        """Positions a second in the recent steps, without what lies between them."""
+        return self._a_second(lambda report: report.tokens_per_s * report.step_s)
 
     @property
     def stalled(self) -> float | None:
         """Share of the recent steps in which compute waited for bytes; None where that is not measured."""
-        share = self._a_second("stall_s")
+        share = self._a_second(lambda report: report.stall_s)
         return None if math.isnan(share) else share
 
     @property
@@ -144,10 +145,10 @@ class Pace:
         hours, seconds = divmod(round(found), 3600)
         return (f"{hours}:{seconds // 60:02}" if hours else f"{seconds // 60}") + f":{seconds % 60:02}"
 
-    def _a_second(self, name: str) -> float:
-        """What the recent steps report under a name, for a second of them."""
+    def _a_second(self, of: Callable[[StepReport], float]) -> float:
+        """What the recent steps report together, for a second of them."""
         reports = tuple(self._reports)  # at once: who draws is another thread than who adds
-        return sum(getattr(report, name) for report in reports) / max(sum(report.step_s for report in reports), 1e-9)
+        return sum(of(report) for report in reports) / max(sum(report.step_s for report in reports), 1e-9)
 
 
 class Seconds:

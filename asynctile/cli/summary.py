@@ -33,6 +33,8 @@ class Sums:
 
     steps: int = 0
     tokens: int = 0
+    positions: float = 0.0
+    """What tokens_per_s of each step counts: targets that are trained on, and all others."""
     step_s: float = 0.0
     stall_s: float = 0.0
     measured_s: float = 0.0
@@ -56,6 +58,7 @@ class Sums:
             sums.steps = max(sums.steps, line["step"])
             for name in _SUMMED:
                 setattr(sums, name, getattr(sums, name) + (number_in(line, name) or 0))
+            sums.positions += (number_in(line, "tokens_per_s") or 0) * (number_in(line, "step_s") or 0)
             if number_in(line, "stall_s") is not None:
                 sums.measured_s += number_in(line, "step_s") or 0
             for name in _PEAKS:
@@ -72,7 +75,7 @@ class Sums:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens / max(self.step_s, 1e-9)
+        return self.positions / max(self.step_s, 1e-9)
 
     @property
     def stalled(self) -> float | None:

@@ -58,7 +58,7 @@ class Statistics:
     A step that is played counts in operations and bytes when it ends.
 
     share: its name, "engine" for the engine's own. steps: training steps that updated, skipped_steps: those whose loss or
-    gradient was not finite; step_tokens and step_s: tokens and seconds of both. requests for text that are over,
+    gradient was not finite; step_tokens and step_s: targets that count, and seconds, of both. requests for text that are over,
     however they ended, and their request_s; request_tokens: that were written. waiting_jobs: that wait until another job of
     the share is over; waited_s: seconds that jobs have waited for what others hold (the share, a model, RAM that is lent),
     summed over the waits that are over. turn_s: seconds in which the share had a job and the turn, turn_waited_s: a job and

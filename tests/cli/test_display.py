@@ -22,7 +22,7 @@ EVALUATION = Evaluation(loss=2.25, perplexity=9.4877, bits_per_byte=3.2461, toke
 
 
 def report(step: int, **others: Any) -> Any:
-    return SimpleNamespace(**{"step": step, "loss": 2.5, "lr": 1e-3, "tokens": 1000, "step_s": 0.5, "stall_s": 0.1,
+    return SimpleNamespace(**{"step": step, "loss": 2.5, "lr": 1e-3, "step_s": 0.5, "tokens_per_s": 2000.0, "stall_s": 0.1,
                               "played": True, **others})  # fmt: skip
 
 

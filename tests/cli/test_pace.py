@@ -33,8 +33,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def report(step: int, *, step_s: float = 1.0, **others: Any) -> Any:
-    return SimpleNamespace(**{"step": step, "loss": 2.0, "tokens": 100, "step_s": step_s, "stall_s": 0.0, "played": True,
-                              **others})  # fmt: skip
+    """Of 100 positions, of which 60 are trained on."""
+    return SimpleNamespace(**{"step": step, "loss": 2.0, "tokens": 60, "step_s": step_s, "tokens_per_s": 100 / step_s,
+                              "stall_s": 0.0, "played": True, **others})  # fmt: skip
 
 
 def ahead(steps: int, **others: Any) -> Ahead:
@@ -154,7 +155,7 @@ def test_the_smoothed_loss_is_a_mean_of_losses_that_are_numbers(clock: Clock) ->
     assert pace.smoothed_loss == pytest.approx(2.0, abs=1e-3)
 
 
-def test_utilization_is_the_models_arithmetic_by_the_rate_of_products(clock: Clock) -> None:
+def test_speed_and_utilization_count_all_positions_as_the_models_arithmetic_does(clock: Clock) -> None:
     known, unknown = Pace(ahead(10, flops_per_s=4e8)), Pace(ahead(10))
     for pace in (known, unknown):
         pace.step(report(1, step_s=0.5))

@@ -21,6 +21,11 @@ def test_a_run_was_stalled_for_its_part_of_the_steps_in_which_that_was_measured(
     assert sums.step_s == 10.0 and sums.stalled == pytest.approx(0.125)
 
 
+def test_tokens_are_what_was_trained_on_and_the_speed_is_of_all_positions() -> None:
+    sums = sums_of({"tokens": 60, "step_s": 2.0, "tokens_per_s": 50.0}, {"tokens": 100, "step_s": 2.0, "tokens_per_s": 50.0})
+    assert sums.tokens == 160 and sums.tokens_per_s == pytest.approx(50.0)
+
+
 def test_where_no_stall_was_measured_none_is_told() -> None:
     assert sums_of({"step_s": 2.0, "stall_s": "nan"}).stalled is None
     assert sums_of().stalled is None
