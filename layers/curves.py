@@ -53,7 +53,7 @@ class Curves:
         if (perplexity := number_in(line, "validation_perplexity")) is not None:
             found += f", perplexity {perplexity:,.4g}"
         if (bits := number_in(line, "validation_bits_per_byte")) is not None:
-            found += f", {bits:.4f} bits a byte"
+            found += f", {bits:.4f} bits per byte"
         return found
 
 

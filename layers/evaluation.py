@@ -1,4 +1,4 @@
-"""How well a model does on a text that it does not learn from: its loss, perplexity and bits a byte.
+"""How well a model does on a text that it does not learn from: its loss, perplexity and bits per byte.
 
 Covers `Evaluation`, `evaluate`, and how many bytes a token stands for. Which windows of a text are taken is data.py's
 (`ValidationBatches`), when a run does it asynctile/cli/validation.py's.

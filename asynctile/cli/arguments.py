@@ -20,7 +20,7 @@ __all__ = ["COMMANDS", "Parser", "build_parser"]
 
 COMMANDS = {
     "train": "Train a GPT-2 on text, and leave a folder with checkpoints and metrics.",
-    "evaluate": "Say how well a trained model does on a text: loss, perplexity, bits a byte.",
+    "evaluate": "Say how well a trained model does on a text: loss, perplexity, bits per byte.",
     "generate": "Continue a prompt with a trained model.",
     "plan": "Say what a training step needs and what bounds it, without doing it.",
     "stress": "Try to make the memory tiers lose a byte, leak or hang, and damaged files do harm.",

@@ -39,7 +39,7 @@ _LOSS = "validation_loss"
 _MEASURED = (
     (_LOSS, "loss, nats a token", "loss"),
     ("validation_perplexity", "perplexity", "perplexity"),
-    ("validation_bits_per_byte", "bits a byte", "bits_per_byte"),
+    ("validation_bits_per_byte", "bits per byte", "bits_per_byte"),
 )
 
 Line = Mapping[str, Any]

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynctile import Statistics
-from asynctile.cli.figures import GAP, Shown, as_counts, figures_of, lines_of, tiers_of
+from asynctile.cli.figures import Shown, as_counts, figures_of, line_of, lines_of, tiers_of
 from asynctile.cli.pace import Ahead, Pace
 from asynctile.cli.terminal import printable
 from asynctile.layers import StepReport
@@ -82,9 +82,6 @@ class _Shown:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._pace: Pace | None = None
-        self._statistics: Callable[[], Statistics] | None = None
-        #: of the last validation: its step and itself
-        self._validated: tuple[int, Evaluation] | None = None
 
     def note(self, text: str) -> None:
         _print(self._console, text)
@@ -105,12 +102,11 @@ class _Shown:
         raise NotImplementedError
 
     def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        self._validated = step, evaluation
         found = [f"loss {evaluation.loss:.4f}", f"perplexity {evaluation.perplexity:,.2f}"]
         if evaluation.bits_per_byte is not None:
-            found.append(f"{evaluation.bits_per_byte:.4f} bits a byte")
+            found.append(f"{evaluation.bits_per_byte:.4f} bits per byte")
         when = f"after step {step}" if step else "before the first step"
-        self.note(f"validation {when}: {', '.join(found)}{', the best so far' if is_best and step else ''}")
+        self.note(f"validation {when}: {', '.join(found)}{', best so far' if is_best and step else ''}")
 
     def validated(self) -> None:
         if self._pace is not None:
@@ -120,8 +116,6 @@ class _Shown:
         if self._pace is not None:
             self._pace.saved()
 
-    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
-        self._statistics = statistics
 
 class PlainDisplay(_Shown):
     """A line every few seconds."""
@@ -136,6 +130,9 @@ class PlainDisplay(_Shown):
     def __exit__(self, *_: object) -> None:
         pass
 
+    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
+        """Lines do not say how full the tiers are; the end of the run says their peaks."""
+
     def stage(self, text: str) -> None:
         if self._is_due():
             self.note(text)
@@ -149,11 +146,7 @@ class PlainDisplay(_Shown):
         pace = self._pace
         if pace is None or not self._is_due(always=pace.done in (1, pace.steps)):
             return
-        left = [] if pace.left is None else [f"{pace.left} left"]
-        stalled = [] if pace.stalled is None else [f"stalled {pace.stalled:.0%}"]
-        tiers = [] if self._statistics is None else [f"{tier.name} {tier}" for tier in tiers_of(self._statistics())]
-        figures = figures_of(pace, report, self._validated)
-        self.note(GAP.join([f"step {pace.done} of {pace.steps}", *left, *figures, *stalled, *tiers]))
+        self.note(line_of(pace, report))
 
     def _is_due(self, *, always: bool = False) -> bool:
         """Whether a line is written now: asked before it is made, since most steps of a small model write none."""
@@ -170,6 +163,9 @@ class TerminalDisplay(_Shown):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._stage = ""
+        self._statistics: Callable[[], Statistics] | None = None
+        #: of the last validation: its step and itself
+        self._validated: tuple[int, Evaluation] | None = None
         #: by what is under way: how much of it is done, of how much, and both in words
         self._under_way: dict[str, tuple[int, int, str]] = {}
         self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=8, transient=True)
@@ -180,6 +176,9 @@ class TerminalDisplay(_Shown):
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+    def watch(self, statistics: Callable[[], Statistics] | None) -> None:
+        self._statistics = statistics
 
     def stage(self, text: str) -> None:
         self._stage = printable(text)
@@ -198,6 +197,10 @@ class TerminalDisplay(_Shown):
     def step(self, report: StepReport) -> None:
         super().step(report)
         self._stage = ""
+
+    def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
+        super().validation(step, evaluation, is_best)
+        self._validated = step, evaluation
 
     def validated(self) -> None:
         super().validated()

@@ -12,10 +12,12 @@ from asynctile.layers import StepReport
 from asynctile.layers.evaluation import Evaluation
 from asynctile.storage.sizes import format_size
 
-__all__ = ["GAP", "Shown", "Tier", "as_counts", "as_share", "as_sizes", "figures_of", "lines_of", "tiers_of"]
+__all__ = ["Shown", "Tier", "as_counts", "as_share", "as_sizes", "figures_of", "line_of", "lines_of", "tiers_of"]
 
 #: Between two figures of a line.
-GAP = "  "
+_GAP = "  "
+#: Characters of a line where there is no terminal: it fits into the window of whoever reads the file.
+_LINE = 99
 #: (done, total) in words
 Shown = Callable[[int, int], str]
 
@@ -37,24 +39,37 @@ def as_share(done: int, total: int) -> str:
 
 def figures_of(pace: Pace, last: StepReport, validated: tuple[int, Evaluation] | None) -> list[str]:
     """Of the last step and those before it. validated: the last validation, and behind which step it was."""
-    figures = [f"loss {last.loss:.4f}"]
-    if math.isfinite(pace.smoothed_loss):
-        figures.append(f"smoothed {pace.smoothed_loss:.4f}")
+    figures = _losses(pace, last)
     if validated is not None:
         step, evaluation = validated
         figures.append(f"validation {evaluation.loss:.4f} (step {step})")
-    figures += [f"lr {last.lr:.2e}", f"{pace.tokens_per_s:,.0f} tokens/s"]
-    if (share := pace.utilization) is not None:
-        figures.append(f"MFU {share:.0%}")
-    return figures
+    return [*figures, f"lr {last.lr:.2e}", *_speeds(pace)]
+
+
+def line_of(pace: Pace, last: StepReport) -> str:
+    """A step in a line below 100 characters: as many of its figures as fit, those of most worth first."""
+    left = [] if pace.left is None else [f"{pace.left} left"]
+    stalled = [] if pace.stalled is None else [f"stalled {pace.stalled:.0%}"]
+    figures = [f"step {pace.done} of {pace.steps}", *left, *_losses(pace, last), *_speeds(pace), *stalled]
+    return lines_of(figures, _LINE)[0]
+
+
+def _losses(pace: Pace, last: StepReport) -> list[str]:
+    smoothed = [f"smoothed {pace.smoothed_loss:.4f}"] if math.isfinite(pace.smoothed_loss) else []
+    return [f"loss {last.loss:.4f}", *smoothed]
+
+
+def _speeds(pace: Pace) -> list[str]:
+    utilization = [] if pace.utilization is None else [f"MFU {pace.utilization:.0%}"]
+    return [f"{pace.tokens_per_s:,.0f} tokens/s", *utilization]
 
 
 def lines_of(figures: list[str], width: int) -> list[str]:
     """Figures one behind another, in as few lines of that width as take them whole."""
     lines: list[str] = []
     for figure in figures:
-        if lines and len(lines[-1]) + len(GAP) + len(figure) <= width:
-            lines[-1] += GAP + figure
+        if lines and len(lines[-1]) + len(_GAP) + len(figure) <= width:
+            lines[-1] += _GAP + figure
         else:
             lines.append(figure)
     return lines

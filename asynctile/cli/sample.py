@@ -1,13 +1,13 @@
 """Text that a model writes: piece by piece, or how it goes on from the beginning of a run's held-out text.
 
-Covers `stream_text` and `sample`. Choosing tokens is the model's `generate`, what they show wording.py.
+Covers `stream_text`, and `sample`, which makes a `Sample`. Tokens are chosen by the model, what they show is wording.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,27 @@ from asynctile.layers.stopping import Stopping
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.wording import Wording
 
-__all__ = ["MOST_CHARACTERS", "sample", "stream_text"]
+__all__ = ["MOST_CHARACTERS", "Sample", "sample", "stream_text"]
 
 #: So many are kept of one: in JSON they fit into a line that is read again.
 MOST_CHARACTERS = 5_000
 _PROMPT_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How a held-out text begins, and how a model goes on from there; both printable."""
+
+    prompt: str = ""
+    continuation: str = ""
+
+    @property
+    def text(self) -> str:
+        """Both, as one text."""
+        return self.prompt + self.continuation
+
+    def __str__(self) -> str:
+        return f"--- sample: the held-out text begins\n{self.prompt}\n--- the model goes on\n{self.continuation}\n---"
 
 
 async def stream_text(
@@ -47,16 +63,16 @@ async def stream_text(
 
 async def sample(
     model: GPT2, tokenizer: Tokenizer, held_out: TokenView, *, tokens: int, seed: int, check: Callable[[], object]
-) -> str:
-    """The beginning of a held-out text and `tokens` tokens of how the model goes on from it, printable.
+) -> Sample:
+    """The beginning of a held-out text, and `tokens` tokens of how the model goes on from it.
 
     check: called now and then; what it raises ends the sample.
     """
     prompt = held_out[: min(_PROMPT_TOKENS, max(1, model.config.block_size // 2))].astype("int64")
-    text = printable(tokenizer.decode(prompt))
+    continuation = ""
     async with aclosing(stream_text(model, tokenizer, prompt, max_new_tokens=tokens, sampling=Sampling(seed=seed),
                                     stopping=Stopping())) as pieces:  # fmt: skip
         async for piece in pieces:
-            text += piece
+            continuation += piece
             check()
-    return text
+    return Sample(printable(tokenizer.decode(prompt)), continuation)

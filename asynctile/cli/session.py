@@ -26,7 +26,7 @@ from asynctile.cli.options import Options
 from asynctile.cli.pace import Ahead
 from asynctile.cli.picture import Picture
 from asynctile.cli.run_folder import RunFolder, check_same_model
-from asynctile.cli.sample import MOST_CHARACTERS, sample
+from asynctile.cli.sample import MOST_CHARACTERS, Sample, sample
 from asynctile.cli.tracing import Tracing
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, CheckpointError
@@ -184,15 +184,15 @@ class Session:
         if self.interrupt.requested or not self.validations.is_due(step):
             return
         evaluation = await self._evaluate()
-        text = await self.sample(self.options.sample_tokens) if evaluation is not None else None
-        if evaluation is None or text is None:
+        sampled = await self.sample(self.options.sample_tokens) if evaluation is not None else None
+        if evaluation is None or sampled is None:
             return
         is_best = self.validations.count(step, evaluation.loss)
         self.folder.append_validation({"step": step, **evaluation.as_dict()})
         self.display.validation(step, evaluation, is_best)
         if self.options.sample_tokens:
-            self.folder.append_sample({"step": step, "text": text[:MOST_CHARACTERS]})
-            self.display.note(f"sample:\n{text}\n")
+            self.folder.append_sample({"step": step, "text": sampled.text[:MOST_CHARACTERS]})
+            self.display.note(f"{sampled}\n")
         await self.callbacks.validation(step, evaluation, is_best)
         if step:
             self.picture.refresh()
@@ -228,10 +228,10 @@ class Session:
         except InterruptedError:
             return None
 
-    async def sample(self, tokens: int) -> str | None:
-        """Held-out text and how the model goes on from it; None when a signal came. Nothing for no tokens."""
+    async def sample(self, tokens: int) -> Sample | None:
+        """Held-out text and how the model goes on from it; None when a signal came. An empty one for no tokens."""
         try:
-            return "" if not tokens else await sample(
+            return Sample() if not tokens else await sample(
                 self.trainer.model, self.corpus.tokenizer, self.corpus.held_out, tokens=tokens, seed=self.options.seed,
                 check=self.interrupt.check)  # fmt: skip
         except InterruptedError:

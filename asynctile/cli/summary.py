@@ -89,18 +89,19 @@ async def finish(session: Session) -> bool:
     sums = Sums.of(folder)
     picture, entropy = await session.picture.last()
     session.display.stage("writing a sample")
-    text = await session.sample(_SAMPLE_TOKENS)
-    if text is None:
+    sample = await session.sample(_SAMPLE_TOKENS)
+    if sample is None:
         return False
-    folder.write("sample.txt", text.encode())
+    folder.write("sample.txt", sample.text.encode())
     folder.write("summary.json", encode_json(_as_json(sums, entropy)))
-    note(f"\n{text}\n")
+    note(f"{sample}\n")
     # Of before there was a best model the metrics may have a lower loss, on other windows.
     is_kept = folder.has_best and sums.best.get("step") == session.validations.best_step
     for line in _sentences(sums, entropy, is_kept):
         note(line)
     note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
-    note(f"asynctile generate {folder.path} writes with the model; transformers opens {folder.checkpoints()[-1]} as it is")
+    note(f"asynctile generate {folder.path} writes with the model")
+    note(f"transformers opens {folder.checkpoints()[-1]} as it is")
     return True
 
 
@@ -114,9 +115,11 @@ def _sentences(sums: Sums, entropy: float, is_kept: bool) -> list[str]:
         lines += _of_validation(sums, is_kept)
     stalled = "" if sums.stalled is None else f"; stalled for {sums.stalled:.1%} of the time"
     lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
-    up, down = format_size(sums.uploaded_bytes), format_size(sums.downloaded_bytes)
-    device, host = format_size(sums.device_peak_bytes), format_size(sums.host_peak_bytes)
-    lines.append(f"moved {up} to the device and {down} back; peak {device} on the device, {host} in RAM")
+    peaks = f"{format_size(sums.host_peak_bytes)} in RAM"
+    if sums.device_peak_bytes:
+        lines.append(f"moved {format_size(sums.uploaded_bytes)} to the device and {format_size(sums.downloaded_bytes)} back")
+        peaks = f"{format_size(sums.device_peak_bytes)} on the device, {peaks}"
+    lines.append(f"peak {peaks}")
     if sums.spill_peak_bytes:
         read, written = format_size(sums.spill_read_bytes), format_size(sums.spill_written_bytes)
         lines.append(f"read {read} from the spill folder and wrote {written}; peak {format_size(sums.spill_peak_bytes)} there")
@@ -131,7 +134,7 @@ def _of_validation(sums: Sums, is_kept: bool) -> list[str]:
     if (perplexity := number_in(sums.validation, "validation_perplexity")) is not None:
         found.append(f"perplexity {perplexity:,.2f}")
     if (bits := number_in(sums.validation, "validation_bits_per_byte")) is not None:
-        found.append(f"{bits:.4f} bits a byte")
+        found.append(f"{bits:.4f} bits per byte")
     if sums.best["step"] != sums.validation["step"]:
         kept = ", whose model is in checkpoints/best" if is_kept else ""
         found.append(f"the best loss was {sums.best[_LOSS]:.4f}, at step {sums.best['step']}{kept}")

@@ -163,7 +163,8 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
         engine = await stack.enter_async_context(_engine(options, display))
         session = await _open_session(options, folder, shape, corpus, engine, callbacks, display, interrupt)
         folder.remember(_record(options, shape), session.mark)
-        display.note(_opening(options, folder, session))
+        for line in _opening(options, folder, session):
+            display.note(line)
         display.watch(engine.statistics)
         stack.callback(display.watch, None)
         if options.trace is not None:
@@ -222,23 +223,23 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     return session
 
 
-def _opening(options: Options, folder: RunFolder, session: Session) -> str:
-    shape, tokens = session.trainer.model.config, len(session.corpus.training)
-    memory = f"a cap of {format_size(session.engine.device_cap)}"
-    if options.spill is not None:
-        memory += f" and {options.spill} for what RAM cannot hold"
-    return (f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on "
-            f"{session.engine.device} in {session.engine.precision} with {memory}; {tokens:,} tokens to train on; "
-            f"{_to_do(session.validations, session.trainer.step_count, options.steps)}, in {folder.path}")
+def _opening(options: Options, folder: RunFolder, session: Session) -> list[str]:
+    engine, shape, tokens = session.engine, session.trainer.model.config, len(session.corpus.training)
+    spill = [] if options.spill is None else [f"what RAM cannot hold goes to {options.spill}"]
+    return [f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on {engine.device} in "
+            f"{engine.precision} with a cap of {format_size(engine.device_cap)}",
+            *spill,
+            f"{tokens:,} tokens to train on, in {folder.path}",
+            *_to_do(session.validations, session.trainer.step_count, options.steps)]
 
 
-def _to_do(validations: Validations, done: int, steps: int) -> str:
+def _to_do(validations: Validations, done: int, steps: int) -> list[str]:
     if validations.is_over and done < steps:
-        return (f"no step is left to do after step {done}, since {validations.why_over} (a larger --stop-after, or none, goes "
-                "on from there)")
+        return [f"no step is left after step {done}: {validations.why_over}",
+                "a larger --stop-after, or none, goes on from there"]
     if done >= steps:
-        return f"all of its {done} steps are done (a larger --steps goes on from there)"
-    return f"steps {done + 1} to {steps}"
+        return [f"all of its {done} steps are done; a larger --steps goes on from there"]
+    return [f"steps {done + 1} to {steps}"]
 
 
 def _record(options: Options, shape: Config | None) -> dict[str, Any]:

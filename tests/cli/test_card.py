@@ -79,7 +79,7 @@ def test_numbers_are_those_of_the_metrics() -> None:
     assert found["training loss, nats a token, mean of the last 3 steps"] == "4.1667"
     assert found["loss, nats a token, on held-out text after step 3"] == "4.5000"
     assert found["perplexity, on held-out text after step 3"] == "90.0000"
-    assert not any("bits a byte" in name for name in found)
+    assert not any("bits per byte" in name for name in found)
     assert found["tokens of that text"] == "64"
     assert found["least of these losses"] == "4.2500, after step 2"
     (entry,) = head(card())["model-index"]

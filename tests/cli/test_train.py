@@ -55,8 +55,13 @@ def test_what_a_run_leaves(train: Program, tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6]
     summary = json.loads((run / "summary.json").read_text())
     assert summary["validation_loss"] == lines[-1]["validation_loss"]
-    for said in ("validation loss", "bigram entropy", "tokens/s", "stalled", (run / "sample.txt").read_text()):
+    for said in ("validation loss", "bigram entropy", "tokens/s", "stalled", "\npeak "):
         assert said in out
+    assert "the device" not in out, "it trained in RAM"
+    before, sample = out.split("--- sample: the held-out text begins\n")
+    sample, behind = sample.split("\n---\n")
+    assert "".join(sample.split("\n--- the model goes on\n")) == (run / "sample.txt").read_text()
+    assert all(len(line) < 100 for line in (before + behind).splitlines() if str(run) not in line)
     recorded = json.loads((run / "run.json").read_text())
     assert recorded["options"]["seq_len"] == 32 and recorded["options"]["tokenizer"] == "bytes"
     assert recorded["model"]["n_embd"] == 16 and "numpy" in recorded["versions"]
@@ -244,7 +249,7 @@ def test_a_run_with_a_disk_below_ram_is_bitwise_the_same_says_what_went_there_an
         options += ["--device-memory", "360KiB"]
     status, out, err = train("--out", tmp_path / "spilled", *options)
     assert (status, err) == (0, "")
-    assert "from the spill folder and wrote" in out and "for what RAM cannot hold" in out
+    assert "from the spill folder and wrote" in out and "what RAM cannot hold goes to " in out
     assert weights(tmp_path / "spilled", 6) == weights(tmp_path / "all", 6)
     assert list((tmp_path / "spill").iterdir()) == []
     assert sum(line.get("spill_read_bytes", 0) for line in metrics(tmp_path / "spilled")) > 0

@@ -94,7 +94,7 @@ def test_every_validation_is_a_line_on_the_same_tokens_and_the_best_model_is_kep
     assert not (folder / "trainer.json").exists()
     assert best["step"] == 6 and (folder / "model.safetensors").read_bytes() == (
         run / "checkpoints" / "step-000006" / "model.safetensors").read_bytes()  # fmt: skip
-    for said in ("validation before the first step", "validation after step 6", "perplexity", "bits a byte", "the best so far"):
+    for said in ("validation before the first step", "validation after step 6", "perplexity", "bits per byte", "best so far"):
         assert said in out
 
 
@@ -124,7 +124,7 @@ def test_a_run_without_gain_ends_says_why_and_says_so_again(train: Program, prog
     assert not (run / "checkpoints" / "best").exists()
     before = (run / "metrics.jsonl").read_bytes()
     status, out, _ = program("train", "--resume", "--out", run)
-    assert status == 0 and f"no step is left to do after step 2, since {why}" in out
+    assert status == 0 and f"no step is left after step 2: {why}" in out
     assert (run / "metrics.jsonl").read_bytes() == before
     assert program("train", "--resume", "--out", run, "--stop-after", 3)[0] == 0
     assert [line["step"] for line in validations(run)] == [0, 1, 2, 3]
@@ -160,7 +160,9 @@ def test_samples_are_written_at_each_validation(train: Program, program: Program
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert status == 0 and [line["step"] for line in samples] == [0, 1, 2]
     assert len({line["text"][:16] for line in samples}) == 1
-    assert "sample:\n" + samples[1]["text"] in out
+    parts = [part.split("\n---") for part in out.split("--- sample: the held-out text begins\n")[1:]]
+    assert [prompt + words.removeprefix(" the model goes on\n") for prompt, words, *_ in parts[:3]] == [
+        line["text"] for line in samples]  # fmt: skip
     assert program("train", "--resume", "--out", run, "--steps", 3, "--sample-tokens", 0)[0] == 0
     assert len((run / "samples.jsonl").read_text().splitlines()) == 3
 

@@ -57,8 +57,8 @@ def test_without_matplotlib_the_same_curves_are_an_svg(metrics, tmp_path, no_mat
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert {
         "step", "loss (nats per token)", "training, each step", "training, smoothed",
-        "validation, last 2.0577, perplexity 7.828, 1.0288 bits a byte",
-        "best 1.9229, step 250, perplexity 6.841, 0.9615 bits a byte",
+        "validation, last 2.0577, perplexity 7.828, 1.0288 bits per byte",
+        "best 1.9229, step 250, perplexity 6.841, 0.9615 bits per byte",
         "bigram entropy of the held-out text, 2.400",
     } <= set(texts)  # fmt: skip
     ends = [float(text.get("x")) + 6.5 * len(text.text) for text in root.iter(f"{SVG}text") if "best" in text.text]
