@@ -16,6 +16,7 @@ from asynctile.device.cublas_lt import CublasLt
 from asynctile.device.cudnn import Cudnn
 from asynctile.device.cudnn_trial import try_cudnn
 from asynctile.device.driver import Driver, OutOfMemory
+from asynctile.device.nvrtc import machine_code
 from asynctile.device.probe import wrong_product
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
@@ -61,7 +62,7 @@ class CupyDriver:
         self.capability = (properties["major"], properties["minor"])
         self._bound = threading.local()
         self._functions: dict[str, int] = {}
-        self._module: Any = None
+        self._module = 0
         self._blas: Cublas | None = None
         self._lt: CublasLt | None = None
         self._cudnn: Cudnn | None = None
@@ -148,16 +149,15 @@ class CupyDriver:
         self.runtime.memcpyAsync(target, source, nbytes, self.runtime.memcpyDefault, stream)
 
     def load(self, source: str) -> None:
-        import cupy
-
         self.bind()
-        # Compiled for exactly this GPU and kept on disk by CuPy, so that only the first start takes the seconds.
-        self._module = cupy.RawModule(code=source, options=("--std=c++17",), backend="nvrtc")
         try:
+            self._module = self._driver.moduleLoadData(machine_code(_compiler(), source, self.capability))
             for kernel in re.findall(KERNEL, source):
-                self._functions[kernel] = self._module.get_function(kernel).kernel.ptr
+                if "_mma_" in kernel and self.capability < (8, 0):
+                    continue  # its tensor cores do not know bf16
+                self._functions[kernel] = self._driver.moduleGetFunction(self._module, kernel)
         except Exception as error:
-            reason = str(error).splitlines()[0]
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise DeviceError(f"the CUDA kernels do not compile for {self.title} ({reason}); 'asynctile info' shows what is "
                               "installed") from error
 
@@ -254,7 +254,9 @@ class CupyDriver:
             self.free(self._cudnn.workspace)
             self._cudnn = None
         self._functions.clear()
-        self._module = None
+        if self._module:
+            self._driver.moduleUnload(self._module)
+            self._module = 0
 
 
 def _bindings(name: str) -> tuple[Any, Any]:
@@ -268,6 +270,13 @@ def _bindings(name: str) -> tuple[Any, Any]:
             f"device {name!r} needs CuPy: pip install 'asynctile[cuda13]' (or [cuda12], as the driver wants), or choose 'cpu'"
         ) from error
     return runtime, driver
+
+
+def _compiler() -> Any:
+    """CuPy's binding of NVRTC."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    return nvrtc
 
 
 def _check_index(runtime: Any, index: int) -> None:

@@ -1,11 +1,19 @@
-"""NVIDIA's run-time compiler by ctypes, from the package nvidia-cuda-nvrtc: it needs neither a driver nor a GPU."""
+"""NVIDIA's run-time compiler from the package nvidia-cuda-nvrtc, which needs neither a driver nor a GPU.
+
+By ctypes, under the names of CuPy's binding (cupy_backends.cuda.libs.nvrtc): asynctile/device/nvrtc.py takes either.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
+
+
+class NVRTCError(RuntimeError):
+    pass
 
 
 def installed() -> bool:
@@ -16,46 +24,65 @@ def installed() -> bool:
 
 
 @functools.cache
-def nvrtc() -> Any:
-    """The library."""
+def _library() -> Any:
     files = metadata.files("nvidia-cuda-nvrtc") or []
     return ctypes.CDLL(str(next(path.locate() for path in files if path.name.startswith("libnvrtc.so"))))
 
 
 def _check(code: int) -> None:
     if code:
-        message = nvrtc().nvrtcGetErrorString
+        message = _library().nvrtcGetErrorString
         message.restype = ctypes.c_char_p
-        raise RuntimeError(f"NVRTC: {message(code).decode()}")
+        raise NVRTCError(f"NVRTC: {message(code).decode()}")
 
 
-def architectures() -> list[int]:
+def getVersion() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
+
+
+def getSupportedArchs() -> tuple[int, ...]:
     """The compute capabilities that it compiles for, as 75 for 7.5, ascending."""
     count = ctypes.c_int()
-    _check(nvrtc().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+    _check(_library().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
     found = (ctypes.c_int * count.value)()
-    _check(nvrtc().nvrtcGetSupportedArchs(found))
-    return sorted(found)
+    _check(_library().nvrtcGetSupportedArchs(found))
+    return tuple(sorted(found))
 
 
-def compile_cubin(source: str, *options: str) -> tuple[bytes, str]:
-    """Machine code of a CUDA C++ source, and what the compiler said. Raises RuntimeError with that if it refused."""
+def createProgram(source: str, name: str, headers: Sequence[str], include_names: Sequence[str]) -> int:
+    assert not headers and not include_names
     program = ctypes.c_void_p()
-    _check(nvrtc().nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None))
-    try:
-        texts = [option.encode() for option in options]
-        code = nvrtc().nvrtcCompileProgram(program, len(texts), (ctypes.c_char_p * len(texts))(*texts))
-        log = _read(program, "ProgramLog").rstrip(b"\0").decode()
-        if code:
-            raise RuntimeError(f"NVRTC refused the kernels:\n{log}")
-        return _read(program, "CUBIN"), log
-    finally:
-        nvrtc().nvrtcDestroyProgram(ctypes.byref(program))
+    _check(_library().nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
+    assert program.value is not None
+    return program.value
 
 
-def _read(program: ctypes.c_void_p, what: str) -> bytes:
+def compileProgram(program: int, options: Sequence[str]) -> None:
+    texts = [option.encode() for option in options]
+    _check(_library().nvrtcCompileProgram(ctypes.c_void_p(program), len(texts), (ctypes.c_char_p * len(texts))(*texts)))
+
+
+def getCUBIN(program: int) -> bytes:
+    return _read(program, "CUBIN")
+
+
+def getPTX(program: int) -> bytes:
+    return _read(program, "PTX")
+
+
+def getProgramLog(program: int) -> str:
+    return _read(program, "ProgramLog").rstrip(b"\0").decode()
+
+
+def destroyProgram(program: int) -> None:
+    _check(_library().nvrtcDestroyProgram(ctypes.byref(ctypes.c_void_p(program))))
+
+
+def _read(program: int, what: str) -> bytes:
     size = ctypes.c_size_t()
-    _check(getattr(nvrtc(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    _check(getattr(_library(), f"nvrtcGet{what}Size")(ctypes.c_void_p(program), ctypes.byref(size)))
     text = ctypes.create_string_buffer(size.value)
-    _check(getattr(nvrtc(), f"nvrtcGet{what}")(program, text))
+    _check(getattr(_library(), f"nvrtcGet{what}")(ctypes.c_void_p(program), text))
     return text.raw

@@ -12,6 +12,8 @@ from asynctile.device.cublas_lt import CublasLt, Plan
 from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.kernels.cuda import source
+from tests.cuda.build import SIGNATURE
 from tests.inside_engine import device_of
 
 
@@ -23,20 +25,20 @@ class RuntimeFailure(Exception):
         self.status = status
 
 
-def bindings(monkeypatch, count, **more):
-    """CuPy with a runtime that knows `count` GPUs, or raises it; more: other functions of it."""
+def bindings(monkeypatch, count, driver=None, **more):
+    """CuPy with a runtime that knows `count` GPUs, or raises it; more: other functions of it. driver: CUDA's driver."""
 
     def get_device_count():
         if isinstance(count, Exception):
             raise count
         return count
 
-    properties = {"name": b"a GPU", "major": 9, "minor": 0}
+    properties = {"name": b"a GPU", "major": more.pop("major", 9), "minor": 0}
     runtime = types.SimpleNamespace(
         getDeviceCount=get_device_count, CUDARuntimeError=RuntimeFailure, setDevice=lambda index: None,
         getDeviceProperties=lambda index: properties, **more,
     )  # fmt: skip
-    monkeypatch.setattr(cupy_driver, "_bindings", lambda name: (runtime, None))
+    monkeypatch.setattr(cupy_driver, "_bindings", lambda name: (runtime, driver))
 
 
 def test_without_cupy_a_gpu_is_refused_with_what_to_install(monkeypatch):
@@ -155,3 +157,71 @@ def test_a_graph_that_does_not_fit_says_so_and_is_given_back(monkeypatch, fails,
     with pytest.raises(kind, match="cudaErrorOfSomeKind"):
         cupy_driver.open_driver("cuda:0").end_capture(1)
     assert {asked for asked in graphs.asked if "Destroy" in asked[0]} == given_back
+
+
+class Modules:
+    """The driver's calls of modules. A kernel's handle is its place in the order in which kernels were asked for."""
+
+    def __init__(self, without=""):
+        self.loaded, self.unloaded, self.kernels, self._without = [], [], [], without
+
+    def moduleLoadData(self, code):
+        self.loaded.append(code)
+        return 5
+
+    def moduleGetFunction(self, module, name):
+        assert module == 5
+        if self._without and self._without in name:
+            raise RuntimeFailure("CUDA_ERROR_NOT_FOUND: named symbol not found")
+        self.kernels.append(name)
+        return len(self.kernels)
+
+    def moduleUnload(self, module):
+        self.unloaded.append(module)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """What was compiled, and for which capability; without a compiler."""
+    asked = []
+    monkeypatch.setattr(cupy_driver, "_compiler", lambda: "NVRTC")
+    monkeypatch.setattr(cupy_driver, "machine_code", lambda *args: asked.append(args) or b"code")
+    return asked
+
+
+def test_kernels_are_loaded_as_machine_code_for_this_gpu_and_unloaded_at_the_end(monkeypatch, compiled):
+    modules = Modules()
+    bindings(monkeypatch, 1, modules)
+    driver = cupy_driver.open_driver("cuda:0")
+    driver.load(source())
+    assert compiled == [("NVRTC", source(), (9, 0))]
+    assert modules.loaded == [b"code"]
+    assert modules.kernels == [name for name, _ in SIGNATURE.findall(source())]
+    driver.close()
+    driver.close()
+    assert modules.unloaded == [5]
+
+
+def test_a_gpu_without_bf16_has_no_kernels_of_tensor_cores_and_loads_the_others(monkeypatch, compiled):
+    modules = Modules(without="_mma_")
+    bindings(monkeypatch, 1, modules, major=7)
+    cupy_driver.open_driver("cuda:0").load(source())
+    assert "adamw_f32" in modules.kernels and "attention_plain_f32" in modules.kernels
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(RuntimeError("kernels.cu(1): error: no\nmore of it"), "kernels.cu(1): error: no"),
+     (ModuleNotFoundError("No module named 'cupy_backends'"), "No module named 'cupy_backends'"), (OSError(), "OSError")],
+)  # fmt: skip
+def test_kernels_that_do_not_compile_are_one_sentence(monkeypatch, error, said):
+    def machine_code(*args):
+        raise error
+
+    bindings(monkeypatch, 1, Modules())
+    monkeypatch.setattr(cupy_driver, "_compiler", lambda: "NVRTC")
+    monkeypatch.setattr(cupy_driver, "machine_code", machine_code)
+    with pytest.raises(DeviceError) as caught:
+        cupy_driver.open_driver("cuda:0").load(source())
+    assert str(caught.value) == (
+        f"the CUDA kernels do not compile for a GPU ({said}); 'asynctile info' shows what is installed")

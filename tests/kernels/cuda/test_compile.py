@@ -1,29 +1,42 @@
-"""NVIDIA's compiler takes every kernel, from the oldest GPU that it knows to the newest, and warns of none."""
+"""NVIDIA's compiler takes every kernel, from the oldest GPU that it knows to the newest, warns of none, and flushes no number.
+
+With the options that a GPU's driver is given. What is kept of it is tests/device/test_nvrtc.py.
+"""
 
 import functools
 import re
+from types import SimpleNamespace
 
 import pytest
 
-from asynctile.kernels.cuda import source
+from asynctile.device.nvrtc import compile_source
+from asynctile.kernels.cuda import options, source
+from tests.cuda import nvrtc
 from tests.cuda.build import SIGNATURE
-from tests.cuda.nvrtc import architectures, compile_cubin, installed
 from tests.laws import law
 
-pytestmark = pytest.mark.skipif(not installed(), reason="needs the package nvidia-cuda-nvrtc")
+pytestmark = pytest.mark.skipif(not nvrtc.installed(), reason="needs the package nvidia-cuda-nvrtc")
 
 
 @functools.cache
 def report(capability):
-    """What the compiler says of all kernels, with its remarks on each."""
-    return compile_cubin(source(), f"--gpu-architecture=sm_{capability}", "--std=c++17", "--ptxas-options=-v")[1]
+    """What the compiler says of all kernels, with its remarks on each, and the PTX of each."""
+    ptx = []
+
+    def both(program):
+        ptx.append(nvrtc.getPTX(program).decode())
+        return nvrtc.getCUBIN(program)
+
+    library = SimpleNamespace(**vars(nvrtc) | {"getCUBIN": both})
+    _, log = compile_source(library, source(), (*options(f"sm_{capability}"), "--ptxas-options=-v"))
+    return log, dict(re.findall(r"\.entry (\w+)\((.*?)\n}", ptx[0], re.DOTALL))
 
 
 @pytest.mark.parametrize("which", ["oldest", law("80"), "90", law("newest")])
 def test_every_kernel_compiles_without_a_warning(which):
-    known = architectures()
+    known = nvrtc.getSupportedArchs()
     capability = {"oldest": known[0], "newest": known[-1]}.get(which) or int(which)
-    log = report(capability)
+    log, _ = report(capability)
     assert [line for line in log.splitlines() if line and not re.match("ptxas (info)? +[.:]", line)] == []
     names = {name for name, _ in SIGNATURE.findall(source())}
     if capability < 80:  # tensor cores do not know bf16
@@ -32,11 +45,21 @@ def test_every_kernel_compiles_without_a_warning(which):
 
 
 def test_no_kernel_spills_registers():
-    found = re.findall(r"Function properties for (\w+)\n.*, (\d+) bytes spill stores", report(90))
+    found = re.findall(r"Function properties for (\w+)\n.*, (\d+) bytes spill stores", report(90)[0])
     assert {name for name, _ in found} == {name for name, _ in SIGNATURE.findall(source())}
     assert [name for name, spilled in found if int(spilled)] == []
 
 
+def test_adamw_flushes_no_subnormal_number_and_no_kernel_does_but_in_the_exponential():
+    """Which is the GPU's instruction for it, and has no other form."""
+    ptx = report(90)[1]
+    assert ptx.keys() == {name for name, _ in SIGNATURE.findall(source())}
+    flushing = {name: set(re.findall(r"\S*\.ftz\S*", body)) for name, body in ptx.items() if ".ftz" in body}
+    assert set().union(*flushing.values()) == {"ex2.approx.ftz.f32"}
+    exact = ("adamw", "sum_squares", "layernorm", "gemm", "bias", "copy", "fill", "column_sums", "embed")
+    assert [name for name in flushing if name.startswith(exact)] == []
+
+
 def test_a_refused_source_is_an_error_that_says_where():
     with pytest.raises(RuntimeError, match=r"kernels.cu\(1\): error: .*nowhere"):
-        compile_cubin("int x = nowhere;", "--std=c++17")
+        compile_source(nvrtc, "__device__ int x = nowhere;", options("sm_90"))
