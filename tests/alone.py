@@ -1,4 +1,4 @@
-"""What several processes that test side by side would each make, made by one of them: compiled kernels."""
+"""What several processes that test side by side would each make, made by one of them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,17 @@
 """What several suites need."""
 
 import gc
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
+# Before kernels are imported, which look where they are kept: those of tests are this checkout's, from one session to the next,
+# and no test touches the cache of who runs it.
+os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache")
+
 from asynctile.kernels.cpu.compiler import compile_apart
-from tests.alone import alone
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.time_limit import not_counted
@@ -41,16 +46,10 @@ def packings_of_this_session(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def kernels_compiled_off_the_clock(tmp_path_factory):
-    """In whichever test that is, and by one process of those that test side by side: the others then load them."""
-    lock = tmp_path_factory.getbasetemp().parent / "compiling"
-
-    def compiled(*args):
-        with alone(lock):
-            compile_apart(*args)
-
+def kernels_compiled_off_the_clock():
+    """In whichever test that is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynctile.kernels.cpu.compile_apart", not_counted(compiled))
+        patch.setattr("asynctile.kernels.cpu.compile_apart", not_counted(compile_apart))
         yield
 
 

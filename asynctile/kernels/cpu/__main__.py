@@ -3,6 +3,8 @@
 import sys
 
 from asynctile.kernels.cpu.compiler import serve
-from asynctile.kernels.cpu.jit import prepare
+from asynctile.kernels.cpu.jit import prepare_alone
+from asynctile.kernels.cpu.locator import drop_old
 
-serve(sys.argv[1:], prepare)
+drop_old()
+serve(sys.argv[1:], prepare_alone)

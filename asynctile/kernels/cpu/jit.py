@@ -10,10 +10,14 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from numba import extending, njit, types
+
+from asynctile.kernels.cpu.locator import keep
+from asynctile.storage.private import alone
 
 ROW = types.float32[::1]  # (C,)
 TILE = types.float32[:, ::1]  # (R, C)
@@ -38,14 +42,6 @@ LOOPS: dict[str, Any] = {}
 SIGNATURES: dict[str, tuple[tuple[Any, ...], ...]] = {}
 
 
-def _stamp(folder: Path) -> tuple[Any, ...]:
-    return tuple((path.name, path.stat().st_mtime, path.stat().st_size) for path in sorted(folder.glob("*.py")))
-
-
-#: Changes when any source of this package does: kernels cached with another stamp are compiled anew.
-STAMP = _stamp(Path(__file__).parent)
-
-
 def kernel(*signatures: tuple[Any, ...], fastmath: Any = False) -> Callable[[Callable[..., None]], Any]:
     """Register a kernel under its function's name for these argument types."""
 
@@ -54,7 +50,7 @@ def kernel(*signatures: tuple[Any, ...], fastmath: Any = False) -> Callable[[Cal
             if len(signature) != len(inspect.signature(function).parameters):
                 raise TypeError(f"{function.__name__}: {len(signature)} types do not fit its parameters")
         dispatcher = njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
-        _cache(dispatcher, STAMP)
+        keep(dispatcher)
         KERNELS[function.__name__] = dispatcher
         SIGNATURES[function.__name__] = signatures
         return dispatcher
@@ -67,22 +63,12 @@ def loop(*signatures: tuple[Any, ...], nogil: bool = True) -> Callable[[Callable
 
     def register(function: Callable[..., Any]) -> Any:
         dispatcher = njit(nogil=nogil, error_model="numpy")(function)
-        _cache(dispatcher, STAMP + _stamp(Path(function.__code__.co_filename).parent))
+        keep(dispatcher)
         name = f"{function.__module__}.{function.__name__}"
         LOOPS[name], SIGNATURES[name] = dispatcher, signatures
         return dispatcher
 
     return register
-
-
-def _cache(dispatcher: Any, stamp: tuple[Any, ...]) -> None:
-    """Keep its machine code on disk, where a folder for it can be written; if none can, it is compiled every time."""
-    try:
-        dispatcher.enable_caching()
-    except RuntimeError:
-        return
-    # Numba watches the function's own file only; it is also made of pieces from its neighbours.
-    dispatcher._cache._cache_file._source_stamp = stamp
 
 
 def _dispatcher(name: str) -> Any:
@@ -97,6 +83,13 @@ def prepare(name: str) -> None:
     dispatcher = _dispatcher(name)
     for signature in SIGNATURES[name]:
         dispatcher.compile(signature)
+
+
+def prepare_alone(name: str) -> None:
+    """The same, while no other process compiles into that folder: of several that start at once, one compiles each kernel."""
+    folder = _dispatcher(name).stats.cache_path
+    with nullcontext() if folder is None else alone(Path(folder)):
+        prepare(name)
 
 
 def is_ready(name: str) -> bool:

@@ -1,9 +1,11 @@
 """Signatures, the disk cache across processes, and exp."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from asynctile.kernels.cpu.jit import FUSE, LOOPS, SIGNATURES
 from asynctile.play import worker
 from tests.verbs import VERBS
 
+ROOT = Path(__file__).resolve().parents[3]
 #: What may join a product, in the name of its kernel.
 MORE = ("bias", "onto", "bias_onto")
 #: Makes two kernels ready, in a process that has compiled nothing, and prints what was reported and who compiled.
@@ -82,6 +85,47 @@ def test_a_loop_of_another_room_is_compiled_apart_and_kept_like_a_kernel(tmp_pat
     neighbour.write_text("")
     told = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
     assert told == "[('room.again', 0, 1)] 0 7"
+
+
+@pytest.fixture
+def environments(tmp_path):
+    """Two copies of the package, as two environments have them, that share the user's cache `cache`; call for one's answer."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("one", "two"):
+        for folder in ("asynctile", "layers", "storage"):
+            shutil.copytree(ROOT / folder, tmp_path / name / folder, symlinks=True, ignore=ignored)
+        (tmp_path / name / "asynctile/kernels/cpu/jit.py").touch()  # of another time
+    without = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+
+    def ask(name, **more):
+        environment = without | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path / name)} | more
+        command = [sys.executable, "-P", "-c", PROCESS]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+    return ask
+
+
+def test_another_environment_with_the_same_sources_has_nothing_to_compile(environments, tmp_path):
+    compiled = "[('fill', 0, 2), ('column_sums', 1, 2)] 0"
+    assert [environments("one"), environments("two")] == [compiled, "[] 0"]
+    (kept,) = (tmp_path / "cache/asynctile").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert not list(tmp_path.glob("*/asynctile/kernels/cpu/__pycache__/*.nbi"))
+    with (tmp_path / "two/asynctile/kernels/cpu/exp.py").open("a") as file:
+        file.write("#")
+    assert [environments("two"), environments("one")] == [compiled, "[] 0"]
+
+
+def test_a_named_folder_comes_before_the_users_cache(environments, tmp_path):
+    environments("one", NUMBA_CACHE_DIR=str(tmp_path / "named"))
+    assert list((tmp_path / "named").rglob("*.nbi")) and not list((tmp_path / "cache").rglob("*.nbi"))
+
+
+def test_where_others_can_write_kernels_are_kept_beside_the_sources(environments, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    environments("one")
+    assert list((tmp_path / "one/asynctile/kernels/cpu/__pycache__").glob("*.nbi")) and not list((tmp_path / "cache").iterdir())
 
 
 def test_all_kernels_and_the_loops_that_were_imported_are_made_ready(monkeypatch):
