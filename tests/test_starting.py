@@ -37,7 +37,12 @@ print(signal.getsignal(signal.SIGINT) is before)
 
 def run(folder: Path, command: list[str], name: str) -> tuple[int, str, str]:
     """A process that gets Ctrl-C when it imports `name`: status, stdout, stderr."""
-    (folder / "sitecustomize.py").write_text(SENDER.format(name=name))
+    return run_with(folder, command, SENDER.format(name=name))
+
+
+def run_with(folder: Path, command: list[str], before: str) -> tuple[int, str, str]:
+    """A process in which `before` runs first: status, stdout, stderr."""
+    (folder / "sitecustomize.py").write_text(before)
     environment = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
                           check=False, timeout=60)
@@ -54,6 +59,22 @@ def test_so_it_is_by_the_script_that_an_installer_makes(tmp_path: Path) -> None:
     script = tmp_path / "bin" / "asynctile"
     script.write_text(SCRIPT)
     assert run(tmp_path, [str(script), "plan"], "numba") == (130, "", "")
+
+
+#: Ctrl-C while a command computes that has nothing to save, and once more as the interpreter ends.
+TWICE = """
+import atexit, os, signal, sys, types
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def interrupted(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    len("a handler written in Python runs before the next of its instructions")
+sys.modules["asynctile.cli.plan"] = types.SimpleNamespace(run=interrupted)
+atexit.register(interrupted)
+"""
+
+
+def test_a_second_ctrl_c_as_the_program_ends_changes_nothing(tmp_path: Path) -> None:
+    assert run_with(tmp_path, ["-m", "asynctile", "plan"], TWICE) == (130, "", "")
 
 
 @pytest.mark.parametrize("name", ["asynctile.share", "asynctile.cli.arguments"])

@@ -6,7 +6,7 @@ of its name, imported when it runs: what `--help` imports is light, and a test h
 
 from __future__ import annotations
 
-from asynctile.starting import EXIT_STATUS, ended_by_ctrl_c
+from asynctile.starting import EXIT_STATUS, ended_by_ctrl_c, leave_it_at_that
 
 with ended_by_ctrl_c():
     import resource
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_output(sys.stdout)  # the reader of a pipe (`| head`) has left
         return 0
     except KeyboardInterrupt:
+        leave_it_at_that()
         return EXIT_STATUS
     except (AsynctileError, ValueError, TypeError, OSError) as error:
         if isinstance(error, OSError) and error.filename == STDOUT:

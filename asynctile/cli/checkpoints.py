@@ -16,7 +16,7 @@ from asynctile.errors import CheckpointError
 from asynctile.storage.beside import recover_folders, remove_folder, whole_names
 from asynctile.storage.inside import Folder, is_a_link
 
-__all__ = ["NAME", "Checkpoints"]
+__all__ = ["NAME", "Checkpoints", "step_of"]
 
 NAME = "checkpoints"
 _BEST = "best"

@@ -66,7 +66,8 @@ def run(given: dict[str, Any]) -> int:
             what, windows = f"the held-out part of the run {of.path}", partial(_windows_of_run, given, of)
         else:
             raise ValueError(f"{folder} is of no run, which would have held out a text; name one with --data")
-        found = asyncio.run(_evaluate(placement, weights, tokenizer, what, windows, _progress(stack)))
+        interrupt = Interrupt()
+        found = interrupt.run(_evaluate(placement, weights, tokenizer, what, windows, _progress(stack), interrupt))
     if found is None:
         return EXIT_STATUS
     print_rows([("model", str(weights)), ("on", what), *_rows(found)])
@@ -97,38 +98,29 @@ def _windows_of_data(
 
 
 async def _evaluate(
-    placement: Options, weights: Path, tokenizer: Tokenizer, what: str, windows_of: _WindowsOf, show: _Progress
-) -> Evaluation | None:
-    """None if a signal came: threads that read a text look for one, since no cancellation ends them."""
-    interrupt = Interrupt()
+    placement: Options, weights: Path, tokenizer: Tokenizer, what: str, windows_of: _WindowsOf, show: _Progress,
+    interrupt: Interrupt,
+) -> Evaluation:
+    """InterruptedError too if a signal came: threads that read a text look for one, since no cancellation ends them."""
 
     def progress(what: str, done: int, total: int, shown: Shown = as_counts) -> None:
         interrupt.check()
         show(what, done, total, shown)
 
-    async def found() -> Evaluation:
-        async with engine_of(placement) as engine:
-            model = await GPT2.from_pretrained(engine, weights)
-            check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
-            windows = await documents.finish(asyncio.to_thread(windows_of, model.config, progress))
-            done = partial(progress, "evaluating", total=len(windows))
-            done(done=0)
-            try:
-                rows = interrupt.watched(windows.rows())
-                nbytes = await documents.finish(asyncio.to_thread(mean_bytes, tokenizer, rows))
-                return await evaluate(model, windows, bytes_per_token=nbytes, progress=lambda count: done(done=count))
-            except ValueError as error:
-                raise ValueError(f"the tokens of {what}: {error}") from error
-            except AsynctileError as error:  # the engine and the model do not know where the weights come from
-                raise AsynctileError(f"the model of {weights}: {error}") from error
-
-    try:
-        with interrupt.listening(lambda _: None):
-            return await found()
-    except (asyncio.CancelledError, InterruptedError):
-        if not interrupt.asked:
-            raise
-        return None
+    async with engine_of(placement) as engine:
+        model = await GPT2.from_pretrained(engine, weights)
+        check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
+        windows = await documents.finish(asyncio.to_thread(windows_of, model.config, progress))
+        done = partial(progress, "evaluating", total=len(windows))
+        done(done=0)
+        try:
+            rows = interrupt.watched(windows.rows())
+            nbytes = await documents.finish(asyncio.to_thread(mean_bytes, tokenizer, rows))
+            return await evaluate(model, windows, bytes_per_token=nbytes, progress=lambda count: done(done=count))
+        except ValueError as error:
+            raise ValueError(f"the tokens of {what}: {error}") from error
+        except AsynctileError as error:  # the engine and the model do not know where the weights come from
+            raise AsynctileError(f"the model of {weights}: {error}") from error
 
 
 def _rows(found: Evaluation) -> list[tuple[str, str]]:

@@ -5,13 +5,13 @@ Covers reading the prompt, and printing. Which model and tokenizer is saved_mode
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from asynctile.cli.fitting import check_fit
+from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
 from asynctile.cli.options import PLACEMENT, Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.sample import stream_text
@@ -33,8 +33,9 @@ def run(given: dict[str, Any]) -> int:
     sampling = Sampling(**{field.name: given[field.name] for field in fields(Sampling)})
     stopping = Stopping(strings=given["stop"])
     weights, tokenizer = find_model(Path(given["folder"]), given["tokenizer"])
-    asyncio.run(_generate(given, options, weights, tokenizer, sampling, stopping))
-    return 0
+    interrupt = Interrupt()
+    interrupt.run(_generate(given, options, weights, tokenizer, sampling, stopping))
+    return EXIT_STATUS if interrupt.asked else 0
 
 
 async def _generate(given: dict[str, Any], options: Options, weights: Path, tokenizer: Tokenizer, sampling: Sampling,

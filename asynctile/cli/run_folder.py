@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from asynctile.cli.checkpoints import NAME as CHECKPOINTS
-from asynctile.cli.checkpoints import Checkpoints
+from asynctile.cli.checkpoints import Checkpoints, step_of
 from asynctile.cli.journal import Journal, Mark
 from asynctile.errors import CheckpointError
 from asynctile.layers.config import TOKENS
@@ -52,7 +52,7 @@ class RunFolder:
         #: held open and locked, once claimed; everything is written in it by name
         self._held: Folder | None = None
         #: this process made the run
-        self._new = False
+        self.is_new = False
         #: a step has left its line, or in a run that goes on a validation: there is something to go on from
         self.begun = False
         #: folders that this process made, the innermost first
@@ -71,7 +71,7 @@ class RunFolder:
             raise ValueError(f"--out {path} holds files that are no run; name a folder that is empty or not there yet")
         folder = cls(path)
         folder._made = [made for made in (path, *path.parents) if not made.exists()]
-        folder._new = True
+        folder.is_new = True
         path.mkdir(parents=True, exist_ok=True)
         folder.claim()
         try:
@@ -138,7 +138,7 @@ class RunFolder:
         if (self.path / _RECORD).exists():
             check_same_model(self.read_record().get("model"), record.get("model"), f"--model of the run {self.path}")
         self._next = record, mark
-        if self._new:
+        if self.is_new:
             self.begin()
         for journal in (self.metrics, self.samples):
             for _ in journal.lines():
@@ -174,7 +174,7 @@ class RunFolder:
     def discard_unless_begun(self) -> None:
         """Remove what this process made, if no step has left its line: a refused run leaves nothing behind."""
         self.close()
-        if not self._new or self.begun or not self._folder.is_in_place():
+        if not self.is_new or self.begun or not self._folder.is_in_place():
             return
         for name in self._folder.names():
             found = self._folder.stat(name)
@@ -199,6 +199,17 @@ class RunFolder:
         return self._checkpoints.all()
 
     @property
+    def newest(self) -> Path | None:
+        """The checkpoint that the run goes on from, if there is one."""
+        return next(reversed(self.checkpoints()), None)
+
+    def start(self, newest: Path | None) -> str:
+        """Where a run with this newest checkpoint goes on, in words."""
+        if newest is None:
+            return f"{self.path} has no checkpoint and begins with step 1"
+        return f"{self.path} goes on from {newest}, step {step_of(newest.name)}"
+
+    @property
     def has_best(self) -> bool:
         """Whether the best model so far is where it was saved."""
         return self._checkpoints.has_best
@@ -218,7 +229,7 @@ class RunFolder:
     def append_validation(self, line: Mapping[str, Any]) -> None:
         """Add a validation's line to the metrics; errors as of a step's."""
         self._append(self.metrics, line)
-        self.begun |= not self._new
+        self.begun |= not self.is_new
 
     def append_sample(self, line: Mapping[str, Any]) -> None:
         """Add a line to the samples; errors as of a step's."""

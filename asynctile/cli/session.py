@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from asynctile.cli.pace import Ahead
 from asynctile.cli.picture import Picture
 from asynctile.cli.run_folder import RunFolder, check_same_model
 from asynctile.cli.sample import MOST_CHARACTERS, Sample, sample
+from asynctile.cli.terminal import printable
 from asynctile.cli.tracing import Tracing
 from asynctile.cli.validation import Validations
 from asynctile.errors import AsynctileError, CheckpointError
@@ -35,7 +35,7 @@ from asynctile.layers.companions import CARD
 from asynctile.layers.data import Batches
 from asynctile.layers.evaluation import Evaluation, evaluate, mean_bytes
 
-__all__ = ["Session"]
+__all__ = ["Session", "last_words"]
 
 #: Steps in a row without a finite loss: the next will have none either.
 _SKIPPED_AT_MOST = 10
@@ -257,7 +257,13 @@ class Session:
         self.trainer.data_state = {**self.batches.state_dict(), _VALIDATIONS: self.validations.state_dict()}
         await self._describe()
         self._saving = step, path
-        await self.trainer.save(path, wait=False, progress=partial(self.display.progress, what, shown=as_share))
+
+        def progress(done: int, total: int) -> None:
+            if done == total:
+                self.interrupt.last_words = last_words(self.folder, path)
+            self.display.progress(what, done, total, as_share)
+
+        await self.trainer.save(path, wait=False, progress=progress)
         self.display.saved()
         return self._stands
 
@@ -274,3 +280,8 @@ class Session:
         if saving is not None:
             await asyncio.to_thread(self.folder.prune, self.options.keep)
             await self.callbacks.saved(*saving)
+
+
+def last_words(folder: RunFolder, newest: Path | None) -> str:
+    """What a run says that a second signal ends while this is its newest checkpoint."""
+    return printable(f"asynctile train: stopped at once; with --resume {folder.start(newest)}")

@@ -31,7 +31,7 @@ from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.run_folder import RunFolder, existing_run
-from asynctile.cli.session import Session
+from asynctile.cli.session import Session, last_words
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
 from asynctile.cli.tracing import Tracing
@@ -51,23 +51,28 @@ _RECORDED = ("numpy", "scipy", "numba", "uvloop", "tokenizers", "safetensors")
 
 def run(given: dict[str, Any]) -> int:
     """Do what was typed; returns the exit status."""
-    return asyncio.run(_train(given))
+    interrupt = Interrupt()
+    interrupt.last_words = "asynctile train: stopped at once; nothing was changed"
+    status = interrupt.run(_train(given, interrupt))
+    return EXIT_STATUS if status is None else status
 
 
-async def _train(given: dict[str, Any]) -> int:
+async def _train(given: dict[str, Any], interrupt: Interrupt) -> int:
     options, folder, callbacks = open_run(given)
+    interrupt.last_words = last_words(folder, folder.newest)
     try:
-        return await _train_in(options, folder, callbacks)
+        return await _train_in(options, folder, callbacks, interrupt)
     finally:
         folder.unclaim()
 
 
-async def _train_in(options: Options, folder: RunFolder, callbacks: Callbacks) -> int:
-    interrupt = Interrupt(options.max_time)
+async def _train_in(options: Options, folder: RunFolder, callbacks: Callbacks, interrupt: Interrupt) -> int:
     display = open_display(open_console(interrupt.lose))
+    interrupt.announce = display.note
+    interrupt.end_after(options.max_time)
     finished = False
     try:
-        with interrupt.listening(display.note), display:
+        with display:
             finished = await _run(options, folder, callbacks, display, interrupt)
     except (asyncio.CancelledError, InterruptedError):
         if not interrupt.requested:
@@ -78,18 +83,18 @@ async def _train_in(options: Options, folder: RunFolder, callbacks: Callbacks) -
     folder.close()
     if finished:
         return 0
-    newest = folder.checkpoints()[-1:]
+    newest = folder.newest
     folder.discard_unless_begun()
     return _stopped(folder, newest, interrupt)
 
 
-def _stopped(folder: RunFolder, newest: list[Path], interrupt: Interrupt) -> int:
+def _stopped(folder: RunFolder, newest: Path | None, interrupt: Interrupt) -> int:
     """Say how far a run came that was asked to stop; returns the exit status, 0 for time that was over as was asked for."""
     lost = interrupt.lost
     if not folder.begun:
         how_far = "stopped before the first step; nothing was changed"
-    elif newest:
-        how_far = f"stopped; {newest[0]} is saved, --resume --out {folder.path} goes on"
+    elif newest is not None:
+        how_far = f"stopped; {newest} is saved, --resume --out {folder.path} goes on"
     else:
         how_far = f"stopped; no step has changed the model, and none was saved in {folder.path}"
     if not interrupt.asked:
@@ -204,10 +209,12 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
                         callbacks: Callbacks, display: Display, interrupt: Interrupt) -> Session:
     assert options.seq_len is not None
     batches = Batches(corpus.training, options.sequences, options.seq_len, options.seed)
-    checkpoints = folder.checkpoints()
-    if checkpoints:
-        display.stage(f"reading {checkpoints[-1]}")
-        trainer = await Trainer.load(engine, checkpoints[-1], update=options.update)
+    newest = folder.newest
+    if not folder.is_new:
+        display.note(folder.start(newest))
+    if newest is not None:
+        display.stage(f"reading {newest}")
+        trainer = await Trainer.load(engine, newest, update=options.update)
     else:
         display.stage("making the model")
         trainer = new_trainer(options, await open_model(engine, options, shape))
@@ -217,8 +224,8 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     session = Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
                       validations=Validations.of(corpus, options), card=card, display=display, interrupt=interrupt,
                       callbacks=callbacks)
-    if checkpoints:
-        session.go_on(checkpoints[-1])
+    if newest is not None:
+        session.go_on(newest)
     trainer.model.companions = await asyncio.to_thread(companions_with, corpus.tokenizer, trainer.model)
     return session
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -82,25 +81,3 @@ def test_as_a_module_into_a_closed_pipe() -> None:
     command = f"{sys.executable} -m asynctile info | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr == ""
-
-
-def test_a_second_signal_ends_the_process_at_once() -> None:
-    """Even when the loop is stuck: the first asks, nobody answers, the second must not wait."""
-    script = textwrap.dedent("""
-        import asyncio, os, signal, time
-        from asynctile.cli.interrupt import Interrupt
-
-        async def work():
-            interrupt = Interrupt()
-            with interrupt.listening(print):
-                interrupt.begin_steps()
-                os.kill(os.getpid(), signal.SIGINT)
-                assert interrupt.requested
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(60)
-
-        asyncio.run(work())
-    """)
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=30)
-    assert (done.returncode, done.stderr) == (130, "")

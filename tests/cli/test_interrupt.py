@@ -1,22 +1,29 @@
-"""--max-time: a call ends by itself as if it had been asked to, with status 0, and the run goes on as if it never had.
+"""--max-time, by which a call ends itself with status 0, and signals: which is a second one, and what a run says that it ends.
 
-Signals are tests/cli/test_train.py's and tests/cli/test_commands.py's.
+A signal at every moment of a run is tests/cli/test_resuming.py's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from asynctile.cli.interrupt import Interrupt
+from asynctile.cli.run_folder import RunFolder
 from tests.cli.conftest import Program
 from tests.cli.test_train import stop_after
 
@@ -75,26 +82,181 @@ def test_a_signal_before_the_time_is_over_is_answered_as_ever(
     assert status == 130 and "--resume" in out and "--max-time" not in out
 
 
+#: A program with a clock that stands until it is set, and `signals`, which come at that time.
+CLOCK = """
+import os, signal, sys, time
+from types import SimpleNamespace
+from asynctile.cli import interrupt as module
+from asynctile.cli.interrupt import Interrupt
+
+now = [0.0]
+module.time = SimpleNamespace(monotonic=lambda: now[0])
+interrupt = Interrupt()
+interrupt.last_words = "stopped at once; there is nothing to go on from"
+interrupt.announce = print
+
+def signals(at, *numbers):
+    now[0] = at
+    for number in numbers:
+        os.kill(os.getpid(), number)
+    print("goes on", flush=True)
+"""
+
+
+def ended(script: str, **how: Any) -> tuple[int, str, str]:
+    """A process of `CLOCK` and that script: status, stdout, stderr."""
+    command = [sys.executable, "-c", CLOCK + textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=ROOT, stdout=how.get("stdout", subprocess.PIPE), stderr=subprocess.PIPE, text=True,
+                          check=False, timeout=60)  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_second_signal_ends_the_process_at_once_and_one_within_two_seconds_is_part_of_the_first() -> None:
+    """Even when the loop is stuck: the first asks, nobody answers, the second must not wait."""
+    found = ended("""
+        async def work():
+            interrupt.begin_steps()
+            signals(10.0, signal.SIGINT)
+            assert interrupt.requested
+            signals(10.0, signal.SIGINT, signal.SIGTERM)
+            signals(11.99, signal.SIGTERM, signal.SIGHUP)
+            signals(13.0, signal.SIGHUP)
+            signals(12.0, signal.SIGTERM)
+
+        interrupt.run(work())
+    """)
+    assert found == (130, "goes on\n" * 4 + "stopped at once; there is nothing to go on from\n", "")
+
+
 def test_a_signal_after_the_time_is_over_asks_and_only_the_second_ends_the_process() -> None:
     """A checkpoint may be being written by then."""
-    script = textwrap.dedent("""
-        import asyncio, os, signal
-        from asynctile.cli.interrupt import Interrupt
-
+    found = ended("""
         async def work():
-            interrupt = Interrupt(1e-9)
+            interrupt.end_after(1.0)
+            now[0] = 2.0
             assert not interrupt.requested, "before the first step there is nothing to save"
-            with interrupt.listening(print):
-                interrupt.begin_steps()
-                assert interrupt.requested and not interrupt.asked
-                interrupt.check()
-                os.kill(os.getpid(), signal.SIGINT)
-                assert interrupt.asked
-                print("goes on", flush=True)
-                os.kill(os.getpid(), signal.SIGINT)
-                print("never said")
+            interrupt.begin_steps()
+            assert interrupt.requested and not interrupt.asked
+            interrupt.check()
+            signals(5.0, signal.SIGINT)
+            assert interrupt.asked
+            signals(7.0, signal.SIGINT)
 
-        asyncio.run(work())
+        interrupt.run(work())
     """)
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "goes on\n", "")
+    assert found == (130, "goes on\nstopped at once; there is nothing to go on from\n", "")
+
+
+def test_the_end_at_once_waits_for_no_reader() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while os.write(writer, bytes(1 << 16)):
+            pass
+    os.set_blocking(writer, True)
+    try:
+        status, _, err = ended("""
+            async def work():
+                print = lambda *_, **__: None
+                os.kill(os.getpid(), signal.SIGINT)
+                now[0] = 2.0
+                os.kill(os.getpid(), signal.SIGINT)
+
+            interrupt.run(work())
+        """, stdout=writer)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert (status, err) == (130, "")
+
+
+@pytest.fixture
+def no_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(interrupt: Interrupt) -> None:
+        raise AssertionError("the process would have ended")
+
+    monkeypatch.setattr(Interrupt, "_end_at_once", never)
+
+
+def pair(*_: object) -> None:
+    """Two signals at once, as `timeout -s INT` sends them to a process and to its group."""
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("no_end_at_once")
+def test_a_pair_before_there_is_a_loop_stops_before_the_first_step(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = asyncio.run
+
+    def signalled(work: Coroutine[Any, Any, int]) -> int:
+        pair()
+        return run(work)
+
+    monkeypatch.setattr(asyncio, "run", signalled)
+    status, out, err = train("--out", tmp_path / "run")
+    assert (status, err) == (130, "") and "stopped before the first step; nothing was changed" in out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("no_end_at_once")
+def test_a_pair_as_the_loop_ends_changes_nothing_of_a_run_that_is_finished(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunFolder, "unclaim", after(RunFolder.unclaim, pair))
+    status, _, err = train("--out", tmp_path / "run")
+    assert (status, err) == (0, "") and (tmp_path / "run" / "summary.json").exists()
+
+
+def after(method: Callable[..., Any], act: Callable[..., None]) -> Callable[..., Any]:
+    """The method, behind which `act` is called with what it was."""
+
+    @wraps(method)
+    def called(*given: Any) -> Any:
+        found = method(*given)
+        act(*given)
+        return found
+
+    return called
+
+
+#: A training, ended at once by a later signal behind a step, while nothing is being saved.
+STOPPED = """
+import os, signal, sys, time
+from types import SimpleNamespace
+from asynctile.cli import interrupt, main
+from asynctile.cli.session import Session
+
+step, now = Session._step, [0.0]
+interrupt.time = SimpleNamespace(monotonic=lambda: now[0])
+
+async def stopped(session):
+    await step(session)
+    await session.trainer.saved()
+    if session.trainer.step_count == int(sys.argv[1]):
+        for now[0] in (1.0, 3.0):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+Session._step = stopped
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(("step", "says"), [
+    (1, "{run} has no checkpoint and begins with step 1"),
+    (3, "{run} goes on from {run}/checkpoints/step-000002, step 2"),
+])  # fmt: skip
+def test_a_run_that_ends_at_once_says_what_it_goes_on_from_and_so_does_resume(
+    program: Program, text: Path, shape: Path, tmp_path: Path, step: int, says: str
+) -> None:
+    run = tmp_path / "run"
+    says = says.format(run=run)
+    words = ["train", "--data", text, "--model", shape, "--device", "cpu", "--batch-size", 4, "--steps", 6, "--out", run,
+             "--save-every", 2, "--validate-every", 6]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", STOPPED, f"{step}", *map(str, words)], cwd=ROOT, capture_output=True,
+                          text=True, check=False, timeout=120)  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "")
+    assert done.stdout.splitlines()[-1] == f"asynctile train: stopped at once; with --resume {says}"
+    status, out, err = program("train", "--resume", "--out", run)
+    assert (status, err) == (0, "") and says in out.splitlines()

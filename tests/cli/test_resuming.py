@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from asynctile.cli.interrupt import Interrupt
 from tests.cli.conftest import Program
 from tests.cli.moments import outcome, watch
 from tests.test_house import ROOT
@@ -40,7 +41,7 @@ def whole(program: Program, words: list[str], tmp_path: Path) -> dict[str, Any]:
     return found
 
 
-def test_stopped_by_a_signal_at_every_moment(
+def test_stopped_by_a_pair_of_signals_at_every_moment(
     program: Program, words: list[str], whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, seen, stopped = tmp_path / "run", [], [False]
@@ -50,7 +51,12 @@ def test_stopped_by_a_signal_at_every_moment(
             seen.append(moment)
             stopped[0] = True
             os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
+    def ended(_: Interrupt) -> None:
+        raise AssertionError(f"the second of two signals would have ended the process, {seen[-1]}")
+
+    monkeypatch.setattr(Interrupt, "_end_at_once", ended)
     watch(monkeypatch.setattr, reached)
     status = 130
     while status == 130:

@@ -147,7 +147,7 @@ def test_a_run_whose_output_is_lost_finishes_its_step_saves_and_says_so(
 def test_asked_to_stop_what_is_being_written_is_awaited_before_the_folder_is_removed(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    discard, asked, written = RunFolder.discard_unless_begun, Interrupt._asked, []
+    discard, asked, written = RunFolder.discard_unless_begun, Interrupt._answer, []
     cancelled: Future[asyncio.AbstractEventLoop] = Future()
 
     def slowly(options: Any, folder: RunFolder) -> Any:
@@ -165,7 +165,7 @@ def test_asked_to_stop_what_is_being_written_is_awaited_before_the_folder_is_rem
         discard(self)
 
     monkeypatch.setattr("asynctile.cli.train.prepare_tokenizer", slowly)
-    monkeypatch.setattr(Interrupt, "_asked", ask)
+    monkeypatch.setattr(Interrupt, "_answer", ask)
     monkeypatch.setattr(RunFolder, "discard_unless_begun", discarding)
     status, out, _ = train("--out", tmp_path / "run")
     assert status == 130 and "nothing was changed" in out

@@ -25,7 +25,7 @@ from typing import Any
 
 from asynctile import Engine
 from asynctile.blas_threads import hold_one_thread, let_go
-from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
+from asynctile.cli.interrupt import EXIT_STATUS, ONCE_MORE, Interrupt
 from asynctile.cli.stress.conductor import Conductor
 from asynctile.cli.stress.report import write_report
 from asynctile.cli.stress.settings import Settings
@@ -37,25 +37,28 @@ from asynctile.loop.thread import new_loop
 
 __all__ = ["run"]
 
-_STOPPING = "stopping after this round; once more stops at once"
+_STOPPING = f"stopping after this round; {ONCE_MORE}"
 
 
 def run(given: dict[str, Any]) -> int:
     """Do what was typed; returns the exit status: 1 if anything was found, else 130 if it was stopped before its time."""
     settings = Settings.of(given)
-    with settings.folder() as folder:
-        return asyncio.run(_stress(settings, folder))
-
-
-async def _stress(settings: Settings, folder: Path) -> int:
-    began_s, tally = time.monotonic(), Tally()
-    display, interrupt = Display(console_on(sys.stdout), settings, tally), Interrupt()
+    interrupt = Interrupt()
     interrupt.begin_steps()
+    with settings.folder() as folder:
+        status = interrupt.run(_stress(settings, folder, interrupt))
+    return EXIT_STATUS if status is None else status
+
+
+async def _stress(settings: Settings, folder: Path, interrupt: Interrupt) -> int:
+    began_s, tally = time.monotonic(), Tally()
+    display = Display(console_on(sys.stdout), settings, tally)
+    interrupt.announce = lambda _: display.note(_STOPPING)
     conductor = Conductor(settings, folder, tally, lambda: interrupt.requested)
     display.note(f"asynctile stress --seed {settings.seed}, in {folder}")
     hold_one_thread()
     try:
-        with interrupt.listening(lambda _: display.note(_STOPPING)), display.showing():
+        with display.showing():
             await _warm_up(display)
             await conductor.run()
     finally:
