@@ -1,7 +1,7 @@
 """From the opening of an engine to its end: threads, loop, tiers, BLAS limits, each undone in the reverse order.
 
-Both blocking, in a thread (asynctile/loop/thread.py, in_thread), so that no cancellation can stop either half way. Covers what
-all shares of an engine stand on; what they do while it is open is share.py's.
+Both blocking, in a thread of their own (asynctile/loop/keeper.py), so that no cancellation can stop either half way. Covers
+what all shares of an engine stand on; what they do while it is open is share.py's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Protocol
 from weakref import WeakSet
@@ -21,7 +22,8 @@ from asynctile.errors import DeviceError
 from asynctile.events import Closing, Opening
 from asynctile.hub import ENGINE, Hub, Tell
 from asynctile.loop.background import Background
-from asynctile.loop.thread import CLOSED, LoopThread, in_thread, may_wait
+from asynctile.loop.keeper import Keeper, ended
+from asynctile.loop.thread import CLOSED, LoopThread, may_wait
 from asynctile.loop.turns import Turns
 from asynctile.measure.trace import Trace
 from asynctile.memory.tiers import Tiers
@@ -78,8 +80,9 @@ class Lifetime:
         #: of the decisions who opens and who closes; reentrant, since the collector may throw either away anywhere
         self._lock = threading.RLock()
         self._is_opening = self._is_closing = False
-        #: opening has come to its end, well or not; so has closing
-        self._settled, self._closed = threading.Event(), threading.Event()
+        self._keeper = Keeper()
+        #: the end of closing, with its error
+        self._closed: Future[None] = Future()
 
     def claim(self) -> None:
         """Whoever calls this may open it. DeviceError for all but the first, and once it was closed."""
@@ -104,12 +107,19 @@ class Lifetime:
         return self.loop
 
     async def begin(self) -> None:
-        """`open`, in a thread; cancelled, however often, it leaves nothing open and raises CancelledError. After `claim`."""
-        if await in_thread("opening", self.open, on_cancel=self.stop_opening, on_gone=self.abandon):
-            await in_thread("closing", self.break_off)
-            raise asyncio.CancelledError
-        if not self.is_open:
-            raise DeviceError("the engine was closed while it opened: make a new Engine to go on")
+        """`open`, in a thread; if it fails or is cancelled, however often, it leaves nothing open. After `claim`."""
+        try:
+            with self._lock:
+                opened = self._closed if self._is_closing else self._keeper.first(self.open)
+            if await ended(opened, on_cancel=self.stop_opening, on_gone=self.break_off):
+                raise asyncio.CancelledError
+            opened.result()
+            if not self.is_open:
+                raise DeviceError("the engine was closed while it opened: make a new Engine to go on")
+        except (Exception, asyncio.CancelledError):
+            self.break_off()
+            await self._whole()
+            raise
 
     async def end(self, kind: type[BaseException] | None) -> None:
         """`close`, in a thread, however often it is cancelled; see Engine.aclose. kind: of the error that ends the block."""
@@ -117,19 +127,27 @@ class Lifetime:
             return
         self.check_process()
         if kind is not None and self._opener is not None and not may_wait(kind, self._opener):  # thrown away with its loop
-            self.is_open = False
-            self.abandon()
+            self.break_off()
             return
         if self.loop is not None and self.loop.is_here():
             raise DeviceError(
                 "the engine cannot be closed by a job that runs on it, since it waits for its jobs: close it from another loop"
             )
-        self.is_open = False
-        if await in_thread("closing", self.close if kind is None else self.break_off, on_cancel=self.hurry):
+        is_first = self.close() if kind is None else self.break_off()
+        cancelled = await self._whole(on_cancel=self.hurry)
+        if is_first:
+            self._closed.result()
+        if cancelled:
             raise asyncio.CancelledError
         failed, self.failed = self.failed, None
         if failed is not None and kind is None:
             raise failed
+
+    async def _whole(self, on_cancel: Callable[[], object] = bool) -> bool:
+        """Wait for the end of closing, however often cancelled; whether it was."""
+        cancelled = await ended(self._closed, on_cancel)
+        self._keeper.join()
+        return cancelled
 
     def open(self) -> None:
         """Limit BLAS, lock the spill folder, start streams and loop, compile kernels. Blocks; undone whole if it fails.
@@ -140,60 +158,46 @@ class Lifetime:
             if self._is_closing:
                 return
             self._is_opening = True
-        try:
-            with ExitStack() as undo:
-                hold_one_thread()
-                undo.callback(let_go)
-                loop = LoopThread(self._make_loop)
-                loop.start()
-                undo.callback(loop.close)
-                undo.callback(self._close_device)
-                if self.spill is not None:
-                    self.spill.open()
-                self.device.start()
-                if self.device.warm(self._reported, self._stop):
-                    with self._lock:
-                        self.loop, self._undo, self.is_open = loop, undo.pop_all(), not self._is_closing
-        finally:
-            if self.loop is None:
-                self.hub.close()
-            self._settled.set()
+        with ExitStack() as undo:
+            hold_one_thread()
+            undo.callback(let_go)
+            loop = LoopThread(self._make_loop)
+            loop.start()
+            undo.callback(loop.close)
+            undo.callback(self._close_device)
+            if self.spill is not None:
+                self.spill.open()
+            self.device.start()
+            if self.device.warm(self._reported, self._stop):
+                with self._lock:
+                    self.loop, self._undo, self.is_open = loop, undo.pop_all(), not self._is_closing
 
     def stop_opening(self) -> None:
         """From any thread: the kernels that are not compiled yet are not wanted any more."""
         self._stop.set()
 
-    def close(self) -> None:
-        """Wait for the background, end all jobs, run out what was enqueued, then undo what `open` did. Blocks.
+    def close(self) -> bool:
+        """Let the thread wait for the background, end all jobs, run out what was enqueued, then undo what `open` did.
 
-        What still opens is stopped first. Whoever comes second waits for the first.
+        From any thread, and not awaited here. What still opens is stopped first. False for whoever comes second.
         """
         with self._lock:
             is_first, self._is_closing = not self._is_closing, True
             self.is_open = False
-        if not is_first:
-            self._closed.wait()
-            return
-        try:
-            self._close()
-        finally:
-            self.hub.close()
-            self._closed.set()
+            self.stop_opening()
+            if is_first:
+                self._keeper.last(self._close, self._closed)
+        return is_first
 
     def hurry(self) -> None:
         """From any thread: closing shall not wait for the background but break it off."""
         if self.loop is not None:
             self.loop.post(self.background.cancel)
 
-    def break_off(self) -> None:
+    def break_off(self) -> bool:
         """`close`, in a hurry."""
         self.hurry()
-        self.close()
-
-    def abandon(self) -> None:
-        """Whoever opens or closes the engine has gone, maybe with the loop: it is closed by a thread of its own."""
-        self.stop_opening()
-        threading.Thread(target=self.break_off, name="asynctile-closing", daemon=True).start()
+        return self.close()
 
     def _reported(self, kernel: str, ready: int, total: int) -> None:
         """Called while kernels are compiled."""
@@ -202,16 +206,19 @@ class Lifetime:
         self.tell(Opening, kernel=kernel, ready=ready, total=total)
 
     def _close(self) -> None:
-        self.stop_opening()
-        if not self._is_opening:
-            self._close_device()  # it was made, and has nothing else
-            return
-        self._settled.wait()
-        if self.loop is None:
-            return
+        """In the thread, behind `open`."""
+        try:
+            if not self._is_opening:
+                self._close_device()  # it was made, and has nothing else
+            elif self.loop is not None:
+                self._close_all(self.loop)
+        finally:
+            self.hub.close()
+
+    def _close_all(self, loop: LoopThread) -> None:
         self.tell(Closing)
         try:
-            asyncio.run_coroutine_threadsafe(self._wind_down(self.loop), self.loop.loop).result()
+            asyncio.run_coroutine_threadsafe(self._wind_down(loop), loop.loop).result()
             for dependent in list(self.dependents):
                 dependent.close()
         finally:

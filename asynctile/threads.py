@@ -18,4 +18,9 @@ def start(*threads: threading.Thread) -> None:
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:
-            raise DeviceError(f"the system refused the thread {thread.name} ({error or 'no memory'}); {WAY_OUT}") from error
+            raise refusal(thread.name, error) from error
+
+
+def refusal(name: str, error: BaseException) -> DeviceError:
+    """What is said where the thread `name` was refused with `error`."""
+    return DeviceError(f"the system refused the thread {name} ({error or 'no memory'}); {WAY_OUT}")

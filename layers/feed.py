@@ -25,6 +25,7 @@ from asynctile.layers.batch import Batch, Batches
 from asynctile.layers.report import StepReport
 from asynctile.share import Share
 from asynctile.streams.event import resolve
+from asynctile.threads import start
 
 #: A step on (tokens, targets), which calls the first argument once it has counted.
 Step = Callable[[Callable[[], None], ArrayLike, ArrayLike], Awaitable[StepReport]]
@@ -51,7 +52,7 @@ class Feed:
             self._gate = threading.Lock()
             work = partial(copy_context().run, _serve, batches, self._wishes)
             self._thread = threading.Thread(target=work, name="asynctile-batches", daemon=True)
-            self._thread.start()
+            start(self._thread)
         else:
             raise TypeError(f"batches is {type(batches).__name__}, expected an iterable of (tokens, targets)")
 

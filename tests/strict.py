@@ -26,7 +26,7 @@ MEANT = {
     # Asks the kernel how much memory is left, where nobody said: files that are not on a disk, half a millisecond.
     "asynctile/engine.py": {"__init__", "write_trace"},  # write_trace: no coroutine; what it writes is the caller's to await
     # Joins a thread that has said, as the last thing it does, that it ends.
-    "asynctile/loop/thread.py": {"in_thread"},
+    "asynctile/loop/keeper.py": {"join"},
     # Disk space is set aside where a place in the spill file is given out, before anything is moved there.
     "asynctile/storage/spill.py": {"_grow"},
     # What a save that was killed has left is looked at by tests, which call this as they are.

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from asynctile import DeviceError, Engine
+from asynctile.events import Closing
 from tests.inside_engine import device_of
 from tests.settle import turns, until
 from tests.test_lifetime import blas, threads
@@ -92,8 +93,18 @@ async def test_who_closes_while_another_does_waits_for_that_one_from_any_loop():
     engine = await Engine("cpu").open()
     spawn, go_on, cancelled = held_up(engine)
     await engine.call(spawn)
-    closings = [asyncio.create_task(engine.aclose()), asyncio.create_task(asyncio.to_thread(asyncio.run, engine.aclose()))]
-    await until(lambda: threads().count("asynctile-closing") == 2)
+    reader = engine.events()
+    elsewhere = threading.Event()
+
+    async def close_elsewhere():
+        closing = asyncio.create_task(engine.aclose())
+        await turns()
+        elsewhere.set()
+        await closing
+
+    closings = [asyncio.create_task(engine.aclose()), asyncio.create_task(asyncio.to_thread(asyncio.run, close_elsewhere()))]
+    await until(elsewhere.is_set)
+    assert type(await anext(reader)) is Closing
     assert not any(task.done() for task in closings)
     go_on.set()
     await asyncio.gather(*closings)
@@ -128,7 +139,7 @@ async def test_an_engine_that_is_closed_while_it_opens_is_never_open(compiled):
     opening = asyncio.create_task(engine.open())
     await until(warms.is_set)
     closing = asyncio.create_task(engine.aclose())
-    await until(lambda: "asynctile-closing" in threads())
+    await turns()
     assert not closing.done()
     go_on.set()
     with pytest.raises(DeviceError, match="the engine was closed while it opened: make a new Engine to go on"):
@@ -159,8 +170,9 @@ async def test_what_a_task_behind_the_engine_raised_is_raised_by_closing_once():
 
     engine = await Engine("cpu").open()
     await engine.call(spawn())
+    loop = engine._life.open_loop().loop
     closing = asyncio.create_task(engine.aclose())
-    await until(lambda: "asynctile-closing" in threads())
+    await until(lambda: any("_wind_down" in repr(task) for task in asyncio.all_tasks(loop)))
     go_on.set()
     with pytest.raises(FloatingPointError, match="behind"):
         await closing

@@ -28,6 +28,7 @@ from asynctile.streams.event import StreamEvent, StreamEvents, StreamTask
 from asynctile.streams.recorder import Ran, Recorder
 from asynctile.streams.stall import LEFT_BEHIND
 from asynctile.streams.starving import ending
+from asynctile.threads import start
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class CudaStream:
         return len(self.waiting), len(self._flying)
 
     def start(self) -> None:
-        self._thread.start()
+        start(self._thread)
 
     def enqueue(
         self,

@@ -2,22 +2,26 @@
 
 The caller's loop is never blocked. A cancelled caller cancels the job and then waits for it to end on its own terms
 (drain what was enqueued, finish a step that has begun to update), so that nothing goes on behind its back. Waits across loops
-are not under the watchdog: what a job waits for on its own loop is (run_ahead.py), and it ends. Covers also blocking work that
-is awaited to its end. Who opens and closes the loop is lifetime.py.
+are not under the watchdog: what a job waits for on its own loop is (run_ahead.py), and it ends. Who opens and closes the loop
+is lifetime.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from asynctile.errors import DeviceError
 from asynctile.streams.event import resolve
+from asynctile.threads import refusal, start
 
 T = TypeVar("T")
+#: Those of asyncio.to_thread on this loop.
+THREADS = min(32, (os.cpu_count() or 1) + 4)
 #: What to do with what a job made for a caller that is gone.
 Undo = Callable[[T], Coroutine[Any, Any, None]]
 
@@ -39,7 +43,8 @@ class LoopThread:
 
     def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop) -> None:
         self.loop = make_loop()
-        self.loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asynctile-aside"))
+        self._aside = ThreadPoolExecutor(THREADS, "asynctile-aside")
+        self.loop.set_default_executor(self._aside)
         self.jobs: set[asyncio.Task[Any]] = set()
         #: on its loop: no job is taken any more
         self.is_ending = False
@@ -49,9 +54,12 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name="asynctile-loop", daemon=True)
 
     def start(self) -> None:
+        """With all the threads that jobs may want: none is asked for later. DeviceError if the system refuses one."""
         try:
-            self._thread.start()
+            fill(self._aside)
+            start(self._thread)
         except BaseException:
+            self._aside.shutdown()
             self.loop.close()
             raise
 
@@ -134,7 +142,7 @@ class LoopThread:
             self.loop.run_forever()
         finally:
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self._aside.shutdown()  # here: the loop's own way starts a thread for it
             asyncio.set_event_loop(None)
             self.loop.close()
 
@@ -221,6 +229,17 @@ class _Call(Generic[T]):
         self._thread.begin(self._undo(task.result()))
 
 
+def fill(executor: ThreadPoolExecutor) -> None:
+    """Start all THREADS of a new executor, which starts one when it is needed. DeviceError if the system refuses one."""
+    together = threading.Barrier(THREADS)
+    try:
+        for begun in [executor.submit(together.wait) for _ in range(THREADS)]:
+            begun.result()
+    except (RuntimeError, MemoryError) as error:
+        together.abort()
+        raise refusal("asynctile-aside", error) from error
+
+
 def may_wait(kind: type[BaseException] | None, loop: asyncio.AbstractEventLoop) -> bool:
     """Whether a block that began on `loop` and ends with an error of `kind` can await anything.
 
@@ -248,46 +267,4 @@ async def under_shield(work: Awaitable[Any]) -> bool:
         except BaseException:
             break
     task.result()
-    return cancelled
-
-
-async def in_thread(
-    name: str, work: Callable[[], None], on_cancel: Callable[[], object] = bool, on_gone: Callable[[], object] = bool
-) -> bool:
-    """Run blocking `work` in a thread of its own and wait for its end, however often cancelled; whether it was.
-
-    Nothing on the caller's loop can break it off. A task there would be: whoever ends a loop cancels all its tasks. And the
-    threads of that loop may all be busy with what waits for this very work. on_cancel: called at the first cancellation.
-    on_gone: called, once or twice, if nobody waits any more since the loop has been closed. Raises the error of `work`.
-    """
-    here = asyncio.get_running_loop()
-    done: asyncio.Future[None] = here.create_future()
-    outcome: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            outcome.set_result(None)
-        except BaseException as error:
-            outcome.set_exception(error)
-        try:
-            here.call_soon_threadsafe(resolve, done)
-        except RuntimeError:
-            on_gone()
-
-    thread = threading.Thread(target=run, name=f"asynctile-{name}", daemon=True)
-    thread.start()
-    cancelled = False
-    while not done.done():
-        try:
-            await asyncio.shield(done)
-        except asyncio.CancelledError:
-            if not cancelled:
-                on_cancel()
-            cancelled = True
-        except GeneratorExit:
-            on_gone()
-            raise
-    thread.join()  # to say so was the last thing it did
-    outcome.result()
     return cancelled

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from asynctile.errors import DeviceError
 from asynctile.measure.trace_events import TraceEvents
 from asynctile.measure.trace_file import TraceFile
 from asynctile.streams.event import TracedRunner
 from asynctile.streams.recorder import Flush, Recorder
+from asynctile.threads import start
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,12 @@ class Trace:
         self._streams: list[TracedRunner] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._write, name="asynctile-trace", daemon=True)
-        self._thread.start()
+        try:
+            start(self._thread)
+        except DeviceError:
+            if self._file is not None:
+                self._file.close()
+            raise
         self.attach(streams)
 
     @property

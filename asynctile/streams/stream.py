@@ -24,6 +24,7 @@ from asynctile.streams.gate import Gate
 from asynctile.streams.recorder import Ran, Recorder
 from asynctile.streams.stall import LEFT_BEHIND
 from asynctile.streams.starving import Starving, ending, what_ended
+from asynctile.threads import start
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ class Stream:
             self._trace, self._starving = trace, None if trace is None else Starving(self.name, trace)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        """DeviceError if the system refuses a thread: those before it wait for `close`."""
+        start(*self._threads)
 
     def enqueue(
         self,

@@ -1,0 +1,81 @@
+"""Threads that the system refuses, at every point of an engine's life: it ends whole, and what it computed is the same.
+
+Who plays without them is tests/play/test_crew.py's and tests/repeat/test_schedules.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asynctile import DeviceError, Engine
+from asynctile.cli.stress.refusals import Refusals
+from asynctile.layers import Trainer
+from tests.layers.training import OPTIMIZER, lively
+from tests.repeat.interleaving import BATCHES, SHORT
+from tests.test_lifetime import blas, threads
+
+
+async def live(spill: Path) -> list[float]:
+    """The losses of a training that is played and saved."""
+    async with Engine("emulated", device_memory="1MiB", host_memory="64MiB", spill=spill, watchdog=20) as engine:
+        trainer = Trainer(await lively(engine, SHORT), OPTIMIZER, update="device")
+        losses = [report.loss async for report in trainer.run(BATCHES[:4])]
+        await trainer.save(spill.parent / "checkpoint")
+        return losses
+
+
+@pytest.mark.parametrize("is_chosen", [int.__eq__, int.__ge__], ids=["one of them", "all from one on"])
+async def test_whichever_thread_is_refused_an_engine_ends_whole_and_its_steps_are_as_ever(
+    is_chosen: Callable[[int, int], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    expected, before, refused, trained = await live(spill), blas(), [], 0
+    for number in itertools.count():
+        refusals = Refusals(lambda index, _, number=number: is_chosen(index, number))  # type: ignore[misc]
+        with refusals.in_force():
+            (end,) = await asyncio.gather(live(spill), return_exceptions=True)
+        if isinstance(end, DeviceError):
+            assert "the system refused the thread asynctile-" in str(end) and "\n" not in str(end)
+        else:
+            assert end == expected
+            trained += 1
+        assert (threads(), blas(), [*spill.iterdir()]) == ([], before, [])
+        if not refusals.refused:
+            break
+        refused.append(refusals.refused[0])
+    known = ("keeper", "loop", "compute-0", "spill-3", "files-3", "upload", "batches", "player-0", "player-1")
+    assert {f"asynctile-{name}" for name in known} <= {*refused}
+    assert trained == 3, "without a player, in two ways, and with all"
+
+
+async def test_an_engine_that_was_refused_its_first_thread_may_be_closed() -> None:
+    engine = Engine("cpu")
+    with Refusals(lambda *_: True).in_force():
+        with pytest.raises(DeviceError, match="refused the thread asynctile-keeper"):
+            await engine.open()
+        await engine.aclose()
+    assert not engine.is_open
+
+
+async def test_no_thread_is_asked_for_once_an_engine_is_open_but_by_who_plays_and_who_takes_batches(tmp_path: Path) -> None:
+    with Refusals(lambda *_: False).in_force() as refusals:
+        async with Engine("cpu", spill=tmp_path) as engine:
+            opened = refusals.wanted
+            await engine.call(engine.compute(len, "in a thread"))
+        assert refusals.wanted == opened
+
+
+async def test_a_trace_that_is_refused_its_thread_leaves_no_file_open(tmp_path: Path) -> None:
+    async with Engine("cpu") as engine:
+        with Refusals(lambda *_: True).in_force(), pytest.raises(DeviceError, match="refused the thread asynctile-trace"):
+            engine.start_trace(tmp_path / "trace.json")
+        assert not engine.is_traced
+        engine.start_trace(tmp_path / "trace.json")
+        engine.stop_trace()
