@@ -32,6 +32,7 @@ from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.share import Share
 from asynctile.storage.container import RawFile
 from asynctile.storage.host import HostMemory
+from asynctile.storage.input import shown
 from asynctile.storage.limits import spare_address_space, tightest
 from asynctile.storage.region import SpillRegion
 from asynctile.storage.sizes import parse_size
@@ -78,16 +79,18 @@ class Engine(Traced):
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop,
     ) -> None:
         if not isinstance(device, str):
-            raise TypeError(f"device is {device!r}: expected a name such as 'auto', 'cpu', 'emulated' or 'cuda:0'")
+            raise TypeError(f"device is {shown(device)}: expected a name such as 'auto', 'cpu', 'emulated' or 'cuda:0'")
+        if not isinstance(precision, str):
+            raise TypeError(f"precision is {shown(precision)}: expected 'fp32', 'tf32' or 'bf16'")
         if spill is not None and not isinstance(spill, str | os.PathLike):
-            raise TypeError(f"spill is {spill!r}: expected the path of a folder, or None for none")
+            raise TypeError(f"spill is {shown(spill)}: expected the path of a folder, or None for none")
         for name, value in (("spill_limit", spill_limit), ("wrap_spill", wrap_spill)):
             if spill is None and value is not None:
                 raise ValueError(f"{name} without spill: name the folder with spill, or leave {name} out")
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-            raise ValueError(f"prefetch is {prefetch!r}: expected a whole number of at least 0, such as 2")
+            raise ValueError(f"prefetch is {shown(prefetch)}: expected a whole number of at least 0, such as 2")
         if watchdog is not None and not (isinstance(watchdog, int | float) and watchdog > 0):
-            raise ValueError(f"watchdog is {watchdog!r}: expected seconds above 0, or None to wait for ever")
+            raise ValueError(f"watchdog is {shown(watchdog)}: expected seconds above 0, or None to wait for ever")
         limit = None if spill_limit is None else _positive("spill_limit", spill_limit)
         folder = None if spill is None else SpillTier(os.fspath(spill), limit, wrap=wrap_spill)
         rate = None if link_rate is None else _positive("link_rate", link_rate)
@@ -213,7 +216,9 @@ class Engine(Traced):
         given = (("device_memory", device_memory), ("host_memory", host_memory), ("spill_limit", spill_limit))
         sizes = [0 if value is None else _positive(key, value) for key, value in given]
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise ValueError(f"weight is {weight!r}: expected a finite number above 0, such as 2.0")
+            raise ValueError(f"weight is {shown(weight)}: expected a finite number above 0, such as 2.0")
+        if not isinstance(interactive, int):
+            raise TypeError(f"interactive is {shown(interactive)}: expected True or False")
         return Lending(self, self._life, lambda: self._share(name, sizes, weight, interactive), self._take_back)
 
     @property
@@ -252,7 +257,7 @@ class Engine(Traced):
     def _named(self, name: str | None) -> str:
         """The name of a new share; ValueError if another has that one, TypeError for what is no name."""
         if name is not None and not (isinstance(name, str) and name):
-            raise TypeError(f"name is {name!r}: expected a string such as 'chat', or None for one that is free")
+            raise TypeError(f"name is {shown(name)}: expected a string such as 'chat', or None for one that is free")
         taken = {ENGINE, *self._lent}
         if name in taken:
             raise ValueError(f"a share named {name!r} stands: expected a name that is none of {', '.join(sorted(taken))}")
@@ -273,5 +278,5 @@ class Engine(Traced):
 def _positive(name: str, value: int | str) -> int:
     size = parse_size(value)
     if size <= 0:
-        raise ValueError(f"{name} is {value!r}: expected a size above zero, such as '512MiB'")
+        raise ValueError(f"{name} is {shown(value)}: expected a size above zero, such as '512MiB'")
     return size

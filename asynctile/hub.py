@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Concatenate, ParamSpec, Self
 
 from asynctile.events import Event
+from asynctile.storage.input import shown
 from asynctile.streams.event import resolve
 
 P = ParamSpec("P")
@@ -35,7 +36,7 @@ class Events:
 
     def __init__(self, hub: Hub, limit: int) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise ValueError(f"limit is {limit!r}: expected how many events may wait for their reader, at least 1")
+            raise ValueError(f"limit is {shown(limit)}: expected how many events may wait for their reader, at least 1")
         self._hub = hub
         self._ring: deque[Event] = deque()
         self._limit = limit

@@ -23,6 +23,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.program.needs import lives
 from asynctile.program.program import Program
 from asynctile.storage.demand import align
+from asynctile.storage.input import shown
 from asynctile.storage.tile import Tile
 
 #: What a user may ask for beside True and False.
@@ -31,8 +32,8 @@ AUTO = "auto"
 
 def check_recompute(recompute: bool | str) -> bool | str:
     """What a user asked for if it is True, False or "auto", else ValueError."""
-    if not isinstance(recompute, bool) and recompute != AUTO:
-        raise ValueError(f"recompute is {recompute!r}, expected True, False or 'auto'")
+    if not isinstance(recompute, bool) and not (isinstance(recompute, str) and recompute == AUTO):
+        raise ValueError(f"recompute is {shown(recompute)}, expected True, False or 'auto'")
     return recompute
 
 

@@ -22,9 +22,15 @@ Batches: TypeAlias = Iterable[Batch | Awaitable[Batch]] | AsyncIterable[Batch | 
 
 
 def as_ids(name: str, ids: ArrayLike, shape: str) -> NDArray[Any]:
-    """An array of integers, or of nothing; TypeError or ValueError in one sentence, which says `shape`, if they are none."""
+    """An array of integers, or of nothing; TypeError or ValueError in one sentence, which says `shape`, if they are none.
+
+    A masked array is refused: what its mask hides would count. A loss ignores targets of IGNORED.
+    """
     if isinstance(ids, str | bytes):
         raise TypeError(f"{name} is a text, expected integer token ids of shape {shape}; encode it with the model's tokenizer")
+    if any(isinstance(part, np.ma.MaskedArray) for part in (ids, *(ids if isinstance(ids, list | tuple) else ()))):
+        raise TypeError(f"{name} is a masked array, expected plain integer token ids of shape {shape}; give its .data, or "
+                        f"targets as .filled({IGNORED}), which ignores what is masked")
     try:
         array = np.asarray(ids)
     except ValueError:

@@ -41,6 +41,8 @@ Companions = Mapping[str, bytes]
 
 def checked(files: Companions) -> Companions:
     """A copy of `files` that cannot be changed. ValueError or TypeError if one is no companion, too long, or not bytes."""
+    if not isinstance(files, Mapping):
+        raise TypeError(f"companions is {shown(files)}, expected a mapping of bytes by name; {{}} for none")
     for name, content in files.items():
         if name not in LIMITS:
             raise ValueError(f"companions have {shown(name)}, expected names among {', '.join(LIMITS)}")

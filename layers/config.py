@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 from asynctile.layers.split import Split
@@ -156,3 +157,12 @@ def check_count(name: str, value: Any) -> None:
     """ValueError if the value of setting `name` is no count."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
         raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least 1 and at most {MOST}")
+
+
+def check_seed(seed: object) -> int:
+    """Return a seed as an int. TypeError for what is no whole number (a bool is none), ValueError below 0."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"seed is {shown(seed)}, expected a whole number of at least 0")
+    if seed < 0:
+        raise ValueError(f"seed is {shown(seed)}, expected a whole number of at least 0")
+    return int(seed)

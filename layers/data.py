@@ -54,7 +54,7 @@ class Batches:
     def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, seed: int) -> None:
         _check_sizes(tokens, batch_size, seq_len, "training")
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed {seed!r} cannot be used; expected an int from 0 to 2**64 - 1")
+            raise ValueError(f"seed {shown(seed)} cannot be used; expected an int from 0 to 2**64 - 1")
         self.tokens = tokens
         self.batch_size, self.seq_len, self.seed = int(batch_size), int(seq_len), int(seed)
         #: the number of the batch that comes next
@@ -113,7 +113,7 @@ class ValidationBatches:
     def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, limit: int | None = None) -> None:
         _check_sizes(tokens, batch_size, seq_len, "validation")
         if limit is not None and limit < 1:
-            raise ValueError(f"limit {limit!r} of validation tokens is too small; expected 1 or more, or None for all")
+            raise ValueError(f"limit {shown(limit)} of validation tokens is too small; expected 1 or more, or None for all")
         self._tokens, self._batch_size, self._seq_len = tokens, batch_size, seq_len
         #: windows that there are, and that are taken
         self._there = (len(tokens) - 1) // seq_len
@@ -153,7 +153,7 @@ def _windows(tokens: Tokens, starts: list[int], seq_len: int) -> Batch:
 def _check_sizes(tokens: Tokens, batch_size: int, seq_len: int, part: str) -> None:
     for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} {value!r} cannot be used; expected an int of 1 or more")
+            raise ValueError(f"{name} {shown(value)} cannot be used; expected an int of 1 or more")
     if batch_size * seq_len > MOST_TOKENS:
         raise ValueError(
             f"a batch of {batch_size:,} sequences of {seq_len:,} tokens is {batch_size * seq_len:,} tokens; expected at most "

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.batch import Batches
-from asynctile.layers.feed import Feed
+from asynctile.layers.feed import Feed, pair
 from asynctile.layers.model import Model
 from asynctile.layers.report import as_json
 from asynctile.layers.requests import check_kind
@@ -69,11 +69,12 @@ async def evaluate(
     try:
         while True:
             try:
-                inputs, targets = await feed.take()
+                inputs, targets = pair(await feed.take())
             except StopAsyncIteration:
                 break
+            loss = await model.loss(inputs, targets)
             count = int(np.count_nonzero(np.asarray(targets) != IGNORED))
-            total += await model.loss(inputs, targets) * count
+            total += loss * count
             tokens, done = tokens + count, done + 1
             if progress is not None:
                 progress(done)

@@ -122,7 +122,7 @@ class Steps:
             self._feed.end()
             raise StopAsyncIteration
         if self._batch is None:
-            self._batch = _pair(await self._feed.take())
+            self._batch = pair(await self._feed.take())
         try:
             report = await self._step(self._used, *self._batch)
         except asyncio.CancelledError:
@@ -146,7 +146,7 @@ class Steps:
             self._left -= 1
 
 
-def _pair(item: Any) -> Batch:
+def pair(item: Any) -> Batch:
     """TypeError if an item of the caller's batches is no batch."""
     if not isinstance(item, Mapping):  # whose keys would pass for arrays
         with suppress(TypeError, ValueError):

@@ -85,6 +85,8 @@ class GPT2Config(Config):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
                 raise ValueError(f"{name} is {shown(value)}, expected a number above 0, such as "
                                  f"{type(self).__dataclass_fields__[name].default}")
+        if not isinstance(self.pdrops, Mapping):
+            raise TypeError(f"pdrops is {shown(self.pdrops)}, expected dropout probabilities by name, such as {{}}")
         for name, value in self.pdrops.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ValueError(f"{name} is {shown(value)}, expected a probability from 0 to 1")
@@ -93,7 +95,7 @@ class GPT2Config(Config):
     def named(cls, name: str, **changes: Any) -> GPT2Config:
         """One of the published sizes: "gpt2", "gpt2-medium", "gpt2-large" or "gpt2-xl"."""
         if not isinstance(name, str) or name not in STANDARD:
-            raise ValueError(f"no standard model is called {name!r}; choose one of {', '.join(STANDARD)}")
+            raise ValueError(f"no standard model is called {shown(name)}; choose one of {', '.join(STANDARD)}")
         n_layer, n_head, n_embd = STANDARD[name]
         return cls(**{"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, **_published_tokens(changes), **changes})
 

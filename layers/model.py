@@ -25,7 +25,7 @@ from asynctile.errors import StalledError, TornModelError
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.layers.batch import check_tokens, loss_inputs, token_inputs
 from asynctile.layers.companions import Companions, checked
-from asynctile.layers.config import WEIGHT_NBYTES, Config
+from asynctile.layers.config import WEIGHT_NBYTES, Config, check_seed
 from asynctile.layers.exchange import Pretrained, check_place, replaced, write_model
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.generation import written
@@ -50,6 +50,7 @@ from asynctile.repeat.played_job import PlayedJob
 from asynctile.run.job import Job
 from asynctile.share import Share
 from asynctile.storage.demand import Demand
+from asynctile.storage.input import shown
 from asynctile.storage.tile import Tile
 
 #: Up to so many tiles are counted one by one, which says exactly what fits.
@@ -109,13 +110,14 @@ class Model:
 
     @classmethod
     async def create(cls, engine: Share, config: Config, *, seed: int = 0, tile: int | None = None) -> Self:
-        """A new model: same seed, same weights, whatever the budget and the tile.
+        """A new model: same seed, same weights, whatever the budget and the tile. seed: a whole number of at least 0.
 
-        BudgetError, before any work, if the engine's caps are below the floor; TypeError for what is no engine or no
-        configuration.
+        BudgetError, before any work, if the engine's caps are below the floor; TypeError for what is no engine, no
+        configuration or no whole number.
         """
         check_engine(engine)
         check_kind("config", config, Config, "a GPT2Config, such as GPT2Config.named('gpt2')")
+        seed = check_seed(seed)
 
         async def job() -> Self:
             model = cls(engine, config, tile)
@@ -390,10 +392,11 @@ class Model:
         from those that it began with; so there are two copies. "opened": those of the moment when the server opens, one copy.
         ValueError for a share of another engine, or for other weights.
         """
-        if weights not in ("newest", "opened"):
-            raise ValueError(f"weights is {weights!r}, expected 'newest' or 'opened'")
+        if not isinstance(weights, str) or weights not in ("newest", "opened"):
+            raise ValueError(f"weights is {shown(weights)}, expected 'newest' or 'opened'")
         source: Source = InPlace(self)
         if share is not None and share is not self.engine:
+            check_kind("share", share, Share, "a share of the model's engine, or None for the model's own")
             share.check_beside(self.engine)
             source = Versions(self, share, follows=weights == "newest")
         return Server(source, most=most, cache=cache, tokenizer=tokenizer)

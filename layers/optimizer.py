@@ -46,10 +46,10 @@ class AdamW:
         for name in ("weight_decay", "min_lr"):
             _check_number(name, getattr(self, name), above=False)
         if len(self.betas) != 2:
-            raise ValueError(f"betas is {self.betas!r}, expected two numbers, such as (0.9, 0.95)")
+            raise ValueError(f"betas is {shown(self.betas)}, expected two numbers, such as (0.9, 0.95)")
         for beta in self.betas:
             if not _is_number(beta) or not 0 <= beta < 1:
-                raise ValueError(f"betas is {self.betas!r}, expected two numbers from 0 to below 1")
+                raise ValueError(f"betas is {shown(self.betas)}, expected two numbers from 0 to below 1")
         _check_steps("warmup", self.warmup, 0)
         if self.decay_steps is not None:
             _check_steps("decay_steps", self.decay_steps, 1)

@@ -150,7 +150,7 @@ def check_context(name: str, prompt: Any, config: Config) -> list[int]:
 def check_count(name: str, value: Any, least: int) -> int:
     """A whole number of at least `least`, or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}, expected a whole number of at least {least}")
+        raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least {least}")
     return value
 
 

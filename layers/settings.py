@@ -11,6 +11,7 @@ from typing import Any
 
 from asynctile.layers.activations import AUTO, check_recompute
 from asynctile.layers.optimizer import AdamW
+from asynctile.storage.input import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +25,9 @@ class Settings:
     def __post_init__(self) -> None:
         clip_norm, micro_batches = self.clip_norm, self.micro_batches
         if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm <= math.inf):
-            raise ValueError(f"clip_norm is {clip_norm!r}, expected a number above 0, or None for no clipping")
+            raise ValueError(f"clip_norm is {shown(clip_norm)}, expected a number above 0, or None for no clipping")
         if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
-            raise ValueError(f"micro_batches is {micro_batches!r}, expected a whole number of at least 1")
+            raise ValueError(f"micro_batches is {shown(micro_batches)}, expected a whole number of at least 1")
         check_recompute(self.recompute)
 
 

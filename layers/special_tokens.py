@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from asynctile.layers.companions import TOKENIZER, TOKENIZER_CONFIG
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.folder import encode_json
+from asynctile.storage.input import shown
 
 #: What a token is for is said by its name alone: a tokenizer.json only tells which are no text.
 NAMES = {"bos": ("<|endoftext|>", "<|begin_of_text|>", "<s>"), "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
@@ -52,7 +53,7 @@ def check_fit(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
     than the tokenizer, since many models round them up.
     """
     if isinstance(tokenizer, type) or not isinstance(getattr(tokenizer, "vocab_size", None), int):
-        raise TypeError(f"tokenizer is {tokenizer!r}, expected one such as ByteTokenizer() or open_tokenizer(folder)")
+        raise TypeError(f"tokenizer is {shown(tokenizer)}, expected one such as ByteTokenizer() or open_tokenizer(folder)")
     count, special = tokenizer.vocab_size, set(tokenizer.special.values())
     while count - 1 in special:
         count -= 1

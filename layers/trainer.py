@@ -187,6 +187,8 @@ class Trainer:
         that steps of such batches use. None where a probe would push tiles out. No result depends on it. BudgetError as `step`.
         """
         kind = "step" if self.clip_norm is None else "step_clipped"
+        for name, count in (("batch_size", batch_size), ("seq_len", seq_len)):
+            check_count(name, count, 1)
 
         async def job() -> float | None:
             async with self.model.changing.held():

@@ -21,6 +21,7 @@ from asynctile.program.operation import UPDATE, WRITE, Operation
 from asynctile.program.program import Program
 from asynctile.schedule.fewest import Moved, fewest
 from asynctile.storage.demand import ALIGNMENT, Demand, align
+from asynctile.storage.input import shown
 from asynctile.storage.tile import Tile
 
 #: What a user may ask for.
@@ -76,8 +77,8 @@ def cheapest(costs: Costs, rates: Rates) -> int:
 
 def check_update(update: str) -> str:
     """What a user asked for if it is one of UPDATES, else ValueError."""
-    if update not in UPDATES:
-        raise ValueError(f"update is {update!r}, expected one of {', '.join(UPDATES)}")
+    if not isinstance(update, str) or update not in UPDATES:
+        raise ValueError(f"update is {shown(update)}, expected one of {', '.join(UPDATES)}")
     return update
 
 

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import re
 import reprlib
 import stat
 from collections.abc import Iterator
@@ -37,13 +38,15 @@ _PIECE_NBYTES = 1 << 18
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
+_BREAK = re.compile(r"\s*\n\s*")
+
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
 
 
 def shown(value: Any) -> str:
-    """A name or a value out of a file, for a message: escaped, and cut."""
-    return _short.repr(value)
+    """A name or a value out of a file, or an argument, for a message: escaped, cut, and in one line (an array has several)."""
+    return _BREAK.sub(" ", _short.repr(value))
 
 
 def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> io.FileIO:

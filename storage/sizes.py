@@ -38,7 +38,8 @@ def parse_size(size: str | int) -> int:
             raise TypeError
         nbytes = operator.index(size)  # takes numpy's integers, refuses floats (and so NaN)
     except TypeError:
-        raise ValueError(f"size {size!r} is not a size in bytes; {_WAY_OUT}") from None
+        given = " ".join(repr(size).split())  # an array has several lines
+        raise ValueError(f"size {given} is not a size in bytes; {_WAY_OUT}") from None
     if nbytes < 0:
         raise ValueError(f"size {size!r} is negative; {_WAY_OUT}")
     return nbytes

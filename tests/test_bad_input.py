@@ -7,6 +7,7 @@ tests/layers/test_server.py, test_sampling.py, test_stopping.py; files and optio
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 
 from asynctile import BudgetError, DeviceError, Engine
 from asynctile.events import Event, StepDone
-from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
+from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer, evaluate
 from asynctile.layers.server import Server
 from asynctile.layers.tokenizer import ByteTokenizer
 
@@ -137,6 +138,50 @@ BAD: list[tuple[str, Bad, type[Exception], str]] = [
     ("a closed engine opened", at_closed(lambda other: other.engine.open()), DeviceError, "opens once"),
 ]  # fmt: skip
 
+#: Written in several lines, and its truth value is an error of NumPy's own.
+ARRAY = np.linspace(0, 1, 12).reshape(3, 4)
+#: By what is called with it, the arguments that take no array.
+NO_ARRAYS: list[tuple[Callable[[Service, dict[str, Any]], Any], tuple[str, ...]]] = [
+    (lambda service, more: Engine(**{"device": "emulated", **more}),
+     ("device", "device_memory", "host_memory", "spill", "link_rate", "precision", "prefetch", "watchdog")),
+    (lambda service, more: service.engine.events(**more), ("limit",)),
+    (lambda service, more: service.share(**{"host_memory": "1MiB", **more}), ("host_memory", "name", "weight", "interactive")),
+    (lambda service, more: GPT2.create(service.engine, CONFIG, **more), ("seed", "tile")),
+    (lambda service, more: GPT2Config(**more), ("n_layer", "n_embd", "n_inner", "bos_token_id", "initializer_range", "pdrops")),
+    (lambda service, more: AdamW(**more), ("lr", "betas", "eps", "weight_decay", "warmup", "decay_steps", "min_lr", "decay")),
+    (lambda service, more: Trainer(service.model, **more), ("optimizer", "clip_norm", "micro_batches", "recompute", "update")),
+    (lambda service, more: service.trainer.run([], **more), ("steps",)),
+    (lambda service, more: service.trainer.gemm_rate(**{"batch_size": 1, "seq_len": 4, **more}), ("batch_size", "seq_len")),
+    (lambda service, more: service.model.generate([1], **more), ("max_new_tokens", "temperature", "top_k", "top_p", "seed")),
+    (lambda service, more: service.model.serve(**more), ("share", "most", "cache", "tokenizer", "weights")),
+]
+
+
+def with_array(call: Callable[[Service, dict[str, Any]], Any], name: str) -> Bad:
+    async def with_it(service: Service) -> object:
+        made = call(service, {name: ARRAY})
+        return await made if inspect.isawaitable(made) else made
+
+    return with_it
+
+
+BAD += [
+    (f"an array for {name}", with_array(call, name), (TypeError, ValueError), rf"({name}|size) (is|array)")
+    for call, names in NO_ARRAYS for name in names
+]
+MASKED = np.ma.masked_array(np.arange(8).reshape(2, 4), np.arange(8).reshape(2, 4) % 3 == 0)
+BAD += [
+    ("masked tokens", lambda service: service.trainer.step(MASKED, MASKED), TypeError, "tokens is a masked array"),
+    ("masked targets", lambda service: service.model.loss(MASKED.data, MASKED), TypeError, r"targets is a .* \.filled\(-100\)"),
+    ("masked rows", lambda service: service.model.logits([*MASKED]), TypeError, "tokens is a masked array"),
+    ("a masked prompt", prompt(MASKED[0]), TypeError, "prompt is a masked array"),
+    ("an evaluation of an array", lambda service: evaluate(service.model, ARRAY), TypeError, "a batch is of type ndarray"),
+    *((f"the seed {seed!r}", lambda service, seed=seed: GPT2.create(service.engine, CONFIG, seed=seed), kind, "seed is .*whole")
+      for seed, kind in ((object(), TypeError), (None, TypeError), (1.0, TypeError), (True, TypeError), (-1, ValueError))),
+    *((f"companions {files!r}", made(lambda service, files=files: setattr(service.model, "companions", files)), TypeError,
+       "companions is .*, expected a mapping") for files in (None, 5, "merges.txt", [b""])),
+]  # fmt: skip
+
 
 async def course(bad: list[tuple[str, Bad, type[Exception], str]]) -> tuple[list[float], list[list[int]], list[Event]]:
     """Losses of the training, texts of the server, and what a reader of two events got, with `bad` input between."""
@@ -185,3 +230,9 @@ async def test_a_slow_reader_of_events_holds_up_nobody() -> None:
     steps = [event for event in await all_of(quick) if isinstance(event, StepDone)]
     assert [event.step for event in steps] == list(range(1, STEPS + 1)) and not any(event.dropped for event in steps)
     assert sum(1 + event.dropped for event in await all_of(slow)) >= STEPS
+
+
+async def test_whole_numbers_of_numpy_are_seeds_like_any() -> None:
+    async with Engine("cpu", host_memory="64MiB") as engine:
+        one, other = [await GPT2.create(engine, CONFIG, seed=seed) for seed in (3, np.uint8(3))]
+        assert all(np.array_equal(a, b) for a, b in zip(*[(await m.state_dict()).values() for m in (one, other)], strict=True))
