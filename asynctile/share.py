@@ -316,6 +316,16 @@ class Share:
         """On the device's loop: one program at a time, in order of asking."""
         return self._life.turns.held(self.busy, self.turn)
 
+    def rounds(self) -> AbstractAsyncContextManager[Callable[[bool], bool]]:
+        """On the device's loop: `exclusive` for texts, for several programs one after another. Behind each the function that
+        this gives says whether the next may follow; it is told whether a token came.
+        """
+        return self._life.turns.rounds(self.busy, self.turn)
+
+    def rest(self) -> None:
+        """On the device's loop, inside `rounds`: no program runs, until the next begins; no other share is held back."""
+        self._life.turns.end(self.turn)
+
     async def start(
         self,
         program: Program,
@@ -336,6 +346,22 @@ class Share:
         if (recorder := self.recorder) is not None:
             recorder.put(Begun(self.name, program))
         return job
+
+    async def cut(self, demand: Demand) -> None:
+        """On the device's loop, inside `exclusive`: `reserve`."""
+        self._schedules.leave()
+        await self.assembly.cut(demand)
+
+    async def fill(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
+        """On the device's loop, inside `exclusive`: `store`."""
+        await self.tiers.run_ahead.drain()
+        await self.assembly.put_all(tiles)
+
+    async def empty(self, tiles: Iterable[Tile]) -> None:
+        """On the device's loop, inside `exclusive`: `clear`."""
+        self._schedules.leave()
+        await self.tiers.run_ahead.settle()
+        self.assembly.release(tiles)
 
     async def copies(self, tiles: Iterable[Tile]) -> list[np.ndarray]:
         """On the device's loop, inside `exclusive`: copies of the newest bytes of several tiles."""
@@ -361,8 +387,7 @@ class Share:
 
     async def _measure(self, demand: Demand, measure: Callable[[Tiers, np.dtype[Any]], Awaitable[T]]) -> T:
         async with self.exclusive():
-            self._schedules.leave()
-            await self.assembly.cut(demand)
+            await self.cut(demand)
             return await measure(self.tiers, compute_dtype(self.precision))
 
     async def _synchronize(self) -> None:
@@ -371,13 +396,11 @@ class Share:
 
     async def _reserve(self, demand: Demand) -> None:
         async with self.exclusive():
-            self._schedules.leave()
-            await self.assembly.cut(demand)
+            await self.cut(demand)
 
     async def _store(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
         async with self.exclusive():
-            await self.tiers.run_ahead.drain()
-            await self.assembly.put_all(tiles)
+            await self.fill(tiles)
 
     async def _read(self, tiles: list[Tile]) -> list[np.ndarray]:
         async with self.exclusive():
@@ -391,6 +414,4 @@ class Share:
 
     async def _clear(self, tiles: list[Tile]) -> None:
         async with self.exclusive():
-            self._schedules.leave()
-            await self.tiers.run_ahead.settle()
-            self.assembly.release(tiles)
+            await self.empty(tiles)

@@ -386,10 +386,11 @@ class Model:
     ) -> Server:
         """Serve texts for many at once: `async with model.serve() as server`; see `Server`, for most, cache and tokenizer.
 
-        share: None: that of the model; texts are computed between its steps, each of which makes every cache that is in use
-        anew. Another share of the same engine: it holds copies of the weights, and texts are computed beside steps. weights:
-        "newest": behind a step its weights are published, and texts that begin later follow from them, while each text follows
-        from those that it began with; so there are two copies. "opened": those of the moment when the server opens, one copy.
+        share: None: that of the model; texts are computed between its steps, for a part of the time of each, and each makes
+        every cache that is in use anew. Another share of the same engine: it holds copies of the weights, and texts are written
+        beside steps. weights: "newest": behind a step its weights are published, and texts that begin later follow from them,
+        while each text follows from those that it began with; so there are two copies. "opened": those of the moment when the
+        server opens, one copy.
         ValueError for a share of another engine, or for other weights.
         """
         if not isinstance(weights, str) or weights not in ("newest", "opened"):

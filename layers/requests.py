@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.batch import as_ids, check_tokens
+from asynctile.layers.batching import Part
 from asynctile.layers.config import Config
 from asynctile.layers.decode import Span
 from asynctile.layers.sampling import Sampler
@@ -124,6 +125,13 @@ class Reader:
 
     def close(self) -> None:
         self._request.is_left = True
+
+
+def spans(requests: Sequence[Request], parts: Sequence[Part]) -> list[Span]:
+    """The rows of a run, those whose logits are wanted first: the last of each part that wants them."""
+    first = [requests[part.index].span(part.count - 1, 1) for part in parts if part.wants]
+    rest = [requests[part.index].span(0, part.count - part.wants) for part in parts]
+    return first + [span for span in rest if len(span.tokens)]
 
 
 def check_prompt(prompt: Any, config: Config) -> list[int]:

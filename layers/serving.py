@@ -1,7 +1,8 @@
 """Texts for many at once: requests join and leave at each token, and one run of a decode program serves all of them.
 
 A task on the engine's loop goes round while there are requests: those that fit are admitted, rows are chosen (batching.py), a
-program runs (decode.py), each request chooses its token and whoever reads it, on whatever loop, finds it in a mailbox. The task
+program runs (decode.py), each request chooses its token and whoever reads it, on whatever loop, finds it in a mailbox. While
+others wait for the share it is kept for as many rounds as they can spare (asynctile/schedule/allowance.py). The task
 is nobody's who asks: one who is cancelled, is slow, or has gone with his loop disturbs no other. Pages of the cache are
 reserved whole when a request is admitted, so that none is thrown out again, and given back when it leaves; without requests
 there is no task. Requests that follow from other weights share the cache, and take turns. Which weights there are is source.py;
@@ -21,12 +22,12 @@ from numpy.typing import NDArray
 
 from asynctile.errors import AsynctileError, BudgetError, DeviceError, TornModelError
 from asynctile.events import CANCELLED, FAILED
-from asynctile.layers.batching import BUCKETS, Part, bucket_of, plan
+from asynctile.layers.batching import BUCKETS, bucket_of, plan
 from asynctile.layers.cache import Cache
-from asynctile.layers.decode import Span, inputs_of, record_decode
+from asynctile.layers.decode import inputs_of, record_decode
 from asynctile.layers.pages import Pages
 from asynctile.layers.programs import Programs
-from asynctile.layers.requests import Reader, Request, Token
+from asynctile.layers.requests import Reader, Request, Token, spans
 from asynctile.layers.source import Source, Weights
 from asynctile.layers.telling import ToldRequest
 from asynctile.loop.thread import BROKEN_OFF, under_shield
@@ -130,31 +131,39 @@ class Serving:
         """Go round until nobody wants anything."""
         try:
             while self._running or self._waiting:
-                await self._round()
-                if not (self._running or self._waiting or self._keeps):
-                    await self._give_back()
+                await self._rounds()
         except Exception as error:
             self._fail([*self._running, *self._waiting], error)
+
+    async def _rounds(self) -> None:
+        """One round, and those that follow before others have the share."""
+        async with self._share.rounds() as go_on:
+            while (self._running or self._waiting) and go_on(await self._round()):
+                pass
+            if not (self._running or self._waiting or self._keeps):
+                await self._give_back()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():  # the engine closes, perhaps before it had begun
             self._fail([*self._running, *self._waiting], DeviceError(BROKEN_OFF))
 
-    async def _round(self) -> None:
+    async def _round(self) -> bool:
+        """Inside `rounds`: whether it gave a token."""
         for request in [request for request in (*self._running, *self._waiting) if request.is_gone]:
             self._leave(request)
         self._part_from_torn()
         await self._admit()
         if not self._running:
-            return
+            return False
         try:
-            async with self._share.exclusive():
-                wanting, logits = await self._run()
+            wanting, logits = await self._run()
         except Exception as error:
             self._fail(list(self._running), error)
             await self._give_back()  # what they hold may be of no use
-        else:
-            await self._choose(wanting, logits)
+            return False
+        self._share.rest()
+        await self._choose(wanting, logits)
+        return bool(wanting)
 
     def _part_from_torn(self) -> None:
         """Who follows from weights that were lost learns of it, and nobody else."""
@@ -189,19 +198,19 @@ class Serving:
         if pages <= self._filled:
             return
         program = await self._program(weights, self._most_rows, pages)
-        await self._share.reserve(self._demand(weights, program, pages))
+        await self._share.cut(self._demand(weights, program, pages))
         new = list(self.cache.tiles(self._filled, pages))
         try:
-            await self._share.store((tile, np.zeros(tile.shape, tile.dtype)) for tile in new)
+            await self._share.fill((tile, np.zeros(tile.shape, tile.dtype)) for tile in new)
         except BaseException:
-            await under_shield(self._share.clear(new))
+            await under_shield(self._share.empty(new))
             raise
         self._filled = pages
 
     async def _give_back(self) -> None:
         """Nobody has a page: hold no memory."""
         if self._filled:
-            await self._share.clear(self.cache.tiles(0, self._filled))
+            await self._share.empty(self.cache.tiles(0, self._filled))
             self._filled = 0
 
     async def _program(self, weights: Weights, rows: int, pages: int) -> Program:
@@ -218,7 +227,7 @@ class Serving:
         return weights.demand(program, self.cache.tiles(0, pages))
 
     async def _run(self) -> tuple[list[Request], NDArray[np.float32]]:
-        """Inside `exclusive`: one run for some of the requests that follow from the same weights, those that waited longest.
+        """Inside `rounds`: one run for some of the requests that follow from the same weights, those that waited longest.
 
         Who wants a token now, and the logits for that.
         """
@@ -231,7 +240,7 @@ class Serving:
         parts = plan([request.missing for request in running], [request.waited for request in running], self._most_rows)
         rows, pages = bucket_of(sum(part.count for part in parts), self._most_rows), self._pages.visited
         program = await self._program(weights, rows, pages)
-        inputs = inputs_of(_spans(running, parts), self.cache.positions, rows, pages)
+        inputs = inputs_of(spans(running, parts), self.cache.positions, rows, pages)
         logits = np.empty((min(rows, self._most), self._config.vocab_size), np.float32)
         run = await self._share.start(program, self._demand(weights, program, pages), inputs, {"logits": logits})
         try:
@@ -281,13 +290,6 @@ class Serving:
         for request in requests:
             self._leave(request, FAILED, str(error))
             request.box.close(copy.copy(error))
-
-
-def _spans(running: Sequence[Request], parts: Sequence[Part]) -> list[Span]:
-    """The rows of a run, those whose logits are wanted first: the last of each part that wants them."""
-    first = [running[part.index].span(part.count - 1, 1) for part in parts if part.wants]
-    rest = [running[part.index].span(0, part.count - part.wants) for part in parts]
-    return first + [span for span in rest if len(span.tokens)]
 
 
 def _chosen(request: Request, logits: NDArray[np.float32]) -> Token | Exception:

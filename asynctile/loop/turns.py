@@ -1,4 +1,5 @@
-"""Turns between the shares of an engine: who has a job, a clock, and the gates that hold back the others.
+"""Turns between the shares of an engine: who has a job, a clock, and the gates that hold back the others. And within a share,
+between its texts and its other jobs.
 
 One share with a job has the device for itself: no gate is shut and no timer runs. With several, the ledger is asked at the
 begin and the end of each job, and every millisecond between (asynctile/schedule/turns.py): it says whose operations may begin.
@@ -14,6 +15,7 @@ from contextlib import asynccontextmanager
 
 from asynctile.loop.exclusive import Exclusive
 from asynctile.memory.tiers import Tiers
+from asynctile.schedule.allowance import Allowance
 from asynctile.schedule.turns import Party, TurnLedger
 from asynctile.streams.event import Runner
 from asynctile.streams.gate import CLOSED, COPIES, GATE, OPEN
@@ -24,11 +26,12 @@ LOOK_S = 0.001
 
 
 class Turn(Party):
-    """The part that a share takes in turns, with the gate of `tiers`."""
+    """The part that a share takes in turns, with the gate of `tiers`. allowance: of its texts."""
 
     def __init__(self, tiers: Tiers, weight: float, *, interactive: bool = False) -> None:
         super().__init__(weight, interactive=interactive)
         self.tiers = tiers
+        self.allowance = Allowance()
 
     @property
     def level(self) -> int:
@@ -69,6 +72,28 @@ class Turns:
     @asynccontextmanager
     async def held(self, busy: Exclusive, turn: Turn) -> AsyncIterator[None]:
         """Hold `busy`, which every job of a share does; a job that begins inside of it ends with it."""
+        async with self._held(busy, turn):
+            began = self._clock()
+            try:
+                yield
+            finally:
+                turn.allowance.earn(self._clock() - began)
+
+    @asynccontextmanager
+    async def rounds(self, busy: Exclusive, turn: Turn) -> AsyncIterator[Callable[[bool], bool]]:
+        """`held` for texts. Behind each round the function that this gives says whether they hold `busy` for one more; it is
+        told whether the round gave a token.
+        """
+
+        def go_on(wrote: bool) -> bool:
+            return turn.allowance.goes_on(self._clock(), wrote=wrote, others_wait=busy.waiting > 0)
+
+        async with self._held(busy, turn):
+            turn.allowance.begin(self._clock())
+            yield go_on
+
+    @asynccontextmanager
+    async def _held(self, busy: Exclusive, turn: Turn) -> AsyncIterator[None]:
         async with busy.held():
             before = GATE.get()
             try:

@@ -17,6 +17,7 @@ from asynctile.layers import GPT2, Trainer
 from asynctile.layers.requests import Token
 from asynctile.layers.server import Server
 from asynctile.layers.serving import Serving
+from asynctile.schedule.allowance import Allowance
 from tests.layers.serving import PROMPTS, SHAPE, text
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, batches_of, lively, moments_of
 from tests.settle import until
@@ -103,14 +104,15 @@ async def test_each_text_beside_a_training_follows_from_the_weights_of_one_step(
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many more rounds servers may go; the first one alone to begin with."""
-    left, choose = [1], Serving._choose
+    left, rounds = [1], Serving._rounds
 
-    async def held(*args: Any) -> None:
-        await choose(*args)
-        left[0] -= 1
+    async def held(serving: Serving) -> None:
         await until(lambda: left[0] > 0)
+        left[0] -= 1
+        await rounds(serving)
 
-    monkeypatch.setattr(Serving, "_choose", held)
+    monkeypatch.setattr(Serving, "_rounds", held)
+    monkeypatch.setattr(Allowance, "goes_on", lambda *_, **more: False)
     return left
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.turns import Turn, Turns
+from asynctile.schedule.allowance import PART
 from asynctile.schedule.turns import BURST_S, QUANTUM_S
 from asynctile.streams.gate import CLOSED, COPIES, GATE, OPEN, Gate
 from asynctile.streams.run_ahead import RunAhead
@@ -194,6 +195,27 @@ async def test_a_job_ends_with_what_it_held_and_its_work_is_its_own_no_more(turn
         except (ValueError, asyncio.CancelledError):
             pass
         assert GATE.get() is None and not turns.ledger.parties and busy.holder is None
+
+
+async def test_texts_keep_a_share_for_a_part_of_the_time_of_the_job_before_and_only_while_others_wait(turns, clock):
+    one, busy, rounds = turn(), Exclusive("a share", RunAhead(list, None)), []
+
+    async def texts(share):
+        async with turns.rounds(busy, share) as go_on:
+            await settled()
+            rounds.append(1)
+            clock.now += 1.0
+            while go_on(True):
+                rounds[-1] += 1
+                clock.now += 1.0
+
+    async def job():
+        async with turns.held(busy, one):
+            await settled()
+            clock.now += 4.5 / PART
+
+    await asyncio.gather(job(), texts(one), job(), texts(one), texts(one))
+    assert rounds == [5, 5, 1] and busy.holder is None
 
 
 async def test_closing_opens_all_gates_for_good(turns):

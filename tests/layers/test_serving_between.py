@@ -1,0 +1,111 @@
+"""Texts on the share of a training: how many tokens come between two of its steps, and that both end as they may.
+
+That each token follows from one version of the weights is test_server.py's; how long texts may keep the share is
+tests/schedule/test_allowance.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from asynctile import DeviceError, Engine
+from asynctile.layers import Trainer
+from asynctile.layers.requests import Request, Token
+from asynctile.layers.server import Server
+from asynctile.schedule import allowance
+from tests.layers.serving import PROMPTS, SHAPE, text
+from tests.layers.training import OPTIMIZER, batches_of, lively
+from tests.settle import until
+
+BATCHES = batches_of(SHAPE, 12)
+#: Of the time of a step, for texts: none, and more than any text here takes.
+NOTHING, ENOUGH = 0.0, 1e9
+
+
+@pytest.fixture
+def steps_before(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps there had been when each token was chosen."""
+    found, choose = [], Request.choose
+
+    def watch(request: Request, logits: Any) -> Token:
+        found.append(request.weights.version)
+        return choose(request, logits)
+
+    monkeypatch.setattr(Request, "choose", watch)
+    return found
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[tuple[Trainer, Server, asyncio.Future[Any]]]:
+    """A server of a model whose steps, all asked for, wait one behind the other."""
+    async with Engine("cpu") as engine:
+        trainer = Trainer(await lively(engine, SHAPE), OPTIMIZER)
+        async with trainer.model.serve() as server:
+            await text(server.generate(PROMPTS[0], max_new_tokens=9))  # its programs are recorded
+            training = asyncio.gather(*(trainer.step(*batch) for batch in BATCHES))
+            await until(lambda: trainer.step_count > 0)
+            yield trainer, server, training
+            await training
+            assert trainer.step_count == len(BATCHES) and trainer.model.torn is None
+
+
+async def test_a_text_waits_for_one_step_and_has_all_its_tokens_behind_that_if_they_take_a_part_of_its_time(
+    monkeypatch: pytest.MonkeyPatch, steps_before: list[int]
+) -> None:
+    monkeypatch.setattr(allowance, "PART", ENOUGH)
+    async with scene() as (_, server, _):
+        steps_before.clear()
+        assert len(await text(server.generate(PROMPTS[2], max_new_tokens=9))) == 9
+        assert len(set(steps_before)) == 1 and 0 < steps_before[0] < len(BATCHES)
+
+
+async def test_where_texts_may_take_nothing_each_token_waits_for_a_step_and_comes(
+    monkeypatch: pytest.MonkeyPatch, steps_before: list[int]
+) -> None:
+    monkeypatch.setattr(allowance, "PART", NOTHING)
+    async with scene() as (_, server, _):
+        steps_before.clear()
+        assert len(await text(server.generate(PROMPTS[2], max_new_tokens=9))) == 9
+        between = [steps for steps in steps_before if steps < len(BATCHES)]
+        assert len(between) > 3 and len(set(between)) == len(between)
+
+
+async def test_many_texts_of_two_servers_leave_a_training_its_steps(
+    monkeypatch: pytest.MonkeyPatch, steps_before: list[int]
+) -> None:
+    monkeypatch.setattr(allowance, "PART", NOTHING)
+    async with scene() as (trainer, server, training), trainer.model.serve() as other:
+        steps_before.clear()
+        texts = [text(each.generate([1], max_new_tokens=39)) for each in (server, other) for _ in PROMPTS]
+        writing = asyncio.gather(*texts)
+        await training
+        assert len(steps_before) <= 2 * len(PROMPTS) * len(BATCHES)
+        assert [len(found) for found in await writing] == [39] * len(texts)
+
+
+async def test_a_text_that_is_broken_off_while_a_step_waits_lets_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowance, "PART", ENOUGH)
+    async with scene() as (trainer, server, training):
+        assert len(await text(server.generate([1], max_new_tokens=39), most=2)) == 2
+        await training
+        await until(lambda: not trainer.model.readers)
+
+
+async def test_a_server_that_closes_while_a_step_waits_ends_its_texts_and_the_step_goes_on(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowance, "PART", ENOUGH)
+    async with scene() as (trainer, server, training):
+        running = server.generate([1], max_new_tokens=39)
+        await anext(running)
+        held = trainer.engine.statistics().host_used_bytes
+        await server.aclose()
+        with pytest.raises(DeviceError, match="the server was closed"):
+            await text(running)
+        await training
+        assert trainer.engine.statistics().host_used_bytes < held
