@@ -8,6 +8,7 @@ somebody may want to act on or to count, never single operations. Counters to be
     SaveBegun SaveDone SaveFailed       checkpoints and saved models
     Fault Pressure Waiting              what went wrong, what is nearly full, who waits for long
     RequestBegun FirstToken RequestDone a request for generated text
+    TextsWait                           texts that wait for steps, though they need not
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 
 __all__ = [
     "Closing", "Event", "Fault", "FirstToken", "Opened", "Opening", "Pressure", "RequestBegun", "RequestDone", "SaveBegun",
-    "SaveDone", "SaveFailed", "StepDone", "Waiting", "RETRY", "REPAIR", "OPERATION", "STALL", "TORN", "SKIPPED",
+    "SaveDone", "SaveFailed", "StepDone", "TextsWait", "Waiting", "RETRY", "REPAIR", "OPERATION", "STALL", "TORN", "SKIPPED",
     "CANCELLED", "FAILED",
 ]  # fmt: skip
 
@@ -202,3 +203,11 @@ class RequestDone(Event):
     first_token_s: float | None
     total_s: float
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextsWait(Event):
+    """A text waited for a training step on its own share. Told once a share. model: of the text. text: the way out."""
+
+    model: str
+    text: str

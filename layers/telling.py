@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakSet
 
 from asynctile.events import (
     OPERATION,
@@ -26,6 +27,7 @@ from asynctile.events import (
     SaveDone,
     SaveFailed,
     StepDone,
+    TextsWait,
 )
 from asynctile.layers.report import StepReport
 from asynctile.share import Share
@@ -33,6 +35,8 @@ from asynctile.share import Share
 logger = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
+#: Shares of which it was said that texts wait for steps there.
+_TOLD: WeakSet[Share] = WeakSet()
 
 
 def tell_step(share: Share, model: str, report: StepReport) -> None:
@@ -64,6 +68,14 @@ def tell_torn(share: Share, model: str, why: str) -> None:
     """The weights of a model are of no single step any more."""
     logger.warning("%s is torn: %s", model, why)
     share.tell(Fault, kind=TORN, text=f"{model} is torn: {why}")
+
+
+def tell_texts_wait(share: Share, model: str) -> None:
+    """A text of a model has waited for a step on its own share."""
+    text = (f"texts of {model} wait for the training steps on their share, and their cache is made anew behind each; "
+            "model.serve(part), with part a share of the engine, waits for none")  # fmt: skip
+    logger.warning("%s", text)
+    share.tell(TextsWait, model=model, text=text)
 
 
 def tell_failed(share: Share, model: str, error: Exception) -> None:
@@ -99,6 +111,7 @@ class ToldRequest:
         self._prompt_tokens = prompt_tokens
         self._new_tokens = 0
         self._asked = time.monotonic()
+        self._steps = share.counts.steps
         self._waited_s: float | None = None
         self._first_token_s: float | None = None
 
@@ -112,6 +125,9 @@ class ToldRequest:
         """It has one more."""
         self._new_tokens += 1
         self._share.counts.request_tokens += 1
+        if self._share.counts.steps != self._steps and self._share not in _TOLD:
+            _TOLD.add(self._share)
+            tell_texts_wait(self._share, self._model)
         if self._first_token_s is None:
             seconds = self._first_token_s = time.monotonic() - self._asked
             self._share.tell(FirstToken, model=self._model, request=self._number, seconds=seconds)

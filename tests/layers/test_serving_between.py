@@ -7,6 +7,7 @@ tests/schedule/test_allowance.py's.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from asynctile import DeviceError, Engine
+from asynctile.events import TextsWait
 from asynctile.layers import Trainer
 from asynctile.layers.requests import Request, Token
 from asynctile.layers.server import Server
@@ -109,3 +111,21 @@ async def test_a_server_that_closes_while_a_step_waits_ends_its_texts_and_the_st
             await text(running)
         await training
         assert trainer.engine.statistics().host_used_bytes < held
+
+
+async def test_that_a_share_of_its_own_would_wait_for_no_step_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(allowance, "PART", NOTHING)
+    caplog.set_level(logging.INFO, logger="asynctile.layers")
+    async with scene() as (trainer, server, training):
+        assert not caplog.records, "a text between trainings waited for none"
+        trainer.model.name = "chat"
+        reader = trainer.engine.events()
+        for _ in range(2):
+            await text(server.generate(PROMPTS[0], max_new_tokens=3))
+        await training
+    told = [event async for event in reader if isinstance(event, TextsWait)]
+    assert [(event.share, event.model) for event in told] == [("engine", "chat")]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", told[0].text)]
+    assert told[0].text.startswith("texts of chat wait for the training steps") and "model.serve(part)" in told[0].text
