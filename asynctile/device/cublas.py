@@ -18,6 +18,8 @@ from asynctile.kernels.cuda.array import Array
 DATA_TYPE = {2: 14, 4: 0}
 #: cublasComputeType_t: added up in float32; the second multiplies float32 operands as TF32.
 COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
+#: cublasMath_t: a product in pieces is added up in float32, never in c's bf16.
+DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 #: cublasGemmAlgo_t: let cuBLAS choose.
 GEMM_DEFAULT = -1
 #: What cuBLAS recommends for Hopper; older GPUs want less.
@@ -36,6 +38,8 @@ class Cublas:
         self._compute = compute_type(tf32)
         self._handle = c_void_p()
         self._check("cublasCreate", self._library.cublasCreate_v2(byref(self._handle)))
+        mode = c_int(DISALLOW_REDUCED_PRECISION_REDUCTION)
+        self._check("cublasSetMathMode", self._library.cublasSetMathMode(self._handle, mode))
         # This order: naming the stream resets the workspace.
         self._check("cublasSetStream", self._library.cublasSetStream_v2(self._handle, c_void_p(stream)))
         size = c_size_t(WORKSPACE_NBYTES)

@@ -21,7 +21,9 @@ TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, BIAS_DATA_TYPE = 3, 4, 7, 8, 26
 #: cublasLtEpilogue_t: nothing, or a row added.
 EPILOGUE_DEFAULT, EPILOGUE_BIAS = 1, 4
 #: cublasLtMatmulPreferenceAttributes_t, and what it takes every address to be a multiple of.
-MAX_WORKSPACE, MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
+MAX_WORKSPACE, REDUCTION_SCHEMES, MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+#: cublasLtReductionScheme_t: a product in pieces is added up in float32, never in c's bf16.
+IN_COMPUTE_TYPE = 2
 FLOAT32 = 0
 ALIGNMENT = COARSE.alignment
 
@@ -61,7 +63,7 @@ class CublasLt:
     ) -> bool:
         """c = op(a) op(b) (+ source) (+ bias), all row-major; False, and nothing done, if there is no algorithm for it.
 
-        source: of c's shape and dtype, c itself allowed. bias (C,) float32.
+        source: of c's shape and dtype, c itself allowed. bias (C,) of c's dtype: no other has an algorithm.
         """
         key = (a.shape, b.shape, c.shape, a.dtype.itemsize, c.dtype.itemsize, ta, tb, source is not None, bias is not None)
         if key not in self._plans:
@@ -107,7 +109,7 @@ class CublasLt:
         self._set(operation, TRANSB, c_int(ta))
         self._set(operation, EPILOGUE, c_uint32(EPILOGUE_BIAS if biased else EPILOGUE_DEFAULT))
         if biased:
-            self._set(operation, BIAS_DATA_TYPE, c_int(FLOAT32))
+            self._set(operation, BIAS_DATA_TYPE, c_int(DATA_TYPE[c.dtype.itemsize]))
             self._set(operation, BIAS_POINTER, c_uint64(ALIGNMENT))  # asks how addresses are aligned, reads nothing
         layouts = self._layout(b), self._layout(a), self._layout(c)
         found, count = _Heuristic(), c_int()
@@ -128,11 +130,12 @@ class CublasLt:
         return layout
 
     def _preference(self) -> c_void_p:
-        """Made once: the workspace there is, and how addresses are aligned."""
+        """Made once: the workspace there is, in what sums are added up, and how addresses are aligned."""
         if not hasattr(self, "_preferred"):
             self._preferred = c_void_p()
             self._call("cublasLtMatmulPreferenceCreate", byref(self._preferred))
-            limits = [(MAX_WORKSPACE, c_uint64(WORKSPACE_NBYTES)), *((which, c_uint32(ALIGNMENT)) for which in MIN_ALIGNMENTS)]
+            limits = [(MAX_WORKSPACE, c_uint64(WORKSPACE_NBYTES)), (REDUCTION_SCHEMES, c_uint32(IN_COMPUTE_TYPE)),
+                      *((which, c_uint32(ALIGNMENT)) for which in MIN_ALIGNMENTS)]  # fmt: skip
             for which, value in limits:
                 size = c_size_t(ctypes.sizeof(value))
                 self._call("cublasLtMatmulPreferenceSetAttribute", self._preferred, c_int(which), byref(value), size)

@@ -86,7 +86,7 @@ class Driver(Protocol):
     def gemm_onto(
         self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
     ) -> bool:
-        """c = op(a) op(b) (+ source) (+ bias) in one pass; False, and nothing done, where there is no such thing."""
+        """As Context.gemm_onto (kernels/cuda/context.py), on the stream of `open_gemm`. From one thread at a time."""
 
     def open_attention(self, stream: int) -> None:
         """Make ready for `attend` and `attend_backward` on `stream`."""

@@ -73,7 +73,7 @@ def _run(
     a = random.standard_normal((inner, rows) if ta else (rows, inner), np.float32)
     b = random.standard_normal((columns, inner) if tb else (inner, columns), np.float32)
     source, bias = random.standard_normal((rows, columns), np.float32), random.standard_normal(columns, np.float32)
-    values = [_as(a, kind), _as(b, kind), _as(source, out), bias]
+    values = [_as(a, kind), _as(b, kind), _as(source, out), _as(bias, out)]
     result = np.full((rows, columns), 0xFFFF, out) if out == BF16 else np.full((rows, columns), np.nan, out)
     with ExitStack() as stack:
         arrays = [place(value, memory, stream, stack) for value in (*values, result)]
@@ -82,9 +82,9 @@ def _run(
         fetch(result, arrays[4], memory, stream)
     if not done:
         return None
-    left, right, added = (wide(value) for value in values[:3])
+    left, right, added, row = (wide(value) for value in values)
     expected = (left.T if ta else left) @ (right.T if tb else right)
-    expected += (added if with_source else 0.0) + (bias if with_bias else 0.0)
+    expected += (added if with_source else 0.0) + (row if with_bias else 0.0)
     return result.tobytes(), float(np.max(np.abs(wide(result) - expected)) / np.max(np.abs(expected)))
 
 

@@ -50,6 +50,7 @@ class SoftContext:
         return self.fuses
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
+        assert bias is None or bias.dtype == c.dtype, "no library adds a bias of another dtype"
         return False
 
     def attend_backward(self, *operands_and_sizes: Any) -> bool:

@@ -36,10 +36,10 @@ class Tile:
 
 
 class SoftMachine:
-    """The kernels of a library, on this CPU."""
+    """The kernels of a library, on this CPU. options: of its SoftContext."""
 
-    def __init__(self, library: Library) -> None:
-        self._context = SoftContext(library)
+    def __init__(self, library: Library, **options: Any) -> None:
+        self._context = SoftContext(library, **options)
 
     def run(self, verb: str, arrays: Sequence[np.ndarray], params: Sequence[Any], number: np.ndarray | None = None) -> None:
         """Run a verb on arrays, which it may change. bf16 is uint16; number: float64 (1,) for what the verb reports."""

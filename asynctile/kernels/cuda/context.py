@@ -40,7 +40,7 @@ class Context(Protocol):
     def gemm_onto(
         self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
     ) -> bool:
-        """c = op(a) op(b), plus source (as c, or c itself), plus bias (C,) float32, in one pass over c.
+        """c = op(a) op(b), plus source (as c, or c itself), plus bias (C,) of c's dtype, in one pass over c.
 
         False, and nothing done, where there is no library for it; that depends on shapes and dtypes only.
         """

@@ -15,7 +15,7 @@ def gemm(on: Context, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumula
 
 def gemm_bias(on: Context, a: Array, b: Array, bias: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
     """c = op(a) op(b) (+ c) + bias. Where no library adds it on the way out, the bias goes in first, by a pass of its own."""
-    if not on.gemm_onto(a, b, c, ta, tb, c if accumulate else None, bias):
+    if not on.gemm_onto(a, b, c, ta, tb, c if accumulate else None, _typed(on, bias, c)):
         _begin(on, bias, c, c, accumulate)
         on.gemm(a, b, c, ta, tb, True)
 
@@ -29,9 +29,18 @@ def gemm_onto(on: Context, a: Array, b: Array, source: Array, c: Array, ta: bool
 
 def gemm_bias_onto(on: Context, a: Array, b: Array, bias: Array, source: Array, c: Array, ta: bool, tb: bool) -> None:
     """c = op(a) op(b) + source + bias, which go in first, together, where no library adds them."""
-    if not on.gemm_onto(a, b, c, ta, tb, source, bias):
+    if not on.gemm_onto(a, b, c, ta, tb, source, _typed(on, bias, c)):
         _begin(on, bias, source, c, True)
         on.gemm(a, b, c, ta, tb, True)
+
+
+def _typed(on: Context, bias: Array, c: Array) -> Array:
+    """The bias in c's dtype, as libraries want it; the plain way rounds it as well, with c."""
+    if bias.dtype == c.dtype:
+        return bias
+    typed = Array(on.scratch.ptr, bias.shape, c.dtype)
+    copy(on, bias, typed)
+    return typed
 
 
 def _begin(on: Context, bias: Array, source: Array, c: Array, onto: bool) -> None:

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.cuda.build import library, missing
+from tests.cuda.machine import SoftMachine
 from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, wide
 
 SIZES = [(1, 1, 1), (3, 17, 5), (100, 40, 33), (70, 64, 264)]
@@ -43,6 +45,22 @@ def test_gemm_onto(machine, rows, inner, columns, dtype, out, ta, tb):
     machine.run("gemm_bias_onto", [a, b, bias, source, c], (ta, tb))
     assert_close(c, expected + bias, 1e-2 if out == "bf16" else 3e-6)
     assert source.tobytes() == kept.tobytes()
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize(("dtype", "out"), [("f32", "f32"), ("bf16", "bf16"), ("bf16", "f32")])
+def test_a_library_gets_the_bias_in_the_dtype_of_the_result(dtype, out):
+    """It knows no other; the one here asserts that."""
+    a, b, bias = random(1, 70, 64, dtype=dtype), random(2, 64, 264, dtype=dtype), random(3, 264)
+    source, kept = random(4, 70, 264, dtype=out), bias.copy()
+    product = wide(a) @ wide(b) + bias
+    for verb, given, params, expected in (
+        ("gemm_bias", [], (False, False, False), product), ("gemm_bias_onto", [source], (False, False), product + wide(source)),
+    ):  # fmt: skip
+        c = poison(70, 264, dtype=out)
+        SoftMachine(library(), fuses=True).run(verb, [a, b, bias, *given, c], params)
+        assert_close(c, expected, 1e-2 if out == "bf16" else 3e-6)
+    assert bias.tobytes() == kept.tobytes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
