@@ -204,6 +204,7 @@ class Queue:
         self._handle = stream.handle
         self._precision = precision
 
+        self.shared = driver.shared_nbytes
     def open(self, zero: np.ndarray) -> None:
         """zero: a number in pinned RAM."""
         self._zero = zero  # the stream may read it later

@@ -32,6 +32,8 @@ NOT_LOCKED = {
     OPERATING_SYSTEM: "the operating system refused, because RAM is full or a limit of this process or container is reached",
 }
 #: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
+#: cudaDevAttrMaxSharedMemoryPerBlockOptin, and what a block has without asking.
+SHARED_MEMORY_OF_A_BLOCK, SHARED_NBYTES = 97, 48 << 10
 PORTABLE, MAPPED = 1, 2
 
 
@@ -61,6 +63,7 @@ class CupyDriver:
         self.title = properties["name"].decode()
         self.capability = (properties["major"], properties["minor"])
         self._bound = threading.local()
+        self.shared_nbytes = self.runtime.deviceGetAttribute(SHARED_MEMORY_OF_A_BLOCK, index)
         self._functions: dict[str, int] = {}
         self._module = 0
         self._blas: Cublas | None = None
@@ -163,7 +166,12 @@ class CupyDriver:
 
     def launch(self, kernel: str, grid: tuple[int, ...], block: int, shared: int, params: int, stream: int) -> None:
         function = self._functions[kernel]
-        if shared > self._shared.get(kernel, 48 << 10):
+        if shared > self._shared.get(kernel, SHARED_NBYTES):
+            if shared > self.shared_nbytes:
+                raise DeviceError(
+                    f"kernel {kernel} needs {format_size(shared)} of shared memory for a block and {self.title} has "
+                    f"{format_size(self.shared_nbytes)}; choose device 'cpu'"
+                )
             self._driver.funcSetAttribute(function, self._driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
             self._shared[kernel] = shared
         x, y, z = (*grid, 1, 1)[:3]

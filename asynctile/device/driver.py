@@ -18,6 +18,7 @@ class OutOfMemory(Exception):
 
 class Driver(Protocol):
     """One GPU. name: "cuda:0". title: what its maker calls it. capability: (9, 0) for Hopper.
+    shared_nbytes: shared memory that a block may have.
 
     epilogues: what adds a bias on a product's way out, in words, once `open_gemm` has tried it. attention: what computes
     attention of whole sequences in bf16, once `open_attention` has tried it. Both say what they had no way for so far.
@@ -27,6 +28,7 @@ class Driver(Protocol):
     name: str
     title: str
     capability: tuple[int, int]
+    shared_nbytes: int
     @property
     def epilogues(self) -> str: ...
 

@@ -10,7 +10,7 @@ import numpy as np
 from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.kernels.cuda import SCRATCH, Array, pack
 from asynctile.program.precision import BF16
-from tests.cuda.build import Library
+from tests.cuda.build import SHARED, Library
 
 
 def view(array: Array) -> np.ndarray:
@@ -25,10 +25,14 @@ def widen(values: np.ndarray) -> np.ndarray:
 
 
 class SoftContext:
-    """Runs what it is given before it returns. GEMMs are NumPy's, in float32. fuses: whether they add a bias on the way out."""
+    """Runs what it is given before it returns. GEMMs are NumPy's, in float32. fuses: whether they add a bias on the way out.
 
-    def __init__(self, library: Library, *, fuses: bool = False) -> None:
+    shared: bytes of shared memory that a block may have.
+    """
+
+    def __init__(self, library: Library, *, fuses: bool = False, shared: int = SHARED) -> None:
         self.library = library
+        self.shared = shared
         self.fuses = fuses
         self._room = np.full(SCRATCH // 8, np.nan)
         self._count = np.zeros(1, np.uint32)
@@ -36,6 +40,7 @@ class SoftContext:
         self.scratch = Array(self._room.ctypes.data, self._room.shape, self._room.dtype)
 
     def launch(self, kernel: str, grid: int | tuple[int, ...], block: int, *args: Any, shared: int = 0) -> None:
+        assert shared <= self.shared, f"{kernel} asks for {shared} bytes of shared memory and a block has {self.shared}"
         packed = pack(args)
         self.library.run(kernel, grid if isinstance(grid, tuple) else (grid,), (block,), shared, packed.address)
 
@@ -45,12 +50,12 @@ class SoftContext:
     def gemm_onto(
         self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
     ) -> bool:
+        assert bias is None or bias.dtype == c.dtype, "no library adds a bias of another dtype"
         if self.fuses:
             self._multiply(a, b, c, ta, tb, source, bias)
         return self.fuses
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
-        assert bias is None or bias.dtype == c.dtype, "no library adds a bias of another dtype"
         return False
 
     def attend_backward(self, *operands_and_sizes: Any) -> bool:

@@ -20,7 +20,7 @@ from asynctile.device.cudnn_trial import try_cudnn
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda import Array
-from tests.cuda.build import library
+from tests.cuda.build import SHARED, library
 from tests.cuda.context import SoftContext
 from tests.cuda.cudnn import SoftCudnn
 from tests.cuda.graph import CudaError, SoftGraph
@@ -44,6 +44,7 @@ class SoftDriver:
     ) -> None:
         self.name = self.title = "cuda:0"
         self.capability = capability
+        self.shared_nbytes = SHARED
         self._streams: dict[int, SoftStream] = {}
         self.epilogues = "NumPy"
         self._attention = "not tried yet"

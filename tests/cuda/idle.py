@@ -39,6 +39,7 @@ class IdleDriver:
 
     name = title = "cuda:0"
     capability = (9, 0)
+    shared_nbytes = 227 << 10
     epilogues = attention = "idle"
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ def bindings(monkeypatch, count, driver=None, **more):
     properties = {"name": b"a GPU", "major": more.pop("major", 9), "minor": 0}
     runtime = types.SimpleNamespace(
         getDeviceCount=get_device_count, CUDARuntimeError=RuntimeFailure, setDevice=lambda index: None,
-        getDeviceProperties=lambda index: properties, **more,
+        getDeviceProperties=lambda index: properties, deviceGetAttribute=lambda which, index: 163 << 10, **more,
     )  # fmt: skip
     monkeypatch.setattr(cupy_driver, "_bindings", lambda name: (runtime, driver))
 
@@ -225,3 +225,36 @@ def test_kernels_that_do_not_compile_are_one_sentence(monkeypatch, error, said):
         cupy_driver.open_driver("cuda:0").load(source())
     assert str(caught.value) == (
         f"the CUDA kernels do not compile for a GPU ({said}); 'asynctile info' shows what is installed")
+
+
+class Launches:
+    """The driver's calls that launch."""
+
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+    def __init__(self):
+        self.limits, self.launched = [], []
+
+    def funcSetAttribute(self, function, which, value):
+        assert which == 8
+        self.limits.append((function, value))
+
+    def launchKernel(self, *args):
+        self.launched.append(args)
+
+
+def test_a_kernel_gets_as_much_shared_memory_as_this_gpu_has_and_its_limit_is_raised_when_needed(monkeypatch):
+    launches = Launches()
+    bindings(monkeypatch, 1, launches)
+    driver = cupy_driver.open_driver("cuda:0")
+    assert driver.shared_nbytes == 163 << 10
+    driver._functions["attention"] = 7
+    for shared in (0, 48 << 10, 80 << 10, 60 << 10, 163 << 10):
+        driver.launch("attention", (3, 2), 128, shared, 1, 9)
+    assert launches.limits == [(7, 80 << 10), (7, 163 << 10)]
+    assert launches.launched[0] == (7, 3, 2, 1, 128, 1, 1, 0, 9, 1, 0)
+    with pytest.raises(DeviceError) as caught:
+        driver.launch("attention", (3,), 128, 200 << 10, 1, 9)
+    assert str(caught.value) == ("kernel attention needs 200.00 KiB of shared memory for a block and a GPU has "
+                                 "163.00 KiB; choose device 'cpu'")  # fmt: skip
+    assert len(launches.launched) == 5

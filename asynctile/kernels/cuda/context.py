@@ -21,10 +21,12 @@ class Context(Protocol):
 
     scratch: float64, SCRATCH bytes, for what a kernel leaves to the next of the same operation, or its blocks to the last.
     arrived: 4 bytes, in which a kernel counts its blocks; 0 before and behind it.
+    shared: bytes of shared memory that a block may have.
     """
 
     scratch: Array
     arrived: Array
+    shared: int
 
     def launch(
         self, kernel: str, grid: int | tuple[int, ...], block: int, *args: Array | bool | int | float, shared: int = 0

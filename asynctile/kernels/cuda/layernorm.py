@@ -7,8 +7,6 @@ from asynctile.kernels.cuda.context import Context
 from asynctile.kernels.cuda.grid import BLOCK, WARP, chunks_of_rows, divide_up, lanes, patches, spans, suffix
 
 WARPS = BLOCK // WARP
-#: Bytes of shared memory that a block may have.
-SHARED = 227 << 10
 
 
 def layernorm_stats(on: Context, x: Array, stats: Array, seen: int, last: bool, eps: float) -> None:
@@ -61,12 +59,17 @@ def layernorm_whole_backward(
     on: Context, dinp: Array, x: Array, stats: Array, gain: Array, dx: Array, dgain: Array, dbias: Array,
     accumulate: bool, begun: bool,
 ) -> None:  # fmt: skip
-    """dx, dgain and dbias from whole rows (+ themselves)."""
+    """dx, dgain and dbias from whole rows (+ themselves). How many rows a block holds at once changes no bit."""
     rows, columns = x.shape
     line = 2 * 4 * 4 * divide_up(columns, 4)
-    held = min(WARPS, SHARED // line - 1)
+    held = min(WARPS, on.shared // line - 1)
     if held < 1:
-        raise ValueError(f"rows of {columns} columns do not fit in {SHARED} bytes of shared memory; take a smaller tile")
+        # Not even one row and the sums of its columns: three passes, as over tiles that hold parts of rows.
+        sums = Array(on.scratch.ptr, (rows, 2), x.dtype)
+        layernorm_sums(on, dinp, x, stats, gain, sums, False)
+        layernorm_backward(on, dinp, x, stats, gain, sums, dx, columns, accumulate)
+        layernorm_gradients(on, dinp, x, stats, dgain, dbias, begun)
+        return
     # Partial sums are float32: those of two rows take the room of one in the scratch.
     chunks = chunks_of_rows(on, rows, 1, columns, least=WARPS)
     on.launch(

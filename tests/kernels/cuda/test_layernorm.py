@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.cuda.build import library, missing
+from tests.cuda.machine import SoftMachine
 from tests.kernels import reference
 from tests.kernels.cuda.values import DTYPES, assert_close, poison, random, typed, wide
 
@@ -103,6 +105,33 @@ def test_backward_of_whole_rows_in_one_pass(machine, rows, width, accumulate, be
     assert_close(dx, expected[0] + (before if accumulate else 0), tolerance)
     assert_close(dgain, expected[1] + more, tolerance)
     assert_close(dbias, expected[2] + more, 1e-6)
+
+
+#: Of a block: on sm_90, sm_80, sm_86, and where nothing is asked for.
+SHARED = (227 << 10, 163 << 10, 99 << 10, 48 << 10)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.parametrize("width", [2304, 3201, 5000])
+def test_backward_of_whole_rows_has_the_same_bits_with_less_shared_memory_and_is_right_with_too_little(width):
+    """A machine asserts that a block asks for no more than there is."""
+    rows, before = 11, random(4, 11, width)
+    x, dinp, gain, row = random(1, rows, width), random(2, rows, width), random(3, width), random(5, width)
+    stats = statistics(SoftMachine(library()), [x])
+    found = []
+    for shared in (*SHARED, 16 << 10):
+        results = [before.copy(), row.copy(), row.copy()]
+        SoftMachine(library(), shared=shared).run(
+            "layernorm_whole_backward", [dinp, x, stats, gain, *results], (True, True))
+        found.append(results)
+    held = [shared >= 16 * 4 * -(-width // 4) for shared in SHARED]
+    assert held[:3] == [True] * 3
+    for results in (results for results, fits in zip(found, held, strict=False) if fits):
+        assert all(one.tobytes() == other.tobytes() for one, other in zip(results, found[0], strict=True))
+    for results in found:
+        expected = reference.layernorm_gradients(dinp, x, gain, EPS)
+        for one, other, more in zip(results, expected, (before, row, row), strict=True):
+            assert_close(one, other + more, 3e-6)
 
 
 @pytest.mark.parametrize("columns", [40, 41])
