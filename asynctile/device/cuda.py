@@ -162,11 +162,13 @@ class CudaDevice(DeviceMemory):
 
     def close(self, patience_s: float | None = None) -> None:
         # The host's streams first: what they have yet to do may wait for the GPU, and the GPU for them.
-        for stream in reversed(self.streams()):
-            stream.close(patience_s)
+        for runner in reversed(self.streams()):
+            runner.close(patience_s)
         self._clock.close()
         self._graphs.close()
         self._context.close()
+        for stream in (self._compute, self._up, self._down):
+            stream.destroy()
         self._closed = True
         self._pinned.clear()
         self.driver.close()
@@ -202,9 +204,9 @@ class Queue:
     def __init__(self, driver: Driver, stream: CudaStream, precision: str) -> None:
         self._driver = driver
         self._handle = stream.handle
+        self.shared = driver.shared_nbytes
         self._precision = precision
 
-        self.shared = driver.shared_nbytes
     def open(self, zero: np.ndarray) -> None:
         """zero: a number in pinned RAM."""
         self._zero = zero  # the stream may read it later
@@ -241,6 +243,7 @@ class Queue:
         return self._driver.attend_backward(q, k, v, out, dout, stats, dq, dk, dv, seqs, heads)
 
     def close(self) -> None:
+        self._driver.close_libraries()
         if hasattr(self, "scratch"):
             self._driver.free(self.scratch.ptr)
         if hasattr(self, "arrived"):

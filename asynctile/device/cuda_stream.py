@@ -174,7 +174,11 @@ class CudaStream:
                 with self._lock:
                     self._left = True
                     self._more.notify_all()
-                return
+
+    def destroy(self) -> None:
+        """Give the driver's stream back, after `close` and what else was done with it; one that hangs stays."""
+        if self._left:
+            return
         self._driver.bind()
         self._driver.destroy_stream(self.handle)
         for spare in (*self._spare, *self._timers):

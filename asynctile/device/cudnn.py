@@ -69,6 +69,11 @@ class Cudnn:
         self._handle = library.create_handle()
         library.set_stream(self._handle, stream)
 
+    def move(self, stream: int, workspace: int) -> None:
+        """From now on all runs there. 0 for both: nowhere, until it is moved again."""
+        self.workspace = workspace
+        self._library.set_stream(self._handle, stream)
+
     @property
     def words(self) -> str:
         """Its name, and what it had no plan for, so far."""

@@ -5,6 +5,7 @@ CuPy's arrays, memory pools and current streams are not used.
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 from asynctile.device.cublas import WORKSPACE_NBYTES, Cublas
 from asynctile.device.cublas_lt import CublasLt
 from asynctile.device.cudnn import Cudnn
-from asynctile.device.cudnn_trial import try_cudnn
+from asynctile.device.cudnn_kept import KeptCudnn
 from asynctile.device.driver import Driver, OutOfMemory
 from asynctile.device.nvrtc import machine_code
 from asynctile.device.probe import wrong_product
@@ -31,9 +32,9 @@ NOT_LOCKED = {
     MEMORY_ALLOCATION: "the driver has no memory left to map them with",
     OPERATING_SYSTEM: "the operating system refused, because RAM is full or a limit of this process or container is reached",
 }
-#: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
 #: cudaDevAttrMaxSharedMemoryPerBlockOptin, and what a block has without asking.
 SHARED_MEMORY_OF_A_BLOCK, SHARED_NBYTES = 97, 48 << 10
+#: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
 PORTABLE, MAPPED = 1, 2
 
 
@@ -62,8 +63,8 @@ class CupyDriver:
         properties = self.runtime.getDeviceProperties(index)
         self.title = properties["name"].decode()
         self.capability = (properties["major"], properties["minor"])
-        self._bound = threading.local()
         self.shared_nbytes = self.runtime.deviceGetAttribute(SHARED_MEMORY_OF_A_BLOCK, index)
+        self._bound = threading.local()
         self._functions: dict[str, int] = {}
         self._module = 0
         self._blas: Cublas | None = None
@@ -201,7 +202,7 @@ class CupyDriver:
         return self._lt is not None and self._lt.gemm(a, b, c, ta, tb, source, bias)
 
     def open_attention(self, stream: int) -> None:
-        self._cudnn, self._attention = try_cudnn(self, stream)
+        self._cudnn, self._attention = _kept_cudnn(self.index).take(self, stream)
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
         return self._cudnn is not None and self._cudnn.attend(q, k, v, out, stats, seqs, heads)
@@ -212,6 +213,18 @@ class CupyDriver:
     ) -> bool:  # fmt: skip
         operands = (q, k, v, out, dout, stats, dq, dk, dv)
         return self._cudnn is not None and self._cudnn.attend_backward(*operands, seqs, heads)
+
+    def close_libraries(self) -> None:
+        self.bind()
+        blas, self._blas, lt, self._lt = self._blas, None, self._lt, None
+        if lt is not None:
+            lt.close()
+        if blas is not None:
+            blas.close()
+            self.free(blas.workspace)
+        if self._cudnn is not None:
+            _kept_cudnn(self.index).give(self._cudnn, self)
+            self._cudnn = None
 
     def begin_capture(self, stream: int) -> None:
         self.runtime.streamBeginCapture(stream, self.runtime.streamCaptureModeRelaxed)
@@ -251,16 +264,6 @@ class CupyDriver:
 
     def close(self) -> None:
         self.bind()
-        blas, self._blas, lt, self._lt = self._blas, None, self._lt, None
-        if lt is not None:
-            lt.close()
-        if blas is not None:
-            blas.close()
-            self.free(blas.workspace)
-        if self._cudnn is not None:
-            self._cudnn.close()
-            self.free(self._cudnn.workspace)
-            self._cudnn = None
         self._functions.clear()
         if self._module:
             self._driver.moduleUnload(self._module)
@@ -278,6 +281,12 @@ def _bindings(name: str) -> tuple[Any, Any]:
             f"device {name!r} needs CuPy: pip install 'asynctile[cuda13]' (or [cuda12], as the driver wants), or choose 'cpu'"
         ) from error
     return runtime, driver
+
+
+@functools.cache
+def _kept_cudnn(index: int) -> KeptCudnn:
+    """What this process keeps of cuDNN for the GPU `index`."""
+    return KeptCudnn()
 
 
 def _compiler() -> Any:

@@ -102,6 +102,9 @@ class Driver(Protocol):
     ) -> bool:  # fmt: skip
         """As Context.attend_backward."""
 
+    def close_libraries(self) -> None:
+        """End what `open_gemm` and `open_attention` have made ready: before its stream is destroyed."""
+
     def begin_capture(self, stream: int) -> None:
         """From now on what goes to `stream` is written down instead of run, until `end_capture`.
 

@@ -159,7 +159,7 @@ class SoftCudnn:
         return next(self._handles)
 
     def set_stream(self, handle: int, stream: int) -> None:
-        self.streams[handle] = self._streams[stream]
+        self.streams[handle] = self._streams[stream] if stream else None
 
     def destroy_handle(self, handle: int) -> None:
         del self.streams[handle]

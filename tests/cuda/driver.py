@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.cudnn import Cudnn
-from asynctile.device.cudnn_trial import try_cudnn
+from asynctile.device.cudnn_kept import KeptCudnn
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda import Array
@@ -50,6 +50,7 @@ class SoftDriver:
         self._attention = "not tried yet"
         self.library = SoftCudnn(self._streams) if attends else None
         self._cudnn: Cudnn | None = None
+        self.kept = KeptCudnn(self._load, 1 << 20)
         self.error: BaseException | None = None
         self.is_dead = False
         self.launches = self.graphs = 0
@@ -157,7 +158,7 @@ class SoftDriver:
         return self._context.fuses
 
     def open_attention(self, stream: int) -> None:
-        self._cudnn, self._attention = try_cudnn(self, stream, self._load, 1 << 20)
+        self._cudnn, self._attention = self.kept.take(self, stream)
 
     def _load(self) -> SoftCudnn:
         if self.library is None:
@@ -200,12 +201,13 @@ class SoftDriver:
         _check(graph)
         graph.destroyed = True
 
+    def close_libraries(self) -> None:
+        if self._cudnn is not None:
+            self.kept.give(self._cudnn, self)
+            self._cudnn = None
+
     def close(self) -> None:
         """Streams are destroyed by whoever made them."""
-        if self._cudnn is not None:
-            self._cudnn.close()
-            self.free(self._cudnn.workspace)
-            self._cudnn = None
 
 
 def _check(graph: SoftGraph) -> None:

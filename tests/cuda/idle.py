@@ -58,6 +58,7 @@ class IdleDriver:
     destroy_stream, destroy_event = counted("destroy_stream"), counted("destroy_event")
     synchronize, load, close = counted("synchronize"), counted("load"), counted("close")
     launch_graph, destroy_graph = counted("launch_graph"), counted("destroy_graph")
+    close_libraries = counted("close_libraries")
 
     def bind(self) -> None:
         if not getattr(self._bound, "done", False):

@@ -258,3 +258,21 @@ def test_a_kernel_gets_as_much_shared_memory_as_this_gpu_has_and_its_limit_is_ra
     assert str(caught.value) == ("kernel attention needs 200.00 KiB of shared memory for a block and a GPU has "
                                  "163.00 KiB; choose device 'cpu'")  # fmt: skip
     assert len(launches.launched) == 5
+
+
+def test_handles_of_libraries_end_once_and_cudnn_is_kept_for_the_next_engine_on_this_gpu(monkeypatch):
+    bindings(monkeypatch, 1, free=lambda address: ended.append(address))
+    ended, given = [], []
+    monkeypatch.setattr(cupy_driver, "_kept_cudnn", lambda index: types.SimpleNamespace(give=lambda *args: given.append(args)))
+    driver = cupy_driver.open_driver("cuda:0")
+    driver._lt = types.SimpleNamespace(close=lambda: ended.append("cuBLASLt"))
+    driver._blas = types.SimpleNamespace(close=lambda: ended.append("cuBLAS"), workspace=256)
+    driver._cudnn = cudnn = types.SimpleNamespace(words="cuDNN")
+    for _ in range(2):
+        driver.close_libraries()
+    assert ended == ["cuBLASLt", "cuBLAS", 256] and given == [(cudnn, driver)]
+
+
+def test_a_gpu_has_one_cudnn_for_a_process():
+    kept = [cupy_driver._kept_cudnn(index) for index in (0, 1, 0)]
+    assert kept[0] is kept[2] is not kept[1]
