@@ -96,7 +96,7 @@ def _add_training(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None
     groups = add_options(parser, _TABLE, shown)
     groups[_TABLE["out"].group].add_argument("--resume", action="store_true",
         help="go on with the run in --out from its newest checkpoint; its options are used again, and memory, prefetch, "
-             "precision, steps and what is kept may be changed; none unsets a size or --spill")
+             "precision, steps, learning rate and what is kept may be changed; none unsets a size or --spill")
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:

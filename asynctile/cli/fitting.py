@@ -55,6 +55,9 @@ def _check_schedule(options: Options) -> None:
     # How many steps --epochs makes is known with the tokens, and looked at then.
     if options.epochs is None and options.warmup_steps > options.steps:
         raise ValueError(f"--warmup {options.warmup_steps} is above --steps {options.steps}; choose at most --steps")
+    if options.decay_steps is not None and options.epochs is None and options.warmup_steps > options.decay_steps:
+        raise ValueError(f"--decay-steps {options.decay_steps} ends within --warmup {options.warmup_steps}; choose at least as "
+                         "many")
     if options.min_lr is not None and options.schedule == CONSTANT:
         raise ValueError(f"--min-lr {options.min_lr} does not go with --schedule constant, where the rate stays at --lr; leave "
                          "one of them out")

@@ -68,13 +68,39 @@ async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
 
 def new_trainer(options: Options, model: GPT2) -> Trainer:
     """What trains `model` from its first step."""
-    settings: dict[str, Any] = {}
-    if options.schedule != CONSTANT:
-        settings = {"decay_steps": options.steps, "min_lr": options.last_lr, "decay": options.schedule}
-    optimizer = AdamW(lr=options.lr, betas=(options.beta1, options.beta2), eps=options.eps,
-                      weight_decay=options.weight_decay, warmup=options.warmup_steps, **settings)  # fmt: skip
+    optimizer = AdamW(betas=(options.beta1, options.beta2), eps=options.eps, weight_decay=options.weight_decay,
+                      **_schedule(options))  # fmt: skip
     return Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.parts,
                    recompute=options.recomputing, update=options.update)
+
+
+def follow(trainer: Trainer, options: Options) -> tuple[Options, str]:
+    """Give a trainer that goes on the learning rates of the options. Returns the options, with the end of the schedule if that
+    was in the checkpoint alone, as it was once; and what is another rate than the checkpoint's, in words.
+    """
+    before, step = trainer.optimizer, trainer.step_count + 1
+    if options.decay_steps is None:
+        options = replace(options, decay_steps=before.decay_steps)
+    trainer.optimizer = replace(before, **_schedule(options))
+    was, now = _named(before), _named(trainer.optimizer)
+    changes = [f"{name} {value} (was {was.get(name, 'none')})" for name, value in now.items() if value != was.get(name)]
+    return options, f"from step {step} on: {', '.join(changes)}" if changes else ""
+
+
+def _schedule(options: Options) -> dict[str, Any]:
+    """As AdamW has it."""
+    found: dict[str, Any] = {"lr": options.lr, "warmup": options.warmup_steps}
+    if options.schedule == CONSTANT:
+        return {**found, "decay_steps": None, "min_lr": 0.0}
+    return {**found, "decay_steps": options.last_decay_step, "min_lr": options.last_lr, "decay": options.schedule}
+
+
+def _named(optimizer: AdamW) -> dict[str, str]:
+    """A schedule by the names of its options."""
+    found = {"lr": f"{optimizer.lr:g}", "warmup": f"{optimizer.warmup}"}
+    if optimizer.decay_steps is None:
+        return {**found, "schedule": CONSTANT}
+    return {**found, "schedule": optimizer.decay, "min-lr": f"{optimizer.min_lr:g}", "decay-steps": f"{optimizer.decay_steps}"}
 
 
 def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:

@@ -66,16 +66,22 @@ class Options:
         1, values.natural, "N", "of the new weights and of the order of the data (default: {default})", group=_STEP)
 
     lr: float = option(
-        1e-3, values.positive, "RATE", "the highest learning rate, behind the warm-up (default: {default})", group=_OPTIMIZER)
+        1e-3, values.positive, "RATE", "the highest learning rate, behind the warm-up (default: {default})", group=_OPTIMIZER,
+        changeable=True)
     schedule: str = option(
         SCHEDULES[0], values.one_of(*SCHEDULES), "NAME",
         "how the learning rate falls from there to --min-lr at the last step: cosine, linear, or constant, which stays at --lr "
-        "(default: {default})", group=_OPTIMIZER)
+        "(default: {default})", group=_OPTIMIZER, changeable=True)
     min_lr: float | None = option(
-        None, values.fraction, "RATE", "the learning rate of the last step (default: a tenth of --lr)", group=_OPTIMIZER)
+        None, values.fraction, "RATE", "the learning rate of the last step (default: a tenth of --lr)", group=_OPTIMIZER,
+        changeable=True)
+    decay_steps: int | None = option(
+        None, values.count, "N",
+        "the step at which the learning rate comes to --min-lr, and from which it stays there (default: the last)",
+        group=_OPTIMIZER, changeable=True)
     warmup: int | None = option(
         None, values.natural, "N", "steps until the learning rate is at its highest (default: a tenth of all, at most 100)",
-        group=_OPTIMIZER)
+        group=_OPTIMIZER, changeable=True)
     weight_decay: float = option(
         0.1, values.fraction, "RATE", "AdamW's decay of weights (default: {default})", group=_OPTIMIZER)
     beta1: float = option(
@@ -204,6 +210,11 @@ class Options:
         return self.lr * _LAST_RATE if self.min_lr is None else self.min_lr
 
     @property
+    def last_decay_step(self) -> int:
+        """At which the learning rate comes to its last."""
+        return self.decay_steps or self.steps
+
+    @property
     def warmup_steps(self) -> int:
         return min(100, self.steps // 10) if self.warmup is None else self.warmup
 
@@ -215,8 +226,9 @@ class Options:
 _TABLE = options_of(Options)
 #: How each is checked, typed or remembered; switches, which have no value, are not among them.
 CHECKS = {name: entry.check for name, entry in _TABLE.items() if entry.check is not None}
-#: Where bytes are, how long and how often, so a resumed run may set them anew. None of these changes a bit of a step, but for
-#: a device of another kind and the precision that goes with it: checkpoints hold float32, and warn of the change.
+#: Where bytes are, how long, how often and how fast, so a resumed run may set them anew. None of these changes a bit of a step,
+#: but for the learning rate, which a line says, and a device of another kind with its precision: checkpoints hold float32, and
+#: warn of the change.
 CHANGEABLE = frozenset(name for name, entry in _TABLE.items() if entry.changeable)
 #: Which file is written, for instance, is said by who calls, each time, and by no file.
 FORGOTTEN = frozenset(name for name, entry in _TABLE.items() if entry.forgotten)

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from asynctile.cli.config_file import read_config
 from asynctile.cli.fitting import check_fit
 from asynctile.cli.option import flag, shown_value, typed
-from asynctile.cli.options import CHANGEABLE, CHECKS, FORGOTTEN, Options
+from asynctile.cli.options import CHANGEABLE, CHECKS, CONSTANT, FORGOTTEN, Options
 from asynctile.layers.gpt2_config import STANDARD
 from asynctile.storage.input import shown
 
@@ -26,6 +26,8 @@ __all__ = ["new_options", "resumed_options"]
 
 #: One of both is meant: what says one of them leaves aside what a file or a run says of the other.
 _EITHER = (("steps", "epochs"), ("validation_data", "validation_share"))
+#: What makes a learning rate's schedule another one.
+_SCHEDULE = ("lr", "schedule", "min_lr", "warmup")
 #: A path that is relative means another place when the run goes on from elsewhere.
 _PATHS = ("data", "validation_data", "model", "tokenizer", "spill")
 
@@ -66,10 +68,16 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
         options = replace(options, warmup=options.warmup_steps)
     elif "steps" in changes:  # the run ended before it knew how many steps its epochs are
         options = replace(options, epochs=None)
-    if options.warmup is not None and "steps" in changes and changes["steps"] < options.warmup:
+    if changes.get("schedule") == CONSTANT:
+        options = replace(options, min_lr=None)
+    if options.warmup is not None and "warmup" not in changes and changes.get("steps", options.warmup) < options.warmup:
         raise ValueError(f"--steps {changes['steps']} ends within the warm-up of {options.warmup} steps that the run {folder} "
                          "began with; choose at least as many")
-    return check_fit(replace(options, **changes))
+    is_new = any(name in changes and changes[name] != getattr(options, name) for name in _SCHEDULE)
+    options = replace(options, **changes)
+    if is_new and "decay_steps" not in changes:  # it ends with the run, where one that was begun with ends where it was to
+        options = replace(options, decay_steps=None if options.epochs is not None else options.steps)
+    return check_fit(options)
 
 
 def _sources(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -26,7 +26,7 @@ from asynctile.cli.display import Display, open_display
 from asynctile.cli.figures import as_sizes
 from asynctile.cli.fitting import check_fit, steps_of
 from asynctile.cli.interrupt import EXIT_STATUS, Interrupt
-from asynctile.cli.model import choose_shape, companions_with, new_trainer, open_model
+from asynctile.cli.model import choose_shape, companions_with, follow, new_trainer, open_model
 from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import new_options, resumed_options
@@ -162,11 +162,12 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
         display.note(note)
     if options.epochs is not None:
         steps = steps_of(options.epochs, len(corpus.training), options.sequences * options.seq_len)
-        options = check_fit(replace(options, epochs=None, steps=steps))
+        options = check_fit(replace(options, epochs=None, steps=steps, decay_steps=options.decay_steps or steps))
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
         engine = await stack.enter_async_context(_engine(options, display))
         session = await _open_session(options, folder, shape, corpus, engine, callbacks, display, interrupt)
+        options = session.options
         folder.remember(_record(options, shape), session.mark)
         for line in _opening(options, folder, session):
             display.note(line)
@@ -215,12 +216,15 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     if newest is not None:
         display.stage(f"reading {newest}")
         trainer = await Trainer.load(engine, newest, update=options.update)
+        options, changes = follow(trainer, options)
+        if changes:
+            display.note(changes)
     else:
         display.stage("making the model")
         trainer = new_trainer(options, await open_model(engine, options, shape))
-    # As a run that goes on has them.
-    settled = replace(options, warmup=options.warmup_steps)
-    card = partial(model_card, folder.path.absolute().name, shape, _record(settled, shape))
+    # As a run that goes on has them: with more steps the schedule stays as it was begun.
+    options = replace(options, warmup=options.warmup_steps, decay_steps=options.last_decay_step)
+    card = partial(model_card, folder.path.absolute().name, shape, _record(options, shape))
     session = Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
                       validations=Validations.of(corpus, options), card=card, display=display, interrupt=interrupt,
                       callbacks=callbacks)

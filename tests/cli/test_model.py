@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,73 @@ def test_what_made_the_schedule_stays_and_steps_beyond_it_are_at_its_end(
 ) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--schedule", "linear", "--min-lr", 1e-4, "--beta2", 0.9)[0] == 0
-    for word, value in (("--schedule", "cosine"), ("--min-lr", 0.0), ("--beta1", 0.5), ("--beta2", 0.95), ("--eps", 1e-5),
-                        ("--gradient-accumulation", 2)):  # fmt: skip
+    for word, value in (("--beta1", 0.5), ("--beta2", 0.95), ("--eps", 1e-5), ("--gradient-accumulation", 2)):
         status, _, err = program("train", "--resume", "--out", run, "--steps", 8, word, value)
         assert status == 2 and f"{word} {value} differs from" in err
     assert program("train", "--resume", "--out", run, "--steps", 8, "--schedule", "linear", "--beta2", 0.9)[0] == 0
     assert rates(run)[5:] == [1e-4, 1e-4, 1e-4]
+
+
+@pytest.mark.parametrize(("words", "said", "expected"), [
+    ("--lr 2", "lr 2 (was 1), min-lr 0.2 (was 0.1)", [2 - 1.8 * n / 8 for n in range(5, 9)]),
+    ("--min-lr 0", "min-lr 0 (was 0.1)", [1 - n / 8 for n in range(5, 9)]),
+    ("--schedule constant", "schedule constant (was linear)", [1, 1, 1, 1]),
+    ("--warmup 6 --lr 3 --min-lr 1", "lr 3 (was 1), warmup 6 (was 0), min-lr 1 (was 0.1)", [2.5, 3, 2, 1]),
+    ("--lr 2 --steps 10", "lr 2 (was 1), min-lr 0.2 (was 0.1), decay-steps 10 (was 8)",
+     [2 - 1.8 * n / 10 for n in range(5, 11)]),
+    ("--steps 10 --decay-steps 10", "decay-steps 10 (was 8)", [1 - 0.9 * n / 10 for n in range(5, 11)]),
+    ("--steps 10", "", [1 - 0.9 * n / 8 for n in range(5, 9)] + [0.1, 0.1]),
+])  # fmt: skip
+def test_rates_that_are_said_anew_count_from_the_next_step_on_and_in_a_line(
+    train: Program, program: Program, tmp_path: Path, words: str, said: str, expected: list[float]
+) -> None:
+    """Also where the run ends again before its next checkpoint, and the one that goes on says nothing of them."""
+    run, options = tmp_path / "run", tmp_path / "run" / "run.json"
+    assert train("--out", run, "--lr", 1, "--schedule", "linear", "--steps", 8, "--save-every", 4, "--keep", 9)[0] == 0
+    shutil.rmtree(run / "checkpoints" / "step-000008")
+    status, out, err = program("train", "--resume", "--out", run, *words.split())
+    assert (status, err) == (0, "")
+    assert [line for line in out.splitlines() if line.startswith("from step")] == (["from step 5 on: " + said] if said else [])
+    assert rates(run)[4:] == pytest.approx(expected)
+    remembered = json.loads(options.read_text())["options"]
+    for newest in sorted((run / "checkpoints").glob("step-*"))[1:]:
+        shutil.rmtree(newest)
+    status, out, err = program("train", "--resume", "--out", run)
+    assert (status, err) == (0, "") and json.loads(options.read_text())["options"] == remembered
+    assert rates(run)[4:] == pytest.approx(expected)
+
+
+def test_a_run_that_is_over_goes_on_at_the_rate_that_is_said(train: Program, program: Program, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--lr", 1, "--schedule", "linear")[0] == 0
+    assert program("train", "--resume", "--out", run, "--lr", 4, "--schedule", "constant", "--steps", 8)[0] == 0
+    assert rates(run)[5:] == pytest.approx([0.1, 4, 4])
+
+
+@pytest.mark.parametrize("words", ["--lr 0.05", "--min-lr 2", "--decay-steps 1 --warmup 2", "--schedule constant --min-lr 0.5"])
+def test_rates_that_do_not_fit_what_the_run_remembers_are_refused(
+    train: Program, program: Program, tmp_path: Path, words: str
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--lr", 1, "--min-lr", 0.1, "--steps", 2)[0] == 0
+    before = (run / "run.json").read_text()
+    status, _, err = program("train", "--resume", "--out", run, *words.split())
+    assert status == 2 and err.count("\n") == 1 and "--" in err
+    assert (run / "run.json").read_text() == before
+
+
+def test_a_run_of_before_it_remembered_where_its_schedule_ends_has_it_from_its_checkpoint(
+    train: Program, program: Program, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert train("--out", run, "--lr", 1, "--schedule", "linear")[0] == 0
+    record = json.loads((run / "run.json").read_text())
+    del record["options"]["decay_steps"]
+    (run / "run.json").write_text(json.dumps(record))
+    status, out, _ = program("train", "--resume", "--out", run, "--steps", 8)
+    assert status == 0 and "from step" not in out
+    assert rates(run)[5:] == pytest.approx([0.1, 0.1, 0.1])
+    assert json.loads((run / "run.json").read_text())["options"]["decay_steps"] == 6
 
 
 @pytest.mark.parametrize("clip", [(), ("--clip-norm", 1)])

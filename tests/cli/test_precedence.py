@@ -27,7 +27,7 @@ def remembered(**changes: Any) -> dict[str, Any]:
         ("micro_batches", 0), ("save_every", 0), ("keep", -1), ("keep", 0), ("steps", "many"), ("steps", 2.0), ("steps", True),
         ("steps", None), ("batch_size", 10**30), ("batch_size", []), ("seed", -1), ("seed", 10**90), ("seed", 1.5),
         ("schedule", "step"), ("schedule", None), ("min_lr", -1.0), ("beta1", 1.0), ("beta2", "0.9"), ("eps", 0),
-        ("gradient_accumulation", 0), ("epochs", 0.0),
+        ("gradient_accumulation", 0), ("epochs", 0.0), ("decay_steps", 0),
         ("lr", float("nan")), ("lr", float("inf")), ("lr", "0.1"), ("lr", 0), ("lr", False), ("clip_norm", -1.0),
         ("weight_decay", -0.1), ("warmup", -1), ("host_memory", "lots"), ("host_memory", 0), ("host_memory", 1.5),
         ("device", ["cpu"]), ("device", ""), ("device", None), ("recompute", "no"), ("recompute", 1), ("recompute", "auto"),
@@ -75,8 +75,7 @@ def test_a_run_of_before_there_was_a_choice_goes_on_as_it_did() -> None:
     options = resumed_options({"steps": 600}, old, RUN)
     assert (options.schedule, options.last_lr, options.beta1, options.beta2, options.eps) == ("cosine", 0.05, 0.9, 0.95, 1e-8)
     assert (options.sequences, options.parts, options.steps, options.warmup) == (12, 1, 600, 50)
-    with pytest.raises(ValueError, match="--schedule linear differs from cosine in the run"):
-        resumed_options({"schedule": "linear"}, old, RUN)
+    assert options.decay_steps is None
 
 
 def test_steps_and_epochs_say_the_same_and_what_is_typed_counts() -> None:
