@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from asynctile.cli import values
@@ -29,6 +30,8 @@ COMMANDS = {
 _TABLE = options_of(Options)
 _DEFAULTS = {item.name: item.default for item in fields(Options)}
 _PLANNED = frozenset(name for name, entry in _TABLE.items() if entry.plans)
+#: What who types an option twice may have wanted, by its name.
+_SEVERAL = {"data": ", or put several texts into one folder (mixtures are not there yet)"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,6 +44,18 @@ class Parser(argparse.ArgumentParser):
         """Every option that a command takes; None: of the program alone."""
         parser = self if command is None else self.commands[command]
         return list(parser._option_string_actions)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, but an option that is typed twice is an error where only the last would count."""
+        typed: set[argparse.Action] = set()
+        for word in takewhile(lambda word: word != "--", args):
+            action = self._option_string_actions.get(word.partition("=")[0])
+            if action in typed:
+                self.error(f"argument {'/'.join(action.option_strings)}: it is typed twice, and one value alone would count; "
+                           f"leave one out{_SEVERAL.get(action.dest, '')}")
+            if isinstance(action, argparse._StoreAction | argparse.BooleanOptionalAction):
+                typed.add(action)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         complain(f"{self.prog}: {message} (see {self.prog} --help)")

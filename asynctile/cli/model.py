@@ -14,7 +14,7 @@ from typing import Any
 from asynctile import Engine
 from asynctile.cli.options import CONSTANT, Options
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
-from asynctile.layers.architectures import config_from_hf
+from asynctile.layers.architectures import ARCHITECTURES, config_from_hf
 from asynctile.layers.companions import CARD, GENERATION, TOKENIZER, Companions
 from asynctile.layers.config import STATES_NBYTES, Config
 from asynctile.layers.gpt2_config import STANDARD
@@ -131,7 +131,8 @@ def _named_shape(name: str | None, vocab_size: int) -> Config:
         values = parse_json(read_file(path))
     except OSError as error:
         raise ValueError(f"--model {name} cannot be read ({path}: {error.strerror}); expected a model folder, a "
-                         f"config.json or one of {', '.join(STANDARD)}") from error
+                         f"config.json or one of {', '.join(STANDARD)}; the families of models that there are: "
+                         f"{', '.join(ARCHITECTURES)}") from error
     except ValueError as error:
         raise ValueError(f"--model {name}: {path} is not JSON ({error}); expected a GPT-2's config.json") from error
     if not isinstance(values, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,11 @@ def program(capsys: pytest.CaptureFixture[str]) -> Program:
 
 @pytest.fixture
 def train(program: Program, text: Path, shape: Path) -> Program:
-    """`asynctile train` on that text and model; further words may repeat and so replace options."""
-    return lambda *words: program("train", "--data", text, "--model", shape, "--device", "cpu", "--batch-size", 4,
-                                  "--steps", 6, *words)
+    """`asynctile train` on that text and model; further words replace options."""
+    usual = {"--data": text, "--model": shape, "--device": "cpu", "--batch-size": 4, "--steps": 6}
+
+    def call(*words: object) -> Result:
+        said = {str(word).partition("=")[0] for word in words}
+        return program("train", *chain.from_iterable(item for item in usual.items() if item[0] not in said), *words)
+
+    return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asynctile import __version__
-from asynctile.cli.arguments import COMMANDS
+from asynctile.cli.arguments import COMMANDS, build_parser
 from asynctile.cli.option import flag, options_of
 from asynctile.cli.options import Options
 from tests.cli.conftest import Program
@@ -59,12 +60,44 @@ def test_version(program: Program) -> None:
     ("plan --gradient-accumulation-steps 4", "did you mean --gradient-accumulation?"),
     ("train --validation x", "did you mean --validation-data or --validation-share or --validation-tokens?"),
     ("train --v 3", "unrecognized arguments: --v 3 (see"),
+    ("train --tiel 3", "did you mean --tile?"),
+    ("train --num-steps 3", "did you mean --steps?"),
+    ("train --bf16", "did you mean --precision?"),
+    ("train --compile", "unrecognized arguments: --compile (see"),
+    ("train --flash 1", "unrecognized arguments: --flash 1 (see"),
+    ("train --dropout 0.1", "unrecognized arguments: --dropout 0.1; there is no dropout here; --weight-decay"),
+    ("train --attn-pdrop 0.1", "there is no dropout here"),
+    ("train --lora 8", "unrecognized arguments: --lora 8; LoRA and other adapters are not there yet"),
+    ("plan --lora_rank=8", "LoRA and other adapters are not there yet"),
+    ("train --num-gpus 2", "a run is on one device; several are not there yet"),
+    ("train --n-layer 3", "the shape of a new model is that of --model"),
     ("info --wxyz", "asynctile info: unrecognized arguments: --wxyz (see asynctile info --help)"),
 ])  # fmt: skip
 def test_what_is_mistyped_is_answered_with_the_nearest(program: Program, words: str, said: str) -> None:
     status, out, err = program(*words.split())
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert said in err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("train --data a --data b", "argument --data: it is typed twice, .* leave one out, or put several texts into one folder"),
+    ("train --steps 1 --steps=1", "argument --steps: it is typed twice, and one value alone would count; leave one out "),
+    ("plan --recompute --no-recompute", "argument --recompute/--no-recompute: it is typed twice"),
+    ("evaluate x --data a --data b", "asynctile evaluate: argument --data: it is typed twice"),
+    ("generate x --prompt a --seed 1 --prompt b", "asynctile generate: argument --prompt: it is typed twice"),
+])  # fmt: skip
+def test_an_option_of_which_only_the_last_would_count_is_typed_once(program: Program, words: str, said: str) -> None:
+    status, out, err = program(*words.split())
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.search(said, err)
+
+
+def test_options_that_may_come_again_do() -> None:
+    parser = build_parser("1")
+    found = parser.parse_args(["generate", "x", "--prompt=--data", "--stop", "a", "--stop=--data"])
+    assert (found.prompt, found.stop) == ("--data", ["a", "--data"])
+    found = parser.parse_args(["train", "--resume", "--resume", "--callback", "a:B", "--callback", "c:D"])
+    assert found.callback == ["a:B", "c:D"]
 
 
 def headings(text: str) -> list[str]:
