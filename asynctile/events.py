@@ -4,7 +4,7 @@
 somebody may want to act on or to count, never single operations. Counters to be read at leisure are `engine.statistics()`.
 
     Opening Opened Closing              the engine, its kernels
-    StepDone                            a training
+    StepDone DataEnded                  a training
     SaveBegun SaveDone SaveFailed       checkpoints and saved models
     Fault Pressure Waiting              what went wrong, what is nearly full, who waits for long
     RequestBegun FirstToken RequestDone a request for generated text
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = [
-    "Closing", "Event", "Fault", "FirstToken", "Opened", "Opening", "Pressure", "RequestBegun", "RequestDone", "SaveBegun",
-    "SaveDone", "SaveFailed", "StepDone", "TextsWait", "Waiting", "RETRY", "REPAIR", "OPERATION", "STALL", "TORN", "SKIPPED",
+    "Closing", "DataEnded", "Event", "Fault", "FirstToken", "Opened", "Opening", "Pressure", "RequestBegun", "RequestDone",
+    "SaveBegun", "SaveDone", "SaveFailed", "StepDone", "TextsWait", "Waiting", "RETRY", "REPAIR", "OPERATION", "STALL", "TORN", "SKIPPED",
     "CANCELLED", "FAILED",
 ]  # fmt: skip
 
@@ -99,6 +99,15 @@ class StepDone(Event):
     spill_written_bytes: int
     skipped: bool
     played: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataEnded(Event):
+    """The batches of `trainer.run(batches, steps=asked)` have ended after `steps` of them, which were made or skipped."""
+
+    model: str
+    steps: int
+    asked: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

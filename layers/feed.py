@@ -17,11 +17,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import ArrayLike
 
 from asynctile.layers.batch import Batch, Batches
+from asynctile.layers.guesses import by_async_for
 from asynctile.layers.report import StepReport
 from asynctile.share import Share
 from asynctile.streams.event import resolve
@@ -29,16 +30,21 @@ from asynctile.threads import start
 
 #: A step on (tokens, targets), which calls the first argument once it has counted.
 Step = Callable[[Callable[[], None], ArrayLike, ArrayLike], Awaitable[StepReport]]
+#: Called with how many steps were made, and how many were asked for, where the batches end before.
+Ended = Callable[[int, int], object]
 _END = object()
 #: The end of a caller's iterator (its `finally`) may take so long before its thread is left behind.
 PATIENCE_S = 1.0
 
 
 class Feed:
-    """`await take()` until it raises StopAsyncIteration, or until `end`. TypeError if `batches` is no iterable."""
+    """`await take()` until it raises StopAsyncIteration, or until `end`. TypeError if `batches` is no iterable.
+
+    has_ended: it is over since the batches came to their end.
+    """
 
     def __init__(self, batches: Batches) -> None:
-        self.is_over = False
+        self.is_over = self.has_ended = False
         self._items: AsyncIterator[Any] | None = None
         #: an item that was asked for; a caller that is cancelled leaves it to the next
         self._taken: Future[Any] | asyncio.Future[Any] | None = None
@@ -68,6 +74,7 @@ class Feed:
             if isinstance(item, BaseException):
                 raise item
             if item is _END:
+                self.has_ended = True
                 self.end()
                 raise StopAsyncIteration
             if not inspect.isawaitable(item):
@@ -104,12 +111,13 @@ class Feed:
 class Steps:
     """What Trainer.run returns: `async for` over reports. Cancelled, it can be gone on with: no batch is lost or used twice."""
 
-    def __init__(self, engine: Share, step: Step, batches: Batches, steps: int | None) -> None:
+    def __init__(self, engine: Share, step: Step, batches: Batches, steps: int | None, ended: Ended) -> None:
         self._engine = engine
         self._step = step
         self._feed = Feed(batches)
         engine.dependents.add(self._feed)
-        self._left = steps
+        self._left = self._asked = steps
+        self._ended = ended
         #: taken, and no step with it has counted
         self._batch: Batch | None = None
 
@@ -122,7 +130,7 @@ class Steps:
             self._feed.end()
             raise StopAsyncIteration
         if self._batch is None:
-            self._batch = pair(await self._feed.take())
+            self._batch = await self._next()
         try:
             report = await self._step(self._used, *self._batch)
         except asyncio.CancelledError:
@@ -138,6 +146,18 @@ class Steps:
         """Take no more batches."""
         self._left = 0
         self._feed.end()
+
+    async def _next(self) -> Batch:
+        try:
+            return pair(await self._feed.take())
+        except StopAsyncIteration:
+            if self._feed.has_ended and self._left and self._asked is not None:
+                self._ended(self._asked - self._left, self._asked)
+                self._left = 0
+            raise
+
+    if not TYPE_CHECKING:
+        __iter__ = by_async_for
 
     def _used(self) -> None:
         """The step with the batch has counted, whoever is cancelled; or it was skipped."""

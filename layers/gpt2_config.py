@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from asynctile.layers.config import LARGEST, MODEL, TOKENS, Axis, Config, Tensor, check_count
+from asynctile.layers.guesses import answering
 from asynctile.storage.input import shown
 
 #: (n_layer, n_head, n_embd) of the published models; the rest are the defaults.
@@ -35,6 +36,7 @@ ONLY: dict[str, Any] = {
 }
 
 
+@answering
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(Config):
     """A GPT-2 with a tied head, tanh-GELU and learned positions; the defaults are GPT-2 small."""

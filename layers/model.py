@@ -29,6 +29,7 @@ from asynctile.layers.config import WEIGHT_NBYTES, Config, check_seed
 from asynctile.layers.exchange import Pretrained, check_place, replaced, write_model
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.generation import written
+from asynctile.layers.guesses import Continuation, answering
 from asynctile.layers.parameters import MOMENTS, Parameter, Parameters, initial_piece
 from asynctile.layers.programs import Programs
 from asynctile.layers.requests import check_context, check_count, check_kind
@@ -69,6 +70,7 @@ def check_room(engine: Share, tiling: Tiling, nbytes: int) -> None:
         engine.check_room(nbytes * tiling.config.parameter_count)
 
 
+@answering
 class Model:
     """Made by `await GPT2.create(...)` or `await GPT2.from_pretrained(...)`, inside an open engine.
 
@@ -373,7 +375,8 @@ class Model:
         count = check_count("max_new_tokens", max_new_tokens, 0)
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                             repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip
-        return written(seen, count, Sampler(sampling), self.config.block_size, self._serving, self.logits)
+        block_size = self.config.block_size
+        return Continuation(written(seen, count, Sampler(sampling), block_size, self._serving, self.logits))
 
     def serve(
         self,

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.config import LARGEST
+from asynctile.layers.guesses import answering
 from asynctile.storage.input import shown
 
 COSINE, LINEAR = DECAYS = "cosine", "linear"
 
 
+@answering
 @dataclass(frozen=True)
 class AdamW:
     """AdamW with decoupled decay (none on biases and layernorms), linear warm-up, and cosine or linear decay of the rate."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.errors import BudgetError, DeviceError
+from asynctile.layers.guesses import Continuation, answering
 from asynctile.layers.requests import Request, Token, check_count, check_prompt
 from asynctile.layers.sampling import Sampler, Sampling
 from asynctile.layers.serving import MOST, Serving
@@ -23,6 +24,7 @@ from asynctile.loop.thread import under_shield
 from asynctile.storage.sizes import format_size, parse_size
 
 
+@answering
 class Server:
     """Texts of one model for many at once: `async with model.serve() as server`, then `server.generate(...)` from any loops.
 
@@ -126,7 +128,7 @@ class Server:
         self._check_open()
         request = Request(ids, count, Sampler(sampling), wording)
         self._serving.check_pages(request)
-        return self._tokens(request)
+        return Continuation(self._tokens(request))
 
     async def _tokens(self, request: Request) -> AsyncGenerator[Token]:
         reader = await self._serving.begin(request)

@@ -19,6 +19,7 @@ from asynctile.events import (
     OPERATION,
     SKIPPED,
     TORN,
+    DataEnded,
     Fault,
     FirstToken,
     RequestBegun,
@@ -62,6 +63,13 @@ def tell_step(share: Share, model: str, report: StepReport) -> None:
         share.tell(Fault, kind=SKIPPED, text=text)
     else:
         logger.debug("step %d of %s: loss %.6g in %.3f s", report.step, model, report.loss, report.step_s)
+
+
+def tell_data_ended(share: Share, model: str, steps: int, asked: int) -> None:
+    """The batches of a run have ended before as many steps as it was asked for."""
+    text = "the batches of %s ended after %d of %d steps; give more of them, or ask for fewer steps"
+    logger.warning(text, model, steps, asked)
+    share.tell(DataEnded, model=model, steps=steps, asked=asked)
 
 
 def tell_torn(share: Share, model: str, why: str) -> None:

@@ -29,6 +29,7 @@ from asynctile.layers.batch import Batches, check_tokens, loss_inputs
 from asynctile.layers.checkpoint import load, save
 from asynctile.layers.data_state import kept
 from asynctile.layers.feed import Steps
+from asynctile.layers.guesses import answering
 from asynctile.layers.keeping import Keeping
 from asynctile.layers.model import Model, check_engine
 from asynctile.layers.optimizer import AdamW
@@ -37,7 +38,7 @@ from asynctile.layers.requests import check_count, check_kind
 from asynctile.layers.rows import Rows
 from asynctile.layers.saving import Saving
 from asynctile.layers.settings import Settings, Training
-from asynctile.layers.telling import tell_step
+from asynctile.layers.telling import tell_data_ended, tell_step
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
 from asynctile.measure.statistics import Traffic
@@ -54,6 +55,7 @@ AT_ONCE = 1 << 16
 Reporter = Callable[..., StepReport]
 
 
+@answering
 class Trainer:
     """Trains `model` with `optimizer`.
 
@@ -159,12 +161,13 @@ class Trainer:
         """Step over an iterable or async iterable of (tokens, targets), at most `steps` of them; TypeError for anything else.
 
         A plain iterable is advanced in a thread of its own, when a step wants a batch and never ahead. Cancelled in mid-run, go
-        on with what this returned: a batch that was taken, and whose step has not counted, is the next one.
+        on with what this returned: a batch that was taken, and whose step has not counted, is the next one. Where the batches
+        end before `steps`, the run ends there, with a warning in the log and an event, DataEnded.
         ValueError, at once, for steps that are no whole number of at least 0.
         """
         if steps is not None:
             check_count("steps", steps, 0)
-        return Steps(self.engine, self.step_for, batches, steps)
+        return Steps(self.engine, self.step_for, batches, steps, partial(tell_data_ended, self.engine, self.model.name))
 
     async def gradients(self, tokens: ArrayLike, targets: ArrayLike) -> dict[str, NDArray[np.float32]]:
         """Every gradient by parameter name, float32; nothing is updated."""

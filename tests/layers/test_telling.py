@@ -21,6 +21,7 @@ from asynctile.events import (
     SKIPPED,
     TORN,
     Closing,
+    DataEnded,
     Event,
     Fault,
     Pressure,
@@ -77,6 +78,30 @@ async def test_a_step_is_told_with_its_report_and_counted_whether_anybody_listen
     assert (counted.steps, counted.skipped_steps, counted.step_tokens) == (4, 0, learned)
     assert counted.step_s >= sum(report.step_s for report in reports)
     assert logged(caplog) == []
+
+
+@pytest.mark.parametrize(("asked", "told"), [(5, [(3, 5)]), (3, []), (2, []), (None, [])])
+async def test_that_the_batches_ended_before_the_run_is_told_once(
+    caplog: pytest.LogCaptureFixture, asked: int | None, told: list[tuple[int, int]]
+) -> None:
+    async with Engine("cpu") as engine:
+        trainer = await named(engine)
+        reader = engine.events()
+        run = trainer.run(BATCHES[:3], steps=asked)
+        assert len([report async for report in run]) == min(asked or 3, 3)
+        with pytest.raises(StopAsyncIteration):
+            await anext(run)
+        stopped = trainer.run(BATCHES, steps=9)
+        await anext(stopped)
+        await stopped.aclose()
+        left = trainer.run(BATCHES, steps=9)
+        await anext(left)
+    with pytest.raises(StopAsyncIteration):
+        await anext(left)  # the engine is closed; the batches go on
+    ends = [(event.steps, event.asked) for event in await rest(reader) if isinstance(event, DataEnded)]
+    assert ends == told
+    text = "the batches of tuned ended after 3 of 5 steps; give more of them, or ask for fewer steps"
+    assert logged(caplog) == [("WARNING", text)] * len(told)
 
 
 async def test_steps_on_a_share_count_there() -> None:
