@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from asynctile.cli.stress import cancel, faults
+from asynctile.cli.stress import cancel, crawl, faults, truncate
 from asynctile.cli.stress import round as rounds
 from asynctile.cli.stress.conductor import Conductor
 from asynctile.cli.stress.inputs import scenario as inputs
@@ -84,6 +84,23 @@ def test_without_the_checksum(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(spill, "xxh3_64_intdigest", lambda data: 0)
     monkeypatch.setattr(faults, "_TRAINED", 0)
     assert run("faults", 25)["found"]["lost"] > 0
+
+
+def test_without_the_checksum_holes_in_a_spill_file_are_taken_for_tiles(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = truncate._Outsider.cut
+    monkeypatch.setattr(truncate._Outsider, "cut", lambda self, *_, **__: cut(self, 0.0, back=True))
+    monkeypatch.setattr(truncate, "_CUTS", (5, 5))
+    assert run("truncate", 2)["failures"] == []
+    monkeypatch.setattr(spill, "xxh3_64_intdigest", lambda data: 0)
+    assert run("truncate", 3)["found"]["lost"] > 0
+
+
+def test_a_watchdog_that_is_less_patient_than_a_transfer_is_slow(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crawl, "_DELAYS_S", (0.4,))
+    monkeypatch.setattr(crawl, "_STEPS", 2)
+    assert run("crawl", 1)["failures"] == []
+    monkeypatch.setattr(crawl, "WATCHDOG_S", 0.1)
+    assert run("crawl", 1)["found"]["hung"] == 1
 
 
 def test_without_the_atomic_reservation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

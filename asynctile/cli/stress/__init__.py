@@ -3,7 +3,8 @@ files, and says whether it could.
 
     settings.py   what was asked for        conductor.py  whose turn it is       round.py   one round and its checks
     tally.py      what was counted          table.py, report.py  how it is told  leaks.py   what may not be left behind
-    programs.py   scenario random           thrash.py, train.py, faults.py, cancel.py, kill.py   the scenarios of their names
+    programs.py   scenario random           thrash.py, train.py, faults.py, truncate.py, crawl.py, cancel.py, kill.py   the
+                                            scenarios of their names
     writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
     calls.py      every public coroutine    disturb.py   cancelled, timed out, left alone
     lives.py      of engines with them      settled.py   what must hold between them

@@ -35,7 +35,7 @@ from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.demand import align
 from asynctile.storage.faults import FAULTS, SURVIVED, SURVIVED_LASTING, Faults
 
-__all__ = ["play"]
+__all__ = ["is_named", "play"]
 
 _TRAINED, _LASTING = 0.2, 0.3
 _STEPS, _SAVED = 5, (2, 4)
@@ -80,7 +80,7 @@ class _Trial:
             raise Finding("failed", f"nothing was injected, and yet: {self.error}") from self.error
         if self.kind in (SURVIVED_LASTING if self.lasting else SURVIVED):
             raise Finding("failed", f"{what} can be survived, and was not: {self.error}") from self.error
-        if not _is_named(self.error):
+        if not is_named(self.error):
             raise Finding("failed", f"{what} ended in an error that does not name tile, tier, file and offset: "
                                     f"{type(self.error).__name__}: {self.error}") from self.error
         tally.reported += 1
@@ -166,7 +166,7 @@ async def _go_on(trainer: Trainer, last: State, checkpoint: Path) -> None:
     expect_state(await state_of(trainer), last, f"after step {_STEPS}")
 
 
-def _is_named(error: BaseException) -> bool:
+def is_named(error: BaseException) -> bool:
     """Whether an error of a tier, or one that such an error caused, names all that a user needs to know."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, TierError):

@@ -60,7 +60,7 @@ class Round:
         """An engine in `place`. Its user releases every tile; Finding if anything is left when it is closed."""
         self.spill.mkdir(exist_ok=True)
         before = Held.now(self.spill)
-        engine = StressEngine(place, self.spill, watchdog=WATCHDOG_S, **more)
+        engine = StressEngine(place, self.spill, **{"watchdog": WATCHDOG_S, **more})
         async with engine:
             self._engine = engine
             try:

@@ -1,0 +1,109 @@
+"""Scenario `crawl`: a disk that slows down to some transfers a second, and recovers, over and over.
+
+Steps through it have the bits that they always have, and however long they take the watchdog blames nobody, since something
+moves. A step that is cancelled, and an engine that is closed in the midst of one, end in bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.leaks import Held
+from asynctile.cli.stress.models import (
+    Recipe,
+    State,
+    batch,
+    draw_recipe,
+    draw_training_place,
+    expect_state,
+    new_trainer,
+    state_of,
+)
+from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.round import Round
+from asynctile.errors import AsynctileError
+from asynctile.storage.faults import Faults
+
+__all__ = ["play"]
+
+_STEPS, _CANCELLED = 4, 0.3
+#: Seconds that a transfer takes longer; that the disk crawls, and is well.
+_DELAYS_S, _CRAWLS_S, _WELL_S = (0.002, 0.01, 0.05, 0.2, 0.4), (0.1, 0.6), (0.01, 0.2)
+#: Seconds until a step is cancelled, or its engine closed.
+_MOMENT_S = 0.5
+#: Of the watchdog: longer than a transfer takes, shorter than a training does.
+WATCHDOG_S = 2.0
+#: Until a cancellation or a closing has ended: far more than a step through this disk takes.
+_BOUND_S = 30.0
+
+
+async def play(round: Round) -> bool:
+    """Every round counts."""
+    recipe, faults = draw_recipe(round.chance), Faults(round.chance.getrandbits(32))
+    place = draw_training_place(round.chance, recipe, spill=True)
+    states, _ = await round.course.follow(recipe, _STEPS)
+    coming = asyncio.create_task(_come_and_go(round, faults))
+    try:
+        await _train(round, recipe, place, faults, states)
+        await _close(round, recipe, place, faults)
+    finally:
+        coming.cancel()
+        await asyncio.wait([coming])
+        round.tally.injected.update(faults.injected)
+    round.tally.faulted += 1
+    round.tally.survived += 1
+    return True
+
+
+async def _come_and_go(round: Round, faults: Faults) -> None:
+    """For as long as nobody cancels this."""
+    chance = round.chance
+    while True:
+        await asyncio.sleep(chance.uniform(*_WELL_S))
+        faults.delay_s = chance.choice(_DELAYS_S)
+        faults.arm("slow", lasting=True)
+        await asyncio.sleep(chance.uniform(*_CRAWLS_S))
+        faults.disarm()
+
+
+async def _train(round: Round, recipe: Recipe, place: Place, faults: Faults, states: list[State]) -> None:
+    """All steps, some of them cancelled."""
+    async with round.engine(place, wrap_spill=faults.wrap, watchdog=WATCHDOG_S) as engine:
+        trainer = await new_trainer(engine, recipe, place.update, round.tally)
+        while trainer.step_count < _STEPS:
+            step = asyncio.create_task(trainer.step(*batch(trainer.step_count + 1)))
+            if round.chance.random() < _CANCELLED:
+                await asyncio.wait([step], timeout=round.chance.uniform(0, _MOMENT_S))
+                step.cancel()
+                await _ended("a step that was cancelled", step)
+                round.tally.cancellations += step.cancelled()
+            else:
+                await step
+        expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS} on a slow disk")
+        await trainer.model.release()
+
+
+async def _close(round: Round, recipe: Recipe, place: Place, faults: Faults) -> None:
+    """An engine in the midst of a step; nothing of it may be left."""
+    before = Held.now(round.spill)
+    engine = StressEngine(place, round.spill, watchdog=WATCHDOG_S, wrap_spill=faults.wrap)
+    async with engine:
+        trainer = await new_trainer(engine, recipe, place.update, round.tally)
+        step = asyncio.create_task(trainer.step(*batch(1)))
+        await asyncio.wait([step], timeout=round.chance.uniform(0, _MOMENT_S))
+        closing = asyncio.create_task(engine.aclose())
+        await _ended("an engine that was closed, or the step that ran on it,", closing, step)
+    closing.result()
+    if not step.cancelled() and (error := step.exception()) is not None and not isinstance(error, AsynctileError):
+        raise Finding("failed", f"a step whose engine was closed ended in {error!r}") from error
+    await asyncio.sleep(0)  # tasks that have ended leave the loop's list
+    before.expect_no_more(round.spill)
+
+
+async def _ended(what: str, *tasks: asyncio.Task[Any]) -> None:
+    """Wait for all of them, and no longer than is right."""
+    _, pending = await asyncio.wait(tasks, timeout=_BOUND_S)
+    if pending:
+        raise Finding("hung", f"{what} had not ended after {_BOUND_S:g} s on a disk that does some transfers a second")

@@ -1,0 +1,119 @@
+"""Scenario `truncate`: somebody cuts the spill file, in the midst of a training that runs through it.
+
+No byte may be wrong without a word: either all that was cut off was written again before it was read, or a typed error names
+tile, tier, file and offset. Then the engine closes, and the next one goes on from the checkpoint through the same folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from asynctile.cli.stress.faults import is_named
+from asynctile.cli.stress.finding import Finding
+from asynctile.cli.stress.models import (
+    batch,
+    draw_recipe,
+    draw_training_place,
+    expect_state,
+    loaded_trainer,
+    new_trainer,
+    state_of,
+)
+from asynctile.cli.stress.round import Round
+from asynctile.errors import AsynctileError
+from asynctile.layers import Trainer
+from asynctile.storage.container import RawFile
+
+__all__ = ["play"]
+
+_STEPS = 6
+_CUTS = (1, 3)
+
+
+class _Outsider:
+    """Cuts the spill file behind the back of whoever writes it, as a process with the same file could."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def wrap(self, file: RawFile) -> RawFile:
+        self._fd = file._fd  # type: ignore[attr-defined]
+        return file
+
+    def cut(self, part: float, *, back: bool) -> None:
+        """To a part of its length. back: and then as long as before, with a hole for what was cut off."""
+        nbytes = os.fstat(self._fd).st_size
+        os.ftruncate(self._fd, int(part * nbytes))
+        if back:
+            os.ftruncate(self._fd, nbytes)
+
+
+async def play(round: Round) -> bool:
+    """Every round counts."""
+    recipe, outsider = draw_recipe(round.chance), _Outsider()
+    place = draw_training_place(round.chance, recipe, spill=True)
+    states, _ = await round.course.follow(recipe, _STEPS)
+    checkpoint = round.folder / "checkpoint"
+    error: AsynctileError | None = None
+    async with round.engine(place, wrap_spill=outsider.wrap) as engine:
+        trainer = await new_trainer(engine, recipe, place.update, round.tally)
+        await trainer.save(checkpoint)
+        began_s = time.monotonic()
+        await trainer.step(*batch(1))
+        cutting = asyncio.create_task(_cut(round, outsider, (_STEPS - 1) * (time.monotonic() - began_s)))
+        try:
+            await _go_on(trainer, checkpoint)
+            expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS} and cuts of the spill file")
+        except AsynctileError as found:
+            error = found
+        finally:
+            cutting.cancel()
+            await asyncio.wait([cutting])
+        if not cutting.cancelled():
+            cutting.result()
+        await trainer.model.release()
+    _judge(round, error)
+    if error is not None:
+        place = draw_training_place(round.chance, recipe, spill=True)
+        async with round.engine(place) as engine:
+            trainer = await loaded_trainer(engine, checkpoint, place.update, round.tally)
+            await _go_on(trainer, checkpoint)
+            expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}, by an engine that went on")
+            await trainer.model.release()
+    return True
+
+
+async def _cut(round: Round, outsider: _Outsider, within_s: float) -> None:
+    """Now and then, in so many seconds."""
+    chance = round.chance
+    moments = sorted(chance.uniform(0, within_s) for _ in range(chance.randint(*_CUTS)))
+    parts = [(chance.choice((0.0, chance.random())), chance.random() < 0.3) for _ in moments]
+    began_s = time.monotonic()
+    for moment, (part, back) in zip(moments, parts, strict=True):
+        await asyncio.sleep(began_s + moment - time.monotonic())
+        await asyncio.to_thread(outsider.cut, part, back=back)
+        round.tally.injected["truncated"] += 1
+
+
+async def _go_on(trainer: Trainer, checkpoint: Path) -> None:
+    """To the last step, with a checkpoint behind each second."""
+    while trainer.step_count < _STEPS:
+        await trainer.step(*batch(trainer.step_count + 1))
+        if trainer.step_count % 2 == 0:
+            await trainer.save(checkpoint)
+
+
+def _judge(round: Round, error: AsynctileError | None) -> None:
+    """Count what came of it; Finding for an error that does not say which file was cut."""
+    tally = round.tally
+    tally.faulted += 1
+    if error is None:
+        tally.survived += 1
+        return
+    if not is_named(error):
+        raise Finding("failed", f"a spill file that was cut ended in an error that does not name tile, tier, file and offset: "
+                                f"{type(error).__name__}: {error}") from error
+    tally.reported += 1
