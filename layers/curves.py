@@ -1,6 +1,6 @@
-"""The curves of a run's picture, from its metrics.jsonl: losses a step, smoothed, and at validations, with words for each.
+"""The curves of a run's picture, from its metrics.jsonl: losses a step, smoothed, and at validations, with a name for each.
 
-Covers `Curves` and `read_curves`. How they are drawn is plot.py.
+Covers `Curves` and `read_curves`. The numbers beside them are labels.py, how they are drawn is plot.py.
 """
 
 from __future__ import annotations
@@ -22,42 +22,32 @@ _LARGEST = 1e300
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """In nats a token over the step. validations: the lines of the metrics behind the points of `validation`, by step."""
+    """In nats a token over the step. validations: the lines of the metrics behind the points of `validation`, by step.
+    bigram_loss: a level to compare with.
+    """
 
     training: Points
     smoothed: Points
     validation: Points
     validations: Mapping[int, Mapping[str, Any]]
-    bigram_entropy: float | None
+    bigram_loss: float | None
 
     @property
     def best(self) -> tuple[int, float]:
         """The first of the lowest validation losses; ValueError if there is none."""
         return min(self.validation, key=lambda point: point[1])
 
-    def words(self) -> dict[str, str]:
-        """What the legend says, by what it says it of."""
+    def names(self) -> dict[str, str]:
+        """What the legend calls each, by what it says it of."""
         found = {"training": "training, each step", "smoothed": "training, smoothed"}
         if self.validation:
-            (step, loss), best = self.validation[-1], self.best
-            found["validation"] = f"validation, last {loss:.4f}" + self._beside(step)
-            other = f" {best[1]:.4f}, step {best[0]:,}" + self._beside(best[0])
-            found["best"] = f"best{', the last' if best[0] == step else other}"
-        if self.bigram_entropy is not None:
-            found["bigram"] = f"bigram entropy of the held-out text, {self.bigram_entropy:.3f}"
-        return found
-
-    def _beside(self, step: int) -> str:
-        """In other units than nats."""
-        line, found = self.validations[step], ""
-        if (perplexity := number_in(line, "validation_perplexity")) is not None:
-            found += f", perplexity {perplexity:,.4g}"
-        if (bits := number_in(line, "validation_bits_per_byte")) is not None:
-            found += f", {bits:.4f} bits per byte"
+            found |= {"validation": "validation", "best": "best validation"}
+        if self.bigram_loss is not None:
+            found["bigrams"] = "bigram model"
         return found
 
 
-def read_curves(path: Path, bigram_entropy: float | None) -> Curves:
+def read_curves(path: Path, bigram_loss: float | None) -> Curves:
     """Those of a metrics.jsonl. ValueError if it cannot be read or has no loss to draw."""
     losses: dict[int, float] = {}
     validation: dict[int, float] = {}
@@ -85,7 +75,7 @@ def read_curves(path: Path, bigram_entropy: float | None) -> Curves:
         smoothed=_smooth(training),
         validation=sorted(validation.items()),
         validations=validations,
-        bigram_entropy=bigram_entropy,
+        bigram_loss=bigram_loss,
     )
 
 

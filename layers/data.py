@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.data_source import Source, open_source
-from asynctile.layers.entropy import bigram_entropy
+from asynctile.layers.entropy import bigram_loss
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.text import TextSource
 from asynctile.layers.tokens import TokenFile, Tokens, TokenView, open_tokens, split, tokenise
@@ -32,7 +32,7 @@ __all__ = [
     "TokenView",
     "Tokens",
     "ValidationBatches",
-    "bigram_entropy",
+    "bigram_loss",
     "open_source",
     "open_tokens",
     "split",

@@ -1,7 +1,6 @@
-"""The entropy of text under the best model that sees only the last token: the mark that a trained model must
-pass.
+"""The loss of a model that sees only the last token: the mark that a trained model must pass.
 
-Covers `bigram_entropy`. The tokens are those of `tokens.py`.
+Covers `bigram_loss`. Where the tokens come from is tokens.py.
 """
 
 from __future__ import annotations
@@ -11,63 +10,57 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.tokens import Tokens
+__all__ = ["bigram_loss"]
 
-__all__ = ["bigram_entropy"]
-
-_PIECE = 1 << 20  # tokens counted at once
-_DENSE_PAIRS = 1 << 22  # up to this many possible pairs, one counter each is quicker than sorting
+Counts = NDArray[np.int64]
 
 
-def bigram_entropy(tokens: Tokens, vocab_size: int) -> float:
-    """H(next | previous) of a text in nats a token, from the text's own counts.
+def bigram_loss(training: NDArray[Any], held_out: NDArray[Any], vocab_size: int) -> float:
+    """Mean -ln p(next | previous) over the pairs of `held_out`, in nats a token, of a bigram model counted on `training`.
 
-    With c(a, b) the times that b follows a, c(a) the sum of these over b, and N = len(tokens) - 1 the sum
-    over all:
+    Both are ids (N,) of any integer type; pairs with an id not below `vocab_size` are left out. ValueError if nothing is left
+    of either. Time and memory grow with the pairs and with `vocab_size`.
 
-    H = -1/N sum c(a, b) ln(c(a, b) / c(a)) = (sum c(a) ln c(a) - sum c(a, b) ln c(a, b)) / N
+    The model is interpolated Kneser-Ney smoothing (Kneser and Ney, Improved backing-off for m-gram language modeling, ICASSP
+    1995; interpolated as in Chen and Goodman, An empirical study of smoothing techniques for language modeling, Computer Speech
+    and Language 13, 1999). c(a, b) says how often b follows a, c(a) is its sum over b, n(a) says how many different tokens
+    follow a, n(b) how many precede b, and m how many different b there are:
 
-    No bigram model, wherever its counts are from, has a lower loss on this text: a model that does better has
-    used more than the last token. With a large vocabulary and a short text, most pairs come once and H nears
-    zero, a mark that is then too hard rather than too soft. Raises ValueError for fewer than 2 tokens or an
-    id not below `vocab_size`.
+    p(b | a) = (max(c(a, b) - D, 0) + D n(a) p(b)) / c(a), and p(b) where a was not seen
+    p(b) = (max(n(b) - E, 0) + E m / vocab_size) / sum of n
+
+    D and E are the `_discount` of the counts c(a, b) and n(b).
     """
-    if len(tokens) < 2:
-        raise ValueError(
-            f"the bigram entropy of {len(tokens)} tokens does not exist; expected 2 or more, give more text"
-        )
-    pairs, counts = _count_pairs(tokens, vocab_size)
-    previous = np.bincount(pairs // vocab_size, counts)
-    return float((_x_log_x(previous) - _x_log_x(counts)) / (len(tokens) - 1))
+    pairs, counts = _count_pairs(training, vocab_size)
+    found, times = _count_pairs(held_out, vocab_size)
+    previous, following = found // vocab_size, found % vocab_size
+    seen = np.bincount(pairs // vocab_size, counts, vocab_size)[previous]
+    successors = np.bincount(pairs // vocab_size, minlength=vocab_size)[previous]
+    at = np.minimum(np.searchsorted(pairs, found), len(pairs) - 1)
+    together = np.where(pairs[at] == found, counts[at], 0)
+    discount, lower = _discount(counts), _of_token(pairs, vocab_size)[following]
+    likely = (np.maximum(together - discount, 0) + discount * successors * lower) / np.maximum(seen, 1)
+    return float(times @ -np.log(np.where(seen > 0, likely, lower)) / times.sum())
 
 
-def _count_pairs(tokens: Tokens, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The pairs that occur, as previous * vocab_size + next, and how often, in the order of the pairs."""
-    pairs, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    dense = np.zeros(vocab_size**2 if vocab_size**2 <= _DENSE_PAIRS else 0, np.int64)
-    for start in range(0, len(tokens) - 1, _PIECE):
-        codes = _pair_codes(
-            tokens[start : start + _PIECE + 1], vocab_size
-        )  # one more: pairs across the border count
-        if dense.size:
-            dense += np.bincount(codes, minlength=dense.size)
-        else:
-            new, times = np.unique(codes, return_counts=True)
-            pairs, inverse = np.unique(np.concatenate([pairs, new]), return_inverse=True)
-            counts = np.bincount(inverse, np.concatenate([counts, times])).astype(np.int64)
-    if dense.size:
-        pairs = np.flatnonzero(dense)
-        counts = dense[pairs]
-    return pairs, counts
+def _of_token(pairs: Counts, vocab_size: int) -> NDArray[np.float64]:
+    """p(b) of every token (vocab_size,): by how many different tokens it follows."""
+    predecessors = np.bincount(pairs % vocab_size, minlength=vocab_size)
+    discount, different = _discount(predecessors), np.count_nonzero(predecessors)
+    likely: NDArray[np.float64] = np.maximum(predecessors - discount, 0) + discount * different / vocab_size
+    return likely / len(pairs)
 
 
-def _pair_codes(piece: NDArray[Any], vocab_size: int) -> NDArray[np.int64]:
-    if piece.max() >= vocab_size:
-        raise ValueError(f"token id {piece.max()} is outside the vocabulary; expected 0 to {vocab_size - 1}")
-    codes: NDArray[np.int64] = piece[:-1].astype(np.int64) * vocab_size + piece[1:]
-    return codes
+def _discount(counts: Counts) -> float:
+    """n1 / (n1 + 2 n2) of how many were counted once and twice; one more of each keeps it between 0 and 1."""
+    once, twice = (np.count_nonzero(counts == times) for times in (1, 2))
+    return (once + 1) / (once + 2 * twice + 2)
 
 
-def _x_log_x(counts: NDArray[Any]) -> float:
-    positive = counts[counts > 0].astype(np.float64)
-    return float(positive @ np.log(positive))
+def _count_pairs(tokens: NDArray[Any], vocab_size: int) -> tuple[Counts, Counts]:
+    """The pairs that occur, as previous * vocab_size + next in ascending order, and how often."""
+    previous, following = tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64)
+    known = np.maximum(previous, following) < vocab_size
+    if not known.any():
+        raise ValueError(f"{len(tokens)} tokens below {vocab_size} have no pair to count; expected 2 or more, give more text")
+    return np.unique((previous * vocab_size + following)[known], return_counts=True)

@@ -1,7 +1,7 @@
 """The picture of a run: its loss, step by step.
 
 Covers `loss_curve`, which draws by matplotlib where the extra `plot` is installed, else as a plain SVG written here. What is
-drawn is curves.py; what goes into the metrics is the trainer's and the program's affair.
+drawn is curves.py and labels.py; what goes into the metrics is the trainer's and the program's affair.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from asynctile.layers.curves import Curves, Points, read_curves
+from asynctile.layers.labels import Label, labels_of
 from asynctile.storage.folder import write_file
 
 __all__ = ["loss_curve"]
 
 _LIGHT, _DARK, _ACCENT, _BEST, _GREY = "#a9c4e0", "#1f5a96", "#c8501e", "#2e8b57", "#666666"
+_COLOURS = {"training": _LIGHT, "smoothed": _DARK, "validation": _ACCENT, "best": _BEST, "bigrams": _GREY}
 _WIDTH, _HEIGHT = 800, 480
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 24, 44, 56
-#: The width of a letter, about.
-_LETTER = 6.4
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 146, 44, 56
+#: The width of a letter, about, and the height of a line of a label, as a share of the axis.
+_LETTER, _LINE = 6.4, 0.036
 #: What lies between two values is no range to draw if it is less than this share of them, or than this itself.
 _SHARE, _LEAST = 1e-12, 1e-300
 
@@ -31,17 +33,18 @@ def loss_curve(
     metrics_jsonl_path: str | os.PathLike[str],
     png_path: str | os.PathLike[str],
     *,
-    bigram_entropy: float | None = None,
+    bigram_loss: float | None = None,
 ) -> Path:
-    """Draw training loss a step (light), smoothed, and validation points, in nats a token, over the step. The legend says the
-    last and the best validation in its other units too.
+    """Draw training loss a step (light), smoothed, and validation points, in nats a token, over the step. Numbers stand behind
+    the ends of the curves, of the last and the best validation in its other units too.
 
     Reads lines of JSON with `step` and `loss` or `validation_loss`; losses that are not finite or beyond
-    1e300 are left out, of lines with the same step the last counts. `bigram_entropy` draws a level to compare with.
+    1e300 are left out, of lines with the same step the last counts. `bigram_loss` draws a level to compare with, if it
+    lies between the losses; else its number says where it is.
     Returns the path written: `png_path`, or the same with `.svg` where matplotlib is missing. Raises
     ValueError if no line has a loss to draw.
     """
-    curves = read_curves(Path(metrics_jsonl_path), bigram_entropy)
+    curves = read_curves(Path(metrics_jsonl_path), bigram_loss)
     path = Path(png_path)
     try:
         from matplotlib.figure import Figure
@@ -49,23 +52,27 @@ def loss_curve(
         path = path.with_suffix(".svg")
         write_file(path, _svg(curves).encode())
         return path
-    write_file(path, _png(curves, Figure(figsize=(8, 4.8), dpi=120, layout="constrained")))
+    write_file(path, _png(curves, Figure(figsize=(8, 4.8), dpi=120)))
     return path
 
 
 def _png(curves: Curves, figure: Any) -> bytes:
     # A Figure of its own, not pyplot: no global state, and no window system is asked for.
-    axes, words = figure.add_subplot(), curves.words()
-    axes.plot(*zip(*curves.training, strict=True), color=_LIGHT, linewidth=1, label=words["training"])
-    axes.plot(*zip(*curves.smoothed, strict=True), color=_DARK, linewidth=1.8, label=words["smoothed"])
+    axes, names = figure.add_axes((0.075, 0.11, 0.745, 0.8)), curves.names()
+    axes.plot(*zip(*curves.training, strict=True), color=_LIGHT, linewidth=1, label=names["training"])
+    axes.plot(*zip(*curves.smoothed, strict=True), color=_DARK, linewidth=1.8, label=names["smoothed"])
     if curves.validation:
         points = zip(*curves.validation, strict=True)
-        axes.plot(*points, "o-", color=_ACCENT, markersize=4, linewidth=1, label=words["validation"])
+        axes.plot(*points, "o-", color=_ACCENT, markersize=4, linewidth=1, label=names["validation"])
         step, loss = curves.best
-        axes.plot([step], [loss], "o", color=_BEST, markersize=7, markeredgecolor="white", label=words["best"], zorder=3)
-    if curves.bigram_entropy is not None:
-        axes.axhline(curves.bigram_entropy, color=_GREY, linewidth=1, linestyle="--", label=words["bigram"])
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss")
+        axes.plot([step], [loss], "o", color=_BEST, markersize=7, markeredgecolor="white", label=names["best"], zorder=3)
+    low, high = axes.get_ylim()
+    if curves.bigram_loss is not None and low <= curves.bigram_loss <= high:
+        axes.axhline(curves.bigram_loss, color=_GREY, linewidth=1, linestyle="--", label=names["bigrams"])
+    for label in labels_of(curves, low, high, _LINE):
+        axes.text(1.012, label.height + 0.45 * _LINE, "\n".join(label.lines), color=_COLOURS[label.of], fontsize="small",
+                  linespacing=1.1, verticalalignment="top", transform=axes.transAxes)  # fmt: skip
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title="Loss", ylim=(low, high))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize="small", loc="upper right")
@@ -75,7 +82,8 @@ def _png(curves: Curves, figure: Any) -> bytes:
 
 
 def _svg(curves: Curves) -> str:
-    scale, words = _Scale.of(curves), curves.words()
+    scale, names = _Scale.of(curves), curves.names()
+    low, high = scale.losses[0], scale.losses[-1]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
         ' font-family="sans-serif" font-size="13">',
@@ -89,25 +97,37 @@ def _svg(curves: Curves) -> str:
         parts += [_circle(scale.x(step), scale.y(loss), 3, _ACCENT) for step, loss in curves.validation]
         step, loss = curves.best
         parts.append(_circle(scale.x(step), scale.y(loss), 5, _BEST))
-    if curves.bigram_entropy is not None:
-        y = f"{scale.y(curves.bigram_entropy):.1f}"
+    if curves.bigram_loss is not None and low <= curves.bigram_loss <= high:
+        y = f"{scale.y(curves.bigram_loss):.1f}"
         parts.append(
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="{_GREY}" stroke-dasharray="6 4"/>'
         )
-    return "\n".join([*parts, *_legend(words), "</svg>", ""])
+    else:
+        names.pop("bigrams", None)
+    for label in labels_of(curves, low, high, _LINE):
+        parts += _lines(label, scale.y(low + label.height * (high - low)))
+    return "\n".join([*parts, *_legend(names), "</svg>", ""])
 
 
-def _legend(words: dict[str, str]) -> list[str]:
-    """In the upper right corner, where losses are seldom; as far from the edge as its longest words take."""
-    colours = {"training": _LIGHT, "smoothed": _DARK, "validation": _ACCENT, "best": _BEST, "bigram": _GREY}
-    x = max(_LEFT + 8, _WIDTH - _RIGHT - 36 - round(_LETTER * max(map(len, words.values()))))
+def _lines(label: Label, first: float) -> list[str]:
+    """The lines of a label behind the axes, the first at a height in pixels."""
+    x, line, colour = _WIDTH - _RIGHT + 8, _LINE * (_HEIGHT - _TOP - _BOTTOM), _COLOURS[label.of]
+    return [
+        f'<text x="{x}" y="{first + n * line:.1f}" dy="4" font-size="12" fill="{colour}">{text}</text>'
+        for n, text in enumerate(label.lines)
+    ]
+
+
+def _legend(names: dict[str, str]) -> list[str]:
+    """In the upper right corner of the axes, where losses are seldom."""
+    x = _WIDTH - _RIGHT - 36 - round(_LETTER * max(map(len, names.values())))
     parts = []
-    for n, (name, label) in enumerate(words.items()):
+    for n, (name, label) in enumerate(names.items()):
         y = _TOP + 12 + 20 * n
         if name == "best":
-            parts.append(_circle(x + 14, y, 5, colours[name]))
+            parts.append(_circle(x + 14, y, 5, _COLOURS[name]))
         else:
-            parts.append(f'<line x1="{x}" x2="{x + 28}" y1="{y}" y2="{y}" stroke="{colours[name]}" stroke-width="3"/>')
+            parts.append(f'<line x1="{x}" x2="{x + 28}" y1="{y}" y2="{y}" stroke="{_COLOURS[name]}" stroke-width="3"/>')
         parts.append(f'<text x="{x + 36}" y="{y}" dy="4">{label}</text>')
     return parts
 
@@ -127,7 +147,6 @@ class _Scale:
     def of(cls, curves: Curves) -> _Scale:
         steps = [step for step, _ in curves.training + curves.validation]
         losses = [loss for _, loss in curves.training + curves.validation]
-        losses += [] if curves.bigram_entropy is None else [curves.bigram_entropy]
         return cls(steps=_ticks(min(steps), max(steps)), losses=_ticks(min(losses), max(losses)))
 
     def x(self, step: float) -> float:

@@ -1,4 +1,4 @@
-"""The end of a run: the validation loss beside what a bigram model could reach, a picture, a sample, the sums.
+"""The end of a run: the validation loss beside that of a bigram model, a picture, a sample, the sums.
 
 Covers `finish`. It reads metrics.jsonl, so that a run of several sessions is summed as one.
 """
@@ -87,17 +87,17 @@ async def finish(session: Session) -> bool:
     folder, note = session.folder, session.display.note
     folder.begin()  # of a run that had no step left
     sums = Sums.of(folder)
-    picture, entropy = await session.picture.last()
+    picture, bigrams = await session.picture.last()
     session.display.stage("writing a sample")
     sample = await session.sample(_SAMPLE_TOKENS)
     if sample is None:
         return False
     folder.write("sample.txt", sample.text.encode())
-    folder.write("summary.json", encode_json(_as_json(sums, entropy)))
+    folder.write("summary.json", encode_json(_as_json(sums, bigrams)))
     note(f"{sample}\n")
     # Of before there was a best model the metrics may have a lower loss, on other windows.
     is_kept = folder.has_best and sums.best.get("step") == session.validations.best_step
-    for line in _sentences(sums, entropy, is_kept):
+    for line in _sentences(sums, bigrams, is_kept):
         note(line)
     note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
     note(f"asynctile generate {folder.path} writes with the model")
@@ -105,13 +105,13 @@ async def finish(session: Session) -> bool:
     return True
 
 
-def _sentences(sums: Sums, entropy: float, is_kept: bool) -> list[str]:
+def _sentences(sums: Sums, bigrams: float, is_kept: bool) -> list[str]:
     lines = []
     if sums.validation_loss is not None:
-        difference = entropy - sums.validation_loss
+        difference = bigrams - sums.validation_loss
         side = "below" if difference >= 0 else "above"
         lines.append(f"validation loss {sums.validation_loss:.4f} nats a token, {abs(difference):.4f} {side} the "
-                     f"bigram entropy of the held-out text, {entropy:.4f}")
+                     f"{bigrams:.4f} of a bigram model")
         lines += _of_validation(sums, is_kept)
     stalled = "" if sums.stalled is None else f"; stalled for {sums.stalled:.1%} of the time"
     lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
@@ -141,10 +141,10 @@ def _of_validation(sums: Sums, is_kept: bool) -> list[str]:
     return [", ".join(found)] if found else []
 
 
-def _as_json(sums: Sums, entropy: float) -> dict[str, Any]:
+def _as_json(sums: Sums, bigrams: float) -> dict[str, Any]:
     return {
         "steps": sums.steps, "tokens": sums.tokens, "tokens_per_s": sums.tokens_per_s, "stalled": sums.stalled,
-        **{name: number_in(sums.validation, name) for name in _VALIDATED}, "bigram_entropy": entropy,
+        **{name: number_in(sums.validation, name) for name in _VALIDATED}, "bigram_loss": bigrams,
         "best_validation_loss": number_in(sums.best, _LOSS), "best_step": sums.best.get("step"),
         **{name: getattr(sums, name) for name in (*_SUMMED[3:], *_PEAKS)},
     }  # fmt: skip

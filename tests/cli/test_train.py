@@ -55,7 +55,7 @@ def test_what_a_run_leaves(train: Program, tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6]
     summary = json.loads((run / "summary.json").read_text())
     assert summary["validation_loss"] == lines[-1]["validation_loss"]
-    for said in ("validation loss", "bigram entropy", "tokens/s", "stalled", "\npeak "):
+    for said in ("validation loss", "of a bigram model", "tokens/s", "stalled", "\npeak "):
         assert said in out
     assert "the device" not in out, "it trained in RAM"
     before, sample = out.split("--- sample: the held-out text begins\n")

@@ -13,7 +13,6 @@ from asynctile.layers.data import (
     Batches,
     TokenFile,
     ValidationBatches,
-    bigram_entropy,
     split,
 )
 
@@ -135,38 +134,6 @@ def test_numbers_out_of_range_are_named(arguments):
 def test_a_limit_below_one_is_named():
     with pytest.raises(ValueError, match="limit 0"):
         ValidationBatches(np.arange(100), 1, 4, limit=0)
-
-
-def slow_entropy(tokens, vocab_size):
-    counts = np.zeros((vocab_size, vocab_size))
-    for a, b in itertools.pairwise(tokens):
-        counts[a, b] += 1
-    model = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    return -np.mean([math.log(model[a, b]) for a, b in itertools.pairwise(tokens)])
-
-
-@pytest.mark.parametrize("dense_pairs", [0, 1 << 22])
-@pytest.mark.parametrize("piece", [7, 1 << 20])
-def test_bigram_entropy_is_the_loss_of_the_best_bigram_model(monkeypatch, dense_pairs, piece):
-    monkeypatch.setattr("asynctile.layers.entropy._DENSE_PAIRS", dense_pairs)
-    monkeypatch.setattr("asynctile.layers.entropy._PIECE", piece)
-    tokens = np.random.default_rng(3).integers(0, 9, 400).astype(np.uint16)
-    tokens[::2] //= 3
-    assert bigram_entropy(tokens, 9) == pytest.approx(slow_entropy(tokens.tolist(), 9), rel=1e-12)
-
-
-def test_bigram_entropy_of_known_texts(tmp_path):
-    assert bigram_entropy(np.array([0, 1] * 50), 2) == pytest.approx(0, abs=1e-12)
-    uniform = np.random.default_rng(0).integers(0, 4, 100_000)
-    assert bigram_entropy(uniform, 4) == pytest.approx(math.log(4), abs=1e-3)
-    assert bigram_entropy(counted(tmp_path / "t", 65_000), 65_536) == pytest.approx(0, abs=1e-9)
-
-
-def test_bigram_entropy_refuses_what_has_none():
-    with pytest.raises(ValueError, match="of 1 tokens does not exist"):
-        bigram_entropy(np.array([1]), 2)
-    with pytest.raises(ValueError, match="token id 5 is outside"):
-        bigram_entropy(np.array([1, 5]), 5)
 
 
 @pytest.mark.parametrize("position", [-1, 2**63, 10**99, 1.5, True, None, "1"])

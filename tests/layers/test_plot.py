@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -13,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asynctile.layers.curves import read_curves
-from asynctile.layers.plot import loss_curve
+from asynctile.layers.labels import labels_of
+from asynctile.layers.plot import _png, loss_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -39,30 +41,74 @@ def no_matplotlib(monkeypatch):
 
 def test_matplotlib_draws_a_png(metrics, tmp_path):
     pytest.importorskip("matplotlib")
-    assert loss_curve(metrics, tmp_path / "loss.png", bigram_entropy=2.4) == tmp_path / "loss.png"
+    assert loss_curve(metrics, tmp_path / "loss.png", bigram_loss=2.4) == tmp_path / "loss.png"
     content = (tmp_path / "loss.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert int.from_bytes(content[16:20], "big") == 960
 
 
 def test_without_matplotlib_the_same_curves_are_an_svg(metrics, tmp_path, no_matplotlib):
-    path = loss_curve(metrics, tmp_path / "loss.png", bigram_entropy=2.4)
+    path = loss_curve(metrics, tmp_path / "loss.png", bigram_loss=2.4)
     assert path == tmp_path / "loss.svg"
     root = ElementTree.parse(path).getroot()
     lines = [line.get("points").split() for line in root.iter(f"{SVG}polyline")]
     assert [len(points) for points in lines] == [300, 300, 6]
     for x, y in (map(float, point.split(",")) for points in lines for point in points):
-        assert 72 <= x <= 776
+        assert 72 <= x <= 654
         assert 44 <= y <= 424
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {
-        "step", "loss (nats per token)", "training, each step", "training, smoothed",
-        "validation, last 2.0577, perplexity 7.828, 1.0288 bits per byte",
-        "best 1.9229, step 250, perplexity 6.841, 0.9615 bits per byte",
-        "bigram entropy of the held-out text, 2.400",
-    } <= set(texts)  # fmt: skip
-    ends = [float(text.get("x")) + 6.5 * len(text.text) for text in root.iter(f"{SVG}text") if "best" in text.text]
-    assert all(end <= 800 for end in ends), "the legend is in the picture"
+    legend = ["training, each step", "training, smoothed", "validation", "best validation", "bigram model"]
+    assert [text for text in texts if text in legend] == legend
+    assert [text.text for text in root.iter(f"{SVG}text") if text.get("x") == "662"] == [
+        "2.4000", "2.0577", "perplexity 7.828", "1.0288 bits per byte", "1.9229, step 250", "perplexity 6.841",
+        "0.9615 bits per byte", "1.7741",
+    ]  # fmt: skip
+    assert {"step", "loss (nats per token)"} <= set(texts)
+
+
+def heights(path):
+    """Of the texts of a picture, by what they say."""
+    return {text.text: float(text.get("y")) for text in ElementTree.parse(path).getroot().iter(f"{SVG}text") if text.get("y")}
+
+
+def test_a_mark_never_sets_the_axis(metrics, tmp_path, no_matplotlib):
+    """Beyond the losses its number says where it is."""
+    def polylines(mark):
+        path = loss_curve(metrics, tmp_path / "loss.png", bigram_loss=mark)
+        return [line.get("points") for line in ElementTree.parse(path).getroot().iter(f"{SVG}polyline")], heights(path)
+
+    plain, _ = polylines(None)
+    for mark, said, least, most in (
+        (2.4, "2.4000", 44, 424), (0.01, "0.010000, below", 400, 440), (99.0, "99.000, above", 40, 70)
+    ):  # fmt: skip
+        drawn, texts = polylines(mark)
+        assert drawn == plain
+        assert least <= texts[said] <= most
+        assert ("bigram model" in texts) == (mark == 2.4)
+
+
+def test_a_mark_never_sets_the_axis_of_matplotlib(metrics, tmp_path):
+    figures = pytest.importorskip("matplotlib.figure")
+    ends = set()
+    for mark in (None, 2.4, 0.01, 99.0):
+        figure = figures.Figure()
+        _png(read_curves(metrics, mark), figure)
+        ends.add(figure.axes[0].get_ylim())
+    assert len(ends) == 1
+
+
+@pytest.mark.parametrize("losses", [(2.0, 2.0, 2.0, 2.0), (1.0, 9.0, 1.01, 1.02), (1.0, 9.0, 8.99, 8.98), (1.0, 9.0, 5.0, 5.1)])
+def test_no_number_stands_over_another(losses, tmp_path):
+    low, high, last, mark = losses
+    lines = [{"step": 1, "loss": high}, {"step": 2, "loss": low},
+             {"step": 2, "validation_loss": low, "validation_perplexity": 2.0},
+             {"step": 3, "validation_loss": last, "validation_perplexity": 3.0, "validation_bits_per_byte": 4.0}]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    labels = labels_of(read_curves(tmp_path / "metrics.jsonl", mark), low - 0.1, high + 0.1, 0.04)
+    assert len(labels) >= 3
+    for above, below in itertools.pairwise(labels):
+        assert above.height - below.height >= 0.04 * len(above.lines)
+    assert labels[0].height <= 1.02 and labels[-1].height - 0.04 * (len(labels[-1].lines) - 1) >= -0.02
 
 
 def test_a_higher_loss_stands_higher(metrics, tmp_path, no_matplotlib):
@@ -132,7 +178,7 @@ def test_every_finite_loss_has_a_place_in_the_picture(tmp_path_factory, losses, 
     training = next(root.iter(f"{SVG}polyline")).get("points").split()
     assert len(training) == len(losses)
     for x, y in (map(float, point.split(",")) for point in training):
-        assert 72 <= x <= 776
+        assert 72 <= x <= 654
         assert 44 <= y <= 424
 
 
