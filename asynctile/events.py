@@ -19,8 +19,8 @@ from typing import Final
 
 __all__ = [
     "Closing", "DataEnded", "Event", "Fault", "FirstToken", "Opened", "Opening", "Pressure", "RequestBegun", "RequestDone",
-    "SaveBegun", "SaveDone", "SaveFailed", "StepDone", "TextsWait", "Waiting", "RETRY", "REPAIR", "OPERATION", "STALL", "TORN", "SKIPPED",
-    "CANCELLED", "FAILED",
+    "SaveBegun", "SaveDone", "SaveFailed", "StepDone", "TextsWait", "Waiting",
+    "RETRY", "REPAIR", "OPERATION", "STALL", "TORN", "SKIPPED", "CANCELLED", "FAILED",
 ]  # fmt: skip
 
 #: Fault.kind: a transfer to or from the spill file that went well after all, or whose bytes did.

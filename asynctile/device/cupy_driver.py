@@ -1,6 +1,6 @@
 """CuPy as the driver of a GPU (driver.py): its bindings of the CUDA runtime and driver, and the libraries beside them.
 
-CuPy's arrays, memory pools and current streams are not used.
+CuPy's arrays, memory pools and current streams are not used. Long because every call of a GPU's runtime and driver stands here.
 """
 
 from __future__ import annotations
