@@ -213,8 +213,8 @@ class Trainer:
         has no room for the copies (12 bytes a parameter), this waits all the same. A save under way ends first; its
         error, if nobody asked for it, is raised here. ValueError if `path` is a file or holds other things;
         CheckpointError if the disk fails or is full; TypeError or ValueError for a data_state that would not come back
-        equal. What was saved there before is then untouched. progress: called on the
-        device's loop with how many bytes are written or read again for their checksums, and how many will be.
+        equal. What was saved there before is then untouched. progress: called on the device's loop with how many bytes
+        are written or read again for their checksums, and how many will be.
         """
         final, data_state = Path(path), kept(self.data_state)  # now: the caller may go on to change it
 
