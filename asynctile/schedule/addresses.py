@@ -82,7 +82,7 @@ class Addresses:
         does. waits: for a place, how long that is, and what decides between holes alike, the less the better.
         """
         size, low = self._sizes[tile], self._sizes[tile] >= self._large
-        fitting = sorted((free, begin) for begin, free in self._holes if free >= size)
+        fitting = sorted([(free, begin) for begin, free in self._holes if free >= size])
         best: tuple[float, int, bool, float, int] | None = None
         for index, (free, begin) in enumerate(fitting):
             if best is not None and not best[0] and (free - size > best[1] or index >= ALIKE):

@@ -8,9 +8,9 @@ RAM takes down what the device has changed, the host's bytes replace those of th
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Collection, Mapping
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from asynctile.program.operation import READ, WRITE
@@ -95,7 +95,8 @@ class Walk:
                 if self._overwritten.get(use.tile) == index:
                     del self._overwritten[use.tile]
             self.now = index + 1
-            self._look_ahead()
+            if self._brought_nbytes < self._ahead:
+                self._look_ahead()
 
     def standing(self) -> dict[int, Stay]:
         """Who stands between two runs, seen from the one that comes: over a link no inputs, in RAM all of them."""
@@ -111,16 +112,19 @@ class Walk:
         }  # fmt: skip
 
     def _use(self, entry: tuple[Use, ...]) -> None:
-        held = {use.tile for use in entry}
-        placed: list[int] = []
-        for use in entry:
-            if not self.stands[use.tile]:
+        stands, dirty = self.stands, self.dirty
+        missing = [use for use in entry if not stands[use.tile]]
+        if missing:
+            held = {use.tile for use in entry}
+            placed: list[int] = []
+            for use in missing:
                 if not self._place(use.tile, -1, held, placed, load=use.how != WRITE):
                     raise NoRoom
                 placed.append(use.tile)
-        for use in entry:
-            self.dirty[use.tile] = self.dirty[use.tile] or use.how != READ
-            self._rank(use.tile, use.again)
+        for tile, how, again, _ in entry:
+            if how != READ:
+                dirty[tile] = True
+            self._rank(tile, again)
         self._perform(entry)
         for use in entry:
             if use.dies:
@@ -206,21 +210,21 @@ class Walk:
         while furthest and found is None:
             rank, tile = furthest[0]
             if not self.stands[tile] or self._ranked(tile) != -rank:
-                heapq.heappop(furthest)
+                heappop(furthest)
             elif tile in held:
-                aside.append(heapq.heappop(furthest))
+                aside.append(heappop(furthest))
             elif -rank > beyond:
                 found = tile
             else:
                 break
         for entry in aside:
-            heapq.heappush(furthest, entry)
+            heappush(furthest, entry)
         return found
 
     def _rank(self, tile: int, again: int) -> None:
         self.again[tile] = again
         if self.stands[tile]:
-            heapq.heappush(self._furthest, (-self._ranked(tile), tile))
+            heappush(self._furthest, (-again if self._kept is None else -self._ranked(tile), tile))
 
     def _ranked(self, tile: int) -> int:
         """Who will not be kept is not needed beyond the run."""
