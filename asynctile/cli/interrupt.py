@@ -20,16 +20,16 @@ from typing import Any, TypeVar
 
 from asynctile.starting import EXIT_STATUS, is_program
 
-__all__ = ["EXIT_STATUS", "ONCE_MORE", "Interrupt"]
+__all__ = ["AGAIN_S", "EXIT_STATUS", "ONCE_MORE", "Interrupt"]
 
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: A signal that comes sooner is part of the first: `timeout` signals a process and then its group, a shell passes on what its
 #: terminal has said already.
-_AGAIN_S = 2
+AGAIN_S = 2
 #: What the first signal is answered with.
-ONCE_MORE = f"once more, at least {_AGAIN_S} s later, stops at once"
+ONCE_MORE = f"once more, at least {AGAIN_S} s later, stops at once"
 
 
 class Interrupt:
@@ -100,7 +100,7 @@ class Interrupt:
             self._signalled_s = now_s
             self._ask()
         # A terminal that goes may say so twice, at any distance: itself, and through its shell.
-        elif now_s - self._signalled_s >= _AGAIN_S and number != signal.SIGHUP:
+        elif now_s - self._signalled_s >= AGAIN_S and number != signal.SIGHUP:
             self._end_at_once()
 
     def _end_at_once(self) -> None:

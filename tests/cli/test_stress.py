@@ -50,9 +50,9 @@ def test_a_round_of_each_scenario(program: Program, tmp_path: Path) -> None:
         "seed": 3, "minutes": None, "rounds": 1, "cancellations": None, "scenarios": list(SCENARIOS), "spill": str(tmp_path),
     }  # fmt: skip
     assert found["failures"] == [] and found["found"] == dict.fromkeys(KINDS, 0)
-    assert found["kills"] >= 1 and found["cancellations"] > 0
+    assert found["kills"] >= 1 and found["cancellations"] > 0 and sum(found["pairs"].values()) == 1
     assert all(found["moved"].values()) and found["libraries"]["numpy"]
-    assert "random 1, thrash 1, train 1, faults 1, truncate 1, crawl 1, cancel 1, kill 1, inputs 1" in out
+    assert "random 1, thrash 1, train 1, faults 1, truncate 1, crawl 1, cancel 1, kill 1, signals 1, inputs 1" in out
     assert "0 B lost" in out
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"], "the folder that it made is gone"
 

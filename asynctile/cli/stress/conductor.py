@@ -1,4 +1,4 @@
-"""Who plays when: scenarios take turns by their share of the time, kills happen beside them in a process of their own.
+"""Who plays when: scenarios take turns by their share of the time, kills and signals happen beside them, in other processes.
 
 Covers `Conductor`: turns, seeds, deadlines, and what becomes of a round that fails. What a round does is its scenario's file.
 """
@@ -23,6 +23,7 @@ from asynctile.cli.stress.models import Course
 from asynctile.cli.stress.partner import Ended
 from asynctile.cli.stress.round import Round, seed_after
 from asynctile.cli.stress.settings import Settings
+from asynctile.cli.stress.signals import Signals
 from asynctile.cli.stress.tally import Failure, Tally
 from asynctile.errors import StalledError
 
@@ -39,8 +40,9 @@ _SHARES = {
     "random": 0.4, "thrash": 0.05, "train": 0.1, "faults": 0.2, "cancel": 0.07, "inputs": 0.18,
     "truncate": 0.04, "crawl": 0.06,
 }  # fmt: skip
-#: Of all time, that kills may take beside others.
-_KILL_SHARE = 0.25
+_BESIDE: dict[str, type[Killer | Signals]] = {"kill": Killer, "signals": Signals}
+#: Of all time, that each of these may take beside others.
+_SHARE_BESIDE = 0.25
 
 
 class Conductor:
@@ -65,20 +67,23 @@ class Conductor:
             if "inputs" in self._played:
                 for lane in range(self._lanes):
                     self._attacks.append(await stack.enter_async_context(Attack(self.folder / f"inputs-{lane}")))
-            if "kill" not in self._played:
-                return await self._take_turns()
-            killer = await stack.enter_async_context(Killer(self.folder / "kill"))
-            kills = asyncio.create_task(self._kill(killer))
+            names = [name for name in _BESIDE if name in self._played]
+            partners = [_BESIDE[name](self.folder / name) for name in names]
+            for partner in partners:
+                await stack.enter_async_context(partner)
+            tasks = {name: asyncio.create_task(self._play_beside(name, partner))
+                     for name, partner in zip(names, partners, strict=True)}
             try:
                 await self._take_turns()
-                while not kills.done() and not self._ends_kills():
-                    await asyncio.wait([kills], timeout=0.1)
+                while left := [task for name, task in tasks.items() if not task.done() and not self._is_left(name)]:
+                    await asyncio.wait(left, timeout=0.1)
             finally:
-                kills.cancel()
-                await asyncio.wait([kills])
-        if not kills.cancelled():
-            kills.result()
-        return None
+                for task in tasks.values():
+                    task.cancel()
+                await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for task in tasks.values():
+            if not task.cancelled():
+                task.result()
 
     @property
     def _lanes(self) -> int:
@@ -103,9 +108,9 @@ class Conductor:
             return False
         return not played or not self._is_late()
 
-    def _ends_kills(self) -> bool:
+    def _is_left(self, name: str) -> bool:
         """Whether a kill that is under way is not waited for: nobody counts on it, and it may take a while."""
-        return self._stopped() or self.hung or (self._is_late() and self.tally.rounds["kill"] > 0)
+        return self._stopped() or self.hung or (self._is_late() and self.tally.rounds[name] > 0)
 
     def _is_late(self) -> bool:
         return self.settings.minutes is not None and self._elapsed_s() >= self.settings.minutes * 60
@@ -160,19 +165,19 @@ class Conductor:
                 return
         self.tally.rounds[round.scenario] += 1
 
-    async def _kill(self, killer: Killer) -> None:
+    async def _play_beside(self, name: str, partner: Killer | Signals) -> None:
         """Kills, for as long as there are rounds of it; beside others they leave most of the machine to these."""
-        while self._goes_on("kill"):
-            seed = self._next_seed("kill")
+        while self._goes_on(name):
+            seed = self._next_seed(name)
             began_s = time.monotonic()
             try:
-                await killer.play(seed, self.tally)
+                await partner.play(seed, self.tally)
             except Finding as finding:
-                self._fail("kill", seed, finding)
-            self.tally.rounds["kill"] += 1
-            self.tally.seconds["kill"] += time.monotonic() - began_s
+                self._fail(name, seed, finding)
+            self.tally.rounds[name] += 1
+            self.tally.seconds[name] += time.monotonic() - began_s
             if len(self._played) > 1 and self.settings.minutes is not None:
-                await asyncio.sleep(self.tally.seconds["kill"] / _KILL_SHARE - self._elapsed_s())
+                await asyncio.sleep(self.tally.seconds[name] / _SHARE_BESIDE - self._elapsed_s())
 
     def _next_seed(self, name: str) -> int:
         seed = seed_after(self.settings.seed, self._played[name])

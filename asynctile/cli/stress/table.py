@@ -101,9 +101,14 @@ def _counted(tally: Tally) -> list[tuple[str, str]]:
                    f"{tally.reported} reported cleanly"),
         ("cancelled", f"{tally.cancellations} times"),
         ("killed", f"{tally.kills} times, {tally.kills_in_save} of them inside a save"),
+        ("signalled", f"{tally.pairs.total()} times twice: {_numbers(tally.pairs)}"),
         ("damaged", f"{harmed.total} inputs: {harmed.statuses[2]} refused, {harmed.statuses[0]} gone on with; at most "
                     f"{harmed.slowest_s:.1f} s and {format_size(harmed.most_nbytes)} above the import"),
     ]  # fmt: skip
+
+
+def _numbers(counted: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counted.items())) or "none"
 
 
 def _disturbed(tally: Tally) -> list[tuple[str, str]]:

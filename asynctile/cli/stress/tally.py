@@ -91,7 +91,7 @@ class Tally:
     all bytes were right. reported: those that ended in a typed error. refusals: budgets below the floor that were refused.
     cancellations: calls that did not come to their end for it: cancelled, timed out or left alone by their loop. disturbed: the
     same by public coroutine, those that had ended among them.
-    kills_in_save: those of `kills` that came while a checkpoint was written.
+    kills_in_save: those of `kills` that came while a checkpoint was written. pairs: of signals, by how the training ended.
     steps, played: of trainings, and how many of them went by a schedule; runs, played_runs: the same of programs alone.
     worst_loads: the most that `thrash` has loaded, as a multiple of the least possible.
     """
@@ -114,6 +114,7 @@ class Tally:
     disturbed: defaultdict[str, Disturbed] = field(default_factory=lambda: defaultdict(Disturbed))
     kills: int = 0
     kills_in_save: int = 0
+    pairs: Counter[str] = field(default_factory=Counter)
     harmed: Harmed = field(default_factory=Harmed)
     refusals: int = 0
     worst_loads: float = 0.0
@@ -149,7 +150,7 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         counted = dict(vars(self))  # not asdict, which cannot copy a Counter
-        counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected),
+        counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "pairs": dict(self.pairs),
                     "disturbed": {name: vars(found) for name, found in sorted(self.disturbed.items())},
                     "moved": asdict(self.moved), "harmed": self.harmed.to_json()}
         counted["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}

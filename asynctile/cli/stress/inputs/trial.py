@@ -38,7 +38,9 @@ Stopped = Literal["time", "memory", "output"]
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """status: of exit, or minus the signal. stopped: why it was killed, if it was. nbytes: most memory above the import."""
+    """status: of exit, or minus the signal. stopped: why it was killed, if it was. nbytes: most memory above the import. sent:
+    the signals that it got, and after how many seconds.
+    """
 
     status: int
     out: bytes
@@ -46,13 +48,15 @@ class End:
     seconds: float
     nbytes: int
     stopped: Stopped | None = None
+    sent: tuple[tuple[float, int], ...] = ()
 
 
 class Bench:
-    """Runs commands one by one. folder: where their temporary files and their home are."""
+    """Runs commands one by one. folder: where their temporary files and their home are. most_s: what each may take."""
 
-    def __init__(self, folder: Path, command: Callable[[list[str]], int] = main) -> None:
+    def __init__(self, folder: Path, command: Callable[[list[str]], int] = main, *, most_s: float = MOST_S) -> None:
         self.folder = folder
+        self._most_s = most_s
         self._command = command
         self._nothing = 0
         gc.freeze()  # a collection in a child would copy every page that it looks at
@@ -68,7 +72,8 @@ class Bench:
         for _, writer in pipes:
             os.close(writer)
         said = {reader: bytearray() for reader, _ in pipes}
-        stopped = self._watch(child, said, surroundings, began_s)
+        sent: list[tuple[float, int]] = []
+        stopped = self._watch(child, said, surroundings, began_s, sent)
         _, status, usage = os.wait4(child, 0)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # what it started goes with it
@@ -77,21 +82,24 @@ class Bench:
             os.close(reader)
         out, err = map(bytes, said.values())
         return End(status=os.waitstatus_to_exitcode(status), out=out, err=err, seconds=time.monotonic() - began_s,
-                   nbytes=(usage.ru_maxrss << 10) - self._nothing, stopped=stopped)  # fmt: skip
+                   nbytes=(usage.ru_maxrss << 10) - self._nothing, stopped=stopped, sent=tuple(sent))  # fmt: skip
 
-    def _watch(self, child: int, said: dict[int, bytearray], surroundings: Surroundings, began_s: float) -> Stopped | None:
-        """Take down what it says, until it has ended or has to be killed."""
+    def _watch(self, child: int, said: dict[int, bytearray], surroundings: Surroundings, began_s: float,
+               sent: list[tuple[float, int]]) -> Stopped | None:  # fmt: skip
+        """Take down what it says, until it has ended or has to be killed. sent: is told of the signals."""
         signals = list(surroundings.signals)
         for reader in said:
             os.set_blocking(reader, False)
         ending = os.pidfd_open(child)
         try:
             talking = list(said)
-            while ending not in select.select([ending, *talking], [], [], _LOOK_EVERY_S)[0]:
+            while ending not in select.select([ending, *talking], [], [], _until(signals, began_s))[0]:
                 talking = [reader for reader in talking if _listen(reader, said[reader])]
                 now_s = time.monotonic() - began_s
                 while signals and now_s >= signals[0][0]:
-                    os.kill(child, signals.pop(0)[1])
+                    number = signals.pop(0)[1]
+                    sent.append((time.monotonic() - began_s, number))
+                    os.kill(child, number)
                 if stopped := self._reason(child, said, now_s):
                     os.kill(child, signal.SIGKILL)
                     return stopped
@@ -101,7 +109,7 @@ class Bench:
 
     def _reason(self, child: int, said: dict[int, bytearray], now_s: float) -> Stopped | None:
         """To kill it, if there is one."""
-        if now_s > MOST_S:
+        if now_s > self._most_s:
             return "time"
         if _resident(child) - self._nothing > MOST_NBYTES:
             return "memory"
@@ -127,6 +135,12 @@ class Bench:
             traceback.print_exc()
         finally:
             os._exit(status)
+
+
+def _until(signals: list[tuple[float, int]], began_s: float) -> float:
+    """How long to wait before the next look, which is not behind the next of the signals; seconds."""
+    left_s = signals[0][0] - (time.monotonic() - began_s) if signals else _LOOK_EVERY_S
+    return min(max(left_s, 0.0), _LOOK_EVERY_S)
 
 
 def _exit_status(command: Callable[[list[str]], int], words: list[str]) -> int:
