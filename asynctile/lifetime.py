@@ -21,12 +21,14 @@ from asynctile.device.base import Device, Report
 from asynctile.errors import DeviceError
 from asynctile.events import Closing, Opening
 from asynctile.hub import ENGINE, Hub, Tell
+from asynctile.kernels.cpu import blas_memory
 from asynctile.loop.background import Background
 from asynctile.loop.keeper import Keeper, ended
 from asynctile.loop.thread import CLOSED, LoopThread, may_wait
 from asynctile.loop.turns import Turns
 from asynctile.measure.trace import Trace
 from asynctile.memory.tiers import Tiers
+from asynctile.storage.limits import expect_room_to_open
 from asynctile.storage.spill import SpillTier
 
 logger = logging.getLogger(__name__)
@@ -150,7 +152,8 @@ class Lifetime:
         return cancelled
 
     def open(self) -> None:
-        """Limit BLAS, lock the spill folder, start streams and loop, compile kernels. Blocks; undone whole if it fails.
+        """Limit BLAS and map its memory, lock the spill folder, start streams and loop, compile kernels. Blocks; undone whole
+        if it fails.
 
         It is not open afterwards if it was to stop, or to close, meanwhile.
         """
@@ -161,6 +164,10 @@ class Lifetime:
         with ExitStack() as undo:
             hold_one_thread()
             undo.callback(let_go)
+            if self.device.workers is not None:
+                blas_memory.hold(self.device.workers.threads)
+                undo.callback(blas_memory.let_go, self.device.workers.threads)
+            expect_room_to_open()
             loop = LoopThread(self._make_loop)
             loop.start()
             undo.callback(loop.close)

@@ -13,16 +13,13 @@ import numpy as np
 
 from asynctile.storage.errors import TierError
 from asynctile.storage.ground import Contiguous, Ground
-from asynctile.storage.limits import address_space
+from asynctile.storage.limits import NORESERVE, address_space
 from asynctile.storage.pool import Pool
 from asynctile.storage.sizes import format_size
 from asynctile.storage.slabs import Slabs
 from asynctile.storage.slot import Slot
 
 Map = TypeVar("Map", bound=mmap.mmap)
-
-#: Linux's MAP_NORESERVE, which Python 3.11's mmap does not name: address space without a promise of memory.
-_NORESERVE = 0x4000
 
 
 class HostMemory:
@@ -67,7 +64,7 @@ def reserve(nbytes: int) -> mmap.mmap:
 
 def reserve_as(make: type[Map], nbytes: int) -> Map:
     """`reserve` as a mapping of the class `make`."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
     try:
         memory = make(-1, max(nbytes, mmap.PAGESIZE), flags=flags)
     except (OSError, MemoryError) as error:

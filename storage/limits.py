@@ -1,20 +1,23 @@
 """How much memory this process may still take: of the machine, of its control groups, and of its own limits.
 
-Covers finding the smallest of them. What becomes of it is a default cap (asynctile/engine.py) and the words of an error
-(storage/host.py). A group's limit binds everything in it and below it, so that of every ancestor is looked at; the page cache
-of files counts as free, since the kernel gives it back before it lets anybody starve.
+Covers finding the smallest of them, and asking for address space that libraries are about to take. What becomes of it is a
+default cap (asynctile/engine.py) and the words of an error (storage/host.py). A group's limit binds everything in it and below
+it, so that of every ancestor is looked at; the page cache of files counts as free, since the kernel gives it back before it
+lets anybody starve.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import psutil
 
+from asynctile.storage.errors import BudgetError
 from asynctile.storage.sizes import format_size
 
 try:
@@ -25,13 +28,21 @@ except ImportError:  # Windows
 #: Of what is left beyond what kernels and a program around them come to take, what tiles get where nobody said how much.
 _SHARE = (4, 5)
 _PROGRAM_NBYTES = 128 << 20
-#: Threads of an engine and of its program beside one for each core and those of asyncio.to_thread.
+#: Machine code of all kernels, with what loading it takes: 35 MiB of address space were measured.
+_CODE_NBYTES = 48 << 20
+#: Linux's MAP_NORESERVE, which Python 3.11's mmap does not name: address space without a promise of memory.
+NORESERVE = 0x4000
+#: Threads of an engine and of its program beside two for each core and those of asyncio.to_thread.
 _OTHER_THREADS = 12
 _USUAL_STACK_NBYTES = 8 << 20
 #: mallopt's M_ARENA_MAX.
 _ARENA_MAX = -8
 #: The older kind of group says "no limit" by a number of about this size.
 _UNLIMITED = 1 << 60
+
+
+#: Each says how many bytes of address space a library will still take for the threads of an engine.
+libraries: list[Callable[[], int]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +87,8 @@ def found(proc: Path = Path("/proc")) -> list[Limit]:
     """Every limit there is. proc: where the kernel tells about this process."""
     memory = psutil.virtual_memory()
     machine = Limit(memory.available, memory.total, "RAM", is_of_machine=True)
-    stacks = _stacks_nbytes()
-    own = (replace(limit, left=max(0, limit.left - stacks)) for limit in address_space(proc))
+    taken = _stacks_nbytes() + sum(will_take() for will_take in libraries)
+    own = (replace(limit, left=max(0, limit.left - taken)) for limit in address_space(proc))
     return [machine, *_of_groups(proc), *own]
 
 
@@ -102,12 +113,28 @@ def spare_address_space() -> None:
             mallopt(_ARENA_MAX, 1)
 
 
+def expect_room_to_open() -> None:
+    """BudgetError unless an engine can have its threads and kernels: LLVM ends a process that has no room for machine code."""
+    expect_room(_stacks_nbytes() + _CODE_NBYTES, "an engine's threads and kernels")
+
+
+def expect_room(nbytes: int, what: str) -> None:
+    """BudgetError unless so much more address space can be mapped, which is given back at once. what: it is for."""
+    try:
+        mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE).close()
+    except (OSError, MemoryError) as error:
+        limit = min(address_space(), key=lambda limit: limit.left, default=None)
+        why = f"which the system refuses: {error}" if limit is None else f"and {limit}; raise that limit"
+        floor = nbytes if limit is None else limit.nbytes - limit.left + nbytes
+        raise BudgetError(f"{what} take {format_size(nbytes)} of address space, {why}", floor) from error
+
+
 def _stacks_nbytes() -> int:
     """Address space for the stacks of threads that are still to start; each counts whole, however little of it is used."""
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0] if resource is not None else -1
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    threads = usable + min(32, cores + 4) + _OTHER_THREADS
+    threads = 2 * usable + min(32, cores + 4) + _OTHER_THREADS
     return threads * (stack if 0 <= stack < _UNLIMITED else _USUAL_STACK_NBYTES)
 
 

@@ -6,9 +6,10 @@ of its name, imported when it runs: what `--help` imports is light, and a test h
 
 from __future__ import annotations
 
-from asynctile.starting import EXIT_STATUS, ended_by_ctrl_c, leave_it_at_that
+from asynctile.starting import EXIT_STATUS, ended_by_ctrl_c, is_program, leave_it_at_that
 
 with ended_by_ctrl_c():
+    import os
     import resource
     import sys
     import warnings
@@ -27,6 +28,9 @@ __all__ = ["main"]
 
 #: Descriptors that a command may need at once: event loops, a spill file, folders held open, the kernels' cache.
 LEAST_FILES = 64
+#: Address space for the imports of a command: those of `train` took 388 MiB (VmPeak with one BLAS thread; Python 3.11,
+#: NumPy 2.4, SciPy 1.17, Numba 0.68).
+LEAST_ADDRESS_SPACE = 400 << 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(parser.format_help())
             return 0
         _check_files()
+        _check_address_space()
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: complain(f"{program}: {message}")
             with ended_by_ctrl_c():
@@ -84,6 +89,21 @@ def _check_files() -> None:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_FILES:
         raise OSError(f"this process may open {most} files (ulimit -n), expected at least {LEAST_FILES}; raise that limit")
+
+
+def _check_address_space() -> None:
+    """OSError if this process may have too little for its imports, in which libraries abort it, or try again for ever."""
+    if is_program():  # an engine limits BLAS to one thread: others, two for each core, would take memory that they never use
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY:
+        return
+    if most < LEAST_ADDRESS_SPACE:
+        raise OSError(
+            f"this process may have {most >> 20} MiB of address space (ulimit -v), expected at least "
+            f"{LEAST_ADDRESS_SPACE >> 20} MiB for its libraries alone; raise that limit"
+        )
+    import_module("asynctile.storage.limits").spare_address_space()
 
 
 def join_negative_values(argv: Sequence[str]) -> list[str]:

@@ -10,9 +10,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import ExitStack
 
-from asynctile.errors import DeviceError
+from asynctile.errors import BudgetError, DeviceError
+from asynctile.kernels.cpu import blas_memory
 from asynctile.play.state import State
 from asynctile.play.worker import work
 from asynctile.streams.stall import LEFT_BEHIND
@@ -36,6 +39,7 @@ class Crew:
         self.closing = False
         self.was_refused = False
         self.threads: list[threading.Thread] = []
+        self._holds = ExitStack()
 
     def hire(self, count: int) -> bool:
         """Start `count` threads. False, and nothing has changed, if the system refuses one: the log says so the first time."""
@@ -45,17 +49,19 @@ class Crew:
             for index in range(count)
         ]
         try:
-            start(*threads)
-        except DeviceError as error:
-            is_whole.set_result(False)
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
+            with ExitStack() as undo:
+                blas_memory.hold(count)
+                undo.callback(blas_memory.let_go, count)
+                undo.callback(_send_away, threads, is_whole)
+                start(*threads)
+                undo.pop_all()
+        except (BudgetError, DeviceError) as error:
             if not self.was_refused:
                 logger.warning("steps go by coroutines, slower and with the same results, until this can be had: %s", error)
             self.was_refused = True
             return False
         self.threads = threads
+        self._holds.callback(blas_memory.let_go, count)
         is_whole.set_result(True)
         return True
 
@@ -79,6 +85,7 @@ class Crew:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
                 if thread.is_alive():
                     logger.warning(LEFT_BEHIND, thread.name)
+        self._holds.close()
 
     def _serve(self, index: int, is_whole: Future[bool]) -> None:
         if not is_whole.result():
@@ -95,6 +102,13 @@ class Crew:
             assert state is not None
             work(state.frame, index)
             del state  # a thread that rests must not hold the arrays
+
+
+def _send_away(threads: Iterable[threading.Thread], is_whole: Future[bool]) -> None:
+    is_whole.set_result(False)
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join()
 
 
 def drop(crew: Crew, eventfd: int, pid: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -182,6 +183,16 @@ def test_a_process_that_may_open_few_files_is_told_before_a_library_fails_half_w
 ) -> None:
     monkeypatch.setattr("asynctile.cli.resource.getrlimit", lambda _: (40, 4096))
     refused(program("info"), "40 files", "ulimit -n", command="info")
+
+
+def test_a_process_with_too_little_address_space_is_told_before_a_library_is_imported(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {resource.RLIMIT_AS: (300 << 20, 300 << 20)}
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr("asynctile.cli.resource.getrlimit", lambda which: limits.get(which, unlimited))
+    monkeypatch.setattr("asynctile.cli.import_module", lambda name: pytest.fail(f"{name} was imported"))
+    refused(program("info"), "300 MiB of address space", "ulimit -v", command="info")
 
 
 def test_a_vocabulary_above_the_models_is_told_before_a_tokenizer_is_trained(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asynctile import DeviceError
+from asynctile import BudgetError, DeviceError
 from asynctile.cli.stress.refusals import Refusals
 from asynctile.play.player import Player, player_supported
 from asynctile.play.tables import OPERATION, TRANSFER, UPLOAD
@@ -90,6 +90,19 @@ async def test_where_one_thread_is_refused_the_others_end_and_the_player_plays_o
     assert (marked.marks.tolist(), len(of_players())) == ([1], 3)
     player.close()
     assert of_players() == []
+
+
+async def test_a_player_whose_products_would_have_no_memory_has_no_threads(monkeypatch, caplog):
+    def refuse(count):
+        raise BudgetError(f"products in {count} threads take too much", 0)
+
+    player = Player(2, None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr("asynctile.kernels.cpu.blas_memory.hold", refuse)
+        assert not player.hire() and of_players() == []
+    assert "products in 2 threads take too much" in caplog.records[0].getMessage()
+    assert player.hire()
+    player.close()
 
 
 @pytest.mark.parametrize("forking", [[], ["fork"]])

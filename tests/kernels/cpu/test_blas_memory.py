@@ -1,0 +1,77 @@
+"""The memory of products, in processes of their own: what OpenBLAS has mapped stays, and a limit cannot be taken back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how much address space there is")
+
+START = """
+import resource
+from asynctile.errors import BudgetError
+from asynctile.kernels.cpu import blas_memory
+
+def size():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmSize"))
+
+def leave(nbytes):
+    resource.setrlimit(resource.RLIMIT_AS, (size() + nbytes, size() + nbytes))
+
+before, piece = size(), blas_memory.PIECE_NBYTES
+"""
+
+
+def run(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", START + program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_piece_for_each_thread_is_mapped_once_however_often_they_come_and_go() -> None:
+    run("""
+blas_memory.hold(3)
+mapped = size() - before
+assert 2 * piece <= mapped <= 3 * piece + (1 << 20), mapped  # the library has one from its start
+for _ in range(3):
+    blas_memory.let_go(3)
+    blas_memory.hold(3)
+assert size() - before == mapped
+blas_memory.hold(2)
+assert size() - before == mapped + 2 * piece
+""")
+
+
+def test_threads_whose_memory_the_system_refuses_are_told_before_a_product_of_theirs() -> None:
+    run("""
+blas_memory.hold(1)
+leave(3 * piece)
+try:
+    blas_memory.hold(4)
+    raise AssertionError
+except BudgetError as error:
+    assert "products in 5 threads at once take 160.00 MiB of address space, and ulimit -v of" in str(error), error
+    assert error.floor > resource.getrlimit(resource.RLIMIT_AS)[0]
+blas_memory.hold(1)
+""")
+
+
+def test_an_engine_without_room_for_them_is_not_opened_also_where_a_cap_is_given() -> None:
+    run("""
+import asyncio, threading
+from asynctile import Engine
+
+leave(96 << 20)
+
+async def main():
+    engine = Engine("cpu", host_memory="16MiB")
+    try:
+        await engine.open()
+        raise AssertionError
+    except BudgetError as error:
+        assert "an engine's threads and kernels take" in str(error) and "raise that limit" in str(error), error
+    assert threading.enumerate() == [threading.main_thread()]
+
+asyncio.run(main())
+""")
