@@ -33,8 +33,8 @@ _STEPS, _CANCELLED = 4, 0.3
 _DELAYS_S, _CRAWLS_S, _WELL_S = (0.002, 0.01, 0.05, 0.2, 0.4), (0.1, 0.6), (0.01, 0.2)
 #: Seconds until a step is cancelled, or its engine closed.
 _MOMENT_S = 0.5
-#: Of the watchdog: longer than a transfer takes, shorter than a training does.
-WATCHDOG_S = 2.0
+#: Of the watchdog: longer than a transfer takes, also on a disk that others use meanwhile; shorter than a training may take.
+WATCHDOG_S = 5.0
 #: Until a cancellation or a closing has ended: far more than a step through this disk takes.
 _BOUND_S = 30.0
 
