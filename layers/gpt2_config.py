@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from asynctile.layers.config import LARGEST, MODEL, TOKENS, Axis, Config, Tensor, check_count
@@ -201,7 +201,8 @@ class GPT2Config(Config):
         values = {**_published_tokens(values), **values}
         given = {name: values[name] for name in own if name in values}
         given |= {name: value for name, value in renamed.items() if value is not None}
-        return cls(**given, pdrops={name: values[name] for name in PDROPS if name in values})
+        config = cls(**given, pdrops={name: values[name] for name in PDROPS if name in values})
+        return replace(config, **{name: _within(getattr(config, name), config.vocab_size) for name in TOKENS})
 
 
 def _published_tokens(values: Mapping[str, Any]) -> dict[str, int]:
@@ -210,8 +211,16 @@ def _published_tokens(values: Mapping[str, Any]) -> dict[str, int]:
     return {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} if isinstance(size, int) and size > END_OF_TEXT else {}
 
 
+def _within(tokens: Any, vocab_size: int) -> Any:
+    """A token id, or several, if the model has it, else None: transformers writes the published ids beside a smaller vocabulary
+    too, and warns of them whenever it opens such a model.
+    """
+    if isinstance(tokens, tuple):
+        return tuple(token for token in tokens if token < vocab_size) or None
+    return tokens if tokens is None or tokens < vocab_size else None
+
+
 def _check_token(name: str, value: Any, *, several: bool) -> None:
-    # Not against vocab_size: there are models whose config.json keeps the published ids beside a smaller vocabulary.
     for token in value if several and isinstance(value, tuple) else (value,):
         if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
             raise ValueError(f"{name} is {shown(value)}, expected a token id of at least 0, or None where there is none")
