@@ -7,7 +7,6 @@ its own name. The file format is asynctile/storage/tensors.py.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -63,8 +62,6 @@ class Pretrained:
         except ValueError as error:
             raise ValueError(f"{self.path / CONFIG}: {error}") from error
         self._architecture = architecture_of(self.config)
-        if self.config.has_dropout:
-            warnings.warn(f"dropout of {self.path / CONFIG} is kept for saving, never applied", stacklevel=2)
         self.companions = read_companions(self.path, tick)
         buffers = self.config.n_layer * self._architecture.block_buffers
         self._reader = TensorReader(self.path, most=tensor_count(self.config) + buffers + FOREIGN)

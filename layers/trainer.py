@@ -13,6 +13,7 @@ import asyncio
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -91,6 +92,8 @@ class Trainer:
         self.settings: Settings = Settings(clip_norm=clip_norm, micro_batches=micro_batches, recompute=recompute)
         self.update: str = check_update(update)
         model.train()
+        if model.config.has_dropout:
+            warnings.warn("the model's config asks for dropout, which is kept for saving and never applied", stacklevel=2)
         self.model = model
         self.engine: Share = model.engine
         self.optimizer: AdamW = optimizer if optimizer is not None else AdamW()

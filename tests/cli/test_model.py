@@ -161,3 +161,18 @@ def test_epochs_become_steps_that_the_run_remembers(program: Program, text: Path
     more = json.loads((run / "run.json").read_text())["options"]
     assert more["steps"] == math.ceil(0.1 * (len(text.read_bytes()) - held_out) / (2 * 4 * 32))
     assert len(rates(run)) == more["steps"] > options["steps"] and more["warmup"] == options["steps"] // 10
+
+
+@pytest.mark.filterwarnings("always")
+def test_dropout_is_mentioned_where_a_training_starts_and_nowhere_else(
+    train: Program, program: Program, shape: Path, tmp_path: Path
+) -> None:
+    shape.write_text(json.dumps(json.loads(shape.read_text()) | {"attn_pdrop": 0.1}))
+    run = tmp_path / "run"
+    said = "asynctile train: the model's config asks for dropout, which is kept for saving and never applied\n"
+    assert train("--out", run, "--steps", 2)[::2] == (0, said)
+    assert program("train", "--resume", "--out", run, "--steps", 3)[::2] == (0, said)
+    for words in (("generate", run, "--prompt", "a", "--max-new-tokens", 2), ("evaluate", run)):
+        assert program(*words)[::2] == (0, "")
+    config = json.loads((run / "checkpoints" / "step-000003" / "config.json").read_text())
+    assert config["attn_pdrop"] == 0.1

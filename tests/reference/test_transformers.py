@@ -197,15 +197,11 @@ async def test_a_variant_that_computes_something_else_is_refused(change: dict[st
         await loaded(tmp_path / "variant")
 
 
-async def test_dropout_is_kept_for_saving_with_one_warning(tmp_path: Path) -> None:
+async def test_dropout_is_kept_for_saving(tmp_path: Path) -> None:
     theirs_of(attn_pdrop=0.1, resid_pdrop=0.25).save_pretrained(tmp_path / "drops")
     async with Engine("cpu") as engine:
-        with pytest.warns(UserWarning, match="dropout.*never applied") as caught:
-            model = await GPT2.from_pretrained(engine, tmp_path / "drops")
-        assert len([warning for warning in caught if re.search("dropout", str(warning.message))]) == 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            await model.save_pretrained(tmp_path / "back")
+        model = await GPT2.from_pretrained(engine, tmp_path / "drops")
+        await model.save_pretrained(tmp_path / "back")
     saved = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (saved["attn_pdrop"], saved["resid_pdrop"], saved["embd_pdrop"]) == (0.1, 0.25, 0.0)
 
