@@ -7,6 +7,8 @@ import json
 import sys
 from collections import Counter
 
+if len(sys.argv) != 2:
+    sys.exit("usage: python examples/stalls.py trace.json, a trace of `asynctile train --trace` or `engine.start_trace`")
 with open(sys.argv[1], encoding="utf-8") as file:
     stalls = [event["args"] for event in json.load(file) if event["ph"] == "X" and event["cat"] == "stall"]
 if not stalls:

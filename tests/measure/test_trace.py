@@ -52,6 +52,11 @@ def said_by_the_example(path: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+def test_the_example_without_a_trace_says_how_it_is_called() -> None:
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "python examples/stalls.py trace.json" in done.stderr
+
+
 async def test_steps_over_three_tiers_are_told_from_kernels_to_why_they_stalled(tmp_path: Path) -> None:
     (tmp_path / "spill").mkdir()
     caps = {"device_memory": "64KiB", "host_memory": "160KiB", "spill": tmp_path / "spill", "link_rate": "20MiB"}
