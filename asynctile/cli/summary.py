@@ -100,6 +100,8 @@ async def finish(session: Session) -> bool:
     for line in _sentences(sums, bigrams, is_kept):
         note(line)
     note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
+    if picture.suffix == ".svg":
+        note("with matplotlib the picture is a loss.png: pip install 'asynctile[plot]'")
     note(f"asynctile generate {folder.path} writes with the model")
     note(f"transformers opens {folder.checkpoints()[-1]} as it is")
     return True

@@ -127,6 +127,15 @@ def test_a_backend_that_is_not_installed_ends_no_run(text: Path, shape: Path, tm
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_without_matplotlib_a_run_says_what_to_install(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, out, _ = train("--out", tmp_path / "run", "--steps", 1)
+    assert status == 0 and (tmp_path / "run" / "loss.svg").exists()
+    assert "pip install 'asynctile[plot]'" in out
+
+
 def test_a_run_that_fails_has_the_picture_of_its_validations(
     train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
