@@ -24,15 +24,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-import torch
-import transformers
-from common import CORES, Side, Table, arguments, in_turn, publish, target
+from common import CORES, Side, Table, arguments, in_turn, library, publish, target
 from small_model import SHAPE
 from texts import HOW, prompts, read_rate, weights_nbytes, write
 
 from asynctile import Engine
 from asynctile.layers import GPT2, GPT2Config
 
+torch, transformers = library("torch"), library("transformers")
 OURS, THEIRS = "asynctile", "transformers"
 GREEDY, SAMPLED = HOW
 CAP = 0.25

@@ -7,6 +7,7 @@ names no path of the machine.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import json
 import os
@@ -39,6 +40,16 @@ CORES = len(os.sched_getaffinity(0))
 
 #: Measures once.
 Side = Callable[[], Awaitable[float]]
+
+
+def library(name: str) -> Any:
+    """A library that only comparisons need, imported; where it is missing, the benchmark ends with one line that says so."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        sys.exit(f"{Path(sys.argv[0]).name} compares with {name}, which is not installed; pip install '.[reference]'")
 
 
 @dataclass

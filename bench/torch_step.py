@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from common import CORES, Side
-from torch import nn
-from torch.nn import functional
+from common import CORES, Side, library
 
 from asynctile.layers import AdamW, GPT2Config
 from asynctile.layers.data import IGNORED
 
+torch = library("torch")
+nn, functional = torch.nn, torch.nn.functional
 #: Linear layers of a block by their Hugging Face names, which hold the transposed weights, and here.
 LINEAR = {"attn.c_attn": "c_attn", "attn.c_proj": "attn_proj", "mlp.c_fc": "c_fc", "mlp.c_proj": "mlp_proj"}
 

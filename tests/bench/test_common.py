@@ -28,6 +28,17 @@ def test_against_another_commit_other_repeats_are_usual_unless_they_are_given(
     assert (options.rounds, options.steps, options.starts) == (rounds, steps, starts)
 
 
+def test_a_benchmark_without_its_library_ends_in_one_line(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench/bench_small.py"])
+    said = r"bench_small.py compares with no_such_torch, which is not installed; pip install '.\[reference\]'"
+    with pytest.raises(SystemExit, match=said):
+        bench("common").library("no_such_torch")
+    (tmp_path / "broken_torch.py").write_text("import no_such_part")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_part"):
+        bench("common").library("broken_torch")
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_a_commit_that_was_changed_says_so_and_results_are_no_change(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
