@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 
 from asynctile.layers.batch import Batch, Batches
 from asynctile.layers.guesses import by_async_for
+from asynctile.layers.notebook import StepBar
 from asynctile.layers.report import StepReport
 from asynctile.share import Share
 from asynctile.streams.event import resolve
@@ -120,14 +121,18 @@ class Steps:
         self._ended = ended
         #: taken, and no step with it has counted
         self._batch: Batch | None = None
+        #: once the first step is asked for
+        self._bar: StepBar | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> StepReport:
         self._engine.check_process()  # a forked child has no thread that would give it a batch
+        if self._bar is None:
+            self._bar = StepBar(self._left)
         if self._left is not None and self._left <= 0:
-            self._feed.end()
+            await self.aclose()
             raise StopAsyncIteration
         if self._batch is None:
             self._batch = await self._next()
@@ -140,12 +145,15 @@ class Steps:
             raise
         if report.skipped:
             self._used()
+        self._bar.step(report)
         return report
 
     async def aclose(self) -> None:
         """Take no more batches."""
         self._left = 0
         self._feed.end()
+        if self._bar is not None:
+            self._bar.close()
 
     async def _next(self) -> Batch:
         try:
@@ -154,6 +162,8 @@ class Steps:
             if self._feed.has_ended and self._left and self._asked is not None:
                 self._ended(self._asked - self._left, self._asked)
                 self._left = 0
+            if self._bar is not None:
+                self._bar.close()
             raise
 
     if not TYPE_CHECKING:
