@@ -5,10 +5,12 @@
 
 For each cap the step that a plan foresees, for tiles of a few widths, the default one among them. Counted, by the decisions of
 a run: operations, copies, bytes over the link and within the GPU's memory, FLOPs. Taken as given: a link of 50 GB/s each way,
-780 TFLOP/s, and `--host` milliseconds of Python, in which the graphs of a replayed step are launched, as bench/bench_replay.py
-measures them; the longest of the three decides. The first step ("first s") is issued one operation after another, at `--issue`
+and `--host` milliseconds of Python, in which a replayed step's graphs are launched (bench/bench_replay.py).
+"compute s" is the sum over the kernels on the GPU, each at 780 TFLOP/s for its FLOPs or 4 TB/s for the bytes that it reads and
+writes, whichever takes longer, and of copies within the GPU; "GEMM s" is the FLOPs alone. The longest of link, compute and host
+decides. The first step ("first s") is issued one operation after another, at `--issue`
 microseconds each, copies included. How often a batch goes through a layer in parts is the plan's own choice ("passes").
-What a GPU loses by many small tiles, in products and between the nodes of a graph, is not in it: gpu_rows.py has as `PLACED`
+What a GPU loses by many small tiles, in products and between the nodes of a graph, is not in it; gpu_rows.py has as `PLACED`
 tiles that are larger than the fastest here, and at most a seventh slower.
 """
 
@@ -22,10 +24,16 @@ from gpu_rows import config_named
 from asynctile.errors import BudgetError
 from asynctile.layers import GPT2Config
 from asynctile.layers.machine import Machine, Work
+from asynctile.layers.parameters import Parameters
 from asynctile.layers.plan import Plan, plan_step
-from asynctile.layers.tiling import default_tile
+from asynctile.layers.step import record
+from asynctile.layers.tiling import Tiling, default_tile
 from asynctile.program.grain import COARSE
+from asynctile.program.operation import UPDATE, Operation
+from asynctile.schedule.clock import GPU as ROUGH
 
+#: FLOPs and bytes of its memory a second of a GPU like an H200. What lies between two kernels of a graph is not counted.
+GPU = ROUGH._replace(flops_per_s=7.8e14, memory_per_s=4e12, operation_s=0.0)
 #: Milliseconds of the host in a step that is replayed, and microseconds in which it issues an operation and the copies that go
 #: with it where it is not: bench/bench_replay.py, on 2 cores of an AMD EPYC (family 26).
 HOST_MS, ISSUE_US = 10.0, 60.0
@@ -41,29 +49,48 @@ def foreseen(table: Table, config: GPT2Config, name: str, share: float, options:
         except BudgetError as error:
             print(f"# {name} at {share}, tile {tile}: the floor is {error.floor / 1e9:.2f} GB", flush=True)
             continue
-        rows.append((name, share, *row_of(plan, options.host * 1e-3, options.issue * 1e-6)))
+        rows.append((name, share, *row_of(plan, kernels_s(config, plan, options), options.host * 1e-3, options.issue * 1e-6)))
         print(f"# {rows[-1]}", flush=True)
     table.rows += rows
     if rows:
-        best = min(rows, key=lambda row: row[-3])
+        best = min(rows, key=lambda row: row[table.columns.index("step s")])
         table.rows.append((f"{name}: best", *best[1:]))
         print(f'    ("{name}", {share}): {best[2]},', flush=True)
 
 
-def row_of(plan: Plan, host_s: float, issue_s: float) -> tuple[object, ...]:
-    """From the tile on. host_s: of a replayed step; issue_s: of an operation of the first."""
-    bounds = {"link": plan.link_s or 0.0, "compute": plan.compute_s, "host": host_s}
+def kernels_s(config: GPT2Config, plan: Plan, options: Namespace) -> float:
+    """Seconds of the kernels of a planned step that run on the GPU, one after another."""
+    parameters = Parameters(config, Tiling(config, plan.tile, COARSE), plan.precision)
+    rows = parameters.tiling.rows(options.batch, options.length, 1).in_passes(plan.passes)
+    spent_s, updates_s = 0.0, 0.0
+    for operation in record("step", parameters, rows, kept=plan.kept).operations():
+        seconds = GPU.operation(operation.flops, sum(moved(operation)))
+        spent_s += seconds
+        updates_s += seconds if operation.kernel.startswith("adamw") else 0.0
+    return spent_s - updates_s * plan.updates_on_host / plan.updates
+
+
+def moved(operation: Operation) -> list[int]:
+    """Bytes of each operand, twice of one that is read and written."""
+    return [tile.nbytes * (1 + (use == UPDATE)) for tile, use in zip(operation.operands, operation.access, strict=True)]
+
+
+def row_of(plan: Plan, kernels_s: float, host_s: float, issue_s: float) -> tuple[object, ...]:
+    """From the tile on. kernels_s: on the GPU; host_s: of a replayed step; issue_s: of an operation of the first."""
+    inside_s = 2 * plan.copied_bytes / GPU.memory_per_s
+    bounds = {"link": plan.link_s or 0.0, "compute": kernels_s + inside_s, "host": host_s}
     bound = max(bounds, key=lambda what: bounds[what])
     moved = (nbytes / 1e9 for nbytes in (plan.uploaded_bytes, plan.downloaded_bytes, plan.copied_bytes))
     return (plan.tile, plan.passes, plan.operations, plan.copies, *moved, plan.memory, plan.updates_on_host / plan.updates,
-            *bounds.values(), bounds[bound], bound, max(*bounds.values(), plan.operations * issue_s))  # fmt: skip
+            plan.compute_s, *bounds.values(), bounds[bound], bound,
+            max(*bounds.values(), plan.operations * issue_s))  # fmt: skip
 
 
 def main() -> None:
     options = arguments(__doc__, models=("gpt2", "gpt2-medium", "gpt2-xl"), caps=(0.10, 0.25, 0.50), batch=16, length=1024,
                         host=HOST_MS, issue=ISSUE_US)  # fmt: skip
     table = Table("foreseen", ("model", "cap", "tile", "passes", "operations", "copies", "up GB", "down GB", "copied GB",
-                               "memory", "updated in RAM", "link s", "compute s", "host s", "step s", "bound",
+                               "memory", "updated in RAM", "GEMM s", "link s", "compute s", "host s", "step s", "bound",
                                "first s"))  # fmt: skip
     for name in options.models:
         for share in options.caps:

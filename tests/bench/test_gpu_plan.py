@@ -1,0 +1,35 @@
+"""What a plan's compute counts: every kernel on the GPU, by its FLOPs or its bytes, and not products at their peak alone."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from asynctile.layers import GPT2Config
+from asynctile.layers.machine import Machine, Work
+from asynctile.layers.plan import Plan, plan_step
+
+CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=500)
+OPTIONS = argparse.Namespace(batch=2, length=64)
+
+
+def planned(**given: Any) -> Plan:
+    machine = Machine(device="cuda:0", device_memory=CONFIG.states_nbytes // 2, precision="bf16")
+    return plan_step(CONFIG, Work(batch_size=2, seq_len=64, tile=64, **given), machine)
+
+
+def test_kernels_take_longer_than_their_products_at_peak_which_is_all_that_unbounded_memory_leaves(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, plan = bench("gpu_plan"), planned()
+    assert module.kernels_s(CONFIG, plan, OPTIONS) > 2 * plan.compute_s
+    monkeypatch.setattr(module, "GPU", module.GPU._replace(memory_per_s=1e30))
+    assert module.kernels_s(CONFIG, plan, OPTIONS) == pytest.approx(plan.compute_s)
+
+
+def test_updates_in_ram_are_not_the_gpus(bench: Any) -> None:
+    kernels_s = bench("gpu_plan").kernels_s
+    on_gpu, in_ram = (kernels_s(CONFIG, planned(update=update), OPTIONS) for update in ("device", "host"))
+    assert in_ram < on_gpu
