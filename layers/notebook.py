@@ -16,8 +16,10 @@ __all__ = ["StepBar"]
 
 
 class StepBar:
-    """Of a run of at most `steps` steps, None if nobody knows. It shows nothing outside of a notebook, without tqdm or ipywidgets,
-    and where TQDM_DISABLE is set, which tqdm itself reads everywhere but in notebooks.
+    """Of a run of at most `steps` steps, None if nobody knows.
+
+    It shows nothing outside of a notebook, without tqdm or ipywidgets, and where TQDM_DISABLE is set, which tqdm itself reads
+    everywhere but in notebooks.
     """
 
     def __init__(self, steps: int | None) -> None:

@@ -30,8 +30,12 @@ COMMANDS = {
 _TABLE = options_of(Options)
 _DEFAULTS = {item.name: item.default for item in fields(Options)}
 _PLANNED = frozenset(name for name, entry in _TABLE.items() if entry.plans)
-#: What who types an option twice may have wanted, by its name.
-_SEVERAL = {"data": ", or put several texts into one folder (mixtures are not there yet)"}
+#: Options that name a text, and what to do who has several. Of any other option the last one counts, as scripts expect.
+_TEXTS = {
+    "data": "put several texts into one folder (mixtures are not there yet)",
+    "validation_data": "put several texts into one folder",
+    "prompt": "write one prompt",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,15 +50,15 @@ class Parser(argparse.ArgumentParser):
         return list(parser._option_string_actions)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, but an option that is typed twice is an error where only the last would count."""
-        typed: set[argparse.Action] = set()
+        """As argparse, but an option that names a text is typed once: the first of two would be left out without a word."""
+        typed: set[str] = set()
         for word in takewhile(lambda word: word != "--", args):
             action = self._option_string_actions.get(word.partition("=")[0])
-            if action in typed:
-                self.error(f"argument {'/'.join(action.option_strings)}: it is typed twice, and one value alone would count; "
-                           f"leave one out{_SEVERAL.get(action.dest, '')}")
-            if isinstance(action, argparse._StoreAction | argparse.BooleanOptionalAction):
-                typed.add(action)
+            if action is not None and action.dest in typed:
+                self.error(f"argument {action.option_strings[0]}: it is typed twice, and the first would not count; "
+                           f"{_TEXTS[action.dest]}")
+            if action is not None and action.dest in _TEXTS:
+                typed.add(action.dest)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -80,24 +79,23 @@ def test_what_is_mistyped_is_answered_with_the_nearest(program: Program, words: 
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("train --data a --data b", "argument --data: it is typed twice, .* leave one out, or put several texts into one folder"),
-    ("train --steps 1 --steps=1", "argument --steps: it is typed twice, and one value alone would count; leave one out "),
-    ("plan --recompute --no-recompute", "argument --recompute/--no-recompute: it is typed twice"),
+    ("train --data a --data b", "argument --data: it is typed twice, and the first would not count; put several texts"),
+    ("plan --validation-data=a --validation-data b", "argument --validation-data: it is typed twice"),
     ("evaluate x --data a --data b", "asynctile evaluate: argument --data: it is typed twice"),
     ("generate x --prompt a --seed 1 --prompt b", "asynctile generate: argument --prompt: it is typed twice"),
 ])  # fmt: skip
-def test_an_option_of_which_only_the_last_would_count_is_typed_once(program: Program, words: str, said: str) -> None:
+def test_of_two_texts_none_is_left_out_without_a_word(program: Program, words: str, said: str) -> None:
     status, out, err = program(*words.split())
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert re.search(said, err)
+    assert said in err
 
 
-def test_options_that_may_come_again_do() -> None:
+def test_other_options_may_come_again_and_the_last_counts() -> None:
     parser = build_parser("1")
     found = parser.parse_args(["generate", "x", "--prompt=--data", "--stop", "a", "--stop=--data"])
     assert (found.prompt, found.stop) == ("--data", ["a", "--data"])
-    found = parser.parse_args(["train", "--resume", "--resume", "--callback", "a:B", "--callback", "c:D"])
-    assert found.callback == ["a:B", "c:D"]
+    found = parser.parse_args(["train", "--steps", "1", "--steps=2", "--callback", "a:B", "--callback", "c:D"])
+    assert (found.steps, found.callback) == (2, ["a:B", "c:D"])
 
 
 def headings(text: str) -> list[str]:
