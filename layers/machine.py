@@ -52,7 +52,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """An engine that is not open, sizes as in Engine; ValueError for wrong settings. spill: whether a folder is below RAM."""
+    """An engine that is not open, sizes as in Engine; ValueError for wrong settings. spill: whether a folder is below RAM.
+
+    gemm_rate: FLOP/s of its products, on all cores together; None: a rough one is assumed. Only estimates of time follow it.
+    """
 
     device: str = "auto"
     precision: str = "fp32"
@@ -62,6 +65,7 @@ class Machine:
     spill_limit: int | str | None = None
     prefetch: int = 2
     link_rate: int | str | None = None
+    gemm_rate: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolved(self.device))
@@ -89,8 +93,8 @@ class Machine:
 
     @property
     def flops_per_s(self) -> float:
-        """The rate of GEMMs."""
-        return self.rates.compute
+        """The rate of GEMMs that times are estimated by."""
+        return self.rates.compute if self.gemm_rate is None else self.gemm_rate
 
     @property
     def link_per_s(self) -> int | None:

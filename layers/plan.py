@@ -1,18 +1,19 @@
 """A plan of a training step before anything is allocated: the floor, what moves over the link, what bounds the step.
 
 The numbers come from asynctile/measure/simulate.py, which makes the decisions of a run; time is estimated from them. The device
-need not be there: rates are assumed (machine.py), and said.
+need not be there: rates that nobody gives are assumed (machine.py), and said.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from asynctile.layers.activations import Activations, kept_if, sizes_of
 from asynctile.layers.arrangement import Surroundings, arrange
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
-from asynctile.layers.machine import FLOPS_PER_S, GPU_LINK_PER_S, Machine, Work, size
+from asynctile.layers.machine import GPU_LINK_PER_S, Machine, Work, size
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
@@ -32,8 +33,8 @@ class Plan:
     """Bytes, operations and floating-point operations of one step in the steady state.
 
     floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take, beside the
-    device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at this
-    machine's rough rate, or at that of a GPU. link_s: the slower direction at link_rate, None without one. bound: what bounds
+    device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at the
+    machine's rate. link_s: the slower direction at link_rate, None without one. bound: what bounds
     the step, in words. row_tokens: the most rows of a row tile. passes: in how many the batch goes through each layer.
     copies_bytes: what the weights in bf16 take that stand beside the states, 0 in other precisions; nothing of a step.
     memory: how tiles that come and go stand in the capped memory: "by bytes", at any byte of it, or "in slots" of two sizes;
@@ -124,8 +125,8 @@ class Plan:
         ]
 
 
-def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
-    """Plan one training step.
+def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str], object] = lambda text: None) -> Plan:
+    """Plan one training step. stage: told what is being worked out, as each part of it begins; a large step takes minutes.
 
     BudgetError if a cap is below the floor; ValueError for wrong numbers.
     """
@@ -134,6 +135,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
     rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)  # first: what is too many refuses
     parameters = Parameters(config, tiling, machine.precision)
 
+    stage("choosing how many passes rows take and what is kept")
     standing = list(parameters.states())
     activations, sizes = Activations(work.kind, config, tiling, rows, machine.precision), sizes_of(standing)
     least = kept_if(work.recompute is not False, config)
@@ -171,6 +173,7 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         program = placed if not spill or host is None or in_ram_nbytes <= host else program
     in_ram = demand_of([program], standing).rounded(PAGE if spill else ALIGNMENT)
     updates = updates_of(program)
+    stage(f"working out where the tiles of {len(program):,} operations stand")
     traffic = simulate(
         program,
         standing,
@@ -218,16 +221,17 @@ def plan_step(config: Config, work: Work, machine: Machine) -> Plan:
         spill_written_bytes=traffic.spill_written_nbytes,
         compute_s=compute_s,
         link_s=link_s,
-        bound=_bound(compute_s, link_s, machine.flops_per_s if machine.is_gpu else None),
+        bound=_bound(compute_s, link_s, machine),
     )
 
 
-def _bound(compute_s: float, link_s: float | None, gpu_flops_per_s: float | None) -> str:
-    compute = f"compute, about {compute_s:.2f} s at {FLOPS_PER_S / 1e9:.0f} GFLOP/s a core"
-    if gpu_flops_per_s is not None and link_s is not None:
+def _bound(compute_s: float, link_s: float | None, machine: Machine) -> str:
+    assumed = "an assumed " if machine.gemm_rate is None else ""
+    if machine.is_gpu and link_s is not None:
         return (f"{'the link' if link_s > compute_s else 'compute'}: {link_s:.3f} s for the bytes at an assumed "
-                f"{GPU_LINK_PER_S / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at an assumed "
-                f"{gpu_flops_per_s / 1e12:.0f} TFLOP/s")
+                f"{GPU_LINK_PER_S / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at {assumed}"
+                f"{machine.flops_per_s / 1e12:.0f} TFLOP/s")
+    compute = f"compute, about {compute_s:.2f} s at {assumed}{machine.flops_per_s / machine.cores / 1e9:.0f} GFLOP/s a core"
     if link_s is None:
         return compute
     if link_s > compute_s:

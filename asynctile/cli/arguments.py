@@ -81,8 +81,12 @@ def build_parser(version: str) -> Parser:
     _add_training(command("train", usage="%(prog)s [OPTION ...]"), _TABLE)
     _add_evaluate(command("evaluate"))
     _add_generate(command("generate"))
-    _add_training(command("plan", usage="%(prog)s [OPTION ...]",
-                          epilog="The other options of `asynctile train` may stand here too; they change no plan."), _PLANNED)
+    plan = command("plan", usage="%(prog)s [OPTION ...]",
+                   epilog="The other options of `asynctile train` may stand here too; they change no plan.")
+    _add_training(plan, _PLANNED)
+    plan.add_argument("--gflops", metavar="RATE", type=values.positive,
+        help="GFLOP/s of products that times are estimated by, of all cores or of the GPU (default: as measured on this "
+             "machine's cores, and assumed of a GPU)")
     _add_stress(command("stress"))
     command("info")
     parser.commands = commands.choices

@@ -1,26 +1,41 @@
-"""`asynctile plan`: what a training step needs and what bounds it, without a model and without a device.
+"""`asynctile plan`: what a training step needs and what bounds it, without its model and without its device.
 
-Covers choosing the shape from the options of `train`, and printing. The planning is asynctile/layers/plan.py.
+Covers choosing the shape from the options of `train`, the rate that times are estimated by, and printing. The planning is
+asynctile/layers/plan.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from threading import Timer
+from typing import Any, Self
 
+from asynctile import Engine
 from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.model import choose_shape
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.rows import print_rows
 from asynctile.cli.run_folder import existing_run
+from asynctile.cli.terminal import complain
+from asynctile.errors import AsynctileError
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
+from asynctile.program.needs import demand_of
+from asynctile.storage.tile import Tile
 
 __all__ = ["run"]
+
+#: How long nothing is said of what is being worked out.
+SILENT_S = 1.0
 
 
 def run(given: dict[str, Any]) -> int:
     """Print the plan; returns the exit status."""
-    typed = {name: value for name, value in given.items() if name != "resume"}
+    typed = {name: value for name, value in given.items() if name not in ("resume", "gflops")}
     if given.get("resume"):
         folder = existing_run(typed)
         options = resumed_options(typed, folder.read_record()["options"], folder.path)
@@ -33,10 +48,70 @@ def run(given: dict[str, Any]) -> int:
     machine = Machine(device=options.device, precision=options.precision, device_memory=options.device_memory,
                       host_memory=options.host_memory, spill=options.spill is not None, spill_limit=options.spill_limit,
                       prefetch=options.prefetch, link_rate=options.link_rate)  # fmt: skip
-    plan = plan_step(shape, work, machine)
+    with _Stages() as stages, _without_collections():
+        machine = replace(machine, gemm_rate=_gemm_rate(given, machine, stages))
+        plan = plan_step(shape, work, machine, stages.begin)
     print_rows([
         ("model", shape.summary),
         ("batch", f"{options.sequences} sequences of {seq_len} tokens, micro-batches: {options.parts}"),
         *plan.lines(),
     ])  # fmt: skip
     return 0
+
+
+def _gemm_rate(given: dict[str, Any], machine: Machine, stages: _Stages) -> float | None:
+    """FLOP/s of products as they were said, else as `train` measures them, on this machine's cores; None: to be assumed."""
+    if "gflops" in given:
+        return float(given["gflops"]) * 1e9
+    if machine.is_gpu:
+        return None
+    stages.begin("measuring how fast products are")
+    try:
+        return asyncio.run(_measured())
+    except AsynctileError:  # no memory is left for that, or its kernels cannot be compiled
+        return None
+
+
+async def _measured() -> float | None:
+    async with Engine("cpu") as engine:
+        return await engine.gemm_rate(demand_of([], [Tile("any", (1,))]))
+
+
+class _Stages:
+    """Tells on stderr what is being worked out, from SILENT_S after the first stage began on."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._timer = Timer(SILENT_S, self._tell)
+        self._timer.daemon = True
+        self._silent = True
+
+    def __enter__(self) -> Self:
+        with suppress(RuntimeError):  # no thread may be started: it stays silent
+            self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def begin(self, text: str) -> None:
+        """The stage before is over."""
+        self._text = text
+        if not self._silent:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._silent = False
+        complain(f"asynctile plan: {self._text} ...")
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Millions of small objects are made, in no cycles: to look for cycles among them took a fifth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

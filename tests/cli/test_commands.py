@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from asynctile import Engine
 from tests.cli.conftest import Program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +31,37 @@ def test_plan_says_where_weights_are_updated(program: Program, update: str, coun
     found = re.search(rf"weight tiles +(\d+), {count} of them updated on the host", out)
     assert found is not None
     assert len(set(found.groups())) == 1
+
+
+def test_a_plan_that_takes_long_says_what_it_works_out(program: Program, clock: Any) -> None:
+    clock.is_over = True
+    status, out, err = program("plan", "--host-memory", "16MiB", "--spill", ".", "--tile", 128)
+    assert status == 0 and "asynctile plan" not in out
+    *_, rate, passes, places = err.splitlines()
+    assert rate == "asynctile plan: measuring how fast products are ..."
+    assert passes == "asynctile plan: choosing how many passes rows take and what is kept ..."
+    assert re.fullmatch(r"asynctile plan: working out where the tiles of [\d,]+ operations stand ...", places)
+
+
+def test_plan_estimates_by_the_rate_that_is_measured_or_said(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    found: list[float | None] = [123e9 * cores, None]
+
+    async def gemm_rate(self: Engine, demand: Any) -> float | None:
+        return found.pop(0)
+
+    monkeypatch.setattr(Engine, "gemm_rate", gemm_rate)
+    assert "at 123 GFLOP/s a core" in program("plan")[1]
+    assert "at an assumed 200 GFLOP/s a core" in program("plan")[1]
+    assert found == []
+    assert "at 77 GFLOP/s a core" in program("plan", "--gflops", 77 * cores)[1]
+    words = ("--device", "cuda:0", "--model", "gpt2", "--batch-size", 1, "--tile", 768)
+    assert "for the GEMMs at 33 TFLOP/s" in program("plan", *words, "--gflops", 33_000)[1]
+
+
+def test_plan_measures_as_train_does(program: Program) -> None:
+    rate = re.search(r"at ([\d,]+) GFLOP/s a core", program("plan")[1])
+    assert rate is not None and int(rate[1]) > 0
 
 
 def test_plan_of_a_large_model_makes_none(program: Program) -> None:

@@ -140,7 +140,7 @@ def test_batches_that_are_added_up_give_the_bits_of_one_that_is_cut(train: Progr
 
 
 def test_a_plan_is_of_the_whole_step(program: Program, shape: Path) -> None:
-    words = ("--model", shape, "--device", "emulated")
+    words = ("--model", shape, "--device", "emulated", "--gflops", 100)
     added = program("plan", *words, "--batch-size", 4, "--gradient-accumulation", 3)
     assert added == program("plan", *words, "--batch-size", 12, "--micro-batches", 3)
     assert added[0] == 0 and "12 sequences of 32 tokens, micro-batches: 3" in added[1]
