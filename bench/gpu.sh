@@ -3,28 +3,32 @@
 #
 #     bench/gpu.sh [--rehearse] [part ...]
 #
-# Parts, those that tell most first: tests replay link kernels capped memory largest depth. Each is bench/gpu_<part>.py, which says what
-# it asks. Without a part all run, in that order; a part that fails or takes too long does not stop the others, and what it found
-# before is kept. Results go to bench/results/cuda_<gpu>_<yyyymm>.md and .json, and to the folder $OUT too if that is set, with
-# the whole output in gpu.log. The short table comes last. What a first run should look at, and how to divide the parts among
-# several calls, is bench/GPU.md.
+# Parts, those that tell most first: smoke tests race replay link kernels capped memory largest depth. Each is bench/gpu_<part>.py, which
+# says what it asks. Without a part all run, in that order; a part that fails or takes too long does not stop the others, and what
+# it found before is kept. Results go to bench/results/cuda_<gpu>_<yyyymm>.md and .json, and every 15 seconds to the folder $OUT
+# too if that is set, with the whole output in gpu.log. The short table comes last. What to prepare (bench/gpu_prepare.sh), how to
+# divide the parts among several calls, and what a first run should look at, is bench/GPU.md.
 #
 # --rehearse: the same without a GPU, small, on a driver on the CPU; it needs g++, and its results go to runs/rehearsal.
-# PYTHON: the interpreter; .venv/bin/python if there is one, else python3. COMMIT: what is measured, where there is no git.
-# TOTAL: seconds for all, 525 if it is not set; parts share what is left of them.
+# PYTHON: the interpreter; .venv/bin/python if there is one, else python3.
+# COMMIT: what is measured, where there is no git; else what bench/gpu_prepare.sh has left in .gpu/commit.
+# TOTAL: seconds for all, 525 if it is not set, 7200 in a rehearsal; parts share what is left of them. EVERY: seconds between two copies to $OUT.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 
-PARTS=(tests replay link kernels capped memory largest depth)
-# Shares of the time; what a part leaves is shared by those behind it. Their sum is the least that all together want.
-declare -A SHARE=([tests]=90 [replay]=60 [link]=15 [kernels]=40 [capped]=130 [memory]=85 [largest]=65 [depth]=40)
-TOTAL=${TOTAL:-525}
+PARTS=(smoke tests race replay link kernels capped memory largest depth)
+# Shares of the time; what a part leaves is shared by those behind it.
+declare -A SHARE=([smoke]=60 [tests]=120 [race]=60 [replay]=60 [link]=15 [kernels]=40 [capped]=130 [memory]=85 [largest]=65 [depth]=40)
+# The most that a part gets, in seconds.
+declare -A MOST=([smoke]=60 [race]=60)
 DEVICE=cuda:0 RESULTS=bench/results REHEARSE=()
 
 if [[ ${1:-} == --rehearse ]]; then
     DEVICE=soft RESULTS=runs/rehearsal REHEARSE=(--rehearse)
+    MOST=() TOTAL=${TOTAL:-7200} # threads are slow, and no lease ends
     shift
 fi
+TOTAL=${TOTAL:-525} EVERY=${EVERY:-15}
 if [[ $# -eq 0 ]]; then set -- "${PARTS[@]}"; fi
 for part in "$@"; do
     if [[ -z ${SHARE[$part]:-} ]]; then
@@ -38,9 +42,13 @@ if [[ -z ${PYTHON:-} ]]; then
     if [[ -x .venv/bin/python ]]; then PYTHON=.venv/bin/python; fi
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+if [[ -z ${COMMIT:-} && -r .gpu/commit ]]; then COMMIT=$(<.gpu/commit); fi
+export COMMIT=${COMMIT:-unknown}
 # They change the speed of every product on the CPU, and each part would start itself again without them.
 unset OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 
+site=$(mktemp -d) marker=$(mktemp) copying=
+trap 'rm -rf "$site" "$marker"; if [[ -n $copying ]]; then kill "$copying" 2>/dev/null; fi' EXIT
 NEEDED=(torch numpy scipy numba threadpoolctl psutil safetensors aiofiles xxhash tokenizers rich pytest)
 if [[ $DEVICE != soft ]]; then NEEDED=(cupy ml_dtypes "${NEEDED[@]}"); fi
 missing=$("$PYTHON" - "${NEEDED[@]}" 2>/dev/null <<'END'
@@ -53,18 +61,26 @@ if [[ -n $missing ]]; then
     echo "bench/gpu.sh: $PYTHON has no $missing; name another interpreter by PYTHON=..." >&2
     exit 1
 fi
+if [[ $DEVICE != soft ]] && compgen -G '.gpu/wheels/*.whl' >/dev/null; then
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" .gpu/wheels/*.whl \
+        || echo "bench/gpu.sh: the wheels of .gpu were not installed; attention is asynctile's own" >&2
+    export PYTHONPATH="$PYTHONPATH:$site"
+fi
 "$PYTHON" bench/gpu_report.py check "$DEVICE" || exit 1
 
 started=$SECONDS
 ended=()
-marker=$(mktemp)
-trap 'rm -f "$marker"' EXIT
 
 copy_out() {
     local file
     for file in "$RESULTS"/cuda_*; do
         if [[ -n ${OUT:-} && $file -nt $marker ]]; then cp "$file" "$OUT/"; fi
     done
+}
+
+# A lease may end at any moment, and a part may hang.
+copy_always() {
+    while sleep "$EVERY"; do copy_out; done
 }
 
 run_part() {
@@ -74,19 +90,24 @@ run_part() {
     # SIGTERM first, and if that is not heard SIGKILL.
     timeout --kill-after=5 "$limit" "$PYTHON" "bench/gpu_$part.py" "${REHEARSE[@]}" --write || status=$?
     ended+=("$part:$status:$((SECONDS - begun))")
-    copy_out # now: a lease may end at any moment
+    copy_out
 }
 
 all() {
-    local part limit later shares
-    echo
-    echo "== kernels are compiled, before anything is timed"
-    timeout --kill-after=5 $((TOTAL / 5)) "$PYTHON" bench/gpu_warm.py "${REHEARSE[@]}"
+    local part limit later shares warm=
+    if [[ -d .gpu/cubins && $DEVICE != soft ]]; then "$PYTHON" bench/gpu_cubin.py bring .gpu; fi
     while [[ $# -gt 0 ]]; do
         part=$1 shares=0
+        if [[ -z $warm && $part != smoke ]]; then
+            echo
+            echo "== kernels are compiled, before anything is timed"
+            timeout --kill-after=5 $((TOTAL / 5)) "$PYTHON" bench/gpu_warm.py "${REHEARSE[@]}"
+            warm=yes
+        fi
         for later in "$@"; do shares=$((shares + SHARE[$later])); done
         shift
         limit=$(((TOTAL - (SECONDS - started)) * SHARE[$part] / shares))
+        if [[ $limit -gt ${MOST[$part]:-$limit} ]]; then limit=${MOST[$part]}; fi
         if [[ $limit -lt 1 ]]; then
             ended+=("$part:-1:0")
             continue
@@ -98,6 +119,8 @@ all() {
 }
 
 if [[ -n ${OUT:-} ]]; then
+    copy_always >/dev/null 2>&1 &
+    copying=$!
     all "$@" 2>&1 | tee "$OUT/gpu.log"
 else
     all "$@"

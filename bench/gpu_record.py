@@ -24,7 +24,7 @@ from common import RESULTS, ROOT, Table, commit, machine, show, target
 #: Of rehearsals, which are no results.
 REHEARSED = ROOT / "runs" / "rehearsal"
 #: Parts of bench/gpu.sh in its order.
-PARTS = ("tests", "replay", "link", "kernels", "capped", "memory", "largest", "depth")
+PARTS = ("smoke", "tests", "race", "replay", "link", "kernels", "capped", "memory", "largest", "depth")
 THEME = "cuda"
 HEADLINES = ("what", "measured", "wanted")
 

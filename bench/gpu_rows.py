@@ -40,10 +40,15 @@ FEW_TOKENS = 256
 
 #: The options of each part, and what differs in a rehearsal.
 Options = tuple[dict[str, Any], dict[str, Any]]
-MODELS = ("gpt2-xl", "gpt2-medium", "gpt2")
+MODELS = ("gpt2", "gpt2-medium", "gpt2-xl")
 SMALL = {"batch": 2, "length": 32}
 WARM: Options = {}, {}
 TESTS: Options = {"choose": ""}, {}
+SMOKE: Options = (
+    {"models": ("gpt2",), "caps": (0.0, 0.25), "batch": 16, "length": 1024, "steps": 3, "nodes": 200},
+    {"models": ("tiny",), "caps": (0.0, 0.5), "steps": 1, "nodes": 8, **SMALL},
+)
+RACE: Options = {"inside": False}, {}
 REPLAY: Options = (
     {"models": ("gpt2", "gpt2-xl"), "caps": (0.25, 0.0), "batch": 16, "length": 1024, "steps": 3},
     {"models": ("tiny",), "caps": (0.5, 0.0), "steps": 1, **SMALL},
@@ -168,7 +173,7 @@ def rows(part: str, options: Namespace, device_nbytes: int, host_nbytes: int) ->
     if part == "memory":
         yield from ((f"{name}, recompute {again}", in_memory(options, name, recompute=again))
                     for again in (False, True) for name in options.models)  # fmt: skip
-    if part == "replay":
+    if part in ("smoke", "replay"):
         yield from ((f"{name}, {share:.0%}", under_cap(options, name, share) if share
                      else in_memory(options, name, recompute=True))
                     for name in options.models for share in options.caps)  # fmt: skip

@@ -2,10 +2,11 @@
 
     python bench/gpu_tests.py [--choose EXPRESSION] [--write]
 
-pytest with the settings of tests/gpu/pytest.ini, which need no plugin, file by file, those first that a first run has most
-reason to doubt. Each file has a process of its own: after an error of the driver nothing works in the process that saw it. What
-does not pass is a row as soon as it is known; a process that dies, or says nothing for longer than a test may take, is ended,
-with the test that it was in as a row. What bench/gpu.sh stops keeps what was found by then.
+pytest with the settings of tests/gpu/pytest.ini, which need no plugin, file by file: AdamW and the other kernels, attention,
+memory, four of the replayed steps (`--choose replay` runs them all), and equal bits last. Each file has a process of its own:
+after an error of the driver nothing works in the process that saw it. What does not pass is a row as soon as it is known; a
+process that dies, or says nothing for longer than a test may take, is ended, with the test that it was in as a row. What
+bench/gpu.sh stops keeps what was found by then.
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ from gpu_common import engine_of, options_of
 from gpu_record import ROOT, Section
 from gpu_rows import TESTS
 
-#: All files of tests/gpu, the most doubtful first.
-FILES = ("replay", "attention", "kernels", "memory", "adamw", "refusals", "equal_bits", "torch", "bridge")
+#: All files of tests/gpu: what others stand on first, and last what takes longest.
+FILES = ("adamw", "kernels", "attention", "memory", "replay", "refusals", "bridge", "torch", "equal_bits")
+#: Of a file whose tests take long, those that are run where none are chosen.
+FEW = {
+    "replay": (
+        *(f"a_replayed_step_has_the_bits_of_an_issued_one[{way}]" for way in ("no cap", "a cap", "updates in RAM")),
+        "so_it_has_over_a_folder[device]",
+    )
+}
 #: A test ends by itself after 60 s (tests/gpu/pytest.ini), if it hears that.
 SILENT_S = 75.0
 #: And in a rehearsal, where PyTorch's tests take minutes.
@@ -36,7 +44,9 @@ ENDED = (0, 1, 2, 5)
 
 
 def command(options: Namespace, name: str) -> list[str]:
-    found = [sys.executable, "-m", "pytest", "-c", "tests/gpu/pytest.ini", f"tests/gpu/test_{name}.py", "-q", "--tb=short",
+    file = f"tests/gpu/test_{name}.py"
+    tests = [f"{file}::test_{test}" for test in FEW.get(name, ())] if not options.choose else []
+    found = [sys.executable, "-m", "pytest", "-c", "tests/gpu/pytest.ini", *(tests or [file]), "-q", "--tb=short",
              "-p", "no:cacheprovider", "-p", "gpu_outcomes"]  # fmt: skip
     found += ["--rehearse", "-o", f"timeout={REHEARSED_S:.0f}"] if options.device == "soft" else []
     return [*found, "-k", options.choose] if options.choose else found

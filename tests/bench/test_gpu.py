@@ -23,6 +23,16 @@ STUB = """#!/usr/bin/env bash
 case "$1" in
 -) cat >/dev/null ;;
 bench/gpu_report.py) echo "report ${*:2}" ;;
+bench/gpu_smoke.py) echo "commit $COMMIT" ;;
+bench/gpu_cubin.py) echo "cubin ${*:2}" ;;
+-m) echo "modules ${*:2}" ;;
+bench/gpu_largest.py)
+    mkdir -p bench/results
+    echo found >bench/results/cuda_h200_202611.json
+    for _ in {1..100}; do
+        sleep 0.1
+        if [[ -s $OUT/cuda_h200_202611.json ]]; then echo "copied meanwhile"; break; fi
+    done ;;
 bench/gpu_link.py) echo "link fails"; exit 3 ;;
 bench/gpu_kernels.py | bench/gpu_capped.py)
     echo "$1 ${*:2}"
@@ -58,14 +68,44 @@ def test_all_parts_together_have_less_than_nine_minutes_and_what_one_leaves_the_
     done = run(stubbed / "bench" / "gpu.sh", "tests", "link", "memory", "depth", PYTHON=str(stubbed / "python"))
     limits = limits_of(done.stdout)
     assert list(limits) == ["tests", "link", "memory", "depth"]
-    # Shares of 90, 15, 85 and 40: of what is left each time, as nobody used any.
-    for found, most in zip(limits.values(), (525 * 90 / 230, 525 * 15 / 140, 525 * 85 / 125, 525), strict=True):
+    # Shares of 120, 15, 85 and 40: of what is left each time, as nobody used any.
+    for found, most in zip(limits.values(), (525 * 120 / 260, 525 * 15 / 140, 525 * 85 / 125, 525), strict=True):
         assert most - 10 < found <= most
 
 
 def test_one_part_alone_has_all_the_time(stubbed: Path) -> None:
     done = run(stubbed / "bench" / "gpu.sh", "link", PYTHON=str(stubbed / "python"))
     assert limits_of(done.stdout)["link"] > 500
+
+
+def test_the_smoke_and_the_races_have_a_minute_each_however_much_there_is(stubbed: Path) -> None:
+    limits = limits_of(run(stubbed / "bench" / "gpu.sh", "smoke", "race", PYTHON=str(stubbed / "python")).stdout)
+    assert limits == {"smoke": 60, "race": 60}
+
+
+def test_the_smoke_is_the_first_thing_of_all(stubbed: Path) -> None:
+    said = run(stubbed / "bench" / "gpu.sh", "smoke", "depth", PYTHON=str(stubbed / "python")).stdout
+    assert said.index("commit unknown") < said.index("bench/gpu_warm.py") < said.index("bench/gpu_depth.py")
+
+
+def test_results_are_copied_while_a_part_still_runs(stubbed: Path) -> None:
+    (stubbed / "out").mkdir()
+    where = {"PYTHON": str(stubbed / "python"), "OUT": str(stubbed / "out"), "EVERY": "0.2"}
+    assert "copied meanwhile" in run(stubbed / "bench" / "gpu.sh", "largest", **where).stdout
+
+
+def test_what_was_prepared_is_used_and_the_commit_is_the_callers_or_the_prepared_one(stubbed: Path) -> None:
+    prepared = stubbed / ".gpu"
+    (prepared / "wheels").mkdir(parents=True)
+    (prepared / "cubins").mkdir()
+    (prepared / "wheels" / "frontend.whl").touch()
+    (prepared / "commit").write_text("0123abc\n")
+    said = run(stubbed / "bench" / "gpu.sh", "smoke", PYTHON=str(stubbed / "python")).stdout
+    assert "modules pip install -q --no-index --no-deps" in said and said.count(".gpu/wheels/frontend.whl") == 1
+    assert "cubin bring .gpu" in said and "commit 0123abc" in said
+    assert "commit abc" in run(stubbed / "bench" / "gpu.sh", "smoke", PYTHON=str(stubbed / "python"), COMMIT="abc").stdout
+    rehearsed = run(stubbed / "bench" / "gpu.sh", "--rehearse", "smoke", PYTHON=str(stubbed / "python")).stdout
+    assert "modules" not in rehearsed and "cubin" not in rehearsed
 
 
 def limits_of(said: str) -> dict[str, int]:
@@ -102,7 +142,7 @@ def test_a_part_that_does_not_exist_is_one_line(stubbed: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
         "bench/gpu.sh: no part is called 'kernel'; "
-        "choose among: tests replay link kernels capped memory largest depth"]  # fmt: skip
+        "choose among: smoke tests race replay link kernels capped memory largest depth"]  # fmt: skip
 
 
 def test_where_there_is_no_gpu_it_is_one_line() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +13,24 @@ from typing import Any
 
 import pytest
 
-from tests.bench.shell import ROOT
+from tests.bench.shell import ROOT, clean
 
 
 def test_every_file_of_gpu_tests_runs(bench: Any) -> None:
     found = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
     assert sorted(bench("gpu_tests").FILES) == sorted(found)
+
+
+def test_equal_bits_come_last_and_of_the_replayed_steps_four_unless_some_are_chosen(bench: Any) -> None:
+    tests = bench("gpu_tests")
+    assert tests.FILES[:4] == ("adamw", "kernels", "attention", "memory") and tests.FILES[-1] == "equal_bits"
+    few, chosen = (tests.command(argparse.Namespace(device="cuda:0", choose=choose), "replay") for choose in ("", "replay"))
+    named = [word for word in few if word.startswith("tests/gpu/test_replay.py::")]
+    assert len(named) == 4 and "tests/gpu/test_replay.py" in chosen
+    assert not any("::" in word for word in chosen)
+    plain = [word for word in few if word != "gpu_outcomes"][:-1]
+    listed = subprocess.run([*plain, "--collect-only"], cwd=ROOT, capture_output=True, text=True, check=False, env=clean())
+    assert [name for name in named if name.removeprefix("tests/gpu/") not in listed.stdout] == []
 
 
 # Tests that pass, fail, are skipped, or take the process with them.

@@ -26,7 +26,9 @@ def installed() -> bool:
 @functools.cache
 def _library() -> Any:
     files = metadata.files("nvidia-cuda-nvrtc") or []
-    return ctypes.CDLL(str(next(path.locate() for path in files if path.name.startswith("libnvrtc.so"))))
+    for name in ("libnvrtc-builtins.so", "libnvrtc.so"):  # NVRTC 13.0 does not find its builtins, unless they are there
+        library = ctypes.CDLL(str(next(path.locate() for path in files if path.name.startswith(name))))
+    return library
 
 
 def _check(code: int) -> None:

@@ -1,0 +1,77 @@
+"""One small call of every kernel, for gpu_smoke.py and gpu_race.py: what it is given, and what it has to come to.
+
+Arguments are those of tests/kernels/cuda/test_orders.py, and of attention besides; right is what tests/verbs.py has in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from asynctile.kernels.bf16 import from_bf16
+from asynctile.kernels.cuda import KERNELS
+from asynctile.program.precision import BF16
+from tests.kernels.cuda.test_orders import calls
+from tests.kernels.cuda.values import poison, random
+from tests.verbs import VERBS
+
+#: Arrays, parameters, and whether a number is reported.
+Call = tuple[list[np.ndarray], tuple[Any, ...], bool]
+#: Sequences, tokens of each, heads, columns of a head.
+ATTENTION = (2, 96, 2, 64)
+#: By verb an operand and its rows that are room: what a library leaves there is not said.
+ROOM = {"attention": (4, slice(ATTENTION[2], None)), "attention_backward_whole": (6, slice(None))}
+#: Of the largest expected magnitude: where any operand is bf16, and where none is.
+TOLERANCE = {True: 3e-2, False: 2e-3}
+
+
+def every_call(dtype: str) -> dict[str, Call]:
+    """By verb, AdamW first: its bits are to be those of the CPU."""
+    found: dict[str, Call] = calls(dtype) | attention(dtype)
+    assert found.keys() == KERNELS.keys()
+    return dict(sorted(found.items(), key=lambda item: (not item[0].startswith("adamw"), item[0])))
+
+
+def attention(dtype: str) -> dict[str, Call]:
+    """The verbs of attention, each with what those before it leave."""
+    seqs, tokens, heads, hs = ATTENTION
+    rows, columns = seqs * tokens, heads * hs
+    q, k, v, dout = (random(seed, rows, columns, dtype=dtype) for seed in range(4))
+    out, stats = poison(rows, columns, dtype=dtype), poison(2 * heads, rows)
+    whole, delta = (seqs, heads, True, True), poison(heads, rows)
+    VERBS["attention"](q, k, v, out, stats, *whole)
+    VERBS["attention_delta"](out, dout, delta, heads)
+    gradients = [poison(rows, columns, dtype=dtype) for _ in range(3)]
+    return {
+        "attention": ([q, k, v, poison(rows, columns, dtype=dtype), poison(2 * heads, rows)], whole, False),
+        "attention_delta": ([out, dout, poison(heads, rows)], (heads,), False),
+        "attention_backward": ([q, k, v, dout, stats, delta, *gradients], whole, False),
+        "attention_backward_whole": (
+            [q, k, v, out, dout, stats, poison(heads, rows), *gradients], (seqs, heads), False),
+    }  # fmt: skip
+
+
+def run_once(machine: Any, verb: str, call: Call) -> str | None:
+    """Run it on a machine of tests/gpu or tests/cuda; what is wrong with its results, in words, or None."""
+    arrays, params, reports = call
+    found, expected = ([array.copy() for array in arrays] for _ in range(2))
+    numbers = [np.full(1, np.nan) for _ in range(2)] if reports else []
+    with np.errstate(all="ignore"):
+        VERBS[verb](*expected, *params, *numbers[:1])
+    if verb in ROOM:
+        operand, rows = ROOM[verb]
+        expected[operand][rows] = np.nan
+    machine.run(verb, found, params, numbers[1] if reports else None)
+    is_narrow = any(array.dtype == BF16 for array in arrays)
+    pairs = [*zip(found, expected, strict=True), *([(numbers[1], numbers[0])] if reports else [])]
+    wrong = [index for index, (one, other) in enumerate(pairs) if not _near(one, other, TOLERANCE[is_narrow])]
+    return f"operands {wrong} are wrong" if wrong else None
+
+
+def _near(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
+    """Where a number was expected; what a verb leaves as it was may be anything."""
+    one, other = (np.asarray(from_bf16(x) if x.dtype == BF16 else x, np.float64) for x in (found, expected))
+    known = np.isfinite(other)
+    largest = max(float(np.max(np.abs(other[known]), initial=0.0)), 1e-30)
+    return bool(np.all(np.abs(one[known] - other[known]) <= tolerance * largest))  # a NaN is not
