@@ -69,7 +69,7 @@ def train_under(**limits):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space of a process")
 @pytest.mark.parametrize(("name", "argument"), [("RLIMIT_AS", "ulimit -v"), ("RLIMIT_DATA", "ulimit -d")])
 def test_a_limit_of_address_space_is_the_default_cap(name, argument):
-    nbytes, layers = (1_200_000_000, 10) if name == "RLIMIT_AS" else (800_000_000, 7)
+    nbytes, layers = (1_200_000_000, 10) if name == "RLIMIT_AS" else (850_000_000, 7)
     said = train_under(rlimits={name: nbytes}, layers=layers)
     assert said["cap"] < nbytes
     for device in "cpu", "emulated":

@@ -33,7 +33,7 @@ def test_a_piece_for_each_thread_is_mapped_once_however_often_they_come_and_go()
     run("""
 blas_memory.hold(3)
 mapped = size() - before
-assert 2 * piece <= mapped <= 3 * piece + (1 << 20), mapped  # the library has one from its start
+assert 2 * piece <= mapped <= 4 * piece + (1 << 20), mapped  # libraries have one from their start, or none
 for _ in range(3):
     blas_memory.let_go(3)
     blas_memory.hold(3)
@@ -51,7 +51,7 @@ try:
     blas_memory.hold(4)
     raise AssertionError
 except BudgetError as error:
-    assert "products in 5 threads at once take 160.00 MiB of address space, and ulimit -v of" in str(error), error
+    assert "products in 5 threads at once take 192.00 MiB of address space, and ulimit -v of" in str(error), error
     assert error.floor > resource.getrlimit(resource.RLIMIT_AS)[0]
 blas_memory.hold(1)
 """)
@@ -62,7 +62,7 @@ def test_an_engine_without_room_for_them_is_not_opened_also_where_a_cap_is_given
 import asyncio, threading
 from asynctile import Engine
 
-leave(96 << 20)
+leave(128 << 20)
 
 async def main():
     engine = Engine("cpu", host_memory="16MiB")
