@@ -9,6 +9,8 @@ import threading
 
 from asynctile.errors import DeviceError
 
+#: What Python says where the system refuses one.
+REFUSED = "can't start new thread"
 WAY_OUT = "raise the limit of threads (ulimit -u, the pids cgroup) or of address space (ulimit -v)"
 
 

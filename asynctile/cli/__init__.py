@@ -23,6 +23,7 @@ with ended_by_ctrl_c():
     from asynctile.cli.terminal import STDOUT, complain, drop_output, one_line, open_streams, say
     from asynctile.errors import AsynctileError
     from asynctile.storage.input import shown
+    from asynctile.threads import REFUSED, WAY_OUT
 
 __all__ = ["main"]
 
@@ -66,6 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename == STDOUT:
             drop_output(sys.stdout)
         complain(f"{program}: {one_line(error)}")
+        return 2
+    except MemoryError:
+        complain(f"{program}: the system has no memory left for this; raise the limit of this process (ulimit -v, ulimit -d)")
+        return 2
+    except RuntimeError as error:
+        if str(error) != REFUSED:
+            raise
+        complain(f"{program}: the system refused a thread; {WAY_OUT}")
         return 2
 
 

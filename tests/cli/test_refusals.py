@@ -8,6 +8,7 @@ import resource
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,6 +194,19 @@ def test_a_process_with_too_little_address_space_is_told_before_a_library_is_imp
     monkeypatch.setattr("asynctile.cli.resource.getrlimit", lambda which: limits.get(which, unlimited))
     monkeypatch.setattr("asynctile.cli.import_module", lambda name: pytest.fail(f"{name} was imported"))
     refused(program("info"), "300 MiB of address space", "ulimit -v", command="info")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(RuntimeError("can't start new thread"), "refused a thread"), (MemoryError(), "no memory left")]
+)
+def test_what_the_system_refuses_a_command_itself_is_one_line(
+    program: Program, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def run(given: object) -> int:
+        raise error
+
+    monkeypatch.setattr("asynctile.cli.import_module", lambda _: SimpleNamespace(run=run))
+    refused(program("info"), said, "raise the limit", command="info")
 
 
 def test_a_vocabulary_above_the_models_is_told_before_a_tokenizer_is_trained(
