@@ -9,6 +9,7 @@ files, and says whether it could.
     calls.py      every public coroutine    disturb.py   cancelled, timed out, left alone
     lives.py      of engines with them      settled.py   what must hold between them
     models.py     a very small GPT-2        killer.py, victim.py  the process that kills, and the one that is killed
+    saves.py      scenario saves         saver.py     the process that kills them, call by call
     signals.py    scenario signals       signaller.py  the process that sends them
     partner.py    a process beside stress   inputs/      scenario inputs
 

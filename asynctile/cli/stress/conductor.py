@@ -22,6 +22,7 @@ from asynctile.cli.stress.kill import Killer
 from asynctile.cli.stress.models import Course
 from asynctile.cli.stress.partner import Ended
 from asynctile.cli.stress.round import Round, seed_after
+from asynctile.cli.stress.saves import Saves
 from asynctile.cli.stress.settings import Settings
 from asynctile.cli.stress.signals import Signals
 from asynctile.cli.stress.tally import Failure, Tally
@@ -40,7 +41,7 @@ _SHARES = {
     "random": 0.4, "thrash": 0.05, "train": 0.1, "faults": 0.2, "cancel": 0.07, "inputs": 0.18,
     "truncate": 0.04, "crawl": 0.06,
 }  # fmt: skip
-_BESIDE: dict[str, type[Killer | Signals]] = {"kill": Killer, "signals": Signals}
+_BESIDE: dict[str, type[Killer | Saves | Signals]] = {"kill": Killer, "saves": Saves, "signals": Signals}
 #: Of all time, that each of these may take beside others.
 _SHARE_BESIDE = 0.25
 
@@ -165,7 +166,7 @@ class Conductor:
                 return
         self.tally.rounds[round.scenario] += 1
 
-    async def _play_beside(self, name: str, partner: Killer | Signals) -> None:
+    async def _play_beside(self, name: str, partner: Killer | Saves | Signals) -> None:
         """Kills, for as long as there are rounds of it; beside others they leave most of the machine to these."""
         while self._goes_on(name):
             seed = self._next_seed(name)

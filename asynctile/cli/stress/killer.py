@@ -17,7 +17,9 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +27,7 @@ from asynctile.cli.stress import victim
 from asynctile.cli.stress.finding import Kind
 from asynctile.kernels.cpu import warm
 
-__all__ = ["Killed", "main"]
+__all__ = ["Killed", "Life", "live", "main"]
 
 #: A training takes a second. One that takes so long is hung.
 DEADLINE_S = 60.0
@@ -44,7 +46,7 @@ class Killed:
 
 
 @dataclass
-class _Life:
+class Life:
     """One training: what it told and when (time.monotonic), and how it ended."""
 
     lines: list[tuple[str, float]] = field(default_factory=list)
@@ -78,25 +80,25 @@ def main(folder: Path) -> None:
     """Play a round for each seed that comes, until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for stress, which then closes our input
     warm()
-    whole: _Life | None = None
+    whole: Life | None = None
     for line in sys.stdin:
         seed = int(line)
         if whole is None:
-            whole = _live(_fresh(folder / "whole"), None, None)
+            whole = live(partial(victim.train, _fresh(folder / "whole"), None))
             shutil.rmtree(folder / "whole")
         place = _fresh(folder / f"round-{seed}")
         print(json.dumps(asdict(_round(place, random.Random(f"kill {seed}"), whole))), flush=True)
         shutil.rmtree(place)
 
 
-def _round(folder: Path, chance: random.Random, whole: _Life) -> Killed:
+def _round(folder: Path, chance: random.Random, whole: Life) -> Killed:
     """Kill, perhaps twice, go on to the end, compare."""
     killed = Killed()
     if whole.digest is None:
         killed.failure = "failed", f"a training that nobody disturbed {whole.end}"
         return killed
     for _ in range(2 if chance.random() < _TWICE else 1):
-        life = _live(folder, chance.getrandbits(32), _Moment(chance, whole))
+        life = live(partial(victim.train, folder, chance.getrandbits(32)), _Moment(chance, whole))
         killed.kills += life.killed
         killed.in_save += life.in_save
         killed.played += life.played
@@ -104,13 +106,13 @@ def _round(folder: Path, chance: random.Random, whole: _Life) -> Killed:
         if left := os.listdir(spill) if spill.is_dir() else []:
             killed.failure = "leaked", f"a training that was killed left {', '.join(left)} in its spill folder"
             return killed
-    life = _live(folder, chance.getrandbits(32), None)
+    life = live(partial(victim.train, folder, chance.getrandbits(32)))
     killed.played += life.played
     killed.failure = _judge(life, whole, folder)
     return killed
 
 
-def _judge(life: _Life, whole: _Life, folder: Path) -> tuple[Kind, str] | None:
+def _judge(life: Life, whole: Life, folder: Path) -> tuple[Kind, str] | None:
     """What is wrong with a training that went on after a kill."""
     if life.killed:
         return "hung", f"a training that went on after a kill was not done after {DEADLINE_S:g} s; it {life.end}"
@@ -126,12 +128,12 @@ def _judge(life: _Life, whole: _Life, folder: Path) -> tuple[Kind, str] | None:
 class _Moment:
     """When to kill: at any time of the run, or at any time of one of its saves."""
 
-    def __init__(self, chance: random.Random, whole: _Life) -> None:
+    def __init__(self, chance: random.Random, whole: Life) -> None:
         begun, ended = whole.times("save"), whole.times("saved")
         self.save = chance.randrange(len(begun)) if chance.random() < _IN_SAVE else None
         self.after_s = chance.uniform(0, whole.took_s if self.save is None else ended[self.save] - begun[self.save])
 
-    def due_s(self, life: _Life, began_s: float) -> float:
+    def due_s(self, life: Life, began_s: float) -> float:
         """On the clock of time.monotonic; far away while it is not known yet."""
         if self.save is None:
             return began_s + self.after_s
@@ -139,14 +141,14 @@ class _Moment:
         return begun[self.save] + self.after_s if len(begun) > self.save else math.inf
 
 
-def _live(folder: Path, seed: int | None, moment: _Moment | None) -> _Life:
-    """Fork a training, listen to it, and kill it at that moment."""
+def live(train: Callable[[int], None], moment: _Moment | None = None) -> Life:
+    """Fork a training, listen to it, and kill it at that moment. train: tells lines on that descriptor."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        _be_trained(folder, seed, writer)
+        _be_trained(train, writer)
     os.close(writer)
-    life = _Life()
+    life = Life()
     try:
         _listen(reader, child, life, moment)
     finally:
@@ -154,12 +156,12 @@ def _live(folder: Path, seed: int | None, moment: _Moment | None) -> _Life:
     return life
 
 
-def _be_trained(folder: Path, seed: int | None, pipe: int) -> NoReturn:
+def _be_trained(train: Callable[[int], None], pipe: int) -> NoReturn:
     """In the fork: nothing of the killer's may run any more, whatever happens."""
     status = 1
     try:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        victim.train(folder, seed, pipe)
+        train(pipe)
         status = 0
     except BaseException as error:
         victim.tell(pipe, f"failed {error!r} in {traceback.extract_tb(error.__traceback__)[-1]}".replace("\n", " "))
@@ -167,7 +169,7 @@ def _be_trained(folder: Path, seed: int | None, pipe: int) -> NoReturn:
         os._exit(status)
 
 
-def _listen(reader: int, child: int, life: _Life, moment: _Moment | None) -> None:
+def _listen(reader: int, child: int, life: Life, moment: _Moment | None) -> None:
     """Take down what the child says, until it ends or its moment comes; then what it had said before."""
     began_s = time.monotonic()
     text = b""

@@ -19,7 +19,7 @@ from asynctile.storage.container import ContainerFile
 
 __all__ = ["SCENARIOS", "Settings"]
 
-SCENARIOS = ("random", "thrash", "train", "faults", "truncate", "crawl", "cancel", "kill", "signals", "inputs")
+SCENARIOS = ("random", "thrash", "train", "faults", "truncate", "crawl", "cancel", "kill", "saves", "signals", "inputs")
 _MINUTES = 1.0
 
 

@@ -1,0 +1,185 @@
+"""The process beside stress in which scenario `saves` happens: it forks trainings and kills each at another call of a save.
+
+Started with `python -m asynctile.cli.stress.saver FOLDER`. Reads a seed a line, answers with a line of JSON for each round. A
+training loads what the kill before has left, does a step and saves in the same place. A call is one of a C function of `posix`,
+`fcntl` or a file, in any thread, that may change what is on the disk: a kill behind another leaves what one before it leaves.
+Of the many writes in a row with which a file is filled the first counts, the second, the fourth and so on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from xxhash import xxh3_128_hexdigest
+
+from asynctile.cli.stress.finding import Kind
+from asynctile.cli.stress.killer import Killed, Life, live
+from asynctile.cli.stress.models import CONFIG, batch, state_of
+from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.round import WATCHDOG_S
+from asynctile.cli.stress.victim import tell
+from asynctile.kernels.cpu import warm
+from asynctile.layers import GPT2, AdamW, Trainer
+from asynctile.storage.inside import Folder
+
+__all__ = ["main"]
+
+_FILES = (io.FileIO, io.BufferedIOBase, io.TextIOWrapper)
+#: Functions that change nothing on the disk.
+_LOOKS = {
+    "fspath", "_path_normpath", "getpid", "stat", "lstat", "fstat", "fstatvfs", "statvfs", "listdir", "scandir", "readlink",
+    "access", "lseek", "read", "readinto", "readall", "readline", "pread", "preadv", "seek", "tell", "fileno", "isatty",
+    "seekable", "readable", "writable", "urandom",
+}  # fmt: skip
+#: A save has fewer calls, and of them fewer stand behind the swap, each of which lets the training be a step further.
+_MOST_CALLS, _MOST_STEPS = 500, 100
+
+
+class Calls:
+    """Counts calls of all threads that begin later, while it is open, and ends the process behind the last of `most`."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._writes = 0
+        self._lock = threading.Lock()
+        self.open = False
+        threading.setprofile(self._event)
+
+    def _event(self, frame: FrameType, event: str, called: Any) -> None:
+        is_exchange = event == "return" and frame.f_code is Folder.exchange.__code__  # by ctypes
+        if self.open and (is_exchange or (event == "c_return" and _changes(called))):
+            with self._lock:
+                self._count(event == "c_return" and called is os.pwrite)
+
+    def _count(self, is_write: bool) -> None:
+        self._writes = self._writes + 1 if is_write else 0
+        if self._writes & (self._writes - 1):  # no power of two
+            return
+        self._left -= 1
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _changes(called: Any) -> bool:
+    is_file = isinstance(getattr(called, "__self__", None), _FILES)
+    return (is_file or getattr(called, "__module__", None) in ("posix", "fcntl")) and called.__name__ not in _LOOKS
+
+
+def main(folder: Path) -> None:
+    """Play a round for each seed that comes, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for stress, which then closes our input
+    warm()
+    gc.freeze()  # a collection in a fork would copy every page that it looks at
+    digests: list[str] = []
+    for line in sys.stdin:
+        digests = digests or _said(live(_train), "after")
+        (place := folder / f"round-{int(line)}").mkdir()
+        print(json.dumps(asdict(_round(place, random.Random(f"saves {int(line)}"), digests))), flush=True)
+        shutil.rmtree(place)
+
+
+def _round(folder: Path, chance: random.Random, digests: list[str]) -> Killed:
+    """Kill behind each call, one after another, until a save comes to its end. digests: of what a training is, by step."""
+    killed, step, wait = Killed(), 0, chance.random() < 0.5
+    live(partial(_save, folder / "checkpoint", _MOST_CALLS, wait))
+    for number in range(1, _MOST_CALLS):
+        life = live(partial(_save, folder / "checkpoint", number, wait))
+        found = [step for step, digest in enumerate(digests) if [digest] == _said(life, "loaded")]
+        killed.failure = _judge(life, found, step, number)
+        if killed.failure is not None or not life.killed:
+            return killed
+        step, killed.kills, killed.in_save = found[0], killed.kills + 1, killed.in_save + 1
+    killed.failure = "hung", f"a save is not over after {_MOST_CALLS} calls"
+    return killed
+
+
+def _judge(life: Life, found: list[int], step: int, number: int) -> tuple[Kind, str] | None:
+    """What is wrong with a training that went on after the call before `number` was the last: behind `step`, or the next."""
+    where = f"after a kill behind call {number - 1} of a save"
+    if not _said(life, "loaded"):
+        return "lost", f"{where} no checkpoint loads: a training {life.end}"
+    if not found or found[0] not in (max(step, 1), step + 1):
+        return "lost", f"{where} weights and moments are neither those of step {step} nor of the next; steps with them: {found}"
+    if not life.killed and life.status:
+        return "failed", f"{where} a training {life.end}"
+    if not life.killed and (litter := _said(life, "beside")):
+        return "leaked", f"{where} and a save that came to its end there is {', '.join(litter)} beside the checkpoint"
+    return None
+
+
+def _said(life: Life, what: str) -> list[str]:
+    return [said.partition(" ")[2] for said, _ in life.lines if said.partition(" ")[0] == what]
+
+
+def _run(work: Callable[[StressEngine], Any]) -> None:
+    async def run() -> None:
+        async with StressEngine(Place(device="cpu", spill=False), Path(), watchdog=WATCHDOG_S) as engine:
+            await work(engine)
+
+    asyncio.run(run())
+
+
+async def _new_trainer(engine: StressEngine) -> Trainer:
+    """Of a model of few rows, each of which is a write."""
+    return Trainer(await GPT2.create(engine, replace(CONFIG, n_embd=4, n_head=1), seed=1), AdamW(lr=1e-2))
+
+
+async def _digest(trainer: Trainer) -> str:
+    state = await state_of(trainer)
+    return xxh3_128_hexdigest(b"".join(value.tobytes() for value in state.values()))
+
+
+def _train(pipe: int) -> None:
+    """Without saves: tells what a training is before its first step and after each."""
+
+    async def train(engine: StressEngine) -> None:
+        trainer = await _new_trainer(engine)
+        tell(pipe, "after nothing")
+        for number in range(1, _MOST_STEPS):
+            await trainer.step(*batch(number))
+            tell(pipe, f"after {await _digest(trainer)}")
+        await trainer.model.release()
+
+    _run(train)
+
+
+def _save(path: Path, number: int, wait: bool, pipe: int) -> None:
+    """Go on from the checkpoint by a step, and save there, until the process is killed behind that call."""
+    calls = Calls(number)
+
+    async def save(engine: StressEngine) -> None:
+        if any(path.parent.iterdir()):
+            trainer = await Trainer.load(engine, path)
+            tell(pipe, f"loaded {await _digest(trainer)}")
+        else:
+            trainer = await _new_trainer(engine)
+        await trainer.step(*batch(trainer.step_count + 1))
+        calls.open = True
+        await trainer.save(path, wait=wait)
+        await trainer.saved()
+        calls.open = False
+        for name in os.listdir(path.parent):
+            if name != path.name:
+                tell(pipe, f"beside {name}")
+        await trainer.model.release()
+
+    _run(save)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
