@@ -64,8 +64,9 @@ def _gpu(name: str) -> list[tuple[str, str]]:
     major, minor = driver.capability
     found = f"{driver.title}, compute capability {major}.{minor}, {format_size(free)} of {format_size(total)} free"
     rows = [(name, found), (f"{name} epilogues", driver.epilogues), (f"{name} attention", driver.attention)]
-    driver.close()
+    driver.close_libraries()
     driver.destroy_stream(stream)
+    driver.close()
     return rows
 
 

@@ -90,7 +90,7 @@ def test_a_plain_line_stays_below_100_characters_and_leaves_out_what_does_not_fi
         display.begin(ahead(9_000_000, done=8_000_000, flops_per_s=1e10))
         for step in range(8_000_001, 8_000_004):
             clock.now += 5.0
-            display.step(report(step, loss=1234.5678, tokens=400_000_000))
+            display.step(report(step, loss=1234.5678, tokens_per_s=8e8))
         display.validation(8_000_003, EVALUATION, is_best=True)
     lines = said(out).splitlines()
     assert max(map(len, lines)) < 100
