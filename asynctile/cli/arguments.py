@@ -175,8 +175,8 @@ def _add_stress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=values.natural,
                         help="of everything random; a failure names the seed that draws its round again (default: any)")
     parser.add_argument("--scenario", metavar="NAME", type=values.name, action="append",
-                         help="some of random, thrash, train, faults, truncate, crawl, cancel, kill, saves, signals and "
-                              "inputs: one, several with commas, or the option again (default: all)")
+                         help="some of random, thrash, train, faults, truncate, crawl, cancel, threads, kill, saves, signals "
+                              "and inputs: one, several with commas, or the option again (default: all)")
     parser.add_argument("--spill", metavar="DIR", type=values.name,
                         help="a folder on the disk to be tried; a folder in it is made and removed (default: TMPDIR or here)")
     parser.add_argument("--report", metavar="FILE.json", type=values.name, help="write what was counted and found")

@@ -12,6 +12,7 @@ files, and says whether it could.
     saves.py      scenario saves         saver.py     the process that kills them, call by call
     signals.py    scenario signals       signaller.py  the process that sends them
     partner.py    a process beside stress   inputs/      scenario inputs
+    threads.py    scenario threads          refusals.py  threads that are refused
 
 Covers `run`: set-up, signals, exit status.
 """

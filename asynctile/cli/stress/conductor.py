@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from asynctile.cli.stress import cancel, crawl, faults, programs, thrash, train, truncate
+from asynctile.cli.stress import cancel, crawl, faults, programs, thrash, threads, train, truncate
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.inputs.scenario import Attack
 from asynctile.cli.stress.kill import Killer
@@ -34,12 +34,12 @@ __all__ = ["Conductor"]
 DEADLINE_S = 120.0
 _PLAYS: dict[str, Callable[[Round], Awaitable[bool]]] = {
     "random": programs.play, "thrash": thrash.play, "train": train.play, "faults": faults.play, "cancel": cancel.play,
-    "truncate": truncate.play, "crawl": crawl.play,
+    "truncate": truncate.play, "crawl": crawl.play, "threads": threads.play,
 }  # fmt: skip
 #: Of the time of those that take turns.
 _SHARES = {
-    "random": 0.4, "thrash": 0.05, "train": 0.1, "faults": 0.2, "cancel": 0.07, "inputs": 0.18,
-    "truncate": 0.04, "crawl": 0.06,
+    "random": 0.4, "thrash": 0.05, "train": 0.1, "faults": 0.2, "cancel": 0.07, "inputs": 0.13,
+    "truncate": 0.04, "crawl": 0.06, "threads": 0.05,
 }  # fmt: skip
 _BESIDE: dict[str, type[Killer | Saves | Signals]] = {"kill": Killer, "saves": Saves, "signals": Signals}
 #: Of all time, that each of these may take beside others.

@@ -19,7 +19,9 @@ from asynctile.storage.container import ContainerFile
 
 __all__ = ["SCENARIOS", "Settings"]
 
-SCENARIOS = ("random", "thrash", "train", "faults", "truncate", "crawl", "cancel", "kill", "saves", "signals", "inputs")
+SCENARIOS = (
+    "random", "thrash", "train", "faults", "truncate", "crawl", "cancel", "threads", "kill", "saves", "signals", "inputs",
+)  # fmt: skip
 _MINUTES = 1.0
 
 
