@@ -122,7 +122,7 @@ def test_a_finished_run_says_so_again(train: Program, program: Program, tmp_path
     assert metrics(run) == before
 
 
-@pytest.mark.parametrize("words", [["--seq-len", 16], ["--lr", 0.5], ["--seed", 9], ["--tile", 16], ["--clip-norm", 1]])
+@pytest.mark.parametrize("words", [["--seq-len", 16], ["--beta1", 0.5], ["--seed", 9], ["--tile", 16], ["--clip-norm", 1]])
 def test_resume_refuses_what_would_be_another_run(
     train: Program, program: Program, tmp_path: Path, words: list[object]
 ) -> None:
