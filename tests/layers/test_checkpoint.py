@@ -225,6 +225,7 @@ async def test_a_good_checkpoint_stays_where_the_new_one_would_not_come_back(tmp
         assert (await Trainer.load(engine, tmp_path / "c")).data_state == {"position": 17}
 
 
+@pytest.mark.filterwarnings("ignore:the model's config asks for dropout")
 async def test_what_the_reader_would_refuse_is_not_saved(tmp_path: Path) -> None:
     """Beside data_state: what somebody has set himself, and a configuration that no config.json can say."""
     async with Engine("cpu") as engine:

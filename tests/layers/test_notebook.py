@@ -66,7 +66,7 @@ def steps_of(batches: Any, steps: int | None, losses: list[Any]) -> Steps:
         counted()
         return SimpleNamespace(loss=loss, skipped=False)
 
-    return Steps(engine, step, batches, steps)
+    return Steps(engine, step, batches, steps, lambda *_: None)
 
 
 async def endless() -> AsyncIterator[tuple[int, int]]:
