@@ -11,6 +11,7 @@ import math
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -72,7 +73,8 @@ class Interrupt:
         if self.asked:
             self._loop.call_soon(self._answer)
         try:
-            return await work
+            with _woken_by_signals(self._loop):
+                return await work
         except (asyncio.CancelledError, InterruptedError):
             if not self.requested:
                 raise
@@ -157,6 +159,24 @@ class Interrupt:
         for item in items:
             self.check()
             yield item
+
+
+@contextmanager
+def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Wake a sleeping `loop` at each signal. Python runs a handler when the main thread next runs. A signal does not wake it
+    which another thread took, or which came between its last look and its sleep.
+    """
+    read, write = socket.socketpair()
+    with read, write:
+        read.setblocking(False)
+        write.setblocking(False)
+        before = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        loop.add_reader(read, read.recv, 4096)
+        try:
+            yield
+        finally:
+            loop.remove_reader(read)
+            signal.set_wakeup_fd(before)
 
 
 def _set(handlers: Mapping[signal.Signals, Any]) -> None:

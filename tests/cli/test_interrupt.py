@@ -147,6 +147,28 @@ def test_a_signal_after_the_time_is_over_asks_and_only_the_second_ends_the_proce
     assert found == (130, "goes on\nstopped at once; there is nothing to go on from\n", "")
 
 
+def test_a_signal_that_another_thread_takes_wakes_the_sleeping_loop() -> None:
+    """Found by tests on a busy machine: a signal that came between the loop's last look and its sleep waited for ever."""
+    found = ended("""
+        import asyncio, pathlib, threading
+
+        main = pathlib.Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+
+        def signal_once_it_sleeps():
+            while main.read_text().rpartition(")")[2].split()[0] != "S":
+                pass
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+        async def work():
+            threading.Thread(target=signal_once_it_sleeps).start()
+            await asyncio.Event().wait()
+
+        assert interrupt.run(work()) is None and interrupt.asked
+        assert signal.set_wakeup_fd(-1) == -1, "as it was"
+    """)
+    assert found == (0, "stopping before the first step; once more, at least 2 s later, stops at once\n", "")
+
+
 def test_the_end_at_once_waits_for_no_reader() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
