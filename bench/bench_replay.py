@@ -44,8 +44,7 @@ from asynctile.kernels import cpu as cpu_kernels
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.machine import assumed_rates
 from asynctile.measure.rates import Rates
-from asynctile.repeat import packing_files
-from asynctile.schedule import clock
+from asynctile.schedule import pace
 from tests.cuda.idle import IdleDriver
 from tests.inside_engine import device_of, schedule_of
 
@@ -129,21 +128,18 @@ def shrunk_rates(scale: int) -> Rates:
     return Rates(compute=whole.compute / scale, upload=whole.upload, download=whole.download, update=whole.update)
 
 
-def shrunk_pace(scale: int) -> clock.Pace:
+def shrunk_pace(scale: int) -> pace.Pace:
     """The same of the rates by which moves are worked out. What an operation takes however small it is shrinks as bytes do."""
-    whole = clock.GPU
+    whole = pace.GPU
     return whole._replace(flops_per_s=whole.flops_per_s / scale, operation_s=whole.operation_s / scale**2)
 
 
 def nothing_takes_time(scale: int) -> None:
-    """From now on engines find a driver that does nothing, AdamW in RAM that does nothing, no packing kept on disk, and a
-    shrunk pace.
-    """
-    clock.GPU = shrunk_pace(scale)
+    """From now on engines find a driver that does nothing, AdamW in RAM that does nothing, and a shrunk pace."""
+    pace.GPU = shrunk_pace(scale)
     asynctile.device.open_driver = lambda name: IdleDriver()
     empty = dict.fromkeys(asynctile.device.cuda.ON_HOST, lambda *operands: None)
     asynctile.device.cuda.cpu_kernels = SimpleNamespace(KERNELS=empty, warm=cpu_kernels.warm)
-    packing_files._cache = lambda: None
 
 
 @asynccontextmanager

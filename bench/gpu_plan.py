@@ -30,7 +30,7 @@ from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling, default_tile
 from asynctile.program.grain import COARSE
 from asynctile.program.operation import UPDATE, Operation
-from asynctile.schedule.clock import GPU as ROUGH
+from asynctile.schedule.pace import GPU as ROUGH
 
 #: FLOPs and bytes of its memory a second of a GPU like an H200. What lies between two kernels of a graph is not counted.
 GPU = ROUGH._replace(flops_per_s=7.8e14, memory_per_s=4e12, operation_s=0.0)

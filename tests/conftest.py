@@ -37,15 +37,6 @@ def heap_of_this_module():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def packings_of_this_session(tmp_path_factory):
-    """Packings are kept, but no test begins with those of an earlier session."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("kernels")
-        patch.setattr("asynctile.repeat.packing_files.cache_folder", lambda: folder)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def kernels_compiled_off_the_clock():
     """In whichever test that is."""
     with pytest.MonkeyPatch.context() as patch:

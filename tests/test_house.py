@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: From below to above: what is on a floor imports from that floor and from those below it. `system`: what asks nothing of
 #: the others but errors; `engine`: the modules that users open.
 FLOORS = (
-    "storage", "system", "program", "schedule", "streams", "ops", "kernels", "play", "device", "memory", "loop", "replay",
+    "storage", "system", "program", "ops", "kernels", "schedule", "streams", "play", "device", "memory", "loop", "replay",
     "run", "repeat", "measure", "engine", "layers", "cli",
 )  # fmt: skip
 #: The floor of each module that stands in asynctile/ itself.
@@ -34,6 +34,8 @@ AT_THE_TOP = {
 }  # fmt: skip
 #: What is decided here is a function of the program: no clock, no thread, no loop, no file.
 PURE = ("program", "schedule")
+#: What compiles some of it: it finds a folder for machine code and reads sources, and none of that decides.
+COMPILER = {"asynctile.kernels.cpu.jit"}
 #: Modules with which one waits, runs beside others, or tells the time.
 NOT_PURE = {
     "aiofiles", "asyncio", "concurrent", "ctypes", "mmap", "multiprocessing", "os", "pathlib", "psutil", "queue", "random",
@@ -42,7 +44,7 @@ NOT_PURE = {
 #: What a module that touches no bytes may have of NumPy: names of types.
 TYPES = {"dtype", "float32", "uint16"}
 #: Modules of pure floors that compute with arrays of offsets and times, of which there are many; still none of a tile's bytes.
-ARITHMETIC = {"asynctile.schedule.addresses", "asynctile.schedule.clock"}
+ARITHMETIC = {"asynctile.schedule.state", "asynctile.schedule.uses", "asynctile.schedule.walk"}
 LONGEST = 300
 
 
@@ -90,10 +92,10 @@ def from_above(module: str, names: Iterable[str]) -> list[str]:
 
 
 def all_below(module: str) -> set[str]:
-    """A module, what it imports, what those import, and so on."""
+    """A module, what it imports, what those import, and so on; but for COMPILER."""
     found, ahead = {module}, [module]
     while ahead:
-        new = imports_of(ahead.pop()) - found
+        new = imports_of(ahead.pop()) - found - COMPILER
         found |= new
         ahead += new
     return found

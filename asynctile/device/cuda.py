@@ -35,6 +35,8 @@ from asynctile.streams.stream import Stream
 
 #: Kernels of operations that the host does.
 ON_HOST = ("adamw", "adamw_bf16")
+#: The loop that plans what stands where.
+PLANNER = "asynctile.schedule.stays.walk"
 #: Of a GPU's free memory, left to the driver, to the workspaces of cuBLAS and cuDNN, and to what rounding takes.
 RESERVE_NBYTES = 768 << 20
 
@@ -97,7 +99,7 @@ class CudaDevice(DeviceMemory):
         if report:
             report("the CUDA kernels", 0, 1)
         self.driver.load(kernels.source())
-        return cpu_kernels.warm(report, ON_HOST, stop)
+        return cpu_kernels.warm(report, (*ON_HOST, PLANNER), stop)
 
     def numbers(self, count: int) -> np.ndarray:
         """float64 zeros (count,) in RAM that kernels can write."""

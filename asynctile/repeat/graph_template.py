@@ -11,7 +11,7 @@ from asynctile.device.base import Device, address_of
 from asynctile.program.operation import DEVICE, Operation
 from asynctile.repeat.template import Kernels, Template
 from asynctile.replay.recording import Graphs, Recording, items_of
-from asynctile.schedule.clock import pace_of
+from asynctile.schedule.pace import pace_of
 from asynctile.schedule.pieces import cut
 from asynctile.schedule.schedule import Arrays, Schedule
 

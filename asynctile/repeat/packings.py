@@ -1,7 +1,6 @@
 """The packings of a share's programs: worked out once for each cap, in a thread, and kept; and tiers cut for one.
 
-What a packing is and how it is found is asynctile/schedule/packing.py; how it outlives a process packing_files.py. Which
-programs are run by one is schedules.py's.
+What a packing is and how it is found is asynctile/schedule/packing.py. Which programs are run by one is schedules.py's.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from typing import Any
 
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
-from asynctile.repeat.packing_files import packed
 from asynctile.run.assembly import Assembly
-from asynctile.schedule.clock import pace_of
-from asynctile.schedule.packing import Packing
+from asynctile.schedule.pace import pace_of
+from asynctile.schedule.packing import Packing, pack
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -73,13 +71,13 @@ class Packings:
 def packing_of(program: Program, tiers: Tiers) -> Packing | None:
     """By which `program` is run in the top tier of `tiers`, which are cut for it; None where that is to be in slots.
 
-    What it returns depends on nothing else; what took long is read if it was kept (packing_files.py). Blocks.
+    What it returns depends on nothing else. Blocks.
     """
     arena = tiers.top.arena
     if not _may_pack(tiers):
         return None
     assert arena.cap is not None
-    return packed(
+    return pack(
         program, arena.cap, alignment=arena.alignment, pace=pace_of(tiers.device.name, tiers.device.link_rate),
         depth=tiers.prefetch, has_link=tiers.link is not None,
     )  # fmt: skip

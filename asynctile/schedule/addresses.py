@@ -1,177 +1,292 @@
 """Addresses in a tier: which bytes are whose, where a tile finds room, and who has to move aside for it.
 
-Pure, and of no memory: numbers of tiles, offsets and sizes in bytes. Who comes and who leaves is decided in stays.py.
+Compiled, over the tables of state.py: offsets and sizes in bytes. Who comes and who leaves is decided in stays.py.
+Tiles that are large, a quarter of the largest, are put at the low end of a hole, others at the high end: so the large holes are
+found at one end.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
-import numpy as np
+from asynctile.kernels.cpu.jit import inline, piece
+from asynctile.schedule.clock import free_at
+from asynctile.schedule.state import WINDOWS, pair_at, tile_at
 
-#: Of the cheapest windows, how many are looked at more closely before it is said that there is none.
-WINDOWS = 24
-#: Beyond every tier.
-NOWHERE = 1 << 62
-#: Of holes of the same size for which nobody waits, how many are compared.
-ALIKE = 16
-#: Asked of a place, offset and bytes: the seconds for which it is waited, and a rank.
-Waits = Callable[[int, int], tuple[float, float]]
+#: There is no such place.
+NOWHERE = -1
 #: What a tile weighs that moves out of the place to which it must come back, against one that need not.
 TWICE = 2
 
 
-class Addresses:
-    """Of `nbytes` bytes. at: the offset of each tile that stands. home: where tiles should stand, by number.
+@piece()
+def _up_to(pairs: int, count: int, key: int) -> int:
+    """Of the first `count` pairs, ascending by their keys, how many are at most `key`."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) >> 1
+        if pair_at(pairs, middle).key <= key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
-    Tiles of at least `large` bytes are put at the low end of a hole, others at the high end: so the large holes are found at
-    one end.
+
+@inline()
+def _set(pair: Any, key: int, value: int) -> None:
+    pair.key, pair.value = key, value
+
+
+@piece()
+def _insert(pairs: int, count: int, place: int, key: int, value: int) -> None:
+    for index in range(count, place, -1):
+        _set(pair_at(pairs, index), pair_at(pairs, index - 1).key, pair_at(pairs, index - 1).value)
+    _set(pair_at(pairs, place), key, value)
+
+
+@piece()
+def _remove(pairs: int, count: int, place: int) -> None:
+    for index in range(place, count - 1):
+        _set(pair_at(pairs, index), pair_at(pairs, index + 1).key, pair_at(pairs, index + 1).value)
+
+
+@inline()
+def _stop(hole: Any) -> int:
+    """Where it ends."""
+    return hole.key + hole.value
+
+
+@piece()
+def take(s: Any, tile: int, offset: int) -> None:
+    """It stands there from now on. A fault of the plan if somebody does."""
+    end, index = offset + tile_at(s, tile).size, _up_to(s.holes_at, s.holes, offset) - 1
+    hole = pair_at(s.holes_at, index)
+    if index < 0 or end > _stop(hole):
+        s.faults += 1
+        return
+    before, behind = offset - hole.key, _stop(hole) - end
+    if before:
+        hole.value = before
+        if behind:
+            _insert(s.holes_at, s.holes, index + 1, end, behind)
+            s.holes += 1
+    elif behind:
+        _set(hole, end, behind)
+    else:
+        _remove(s.holes_at, s.holes, index)
+        s.holes -= 1
+    _insert(s.standing_at, s.standing, _up_to(s.standing_at, s.standing, offset), offset, tile)
+    s.standing += 1
+    tile_at(s, tile).at = offset
+
+
+@piece()
+def give(s: Any, tile: int) -> int:
+    """It stands nowhere; returns where it stood."""
+    offset, size = tile_at(s, tile).at, tile_at(s, tile).size
+    tile_at(s, tile).at = NOWHERE
+    _remove(s.standing_at, s.standing, _up_to(s.standing_at, s.standing, offset) - 1)
+    s.standing -= 1
+    index = _up_to(s.holes_at, s.holes, offset)
+    before, behind = pair_at(s.holes_at, index - 1), pair_at(s.holes_at, index)
+    joins_behind = index < s.holes and behind.key == offset + size
+    if index > 0 and _stop(before) == offset:
+        before.value += size
+        if joins_behind:
+            before.value += behind.value
+            _remove(s.holes_at, s.holes, index)
+            s.holes -= 1
+    elif joins_behind:
+        _set(behind, offset, size + behind.value)
+    else:
+        _insert(s.holes_at, s.holes, index, offset, size)
+        s.holes += 1
+    return offset
+
+
+@piece()
+def first_within(s: Any, offset: int) -> int:
+    """Whoever stands there, or is the next behind: its number in the order of offsets."""
+    first = _up_to(s.standing_at, s.standing, offset)
+    if first:
+        before = pair_at(s.standing_at, first - 1)
+        if before.key + tile_at(s, before.value).size > offset:
+            return first - 1
+    return first
+
+
+@piece()
+def stop_within(s: Any, end: int) -> int:
+    """Whoever is the first that begins at `end` or behind it."""
+    return _up_to(s.standing_at, s.standing, end - 1)
+
+
+@piece()
+def room_for(s: Any, tile: int, loads: bool) -> int:
+    """An offset for a tile: in the hole that takes it for which it waits least, then in the smallest. NOWHERE if no hole
+    takes it.
+
+    Of places alike a load takes the one that is free for longest, and a result the one where compute has just been.
     """
-
-    def __init__(self, nbytes: int, sizes: Sequence[int], home: Mapping[int, int] | None = None) -> None:
-        self.nbytes = nbytes
-        self.at: dict[int, int] = {}
-        self._sizes = sizes
-        self._home = home or {}
-        self._large = max(sizes, default=0) // 4
-        #: of what stands, ascending by offset
-        self._offsets: list[int] = []
-        self._tiles: list[int] = []
-        #: (offset, bytes) of what is free, ascending, no two side by side
-        self._holes: list[tuple[int, int]] = [(0, nbytes)]
-
-    def take(self, tile: int, offset: int) -> None:
-        """It stands there, where nobody does."""
-        size = self._sizes[tile]
-        index = bisect_right(self._holes, (offset, self.nbytes)) - 1
-        begin, free = self._holes[index]
-        assert begin <= offset and offset + size <= begin + free, "a plan of memory put two tiles in one place"
-        left, right = (begin, offset - begin), (offset + size, begin + free - offset - size)
-        self._holes[index : index + 1] = [hole for hole in (left, right) if hole[1]]
-        place = bisect_left(self._offsets, offset)
-        self._offsets.insert(place, offset)
-        self._tiles.insert(place, tile)
-        self.at[tile] = offset
-
-    def give(self, tile: int) -> int:
-        """It stands nowhere; returns where it stood."""
-        offset, size = self.at.pop(tile), self._sizes[tile]
-        place = bisect_left(self._offsets, offset)
-        del self._offsets[place], self._tiles[place]
-        begin, free = offset, size
-        index = bisect_left(self._holes, (offset, 0))
-        if index < len(self._holes) and self._holes[index][0] == offset + size:
-            free += self._holes.pop(index)[1]
-        if index and sum(self._holes[index - 1]) == offset:
-            index -= 1
-            begin = self._holes[index][0]
-            free += self._holes.pop(index)[1]
-        self._holes.insert(index, (begin, free))
-        return offset
-
-    def within(self, offset: int, nbytes: int) -> list[int]:
-        """Who stands there, if only in part."""
-        first = bisect_right(self._offsets, offset)
-        if first and self._offsets[first - 1] + self._sizes[self._tiles[first - 1]] > offset:
-            first -= 1
-        return self._tiles[first : bisect_left(self._offsets, offset + nbytes)]
-
-    def room_for(self, tile: int, waits: Waits) -> int | None:
-        """An offset for it: of all holes that take it that for which the least is waited, then the smallest. None if no hole
-        does. waits: for a place, how long that is, and what decides between holes alike, the less the better.
-        """
-        size, low = self._sizes[tile], self._sizes[tile] >= self._large
-        fitting = sorted([(free, begin) for begin, free in self._holes if free >= size])
-        best: tuple[float, int, bool, float, int] | None = None
-        for index, (free, begin) in enumerate(fitting):
-            if best is not None and not best[0] and (free - size > best[1] or index >= ALIKE):
-                break
-            for offset in {begin, begin + free - size}:
-                wait, rank = waits(offset, size)
-                key = wait, free - size, (offset == begin) is not low, rank, offset
-                if best is None or key < best:
-                    best = key
-        return None if best is None else best[-1]
-
-    def room_made_for(self, tile: int, fixed: Collection[int]) -> tuple[int, list[tuple[int, int]]] | None:
-        """An offset for it once others have moved aside: (offset, [(tile, its new offset)]), of all ways about the one that
-        moves the fewest bytes. None if none of the cheapest works. fixed: tiles that must not move.
-
-        No new place overlaps an old one, so the moves may be made in any order.
-        """
-        size = self._sizes[tile]
-        starts, firsts, lasts = self._windows(size, fixed)
-        for index in range(len(starts)):
-            moves = self._moved(self._tiles[firsts[index] : lasts[index]], starts[index], size)
-            if moves is not None:
-                return starts[index], moves
-        return None
-
-    def cleared(self, offset: int, nbytes: int, fixed: Collection[int]) -> list[tuple[int, int]] | None:
-        """How those who stand there can move elsewhere: (tile, its new offset) each; None if they cannot."""
-        movers = self.within(offset, nbytes)
-        return None if any(tile in fixed for tile in movers) else self._moved(movers, offset, nbytes)
-
-    def move(self, tile: int, offset: int) -> None:
-        self.give(tile)
-        self.take(tile, offset)
-
-    def _windows(self, size: int, fixed: Collection[int]) -> tuple[list[int], list[int], list[int]]:
-        """Where `size` bytes could be made free, the cheapest first: their offsets, the first tile, the one behind the last."""
-        offsets = np.array(self._offsets, np.int64)
-        sizes = np.array([self._sizes[tile] for tile in self._tiles], np.int64)
-        holes = np.array(self._holes, np.int64).reshape(-1, 2)
-        ends = offsets + sizes
-        starts = np.concatenate([offsets, ends - size, holes[:, 0], holes.sum(1) - size])
-        starts = starts[(starts >= 0) & (starts + size <= self.nbytes)]
-        first, last = np.searchsorted(ends, starts, "right"), np.searchsorted(offsets, starts + size, "left")
-        home = np.array([self._home.get(tile) == self.at[tile] for tile in self._tiles], bool)
-        stuck = np.array([tile in fixed for tile in self._tiles], bool)
-        moved, cost, blocked = (_sums(values) for values in (sizes, sizes * np.where(home, TWICE, 1), stuck))
-        free = self.nbytes - int(sizes.sum())
-        possible = (moved[last] - moved[first] <= free) & (blocked[last] == blocked[first])
-        possible &= _largest(sizes, first, last) <= _largest_beside(holes, starts, starts + size)
-        starts, first, last = starts[possible], first[possible], last[possible]
-        order = np.lexsort((starts, cost[last] - cost[first]))[:WINDOWS]
-        return starts[order].tolist(), first[order].tolist(), last[order].tolist()
-
-    def _moved(self, movers: Sequence[int], begin: int, nbytes: int) -> list[tuple[int, int]] | None:
-        """Places for `movers`, the largest first, in the holes outside `nbytes` from `begin` on; None if they do not fit."""
-        end, smallest = begin + nbytes, min((self._sizes[tile] for tile in movers), default=0)
-        holes = []
-        for offset, free in self._holes if movers else ():
-            if free >= smallest:
-                parts = (offset, min(offset + free, begin)), (max(offset, end), offset + free)
-                holes += [[high - low, low] for low, high in parts if high - low >= smallest]
-        moves = []
-        for tile in sorted(movers, key=lambda one: (-self._sizes[one], self.at[one])):
-            size = self._sizes[tile]
-            best = min((hole for hole in holes if hole[0] >= size), default=None)
-            if best is None:
-                return None
-            moves.append((tile, best[1]))
-            best[0] -= size
-            best[1] += size
-        return moves
+    size = tile_at(s, tile).size
+    is_large = size >= s.large
+    best, best_wait, best_spare, best_end, best_rank = NOWHERE, 0.0, 0, False, 0.0
+    for index in range(s.holes):
+        begin, spare = pair_at(s.holes_at, index).key, pair_at(s.holes_at, index).value - size
+        if spare < 0 or (best != NOWHERE and best_wait == 0.0 and spare > best_spare):
+            continue
+        for end in range(2):
+            offset = begin + spare * end
+            free = free_at(s, offset, size)
+            wait, is_other_end, rank = max(0.0, free - s.time_s), (end == 0 or spare == 0) != is_large, free if loads else -free
+            if best != NOWHERE:
+                if wait != best_wait:
+                    is_better = wait < best_wait
+                elif spare != best_spare:
+                    is_better = spare < best_spare
+                elif is_other_end != best_end:
+                    is_better = best_end
+                elif rank != best_rank:
+                    is_better = rank < best_rank
+                else:
+                    is_better = offset < best
+                if not is_better:
+                    continue
+            best, best_wait, best_spare, best_end, best_rank = offset, wait, spare, is_other_end, rank
+    return best
 
 
-def _sums(values: np.ndarray) -> np.ndarray:
-    """The sum of all before each place."""
-    return np.concatenate([[0], np.cumsum(values)])
+@piece()
+def room_made_for(s: Any, tile: int) -> tuple[int, int]:
+    """An offset for a tile once others have moved aside, and how many of them move; NOWHERE if none of the cheapest ways works.
+
+    About the fewest bytes move; `_find_places` says where to. A tile that was placed by the stamp of now does not move.
+    """
+    size = tile_at(s, tile).size
+    _find_windows(s, size)
+    for place in range(s.windows):
+        offset = pair_at(s.windows_at, place).value
+        count = _find_places(s, offset, size)
+        if count >= 0:
+            return offset, count
+    return NOWHERE, 0
 
 
-def _largest(sizes: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """The largest of sizes[first:last], for each pair; 0 of none."""
-    bounds = np.stack([first, last], 1).ravel()
-    return np.where(first < last, np.maximum.reduceat(np.append(sizes, 0), bounds)[::2], 0)
+@piece()
+def cleared(s: Any, offset: int, nbytes: int) -> int:
+    """How many move elsewhere so that nobody stands there, see `_find_places`; -1 if they cannot."""
+    for place in range(first_within(s, offset), stop_within(s, offset + nbytes)):
+        if tile_at(s, pair_at(s.standing_at, place).value).placed == s.stamp:
+            return -1
+    return _find_places(s, offset, nbytes)
 
 
-def _largest_beside(holes: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """The most bytes that a hole, or what is left of it, has in one piece outside of each window. holes: (offset, bytes)."""
-    offsets, stops = np.append(holes[:, 0], NOWHERE), np.append(holes.sum(1), NOWHERE)
-    wholes = np.concatenate([[0], holes[:, 1], [0]])
-    before, behind = np.searchsorted(stops, begins, "right"), np.searchsorted(offsets, ends, "left")
-    low = np.maximum(np.maximum.accumulate(wholes)[before], begins - offsets[before])
-    high = np.maximum.accumulate(wholes[::-1])[::-1][behind + 1]
-    return np.maximum(low, np.maximum(high, np.where(behind > 0, stops[behind - 1] - ends, 0)))
+@piece()
+def _find_windows(s: Any, size: int) -> None:
+    """Where `size` bytes could be made free, the cheapest first."""
+    s.windows = 0
+    free = s.cap - s.used
+    for place in range(s.holes):
+        hole = pair_at(s.holes_at, place)
+        _try_window(s, hole.key, size, free)
+        _try_window(s, _stop(hole) - size, size, free)
+    for place in range(s.standing):
+        one = pair_at(s.standing_at, place)
+        _try_window(s, one.key, size, free)
+        _try_window(s, one.key + tile_at(s, one.value).size - size, size, free)
+
+
+@piece()
+def _try_window(s: Any, start: int, size: int, free: int) -> None:
+    """Put it among the cheapest if those who stand there can all go elsewhere."""
+    if start < 0 or start + size > s.cap:
+        return
+    cost, largest = _cost(s, start, size, free)
+    place = s.windows
+    while place:
+        before = pair_at(s.windows_at, place - 1)
+        if before.key < cost or (before.key == cost and before.value <= start):
+            break
+        place -= 1
+    if cost >= 0 and place < WINDOWS and _has_piece(s, start, start + size, largest):
+        s.windows = min(WINDOWS, s.windows + 1)
+        _insert(s.windows_at, s.windows - 1, place, cost, start)
+
+
+@piece()
+def _cost(s: Any, start: int, size: int, free: int) -> tuple[int, int]:
+    """Bytes that move out of a window, and its largest tile; -1 if they cannot move. Those that must come back count TWICE."""
+    moved, cost, largest = 0, 0, 0
+    for place in range(first_within(s, start), stop_within(s, start + size)):
+        tile = tile_at(s, pair_at(s.standing_at, place).value)
+        moved += tile.size
+        if tile.placed == s.stamp or moved > free:
+            return -1, 0
+        largest = max(largest, tile.size)
+        cost += tile.size * (TWICE if tile.home == tile.at else 1)
+    return cost, largest
+
+
+@piece()
+def _has_piece(s: Any, begin: int, end: int, nbytes: int) -> bool:
+    """Whether so many bytes are free in one piece outside of these."""
+    for place in range(s.holes):
+        hole = pair_at(s.holes_at, place)
+        if max(min(_stop(hole), begin) - hole.key, _stop(hole) - max(hole.key, end)) >= nbytes:
+            return True
+    return nbytes == 0
+
+
+@piece()
+def _find_places(s: Any, begin: int, nbytes: int) -> int:
+    """How many tiles stand in `nbytes` from `begin` on; -1 if holes elsewhere do not take them.
+
+    Their new places are written to the table `moving`, the largest tile first. None of them overlaps an old one, so the tiles
+    may move in any order.
+    """
+    count = 0
+    for index in range(first_within(s, begin), stop_within(s, begin + nbytes)):
+        tile, place = pair_at(s.standing_at, index).value, count
+        while place and tile_at(s, pair_at(s.moving_at, place - 1).key).size < tile_at(s, tile).size:
+            place -= 1
+        _insert(s.moving_at, count, place, tile, NOWHERE)
+        count += 1
+    if not count:
+        return 0
+    parts = _parts_outside(s, begin, begin + nbytes, tile_at(s, pair_at(s.moving_at, count - 1).key).size)
+    for index in range(count):
+        one = pair_at(s.moving_at, index)
+        best = _smallest(s, parts, tile_at(s, one.key).size)
+        if best == NOWHERE:
+            return -1
+        part = pair_at(s.parts_at, best)
+        one.value = part.key
+        _set(part, part.key + tile_at(s, one.key).size, part.value - tile_at(s, one.key).size)
+    return count
+
+
+@piece()
+def _smallest(s: Any, parts: int, size: int) -> int:
+    """Of the parts those that take `size` bytes: the number of the smallest, NOWHERE if there is none."""
+    best, least = NOWHERE, 0
+    for place in range(parts):
+        free = pair_at(s.parts_at, place).value
+        if free >= size and (best == NOWHERE or free < least):
+            best, least = place, free
+    return best
+
+
+@piece()
+def _parts_outside(s: Any, begin: int, end: int, least: int) -> int:
+    """What of holes is outside these bytes, in pieces of at least so many, ascending: how many pieces."""
+    count = 0
+    for place in range(s.holes):
+        hole = pair_at(s.holes_at, place)
+        low, high = min(_stop(hole), begin), max(hole.key, end)
+        if low - hole.key >= least:
+            _set(pair_at(s.parts_at, count), hole.key, low - hole.key)
+            count += 1
+        if _stop(hole) - high >= least:
+            _set(pair_at(s.parts_at, count), high, _stop(hole) - high)
+            count += 1
+    return count

@@ -2,153 +2,153 @@
 
 A plan of memory asks it two things: when the bytes of a place are free, so that what is brought in finds one for which it need
 not wait; and how long a step would take. Nothing that a step computes depends on it, and no real clock is asked: the same
-program, cap and pace make the same plan on every machine.
+program, cap and pace make the same plan on every machine. Compiled, over the tables of state.py; times are seconds from the
+beginning of a step, at which nothing is under way.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
+from asynctile.kernels.cpu.jit import inline, piece
+from asynctile.kernels.cpu.records import record_at
+from asynctile.schedule.state import GAP, GAPS, LAST_GAPS, SECONDS, WAY, entry_at, tile_at, use_at
+from asynctile.schedule.uses import READS, WRITES
 
-from asynctile.program.operation import READ, WRITE, Operation
-from asynctile.schedule.uses import Use, Uses
-
-#: Places of a tier that are told apart, each of as many bytes.
-PARTS = 4096
-#: Gaps of a link that are remembered, the last ones.
-GAPS = 32
-_most = np.maximum.reduce
+#: Ways of a link.
+UP, DOWN = 0, 1
 
 
-class Pace(NamedTuple):
-    """How fast a device and what is around it are, roughly: floating-point operations, bytes of its memory read or written,
-    bytes over the link each way, and bytes that updates in RAM read or write, a second each; and seconds that an operation
-    takes however small it is.
-    """
-
-    flops_per_s: float
-    memory_per_s: float
-    link_per_s: float
-    updated_per_s: float
-    operation_s: float
-
-    def operation(self, flops: int, nbytes: int) -> float:
-        """Seconds of an operation on the device that does so much and reads or writes so many bytes."""
-        return max(flops / self.flops_per_s, nbytes / self.memory_per_s) + self.operation_s
+@piece()
+def free_at(s: Any, offset: int, nbytes: int) -> float:
+    """When all that was at a place is over."""
+    latest = 0.0
+    for part in range(offset // s.part, (offset + nbytes - 1) // s.part + 1):
+        latest = max(latest, record_at(s.free_at, part, SECONDS).at_s)
+    return latest
 
 
-#: A GPU like an H200 with tiles in bf16, and two cores over a link or a disk. What is made by them hardly depends on them.
-GPU = Pace(flops_per_s=7e14, memory_per_s=4e12, link_per_s=5e10, updated_per_s=1.5e11, operation_s=3e-6)
-CORES = Pace(flops_per_s=3e11, memory_per_s=2e10, link_per_s=5e8, updated_per_s=2e10, operation_s=1e-6)
+@piece()
+def _set_free(s: Any, offset: int, nbytes: int, at: float) -> None:
+    for number in range(offset // s.part, (offset + nbytes - 1) // s.part + 1):
+        part = record_at(s.free_at, number, SECONDS)
+        part.at_s = max(part.at_s, at)
 
 
-def pace_of(device: str, link_rate: int | None) -> Pace:
-    """That of the device called `device`, which need not be there. link_rate: to which its link is limited, if it is."""
-    pace = GPU if device.partition(":")[0] == "cuda" else CORES
-    return pace if link_rate is None else pace._replace(link_per_s=link_rate)
+@inline()
+def _gap(s: Any, way: int, place: int) -> Any:
+    return record_at(s.gaps_at, way * GAPS + place, GAP)
 
 
-class Way:
-    """One direction of a link, on which a copy takes the first gap after it is ready. busy_s: of all copies."""
-
-    def __init__(self) -> None:
-        self.busy_s = self._end = 0.0
-        self._gaps: list[tuple[float, float]] = []
-
-    def carry(self, ready: float, seconds: float) -> float:
-        """When a copy is over."""
-        self.busy_s += seconds
-        for index, (begin, end) in enumerate(self._gaps):
-            start = max(begin, ready)
-            if start + seconds <= end:
-                left = [gap for gap in ((begin, start), (start + seconds, end)) if gap[0] < gap[1]]
-                self._gaps[index : index + 1] = left
-                return start + seconds
-        start = max(self._end, ready)
-        if start > self._end:
-            self._gaps = [*self._gaps[1 - GAPS :], (self._end, start)]
-        self._end = start + seconds
-        return self._end
+@inline()
+def _set_gap(gap: Any, begin_s: float, end_s: float) -> None:
+    gap.begin_s, gap.end_s = begin_s, end_s
 
 
-class Clock:
-    """Of one step of `uses` in a tier of `cap` bytes, from a moment at which nothing is under way.
+@piece()
+def _drop_gap(s: Any, way: int, place: int) -> None:
+    found = record_at(s.ways_at, way, WAY)
+    found.gaps -= 1
+    for later in range(place, found.gaps):
+        _set_gap(_gap(s, way, later), _gap(s, way, later + 1).begin_s, _gap(s, way, later + 1).end_s)
 
-    now: when everything computed so far is over; so, at the end, the seconds of a step.
-    """
 
-    def __init__(self, uses: Uses, cap: int, pace: Pace) -> None:
-        self.now = 0.0
-        self._pace = pace
-        self._sizes = [tile.nbytes for tile in uses.tiles]
-        self._up, self._down = Way(), Way()
-        count = len(uses.tiles)
-        #: by tile, when its bytes here are written, all that use it here is over, its bytes below are written
-        self._written = [0.0] * count
-        self._used = [0.0] * count
-        self._below = [0.0] * count
-        self._part = max(1, -(-cap // PARTS))
-        self._free = np.zeros(PARTS + 1)
-        self._seconds = [self._takes(uses, index) for index in range(len(uses))]
+@piece()
+def _add_gap(s: Any, way: int, place: int, begin_s: float, end_s: float) -> None:
+    found = record_at(s.ways_at, way, WAY)
+    for later in range(found.gaps, place, -1):
+        _set_gap(_gap(s, way, later), _gap(s, way, later - 1).begin_s, _gap(s, way, later - 1).end_s)
+    _set_gap(_gap(s, way, place), begin_s, end_s)
+    found.gaps += 1
 
-    def free_at(self, offset: int, nbytes: int) -> float:
-        """When all that was at a place is over."""
-        part = self._part
-        return float(_most(self._free[offset // part : (offset + nbytes - 1) // part + 1]))
 
-    def load(self, tile: int, offset: int) -> None:
-        ready = max(self.free_at(offset, self._sizes[tile]), self._below[tile])
-        self._written[tile] = self._used[tile] = self._up.carry(ready, self._sizes[tile] / self._pace.link_per_s)
+@piece()
+def _carry(s: Any, way: int, ready_s: float, nbytes: int) -> float:
+    """When a copy over a way is over that takes the first gap after it is ready."""
+    found, seconds = record_at(s.ways_at, way, WAY), nbytes / s.link_per_s
+    for place in range(found.gaps):
+        begin_s, end_s = _gap(s, way, place).begin_s, _gap(s, way, place).end_s
+        start_s = max(begin_s, ready_s)
+        if start_s + seconds <= end_s:
+            _drop_gap(s, way, place)
+            if start_s + seconds < end_s:
+                _add_gap(s, way, place, start_s + seconds, end_s)
+            if begin_s < start_s and found.gaps < GAPS:
+                _add_gap(s, way, place, begin_s, start_s)
+            return start_s + seconds
+    start_s = max(found.end_s, ready_s)
+    if start_s > found.end_s:
+        while found.gaps >= LAST_GAPS:
+            _drop_gap(s, way, 0)
+        _add_gap(s, way, found.gaps, found.end_s, start_s)
+    found.end_s = start_s + seconds
+    return start_s + seconds
 
-    def allocate(self, tile: int, offset: int) -> None:
-        self._written[tile] = self._used[tile] = self.free_at(offset, self._sizes[tile])
 
-    def copy(self, tile: int, old: int, new: int) -> None:
-        """Within the tier."""
-        size = self._sizes[tile]
-        ready = max(self.now, self._written[tile], self.free_at(new, size))
-        self.now = ready + 2 * size / self._pace.memory_per_s
-        self._set_free(old, size, max(self.now, self._used[tile]))
-        self._written[tile] = self._used[tile] = self.now
+@inline()
+def _set_there(tile: Any, at_s: float) -> None:
+    tile.written_s, tile.used_s = at_s, at_s
 
-    def write_back(self, tile: int) -> None:
-        """It leaves and is newer here."""
-        self._below[tile] = self._down.carry(self._written[tile], self._sizes[tile] / self._pace.link_per_s)
-        self._used[tile] = max(self._used[tile], self._below[tile])
 
-    def go(self, tile: int, offset: int) -> None:
-        """Its place is somebody else's behind all that uses it."""
-        self._set_free(offset, self._sizes[tile], self._used[tile])
+@piece()
+def load(s: Any, number: int, offset: int) -> None:
+    tile = tile_at(s, number)
+    _set_there(tile, _carry(s, UP, max(free_at(s, offset, tile.nbytes), tile.below_s), tile.nbytes))
 
-    def perform(self, index: int, entry: tuple[Use, ...]) -> None:
-        written, used, ready = self._written, self._used, self.now
-        for use in entry:
-            ready = max(ready, written[use.tile] if use.how == READ else used[use.tile])
-        self.now = ready + self._seconds[index]
-        for use in entry:
-            used[use.tile] = max(used[use.tile], self.now)
-            if use.how != READ:
-                written[use.tile] = self.now
 
-    def perform_below(self, index: int, entry: tuple[Use, ...]) -> None:
-        """In RAM, beside all else."""
-        ready = max((self._below[use.tile] for use in entry if use.how != WRITE), default=0.0)
-        for use in entry:
-            if use.how != READ:
-                self._below[use.tile] = ready + self._seconds[index]
+@piece()
+def allocate(s: Any, number: int, offset: int) -> None:
+    tile = tile_at(s, number)
+    _set_there(tile, free_at(s, offset, tile.nbytes))
 
-    def _set_free(self, offset: int, nbytes: int, at: float) -> None:
-        part = self._part
-        parts = self._free[offset // part : (offset + nbytes - 1) // part + 1]
-        np.maximum(parts, at, out=parts)
 
-    def _takes(self, uses: Uses, index: int) -> float:
-        """Seconds of an entry by itself."""
-        entry = uses.program.entries[index]
-        nbytes = sum(tile.nbytes for tile in entry.tiles)
-        if index in uses.on_host:
-            return nbytes / self._pace.updated_per_s
-        if not isinstance(entry, Operation):
-            return 0.0
-        return self._pace.operation(entry.flops, nbytes)
+@piece()
+def copy(s: Any, number: int, old: int, new: int) -> None:
+    """Within the tier."""
+    tile = tile_at(s, number)
+    ready_s = max(max(s.time_s, tile.written_s), free_at(s, new, tile.nbytes))
+    s.time_s = ready_s + 2 * tile.nbytes / s.memory_per_s
+    _set_free(s, old, tile.nbytes, max(s.time_s, tile.used_s))
+    _set_there(tile, s.time_s)
+
+
+@piece()
+def write_back(s: Any, number: int) -> None:
+    """It leaves and is newer here."""
+    tile = tile_at(s, number)
+    tile.below_s = _carry(s, DOWN, tile.written_s, tile.nbytes)
+    tile.used_s = max(tile.used_s, tile.below_s)
+
+
+@piece()
+def go(s: Any, number: int, offset: int) -> None:
+    """Its place is somebody else's behind all that uses it."""
+    _set_free(s, offset, tile_at(s, number).nbytes, tile_at(s, number).used_s)
+
+
+@piece()
+def perform(s: Any, entry: int) -> None:
+    """An operation on the tier."""
+    first, last, time_s = entry_at(s, entry).at, entry_at(s, entry + 1).at, s.time_s
+    for place in range(first, last):
+        tile = tile_at(s, use_at(s, place).tile)
+        time_s = max(time_s, tile.written_s if use_at(s, place).how == READS else tile.used_s)
+    time_s += entry_at(s, entry).seconds
+    for place in range(first, last):
+        tile = tile_at(s, use_at(s, place).tile)
+        tile.used_s = max(tile.used_s, time_s)
+        if use_at(s, place).how != READS:
+            tile.written_s = time_s
+    s.time_s = time_s
+
+
+@piece()
+def perform_below(s: Any, entry: int) -> None:
+    """In RAM, beside all else."""
+    first, last, ready_s = entry_at(s, entry).at, entry_at(s, entry + 1).at, 0.0
+    for place in range(first, last):
+        if use_at(s, place).how != WRITES:
+            ready_s = max(ready_s, tile_at(s, use_at(s, place).tile).below_s)
+    for place in range(first, last):
+        if use_at(s, place).how != READS:
+            tile_at(s, use_at(s, place).tile).below_s = ready_s + entry_at(s, entry).seconds

@@ -1,7 +1,7 @@
 """A packing: where every tile stands in a tier, byte by byte, in a step that repeats; what moves before each entry, and when.
 
-`pack` works it out, pure: a function of the program, the bytes and how far ahead to bring tiles in. Who stands and when is the
-walk of stays.py, addresses are those of addresses.py, and both are decided together (packer.py).
+`pack` works it out, pure: a function of the program, the bytes and how far ahead to bring tiles in. A walk decides who stands,
+when and where (walk.py).
 A run follows the packing without a decision of its own (packed.py).
 
 The way not taken: slots of a few sizes. Any tile takes any free slot, and what a slot is larger than its tile is lost: a step
@@ -11,15 +11,15 @@ want all of a cap need 1.14 of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from asynctile.program.program import Program
-from asynctile.schedule.clock import Pace
-from asynctile.schedule.packer import Act, Packer
-from asynctile.schedule.stays import NoRoom, Stay, Walk
+from asynctile.schedule.pace import Pace
+from asynctile.schedule.packer import Act
 from asynctile.schedule.uses import Uses
+from asynctile.schedule.walk import NoRoom, Stay, Walk, inputs_alone
 from asynctile.storage.tile import Tile
 
 #: Of the cap, for each unit of prefetch depth, what may be brought in early, and as much that is kept free.
@@ -28,6 +28,7 @@ SHARES = (0.01, 0.025, 0.04, 0.06)
 MORE = 1.15
 #: Runs by bytes alone, after which whoever stands is taken to stand between two runs for good.
 RUNS = 2
+_ACTS = tuple(Act)
 
 
 class Planned(NamedTuple):
@@ -65,41 +66,6 @@ class Packing:
             yield from moves
 
 
-class Numbered(NamedTuple):
-    """A packing in numbers alone, tiles as `Uses.tiles` numbers them: what is left of it without the tiles of one process.
-
-    start: offsets by tile. moves: (act, tile, offset), and births: by entry (tile, offset), as of a `Packing`.
-    """
-
-    start: Mapping[int, int]
-    moves: Sequence[Sequence[tuple[int, int, int]]]
-    births: Mapping[int, Sequence[tuple[int, int]]]
-    peak_nbytes: int
-
-    @classmethod
-    def of(cls, packing: Packing, uses: Uses) -> Numbered:
-        numbers = {tile: number for number, tile in enumerate(uses.tiles)}
-        return cls(
-            start={numbers[tile]: offset for tile, offset in packing.start.items()},
-            moves=[[(int(act), numbers[tile], offset) for act, tile, offset in moves] for moves in packing.moves],
-            births={entry: [(numbers[tile], offset) for tile, offset in born] for entry, born in packing.births.items()},
-            peak_nbytes=packing.peak_nbytes,
-        )
-
-    def packing(self, uses: Uses, cap: int, alignment: int) -> Packing:
-        """The same for these tiles."""
-        tiles = uses.tiles
-        return Packing(
-            program=uses.program,
-            cap=cap,
-            alignment=alignment,
-            start={tiles[tile]: offset for tile, offset in self.start.items()},
-            moves=tuple(tuple(Planned(Act(act), tiles[tile], offset) for act, tile, offset in moves) for moves in self.moves),
-            births={entry: tuple((tiles[tile], offset) for tile, offset in born) for entry, born in self.births.items()},
-            peak_nbytes=self.peak_nbytes,
-        )
-
-
 def pack(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, has_link: bool) -> Packing | None:
     """The best packing found for a tier of `cap` bytes; None if a step does not fit so.
 
@@ -109,60 +75,70 @@ def pack(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, 
     To bring tiles in early, and to let others leave early, takes room, for which more bytes have to move: the fastest of those
     that move about the fewest bytes is taken.
     """
-    uses, cap = Uses(program, alignment, has_link), cap // alignment * alignment
-    best = _best(uses, cap, depth, pace)
-    if best is None:
+    uses, cap = Uses(program, alignment, has_link, pace), cap // alignment * alignment
+    found = _best(_Packer(uses, cap), depth)
+    if found is None:
         return None
-    return Numbered(best.home, best.moves, best.births, best.peak).packing(uses, cap, alignment)
+    best, home = found
+    tiles, moves, births = uses.tiles, [[] for _ in range(len(uses) + 1)], {}  # type: ignore[var-annotated]
+    for index, act, tile, offset in best.moves.tolist():
+        if act == Act.BIRTH:
+            births.setdefault(index, []).append((tiles[tile], offset))
+        else:
+            moves[index].append(Planned(_ACTS[act], tiles[tile], offset))
+    return Packing(
+        program=program, cap=cap, alignment=alignment, start={tiles[tile]: offset for tile, offset in home.items()},
+        moves=tuple(map(tuple, moves)), births={index: tuple(born) for index, born in births.items()}, peak_nbytes=best.peak,
+    )  # fmt: skip
 
 
-def _best(uses: Uses, cap: int, depth: int, pace: Pace) -> Packer | None:
+class _Packer(NamedTuple):
+    """What walks go by."""
+
+    uses: Uses
+    cap: int
+
+    def settled(self, spare: int) -> tuple[Walk, dict[int, Stay]]:
+        """A run by bytes alone behind another one, and the tiles that stand when it ends. NoRoom if an entry does not fit."""
+        standing = inputs_alone(self.uses, self.cap)
+        for _ in range(RUNS):
+            walk = Walk(self.uses, self.cap, spare, spare, standing)
+            standing = walk.standing()
+        return walk, standing
+
+    def packed(self, spare: int) -> tuple[Walk, dict[int, int]] | None:
+        """One with places, through a step and back to its beginning, and who stands where then; None if there is no way.
+
+        spare: bytes that may be brought in early, and as many that are kept free.
+        """
+        try:
+            _, standing = self.settled(spare)
+            home = _homes(self.uses, self.cap, standing)
+            return Walk(self.uses, self.cap, spare, spare, standing, kept=standing, home=home), home
+        except NoRoom:
+            return None
+
+
+def _best(packer: _Packer, depth: int) -> tuple[Walk, dict[int, int]] | None:
     """The fastest of those that move at most MORE than has to move by bytes alone, else that which moves least. More bytes to
     spare make more of them move: once there are too many the next need not be tried.
     """
     try:
-        least, _ = _settled(uses, cap, 0)
+        least, _ = packer.settled(0)
     except NoRoom:
         return None
-    found: list[Packer] = []
+    found: list[tuple[Walk, dict[int, int]]] = []
     for share in SHARES:
-        packer = _packer(uses, cap, int(share * depth * cap), pace)
-        if packer is not None:
-            if found and packer.moved > MORE * least.moved:
+        one = packer.packed(int(share * depth * packer.cap))
+        if one is not None:
+            if found and one[0].moved > MORE * least.moved:
                 break
-            found.append(packer)
-    within = [packer for packer in found if packer.moved <= MORE * least.moved]
+            found.append(one)
+    within = [one for one in found if one[0].moved <= MORE * least.moved]
     if within:
-        return min(within, key=lambda packer: packer.seconds)
-    bare = _packer(uses, cap, 0, pace)
-    return min(found if bare is None else [*found, bare], key=lambda packer: packer.moved, default=None)
-
-
-def _settled(uses: Uses, cap: int, spare: int) -> tuple[Walk, dict[int, Stay]]:
-    """A run by bytes alone that begins with who stands behind another, and who stands behind it. NoRoom if there is no way."""
-    walk = Walk(uses, cap, spare, spare)
-    for _ in range(RUNS):
-        standing = walk.standing()
-        walk = Walk(uses, cap, spare, spare)
-        walk.begin(standing)
-        walk.run()
-    return walk, walk.standing()
-
-
-def _packer(uses: Uses, cap: int, spare: int, pace: Pace) -> Packer | None:
-    """One that has walked through a step, and back to its beginning; None if there is no way.
-
-    spare: bytes that may be brought in early, and as many that are kept free.
-    """
-    try:
-        _, standing = _settled(uses, cap, spare)
-        packer = Packer(uses, cap, spare, spare, _homes(uses, cap, standing), pace)
-        packer.begin(standing, standing)
-        packer.run()
-        packer.bring_back()
-    except NoRoom:
-        return None
-    return packer
+        return min(within, key=lambda one: one[0].seconds)
+    bare = packer.packed(0)
+    return min(found if bare is None else [*found, bare], key=lambda one: one[0].moved, default=None)
 
 
 def _homes(uses: Uses, cap: int, standing: Mapping[int, Stay]) -> dict[int, int]:
@@ -170,8 +146,8 @@ def _homes(uses: Uses, cap: int, standing: Mapping[int, Stay]) -> dict[int, int]
 
     Who came last is used first and leaves first, for a step ends with what it began with: so room grows from below.
     """
-    homes, offset = {}, cap
+    homes, offset, sizes = {}, cap, uses.sizes.tolist()
     for tile in sorted(standing, key=lambda tile: (standing[tile].since, tile)):
-        offset -= uses.sizes[tile]
+        offset -= sizes[tile]
         homes[tile] = offset
     return homes

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from asynctile.program.operation import HOST, Operation
-from asynctile.schedule.clock import Pace
+from asynctile.schedule.pace import Pace
 from asynctile.schedule.schedule import RAM, Kind, Schedule, Scheduled
 
 #: Of `Aside.behind`: no piece.

@@ -1,253 +1,212 @@
-"""Who stands in a tier and when, by bytes: a walk through a program that repeats. Whoever needs room next gets it from the tile
-whose bytes are needed furthest away (Belady's MIN), and what will be needed is brought in some bytes ahead.
+"""Who stands in a tier and when: a walk through a program that repeats. Whoever needs room next gets it from the tile whose
+bytes are needed furthest away (Belady's MIN), and what will be needed is brought in some bytes ahead.
 
-Pure. Here a tile fits if there are as many bytes free; `Packer` (packer.py) asks for them in one piece as well, and writes
-down what moves. The walk mirrors what a run does by itself: lanes release temporaries behind their last use, an operation in
-RAM takes down what the device has changed, the host's bytes replace those of the tier.
+Compiled, over the tables of state.py; packer.py finds the places. The walk mirrors what a run does by itself: lanes release
+temporaries behind their last use, an operation in RAM takes down what the device has changed, the host's bytes replace those
+of the tier.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Mapping
-from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any
 
-from asynctile.program.operation import READ, WRITE
-from asynctile.schedule.uses import Use, Uses
-from asynctile.storage.tile import NEVER
+from numba import types
+
+from asynctile.kernels.cpu.jit import inline, loop, piece
+from asynctile.schedule import addresses, clock
+from asynctile.schedule.leaving import NOBODY, rank, victim
+from asynctile.schedule.packer import bring_back, enter, forget, leave
+from asynctile.schedule.state import BROUGHT, entry_at, pair_at, state_at, tile_at, use_at
+from asynctile.schedule.uses import READS, WRITES
 
 #: Entries that the walk looks ahead at most: where nothing is missing it would look to the end at each.
 HORIZON = 512
+#: A position before all.
+ANYWHEN = -1
 
 
-class NoRoom(Exception):
-    """What one entry uses does not fit at once."""
+@piece()
+def _make_room(s: Any, size: int, beyond: int, held: int) -> bool:
+    """Let somebody leave; where bytes were not what is missing, a good deal of them. False if nobody can."""
+    enough, has_left = s.used - 1, False
+    if s.used + size <= s.cap - s.slack:
+        enough = s.used - max(1, size // 4)
+    while s.used > enough:
+        tile = victim(s, beyond, held)
+        if tile == NOBODY:
+            break
+        leave(s, tile)
+        has_left = True
+    return has_left
 
 
-class Stay(NamedTuple):
-    """Of a tile that stands when a run begins. since: the entry of the run before at which it came, -1 if it stood throughout.
-    again: the position at which its bytes are needed first. dirty: what is below is older.
-    """
-
-    since: int
-    again: int
-    dirty: bool
-
-
-class Walk:
-    """A run of `uses` in `cap` bytes. ahead: bytes that may have been brought in before they are used. slack: bytes that stay
-    free as long as somebody can leave for them.
-
-    loaded, written: bytes from and to below, so far. peak: the most bytes that stood at once.
-    """
-
-    def __init__(self, uses: Uses, cap: int, ahead: int, slack: int) -> None:
-        self.uses = uses
-        self.cap = cap
-        self.used = self.peak = self.loaded = self.written = 0
-        count = len(uses.tiles)
-        self.stands = [False] * count
-        self.again = [NEVER] * count
-        self.dirty = [False] * count
-        self.since = [-1] * count
-        #: where the walk is: before entry `now`, or at it
-        self.now = 0
-        #: those that must stand when the run ends; None: whoever does
-        self._kept: Collection[int] | None = None
-        self._ahead = ahead
-        self._slack = slack
-        #: (-again, tile), the furthest first, with stale entries
-        self._furthest: list[tuple[int, int]] = []
-        #: (entry, bytes) of what was brought in for entries that are still ahead
-        self._brought: deque[tuple[int, int]] = deque()
-        self._brought_nbytes = self._looked = 0
-        #: tiles that entries between here and there overwrite, and the last that does: their bytes below are old up to there
-        self._overwritten: dict[int, int] = {}
-
-    @property
-    def moved(self) -> float:
-        """Bytes from and to below."""
-        return self.loaded + self.written
-
-    def begin(self, standing: Mapping[int, Stay], kept: Collection[int] | None = None) -> None:
-        """The state before a run. kept: see `_kept`."""
-        self._kept = kept
-        for tile, stay in standing.items():
-            self.dirty[tile] = stay.dirty
-            self._enter(tile)
-            self._rank(tile, stay.again)
-
-    def run(self) -> None:
-        """Walk once through the program. NoRoom if an entry does not fit."""
-        uses = self.uses
-        for index, entry in enumerate(uses.entries):
-            self.now = index
-            for tile in uses.rewritten.get(index, ()):
-                self._forget(tile)
-            while self._brought and self._brought[0][0] <= index:
-                self._brought_nbytes -= self._brought.popleft()[1]
-            if index in uses.on_host:
-                self._use_below(entry)
-            elif entry:
-                self._use(entry)
-            for use in entry if self._overwritten else ():
-                if self._overwritten.get(use.tile) == index:
-                    del self._overwritten[use.tile]
-            self.now = index + 1
-            if self._brought_nbytes < self._ahead:
-                self._look_ahead()
-
-    def standing(self) -> dict[int, Stay]:
-        """Who stands between two runs, seen from the one that comes: over a link no inputs, in RAM all of them."""
-        inputs, length = set(self.uses.inputs), len(self.uses)
-        if not self.uses.has_link:
-            for tile in self.uses.inputs:
-                if not self.stands[tile] and not self._place(tile, -1, inputs, (), load=False):
-                    raise NoRoom
-                self.dirty[tile] = True
-        return {
-            tile: Stay(self.since[tile], self.again[tile] - length, self.dirty[tile])
-            for tile, stands in enumerate(self.stands) if stands and not (self.uses.has_link and tile in inputs)
-        }  # fmt: skip
-
-    def _use(self, entry: tuple[Use, ...]) -> None:
-        stands, dirty = self.stands, self.dirty
-        missing = [use for use in entry if not stands[use.tile]]
-        if missing:
-            held = {use.tile for use in entry}
-            placed: list[int] = []
-            for use in missing:
-                if not self._place(use.tile, -1, held, placed, load=use.how != WRITE):
-                    raise NoRoom
-                placed.append(use.tile)
-        for tile, how, again, _ in entry:
-            if how != READ:
-                dirty[tile] = True
-            self._rank(tile, again)
-        self._perform(entry)
-        for use in entry:
-            if use.dies:
-                self._forget(use.tile)
-
-    def _use_below(self, entry: tuple[Use, ...]) -> None:
-        """An operation in RAM: what it reads comes down if it is newer here, what it changes is old here."""
-        for use in entry:
-            tile = use.tile
-            if self.stands[tile] and use.how != WRITE and self.dirty[tile]:
-                self._leave(tile)
-            if use.how != READ or use.dies:
-                self._forget(tile)
-            self._rank(tile, use.again)
-        self._perform(entry)
-
-    def _perform(self, entry: tuple[Use, ...]) -> None:
-        """All that it uses is there."""
-
-    def _look_ahead(self) -> None:
-        """Bring in what the next entries miss, unless somebody who is needed sooner would have to leave."""
-        uses, at = self.uses, max(self._looked, self.now)
-        stop = min(len(uses), self.now + HORIZON)
-        while at < stop and self._brought_nbytes < self._ahead and at not in uses.rewritten:
-            entry = uses.entries[at]
-            if at in uses.on_host:
-                self._overwritten.update((use.tile, at) for use in entry if use.how != READ)
-            elif not self._bring(entry, at):
+@piece()
+def _place(s: Any, number: int, beyond: int, held: int, loads: bool) -> bool:
+    """Make it stand; False if only those needed up to `beyond`, or held by that stamp, could leave for it."""
+    tile = tile_at(s, number)
+    while s.used + tile.size > s.cap - s.slack or not enter(s, number, loads):
+        if not _make_room(s, tile.size, beyond, held):
+            if s.used + tile.size <= s.cap and enter(s, number, loads):
                 break
-            at += 1
-        self._looked = at
+            return False
+    tile.since, tile.placed = s.entry, s.stamp
+    return True
 
-    def _bring(self, entry: tuple[Use, ...], at: int) -> bool:
-        """Whether all that the entry reads stands now, or will be written first."""
-        placed: list[int] = []
-        for use in entry:
-            tile = use.tile
-            if use.how == WRITE:
-                self._overwritten[tile] = at
-            elif not self.stands[tile] and tile not in self._overwritten:
-                size = self.uses.sizes[tile]
-                if self._brought_nbytes and self._brought_nbytes + size > self._ahead:
-                    return False
-                if not self._place(tile, at, (), placed, load=True):
-                    return False
-                placed.append(tile)
-                self._rank(tile, at)
-                self._brought.append((at, size))
-                self._brought_nbytes += size
-        return True
 
-    def _place(self, tile: int, beyond: int, held: Collection[int], placed: Collection[int], *, load: bool) -> bool:
-        """Make it stand; False if only those needed up to `beyond`, or `held`, could leave for it.
+@piece()
+def _use(s: Any, entry: int) -> bool:
+    """Whether all that an entry uses fits at once: it stands now."""
+    first, last = entry_at(s, entry).at, entry_at(s, entry + 1).at
+    s.stamp += 1
+    for place in range(first, last):
+        tile_at(s, use_at(s, place).tile).held = s.stamp
+    for place in range(first, last):
+        use = use_at(s, place)
+        if not tile_at(s, use.tile).stands and not _place(s, use.tile, ANYWHEN, s.stamp, use.how != WRITES):
+            return False
+    for place in range(first, last):
+        use = use_at(s, place)
+        if use.how != READS:
+            tile_at(s, use.tile).dirty = True
+        rank(s, use.tile, use.again)
+    if s.has_places:
+        clock.perform(s, entry)
+    for place in range(first, last):
+        if use_at(s, place).dies:
+            forget(s, use_at(s, place).tile)
+    return True
 
-        placed: those that were placed for the same entry, and do not stand yet where they will.
-        """
-        size = self.uses.sizes[tile]
-        while self.used + size > self.cap - self._slack or not self._enter(tile, placed, load=load):
-            if not self._make_room(size, beyond, held):
-                if self.used + size <= self.cap and self._enter(tile, placed, load=load):
-                    break
+
+@piece()
+def _use_below(s: Any, entry: int) -> None:
+    """An operation in RAM: what it reads comes down if it is newer here, what it changes is old here."""
+    for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
+        use = use_at(s, place)
+        tile = tile_at(s, use.tile)
+        if tile.stands and use.how != WRITES and tile.dirty:
+            leave(s, use.tile)
+        if use.how != READS or use.dies:
+            forget(s, use.tile)
+        rank(s, use.tile, use.again)
+    if s.has_places:
+        clock.perform_below(s, entry)
+
+
+@piece()
+def _bring(s: Any, entry: int) -> bool:
+    """Whether all that an entry reads stands now, or will be written first."""
+    s.stamp += 1
+    for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
+        use = use_at(s, place)
+        tile = tile_at(s, use.tile)
+        if use.how == WRITES:
+            tile.overwritten = entry
+        elif not tile.stands and tile.overwritten < 0:
+            if s.brought and s.brought + tile.size > s.ahead:
                 return False
-        self.since[tile] = self.now
-        if load:
-            self.loaded += size
-        return True
+            # No tile is held: whoever is needed later than this may leave.
+            if s.last - s.first == BROUGHT or not _place(s, use.tile, entry, NOBODY, True):
+                return False
+            rank(s, use.tile, entry)
+            loaded = pair_at(s.brought_at, s.last % BROUGHT)
+            loaded.key, loaded.value = entry, tile.size
+            s.last += 1
+            s.brought += tile.size
+    return True
 
-    def _make_room(self, size: int, beyond: int, held: Collection[int]) -> bool:
-        """Let somebody leave; where bytes were not what is missing, a good deal of them. False if nobody can."""
-        enough = self.used - max(1, size // 4) if self.used + size <= self.cap - self._slack else self.used - 1
-        left = False
-        while self.used > enough:
-            tile = self._victim(beyond, held)
-            if tile is None:
-                break
-            self._leave(tile)
-            left = True
-        return left
 
-    def _victim(self, beyond: int, held: Collection[int]) -> int | None:
-        """Whose bytes are needed furthest away, behind position `beyond`."""
-        furthest, aside, found = self._furthest, [], None
-        while furthest and found is None:
-            rank, tile = furthest[0]
-            if not self.stands[tile] or self._ranked(tile) != -rank:
-                heappop(furthest)
-            elif tile in held:
-                aside.append(heappop(furthest))
-            elif -rank > beyond:
-                found = tile
-            else:
-                break
-        for entry in aside:
-            heappush(furthest, entry)
-        return found
+@inline()
+def _is_rewriting(s: Any, entry: int) -> bool:
+    """Whether the host gives other bytes to some tile there."""
+    return entry_at(s, entry).rewritten < entry_at(s, entry + 1).rewritten
 
-    def _rank(self, tile: int, again: int) -> None:
-        self.again[tile] = again
-        if self.stands[tile]:
-            heappush(self._furthest, (-again if self._kept is None else -self._ranked(tile), tile))
 
-    def _ranked(self, tile: int) -> int:
-        """Who will not be kept is not needed beyond the run."""
-        again = self.again[tile]
-        if self._kept is not None and again >= len(self.uses) and tile not in self._kept:
-            return NEVER
-        return again
+@piece()
+def _look_ahead(s: Any) -> None:
+    """Bring in what the next entries miss, unless somebody who is needed sooner would have to leave."""
+    entry, stop = max(s.looked, s.entry), min(s.entries, s.entry + HORIZON)
+    while entry < stop and s.brought < s.ahead and not _is_rewriting(s, entry):
+        if entry_at(s, entry).on_host:
+            for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
+                if use_at(s, place).how != READS:
+                    tile_at(s, use_at(s, place).tile).overwritten = entry
+        elif not _bring(s, entry):
+            break
+        entry += 1
+    s.looked = entry
 
-    def _leave(self, tile: int) -> None:
-        """Somebody else needs the room: what is newer here goes down."""
-        if self.dirty[tile]:
-            self.written += self.uses.sizes[tile]
-        self._forget(tile)
 
-    def _forget(self, tile: int) -> None:
-        """It stands here no more, if it did, and its bytes with it."""
-        if self.stands[tile]:
-            self.stands[tile] = self.dirty[tile] = False
-            self.used -= self.uses.sizes[tile]
+@piece()
+def _begin(s: Any) -> None:
+    """Those that stand have their places and ranks."""
+    for place in range(s.homes):
+        tile = pair_at(s.homes_at, place).key
+        addresses.take(s, tile, tile_at(s, tile).home)
+    for number in range(s.tiles):
+        if tile_at(s, number).stands:
+            s.used += tile_at(s, number).size
+            rank(s, number, tile_at(s, number).again)
+    s.peak = s.used
 
-    def _enter(self, tile: int, placed: Collection[int] = (), *, load: bool = False) -> bool:
-        """It stands here from now on, if there is a place for it."""
-        self.stands[tile] = True
-        self.used += self.uses.sizes[tile]
-        self.peak = max(self.peak, self.used)
-        return True
+
+@piece()
+def _arrive(s: Any, entry: int) -> None:
+    """The walk is at an entry. The host may give other bytes to tiles; what was brought in for entries up to it is ahead no
+    more.
+    """
+    s.entry = entry
+    for place in range(entry_at(s, entry).rewritten, entry_at(s, entry + 1).rewritten):
+        forget(s, use_at(s, place).tile)
+    while s.first < s.last and pair_at(s.brought_at, s.first % BROUGHT).key <= entry:
+        s.brought -= pair_at(s.brought_at, s.first % BROUGHT).value
+        s.first += 1
+
+
+@piece()
+def _go_on(s: Any, entry: int) -> None:
+    """It is behind the entry, and looks ahead."""
+    for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
+        tile = tile_at(s, use_at(s, place).tile)
+        if tile.overwritten == entry:
+            tile.overwritten = -1
+    s.entry = entry + 1
+    if s.brought < s.ahead:
+        _look_ahead(s)
+
+
+@piece()
+def _put_inputs(s: Any) -> bool:
+    """Where there is no link the host writes inputs where they stand, so they stand between two runs."""
+    first, last = entry_at(s, s.entries).rewritten, entry_at(s, s.entries + 1).rewritten
+    s.stamp += 1
+    for place in range(first, last):
+        tile_at(s, use_at(s, place).tile).held = s.stamp
+    for place in range(first, last):
+        tile = tile_at(s, use_at(s, place).tile)
+        if not tile.stands and not _place(s, use_at(s, place).tile, ANYWHEN, s.stamp, False):
+            return False
+        tile.dirty = True
+    return True
+
+
+@loop((types.int64, types.boolean))
+def walk(address: int, is_over: bool) -> bool:
+    """Once through the program from what stands, and to its beginning again where there are places. False if an entry does
+    not fit.
+
+    address: of the state. is_over: it has been walked through, and the host writes inputs for the next run.
+    """
+    s = state_at(address)
+    if is_over:
+        return _put_inputs(s)
+    _begin(s)
+    for entry in range(s.entries):
+        _arrive(s, entry)
+        if entry_at(s, entry).on_host:
+            _use_below(s, entry)
+        elif not _use(s, entry):
+            return False
+        _go_on(s, entry)
+    if s.has_places:
+        bring_back(s)
+    return True

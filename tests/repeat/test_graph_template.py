@@ -10,7 +10,7 @@ import pytest
 
 from asynctile.repeat.graph_template import SEEN_S, TURN_S, GraphTemplate
 from asynctile.replay.recording import Recording
-from asynctile.schedule.clock import GPU
+from asynctile.schedule.pace import GPU
 from asynctile.schedule.schedule import Schedule
 from tests.schedule.test_pieces import made_of, scheduled
 

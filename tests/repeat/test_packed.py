@@ -27,7 +27,7 @@ from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.ops import fill
 from asynctile.program.program import Program
-from asynctile.schedule.clock import Pace
+from asynctile.schedule.pace import Pace
 from asynctile.schedule.packing import Packing
 from asynctile.share import Share
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -102,7 +102,7 @@ def test_any_packing_of_any_program_gives_the_bits_of_a_run(
 ) -> None:
     work = write_program(random.Random(seed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynctile.repeat.packings.packed", by_chance(seed))
+        patch.setattr("asynctile.repeat.packings.pack", by_chance(seed))
         place = place_of(work, device, share)
         asyncio.run(run_thrice(work, place, tmp_path_factory.mktemp("spill"), plays=plays or device == "cpu"))
 
@@ -238,7 +238,7 @@ async def test_a_plan_that_forgets_a_move_is_a_fault_that_is_told_and_no_wrong_b
         index = next(index for index, moves in enumerate(packing.moves) if index > 100 and moves)
         return replace(packing, moves=(*packing.moves[:index], (), *packing.moves[index + 1 :]))
 
-    monkeypatch.setattr("asynctile.repeat.packings.packed", forgets)
+    monkeypatch.setattr("asynctile.repeat.packings.pack", forgets)
     async with training(CAPPED) as (_, trainer):
         await played(trainer, 0)
         before = await states_of(trainer)

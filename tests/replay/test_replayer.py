@@ -14,7 +14,7 @@ import pytest
 
 from asynctile.replay.recording import Graphs, Recording, items_of
 from asynctile.replay.replayer import AHEAD, Replayer
-from asynctile.schedule.clock import GPU
+from asynctile.schedule.pace import GPU
 from asynctile.schedule.pieces import cut
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import CLOSED, OPEN, Gate

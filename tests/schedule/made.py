@@ -7,11 +7,14 @@ They compute nothing: no kernel has their names.
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import numpy as np
 
-from asynctile.program.operation import DEVICE, HOST, READ, WRITE, Operation
+from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Program
+from asynctile.schedule.pace import CORES
+from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import Tile
 
 #: What comes next, by how often.
@@ -50,3 +53,33 @@ def program_by(
                               device=HOST if kind == "on host" else DEVICE))  # fmt: skip
         written.update(used)
     return program.finish()
+
+
+class Used(NamedTuple):
+    """A record of `Uses`, with its access as operations name it."""
+
+    tile: int
+    how: str
+    again: int
+    dies: bool
+
+
+def uses_of(program: Program, alignment: int = 1, *, has_link: bool = True) -> Uses:
+    return Uses(program, alignment, has_link, CORES)
+
+
+def used(uses: Uses) -> list[list[Used]]:
+    """By entry."""
+    at = uses.entries["at"].tolist()
+    records = [Used(tile, (READ, WRITE, UPDATE)[how], again, dies) for tile, how, again, dies in uses.uses.tolist()]
+    return [records[at[index] : at[index + 1]] for index in range(len(uses))]
+
+
+def rewritten(uses: Uses) -> dict[int, list[int]]:
+    """By entry, where there are any, tiles to which the host gives other bytes."""
+    at, tiles = uses.entries["rewritten"].tolist(), uses.uses["tile"].tolist()
+    return {index: tiles[at[index] : at[index + 1]] for index in range(len(uses)) if at[index] < at[index + 1]}
+
+
+def on_host(uses: Uses) -> set[int]:
+    return set(np.flatnonzero(uses.entries["on_host"]).tolist())

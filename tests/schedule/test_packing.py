@@ -20,7 +20,7 @@ from asynctile.layers.step import record
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
-from asynctile.schedule.clock import pace_of
+from asynctile.schedule.pace import pace_of
 from asynctile.schedule.packing import Act, Packing, pack
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand, align

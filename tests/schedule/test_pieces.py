@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Program
-from asynctile.schedule.clock import GPU
+from asynctile.schedule.pace import GPU
 from asynctile.schedule.pieces import NO_PIECE, PARTS, Piece, Pieces, cut, is_aside
 from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled
 from asynctile.storage.tile import Tile

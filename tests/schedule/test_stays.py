@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE
 from asynctile.program.program import Program
-from asynctile.schedule.stays import NoRoom, Stay, Walk
 from asynctile.schedule.uses import Uses
-from tests.schedule.made import program_by
+from asynctile.schedule.walk import NoRoom, Stay, Walk
+from tests.schedule.made import on_host, program_by, rewritten, used, uses_of
 from tests.schedule.test_uses import program_of, tile
 
 CHANCE = st.randoms(use_true_random=False)
@@ -26,10 +27,11 @@ class Naive:
         self.cap, self.loaded, self.written = cap, 0, 0
         self.again = {one: stay.again for one, stay in start.items()}
         self.dirty = {one for one, stay in start.items() if stay.dirty}
-        for index, entry in enumerate(uses.entries):
-            self.drop(uses.rewritten.get(index, ()))
+        given, below = rewritten(uses), on_host(uses)
+        for index, entry in enumerate(used(uses)):
+            self.drop(given.get(index, ()))
             accesses = [(use.tile, use.how, use.again) for use in entry]
-            if index in uses.on_host:
+            if index in below:
                 self.below(accesses)
             else:
                 self.use(accesses)
@@ -69,23 +71,21 @@ class Naive:
 
 def most(uses: Uses) -> int:
     """Bytes that one entry uses at once."""
-    return max((sum(uses.sizes[use.tile] for use in entry) for index, entry in enumerate(uses.entries)
-                if index not in uses.on_host), default=0)  # fmt: skip
+    return int(max((sum(uses.sizes[use.tile] for use in entry) for index, entry in enumerate(used(uses))
+                    if index not in on_host(uses)), default=0))  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
 @given(CHANCE, st.booleans(), st.integers(0, 8))
 def test_whoever_is_needed_furthest_ahead_leaves(chance: random.Random, has_link: bool, more: int) -> None:
-    uses = Uses(program_by(chance, sizes=(1,)), 1, has_link)
+    uses = uses_of(program_by(chance, sizes=(1,)), has_link=has_link)
     start: dict[int, Stay] = {}
     cap = max(most(uses), len(uses.inputs)) + more
     for _ in range(3):
-        walk = Walk(uses, cap, ahead=0, slack=0)
-        walk.begin(start)
-        walk.run()
+        walk = Walk(uses, cap, 0, 0, start)
         naive = Naive(uses, cap, start)
         assert (walk.loaded, walk.written) == (naive.loaded, naive.written)
-        assert {one for one, stands in enumerate(walk.stands) if stands} == set(naive.again)
+        assert set(np.flatnonzero(walk.tiles["stands"]).tolist()) == set(naive.again)
         start = walk.standing()
 
 
@@ -94,29 +94,26 @@ def test_whoever_is_needed_furthest_ahead_leaves(chance: random.Random, has_link
 def test_bytes_are_never_above_the_cap_and_slack_is_for_what_comes_early(
     chance: random.Random, has_link: bool, more: int, ahead: int, slack: int
 ) -> None:
-    uses = Uses(program_by(chance), 1, has_link)
-    walk = Walk(uses, most(uses) + more, ahead, slack)
-    walk.run()
-    assert walk.used == sum(size for size, stands in zip(uses.sizes, walk.stands, strict=True) if stands)
-    assert walk.used <= walk.peak <= walk.cap - (0 if ahead else min(slack, more))
+    uses = uses_of(program_by(chance), has_link=has_link)
+    cap = most(uses) + more
+    walk = Walk(uses, cap, ahead, slack, {})
+    assert walk.used == uses.sizes[walk.tiles["stands"]].sum()
+    assert walk.used <= walk.peak <= cap - (0 if ahead else min(slack, more))
 
 
 @settings(max_examples=40, deadline=None)
 @given(CHANCE, st.booleans(), st.integers(0, 30))
 def test_there_is_no_room_only_where_one_entry_does_not_fit(chance: random.Random, has_link: bool, ahead: int) -> None:
-    uses = Uses(program_by(chance), 1, has_link)
-    Walk(uses, most(uses), ahead, ahead).run()
+    uses = uses_of(program_by(chance), has_link=has_link)
+    Walk(uses, most(uses), ahead, ahead, {})
     if most(uses):
         with pytest.raises(NoRoom):
-            Walk(uses, most(uses) - 1, ahead, ahead).run()
+            Walk(uses, most(uses) - 1, ahead, ahead, {})
 
 
 def walked(program: Program, cap: int, ahead: int = 0, start: dict[int, Stay] | None = None) -> tuple[Walk, Uses]:
-    uses = Uses(program, 1, has_link=True)
-    walk = Walk(uses, cap, ahead, slack=0)
-    walk.begin(start or {})
-    walk.run()
-    return walk, uses
+    uses = uses_of(program)
+    return Walk(uses, cap, ahead, 0, start or {}), uses
 
 
 def test_what_is_needed_is_brought_in_ahead_of_its_use_where_nobody_needed_sooner_has_to_leave() -> None:
@@ -125,10 +122,10 @@ def test_what_is_needed_is_brought_in_ahead_of_its_use_where_nobody_needed_soone
     since = []
     for ahead in (0, 1, 2):
         walk, uses = walked(program, 3, ahead)
-        since.append([walk.since[uses.tiles.index(one)] for one in (b, c)])
+        since.append([walk.tiles["since"][uses.tiles.index(one)] for one in (b, c)])
     assert since == [[2, 3], [1, 3], [1, 1]]
     tight, uses = walked(program_of({a: READ}, {a: READ}, {b: READ}, {c: READ}), 2, 2)
-    assert [tight.since[uses.tiles.index(one)] for one in (b, c)] == [1, 2]  # not before the last use of `a`
+    assert [tight.tiles["since"][uses.tiles.index(one)] for one in (b, c)] == [1, 2]  # not before the last use of `a`
 
 
 def test_nothing_is_brought_in_that_an_entry_before_its_use_overwrites() -> None:
@@ -147,12 +144,9 @@ def test_nor_what_has_been_overwritten_once_and_will_be_again() -> None:
 
 def test_who_will_not_be_kept_leaves_before_others_once_the_run_needs_it_no_more() -> None:
     a, b, c = tile("a"), tile("b"), tile("c")
-    uses = Uses(program_of({a: READ}, {b: READ}, {c: READ}), 1, has_link=True)
+    uses = uses_of(program_of({a: READ}, {b: READ}, {c: READ}))
     for kept in (0, 1):
-        walk = Walk(uses, 2, ahead=0, slack=0)
-        walk.begin({}, [kept])
-        walk.run()
-        assert walk.stands[kept]
+        assert Walk(uses, 2, 0, 0, {}, kept=[kept]).tiles["stands"][kept]
 
 
 def test_a_tile_that_stands_between_two_runs_is_known_with_its_next_use_and_whether_it_is_newer_here() -> None:

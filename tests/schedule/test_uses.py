@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Program
-from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import NEVER, Tile
-from tests.schedule.made import program_by
+from tests.schedule.made import on_host, program_by, rewritten, used, uses_of
 
 
 def program_of(*entries: tuple[dict[Tile, str], str] | dict[Tile, str], program: Program | None = None) -> Program:
@@ -32,7 +31,7 @@ def test_what_stands_is_numbered_first_and_sizes_are_whole_multiples_of_the_alig
     program = Program("by hand")
     scratch, given = program.tile("t", (65,), np.uint8), program.input("x", (64,), np.uint8)
     stands = tile("w", nbytes=1)
-    uses = Uses(program_of({stands: READ, given: READ, scratch: WRITE}, program=program), 64, has_link=True)
+    uses = uses_of(program_of({stands: READ, given: READ, scratch: WRITE}, program=program), 64)
     assert set(uses.tiles[:2]) == {stands, given} and uses.tiles[2] is scratch
     assert [uses.sizes[uses.tiles.index(one)] for one in (stands, given, scratch)] == [64, 64, 128]
     assert [uses.tiles[number] for number in uses.inputs] == [given]
@@ -40,27 +39,27 @@ def test_what_stands_is_numbered_first_and_sizes_are_whole_multiples_of_the_alig
 
 def test_bytes_that_are_overwritten_next_are_needed_never_and_others_in_the_next_run_too() -> None:
     a, b = tile("a"), tile("b")
-    uses = Uses(program_of({a: READ, b: WRITE}, {b: READ}, {a: UPDATE}), 1, has_link=True)
-    assert [[use.again for use in entry] for entry in uses.entries] == [[2, 1], [NEVER], [3]]
-    assert not any(use.dies for entry in uses.entries for use in entry)
+    uses = uses_of(program_of({a: READ, b: WRITE}, {b: READ}, {a: UPDATE}))
+    assert [[use.again for use in entry] for entry in used(uses)] == [[2, 1], [NEVER], [3]]
+    assert not any(use.dies for entry in used(uses) for use in entry)
 
 
 def test_a_temporary_dies_with_its_last_use_before_it_is_written_again() -> None:
     program = Program("by hand")
     t = program.tile("t", (1,), np.uint8)
-    uses = Uses(program_of({t: WRITE}, {t: READ}, {t: WRITE}, {t: UPDATE}, program=program), 1, has_link=True)
-    assert [use.dies for (use,) in uses.entries] == [False, True, False, True]
+    uses = uses_of(program_of({t: WRITE}, {t: READ}, {t: WRITE}, {t: UPDATE}, program=program))
+    assert [use.dies for (use,) in used(uses)] == [False, True, False, True]
 
 
 def test_over_a_link_bytes_that_the_host_changes_next_are_needed_never_and_without_one_there() -> None:
     a = tile("a")
     program = program_of({a: READ}, ({a: READ}, HOST), {a: READ}, ({a: UPDATE}, HOST))
-    over = Uses(program, 1, has_link=True)
-    assert over.on_host == {1, 3}
-    assert [entry[0].again for entry in over.entries] == [2, 2, NEVER, 4]
-    within = Uses(program, 1, has_link=False)
-    assert within.on_host == set()
-    assert [entry[0].again for entry in within.entries] == [1, 2, 3, 4]
+    over = uses_of(program)
+    assert on_host(over) == {1, 3}
+    assert [entry[0].again for entry in used(over)] == [2, 2, NEVER, 4]
+    within = uses_of(program, has_link=False)
+    assert on_host(within) == set()
+    assert [entry[0].again for entry in used(within)] == [1, 2, 3, 4]
 
 
 def test_without_a_link_a_mark_writes_what_the_host_gives_other_bytes_there() -> None:
@@ -69,18 +68,18 @@ def test_without_a_link_a_mark_writes_what_the_host_gives_other_bytes_there() ->
     program.add(Operation("none", (x, y), "rr"))
     program.mark("m", [x, y])
     program_of({x: READ}, program=program)
-    over, within = (Uses(program, 1, has_link=has_link) for has_link in (True, False))
-    assert over.rewritten == {1: over.inputs} and over.entries[1] == ()
-    assert within.rewritten == {} and [use.tile for use in within.entries[1]] == within.inputs
-    assert [(use.how, use.again) for use in within.entries[1]] == [(WRITE, 2), (WRITE, NEVER)]
+    over, within = (uses_of(program, has_link=has_link) for has_link in (True, False))
+    assert rewritten(over) == {1: over.inputs} and used(over)[1] == []
+    assert rewritten(within) == {} and [use.tile for use in used(within)[1]] == within.inputs
+    assert [(use.how, use.again) for use in used(within)[1]] == [(WRITE, 2), (WRITE, NEVER)]
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_every_operand_is_used_once_and_changed_if_it_is_under_any_name(chance: random.Random, has_link: bool) -> None:
     program = program_by(chance)
-    uses = Uses(program, 1, has_link)
-    for index, (entry, found) in enumerate(zip(program.entries, uses.entries, strict=True)):
+    uses = uses_of(program, has_link=has_link)
+    for index, (entry, found) in enumerate(zip(program.entries, used(uses), strict=True)):
         named = [(tile, how) for tile, how in zip(entry.tiles, entry.access, strict=True)]
         if not named:
             continue

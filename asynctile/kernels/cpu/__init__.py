@@ -34,7 +34,7 @@ def warm(
     names: Collection[str] | None = None,
     stop: threading.Event | None = None,
 ) -> bool:
-    """Make kernels ready to run; report(name, ready, total) before each one that is compiled. All take about 25 s.
+    """Make kernels ready to run; report(name, ready, total) before each one that is compiled. All take about 35 s.
 
     names: of kernels; without them all, and the loops that run them, of those modules that are imported.
     Where a folder can keep them a child process compiles (compiler.py), else this one. stop: may be set meanwhile, from any
