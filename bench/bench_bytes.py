@@ -9,13 +9,18 @@ of the states with the tiles that bench/gpu_plan.py foresees to be fastest; and 
 under its 4 MiB. Targets: at most 1.4 of the least up at 10%, 1.25 at 25%, 1.15 at 50%. Beside them what the same step moves in
 slots of two sizes, as every step did before; bytes copied within the device's memory; and the CPU seconds until the schedule is
 there. bench/results/bench_bytes_slots.json is what commit 0ac74bd moved, whose steps had slots alone.
+
+The last table is of a folder below RAM: bytes that a step reads from the disk and writes to it, against those that MIN
+(asynctile/schedule/fewest.py) reads into one memory of both caps. Target: at most 1.25 of it read. Updates are on the device
+there, and rows go through a layer in as many passes as in a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import bench_stream
 from common import Table, arguments, commit, publish, show, target
 from counted import AUTO, Model, models
 from gpu_rows import PLACED
@@ -24,13 +29,18 @@ from small_model import CAP, OPTIONS, SHAPE
 
 from asynctile.errors import BudgetError
 
-GB = 1e9
+GB, MB = 1e9, 1e6
 COLUMNS = ("model", "tile", "cap", "cap GB", "least up GB", "slots: up GB", "of the least", "up GB", "of the least",
            "target", "least down GB", "slots: down GB", "down GB", "of the least", "copied GB", "s to make it",
            "peak of cap")  # fmt: skip
 #: A row: its model, the share that its cap is, and the cap in bytes.
 Case = tuple[Model, float, int]
+DISK_COLUMNS = ("model", "device", "tile", "device memory", "RAM", "device MB", "RAM MB", "MIN reads MB", "read MB", "of MIN",
+                "target", "written MB")  # fmt: skip
+#: The most of what MIN reads that a step should read from the disk.
+MOST_READ = 1.25
 STATES, ALIVE, FASTEST = "shares of the states", "shares of all that is alive at once", "of the states, as fast as is foreseen"
+DISK = "a disk below RAM, both caps as shares of the states"
 
 
 def cases(chosen: dict[str, Model], shares: list[float]) -> Iterator[tuple[str, Case]]:
@@ -45,9 +55,34 @@ def cases(chosen: dict[str, Model], shares: list[float]) -> Iterator[tuple[str, 
             config = chosen[name].config
             placed = Model(name=name, config=config, batch=16, tile=tile)
             yield FASTEST, (placed, share, int(share * config.states_nbytes))
-    small = Model(name="make train", config=SHAPE, batch=OPTIONS.batch_size, tile=SHAPE.n_embd, device=OPTIONS.device,
-                  precision=OPTIONS.precision)  # fmt: skip
-    yield STATES, (small, CAP / SHAPE.states_nbytes, CAP)
+    yield STATES, (make_train(), CAP / SHAPE.states_nbytes, CAP)
+
+
+def make_train() -> Model:
+    return Model(name="make train", config=SHAPE, batch=OPTIONS.batch_size, tile=SHAPE.n_embd, device=OPTIONS.device,
+                 precision=OPTIONS.precision)  # fmt: skip
+
+
+def over_a_disk(chosen: dict[str, Model]) -> Iterator[tuple[Model, float, float]]:
+    """(model, device memory, RAM) of all that go over a disk, both caps as shares of the states."""
+    if "gpt2" in chosen:
+        yield from ((chosen["gpt2"], *shares) for shares in ((0.25, 0.50), (0.10, 0.50), (0.25, 0.25)))
+    yield Model(name="bench_stream", config=bench_stream.CONFIG, batch=bench_stream.BATCH, tile=512, device="emulated",
+                precision="fp32"), 0.25, 0.40  # fmt: skip
+    yield make_train(), 0.40, 0.60
+
+
+def disk_figures(model: Model, device_share: float, ram_share: float) -> Sequence[Any]:
+    """A row of the last table."""
+    caps = [int(share * model.config.states_nbytes) for share in (device_share, ram_share)]
+    begin = [model.name, model.device, model.tile, f"{device_share:.0%}", f"{ram_share:.0%}", *(cap / MB for cap in caps)]
+    try:
+        found = model.spilled(*caps)
+    except BudgetError:
+        return [*begin, *[None] * (len(DISK_COLUMNS) - len(begin))]
+    ratio = found.read_nbytes / found.least_nbytes
+    return [*begin, found.least_nbytes / MB, found.read_nbytes / MB, ratio, target(ratio, MOST_READ, above=False),
+            found.written_nbytes / MB]  # fmt: skip
 
 
 def figures(model: Model, share: float, cap: int) -> list[Any]:
@@ -69,8 +104,12 @@ def figures(model: Model, share: float, cap: int) -> list[Any]:
 def main() -> None:
     known = models()
     options = arguments(__doc__, models=tuple(known), caps=(0.10, 0.25, 0.50))
-    tables = {title: Table(title, COLUMNS) for title in (STATES, ALIVE, FASTEST)}
-    for title, case in cases({name: known[name] for name in options.models}, options.caps):
+    chosen = {name: known[name] for name in options.models}
+    tables = {title: Table(title, COLUMNS) for title in (STATES, ALIVE, FASTEST)} | {DISK: Table(DISK, DISK_COLUMNS)}
+    for settings in over_a_disk(chosen):
+        tables[DISK].rows.append(disk_figures(*settings))
+        print(DISK, *map(show, tables[DISK].rows[-1]), sep="  ", flush=True)
+    for title, case in cases(chosen, options.caps):
         tables[title].rows.append(row := figures(*case))
         print(title, *map(show, row), sep="  ", flush=True)
     configuration = {"commit": commit(), "precision": "bf16 on a GPU, float32 for what `make train` trains"}

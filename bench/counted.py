@@ -1,8 +1,9 @@
 """Training steps of which bytes are counted, not moved: which models, how they are cut, and what one of them comes to.
 
 Arithmetic alone, without a device: the schedule of a step that repeats is worked out as in a run
-(asynctile/measure/simulate.py), and beside it the least that any could move under the cap (optimum.py). Nothing is kept but the
-inputs of blocks. bench_bytes.py and bench_curve.py ask.
+(asynctile/measure/simulate.py), and beside it the least that any could move under the cap (optimum.py). Below a spill folder
+that is MIN (asynctile/schedule/fewest.py) in one memory of both caps. Nothing is kept but the inputs of blocks. bench_bytes.py
+and bench_curve.py ask.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from gpu_rows import config_named
 from optimum import Least, least_bytes
 
 from asynctile.layers import GPT2Config
+from asynctile.layers.activations import sizes_of
+from asynctile.layers.arrangement import Surroundings, arrange
 from asynctile.layers.machine import Machine
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Rows
@@ -23,6 +26,8 @@ from asynctile.layers.tiling import Tiling
 from asynctile.layers.update_placement import NOWHERE, tiles_to_update_on_host
 from asynctile.measure.simulate import Traffic, simulate
 from asynctile.program.needs import demand_of
+from asynctile.schedule.fewest import fewest
+from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand
 
 #: Where updates may run: as a plan places them, or all on the device, so that the program is the same under every cap.
@@ -39,6 +44,15 @@ class Counted:
     traffic: Traffic
     slots: Traffic
     made_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spilled:
+    """What one step reads and writes of a spill folder, and what MIN reads into one memory of both caps, in bytes."""
+
+    read_nbytes: int
+    written_nbytes: int
+    least_nbytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +86,26 @@ class Model:
         traffic = moved(played=True)
         made_s = time.process_time() - began
         return Counted(cap=cap, least=least_bytes(program, cap), traffic=traffic, slots=moved(), made_s=made_s)
+
+    def spilled(self, device_memory: int, host_memory: int) -> Spilled:
+        """Under caps in bytes on both memories, every update on the device and rows in as many passes as in a run.
+
+        BudgetError if one of them is below what is needed.
+        """
+        parameters, rows = self._cut()
+        standing = list(parameters.states())
+        machine = Machine(device=self.device, precision=self.precision, device_memory=device_memory, host_memory=host_memory,
+                          spill=True)  # fmt: skip
+        around = Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=True, cores=machine.cores,
+                              rates=machine.rates, copies=self.device == "emulated")  # fmt: skip
+        arranged = arrange("step", parameters, rows, around, precision=self.precision, recompute=True)
+        program = record("step", parameters, rows.in_passes(arranged.passes), kept=arranged.kept)
+        least = fewest(program, device_memory + host_memory, PAGE)
+        traffic = simulate(program, standing, device=self.device, grain=machine.grain, device_memory=device_memory,
+                           host_memory=host_memory, spill=True, played=True)  # fmt: skip
+        assert least is not None, "what fits into two memories fits into one of both"
+        return Spilled(read_nbytes=traffic.spill_read_nbytes, written_nbytes=traffic.spill_written_nbytes,
+                       least_nbytes=least.loaded_nbytes)  # fmt: skip
 
     def _cut(self) -> tuple[Parameters, Rows]:
         tiling = Tiling(self.config, self.tile, Machine(device=self.device, precision=self.precision).grain)

@@ -60,3 +60,16 @@ def test_every_model_has_a_row_for_each_cap_and_as_it_is_cut_on_a_gpu(bench: Any
     for table in (found.STATES, found.ALIVE, found.FASTEST):
         assert {share for where, name, share in rows if where == table and name == "gpt2"} == {0.1, 0.5}
     assert rows[-1][1] == "make train"
+
+
+def test_a_row_of_the_disk_holds_what_is_read_against_min_of_both_memories(bench: Any) -> None:
+    found = bench("bench_bytes")
+    model, at = found.make_train(), found.DISK_COLUMNS.index
+    row = found.disk_figures(model, 0.4, 0.6)
+    assert len(row) == len(found.DISK_COLUMNS)
+    assert row[at("device MB")] + row[at("RAM MB")] == pytest.approx(model.config.states_nbytes / 1e6)
+    assert 0 < row[at("MIN reads MB")] <= row[at("read MB")]
+    assert row[at("of MIN")] == pytest.approx(row[at("read MB")] / row[at("MIN reads MB")])
+    assert row[at("target")].startswith("at most 1.25")
+    assert row[at("written MB")] > 0
+    assert set(found.disk_figures(model, 0.4, 0.001)[7:]) == {None}, "a cap below the floor"
