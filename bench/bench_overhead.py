@@ -7,7 +7,8 @@ Operation in a Program, reservation, events and streams, in the capped arena of 
 With all tiles resident, and when every operation loads one tile and evicts one, clean or dirty. By coroutines (targets: at
 most 10 us resident, 40 with moves), and played, which a program is from its second run in a row on (0.5 and 1.0). Beside it
 the CPU time that all threads took for an operation. And how long it takes until a program is played: its second run less a
-later one, of fresh programs.
+later one, of fresh programs. One row is of operations outside any program: the caller's loop awaits `Engine.launch` of one
+after another, with all tiles resident (no target).
 
     python bench/bench_overhead.py --against TREE [--starts 12] [--rounds 18]
 
@@ -42,6 +43,7 @@ SHAPE = (16, 16)
 OUTPUTS = 16
 TILE = types.float32[:, ::1]
 RESIDENT = "all resident"
+BY_HAND = "all resident, launched by hand"
 #: Whether every operation loads a tile and evicts one, and what it does to its tiles.
 CASES = {
     RESIDENT: (False, "rrru"),
@@ -76,8 +78,8 @@ class Case:
     """An engine with a cap for 32 tiles, and a program over tiles on it; open with `async with`.
 
     streamed: whether each operation has a tile of its own, else all tiles are resident. access: of an operation's tiles.
-    played: whether the engine may play it. can_play: whether it could. cpu_us: CPU time of all threads an operation, for each
-    time that `side` was measured.
+    played: whether the engine may play it. can_play: whether it could. most: microseconds of an operation that are wanted at
+    most. cpu_us: CPU time of all threads an operation, for each time that `side` was measured.
     """
 
     def __init__(self, operations: int, streamed: bool, access: str, *, played: bool = True) -> None:
@@ -90,6 +92,7 @@ class Case:
         self.engine = Engine(device="emulated", device_memory=room * align(self.fixed[0].nbytes))
         self.engine.kernels["nothing"] = nothing
         self.can_play = False
+        self.most: float | None = MOST[played, streamed]
         self.cpu_us: list[float] = []
         self.loaded = self.downloaded = 0.0
 
@@ -114,7 +117,7 @@ class Case:
     async def side(self) -> float:
         """Microseconds an operation."""
         before, used, runs = self.engine.statistics(), time.process_time(), RUNS[self.can_play and self.played]
-        seconds = await self.engine.call(self._run(runs))
+        seconds = await self._seconds(runs)
         after, count = self.engine.statistics(), len(self.program) * runs
         nbytes = self.fixed[0].nbytes
         self.cpu_us.append((time.process_time() - used) / count * 1e6)
@@ -128,12 +131,32 @@ class Case:
         _, second, *later = [await self.engine.call(self._run(1)) for _ in range(5)]
         return (second - statistics.median(later)) * 1e3
 
+    async def _seconds(self, times: int) -> float:
+        """Of so many runs."""
+        return await self.engine.call(self._run(times))
+
     async def _run(self, times: int) -> float:
         async with self.engine.exclusive():
             start = time.perf_counter()
             for _ in range(times):
                 await (await self.engine.start(self.program, self.demand, {})).finish()
             return time.perf_counter() - start
+
+
+class ByHand(Case):
+    """The same operations with all tiles resident, outside any program."""
+
+    def __init__(self, operations: int) -> None:
+        super().__init__(operations, *CASES[RESIDENT], played=False)
+        self.most = None
+
+    async def _seconds(self, times: int) -> float:
+        start = time.perf_counter()
+        for _ in range(times):
+            for operation in self.program.operations():
+                await self.engine.launch(operation)
+            await self.engine.synchronize()
+        return time.perf_counter() - start
 
 
 async def resident_overhead_us(operations: int = 4000, rounds: int = 5) -> float:
@@ -152,6 +175,7 @@ async def running(operations: int) -> AsyncIterator[dict[str, Case]]:
             for name, how in CASES.items():
                 case = await stack.enter_async_context(Case(operations, *how, played=played))
                 found[f"{name}, played" if played else name] = case
+        found[BY_HAND] = await stack.enter_async_context(ByHand(operations))
         yield found
 
 
@@ -185,7 +209,7 @@ async def main() -> None:
     table = Table("one empty operation", ("case", "us", "CPU us", "loads", "write-backs", "target"))
     for name, value in found.items():
         case, cpu_us = cases[name], statistics.median(cases[name].cpu_us)
-        goal = target(value, MOST[case.played, case.streamed], above=False)
+        goal = case.most and target(value, case.most, above=False)
         table.rows.append((name, value, cpu_us, case.loaded, case.downloaded, goal))
     begun = Table("until a program is played", ("case", "ms", "us an operation", "ms, first in the process"))
     begun.rows = [(name, value, value / options.operations * 1e3, first[name][0]) for name, value in made.items()]
