@@ -29,6 +29,7 @@ from asynctile.loop.thread import new_loop, under_shield
 from asynctile.loop.turns import Turn
 from asynctile.memory.spill_link import THREADS as TRANSFERS
 from asynctile.memory.tiers import TierOptions, Tiers
+from asynctile.schedule.rates import assumed
 from asynctile.share import Share
 from asynctile.storage.container import RawFile
 from asynctile.storage.host import HostMemory
@@ -114,8 +115,9 @@ class Engine(Traced):
         life = Lifetime(opened, folder, make_loop, report)
         super().__init__(life, "the engine", life.tell, precision, prefetch)
         self.options = TierOptions(
-            device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy
-        )
+            device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy,
+            rates=assumed(opened.name, precision).limited(rate),
+        )  # fmt: skip
         #: by name
         self._lent: dict[str, LentShare] = {}
         self._count_lent = itertools.count(1)

@@ -26,7 +26,7 @@ from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import LoopThread, Undo, may_wait
 from asynctile.loop.turns import Turn
-from asynctile.measure.rates import Rates, measure_gemms, measure_rates
+from asynctile.measure.rates import measure_gemms, measure_rates
 from asynctile.measure.statistics import Counts, Statistics, Traffic, snapshot, traffic
 from asynctile.memory.caps import Loan
 from asynctile.memory.tiers import TierOptions, Tiers
@@ -38,6 +38,7 @@ from asynctile.repeat.played_job import PlayedJob
 from asynctile.repeat.schedules import Schedules
 from asynctile.run.assembly import Assembly
 from asynctile.run.job import Job
+from asynctile.schedule.rates import Rates
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
 from asynctile.storage.sizes import format_size

@@ -29,7 +29,7 @@ import tracemalloc
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,9 +42,7 @@ import asynctile.device.cuda
 from asynctile import Engine
 from asynctile.kernels import cpu as cpu_kernels
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
-from asynctile.layers.machine import assumed_rates
-from asynctile.measure.rates import Rates
-from asynctile.schedule import pace
+from asynctile.schedule.rates import Rates, assumed
 from tests.cuda.idle import IdleDriver
 from tests.inside_engine import device_of, schedule_of
 
@@ -122,21 +120,14 @@ def shrunk(config: GPT2Config, scale: int) -> GPT2Config:
 def shrunk_rates(scale: int) -> Rates:
     """Such that a shrunk model's compute, copies and updates are to each other as the whole one's on an H200.
 
-    Its step has 1/scale^3 of the FLOPs, and 1/scale^2 of the bytes.
+    Its step has 1/scale^3 of the FLOPs and 1/scale^2 of the bytes. The least time of an operation shrinks as bytes do.
     """
-    whole = assumed_rates("cuda:0", "bf16", None)
-    return Rates(compute=whole.compute / scale, upload=whole.upload, download=whole.download, update=whole.update)
+    whole = assumed("cuda:0", "bf16")
+    return replace(whole, flops_per_s=whole.flops_per_s / scale, operation_s=whole.operation_s / scale**2)
 
 
-def shrunk_pace(scale: int) -> pace.Pace:
-    """The same of the rates by which moves are worked out. What an operation takes however small it is shrinks as bytes do."""
-    whole = pace.GPU
-    return whole._replace(flops_per_s=whole.flops_per_s / scale, operation_s=whole.operation_s / scale**2)
-
-
-def nothing_takes_time(scale: int) -> None:
-    """From now on engines find a driver that does nothing, AdamW in RAM that does nothing, and a shrunk pace."""
-    pace.GPU = shrunk_pace(scale)
+def nothing_takes_time() -> None:
+    """From now on engines find a driver that does nothing, and AdamW in RAM that does nothing."""
     asynctile.device.open_driver = lambda name: IdleDriver()
     empty = dict.fromkeys(asynctile.device.cuda.ON_HOST, lambda *operands: None)
     asynctile.device.cuda.cpu_kernels = SimpleNamespace(KERNELS=empty, warm=cpu_kernels.warm)
@@ -151,12 +142,13 @@ async def training(case: Case, options: Namespace, *, plays: bool) -> AsyncItera
     cap = int(case.share * config.states_nbytes) or None
     rates = shrunk_rates(options.scale)
 
-    async def assumed(demand: Any) -> Rates:
+    async def shrunken(demand: Any) -> Rates:
         return rates
 
     async with Engine("cuda:0", device_memory=cap, precision="bf16") as engine:
         engine.plays = plays
-        engine.rates = assumed  # type: ignore[method-assign]
+        engine.rates = shrunken  # type: ignore[method-assign]
+        engine.tiers.rates = rates
         model = await GPT2.create(engine, config, seed=1, tile=tile)
         yield Trainer(model, AdamW(lr=1e-4), recompute=True, update=case.update)
 
@@ -243,7 +235,7 @@ async def rows_of(case: Case, options: Namespace) -> tuple[Sequence[Any], Sequen
 
 
 async def main(options: Namespace) -> None:
-    nothing_takes_time(options.scale)
+    nothing_takes_time()
     found = [Table("a replayed step", REPLAYED), Table("the same step issued", ISSUED), Table("once, in the second step", ONCE)]
     for case in cases(options):
         for table, row in zip(found, await rows_of(case, options), strict=True):

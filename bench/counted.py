@@ -81,7 +81,8 @@ class Model:
         if update == AUTO:
             on_host = tiles_to_update_on_host(program, demand, cap, machine.rates)
         program = record("step", parameters, rows, on_host=on_host) if on_host else program
-        moved = partial(simulate, program, standing, device=self.device, grain=machine.grain, device_memory=cap)
+        moved = partial(simulate, program, standing, device=self.device, grain=machine.grain, device_memory=cap,
+                        rates=machine.rates)
         began = time.process_time()
         traffic = moved(played=True)
         made_s = time.process_time() - began

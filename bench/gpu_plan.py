@@ -30,10 +30,11 @@ from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling, default_tile
 from asynctile.program.grain import COARSE
 from asynctile.program.operation import UPDATE, Operation
-from asynctile.schedule.pace import GPU as ROUGH
+from asynctile.schedule.pace import pace_of
+from asynctile.schedule.rates import assumed
 
 #: FLOPs and bytes of its memory a second of a GPU like an H200. What lies between two kernels of a graph is not counted.
-GPU = ROUGH._replace(flops_per_s=7.8e14, memory_per_s=4e12, operation_s=0.0)
+GPU = pace_of(assumed("cuda:0", "bf16"), has_link=True)._replace(operation_s=0.0)
 #: Milliseconds of the host in a step that is replayed, and microseconds in which it issues an operation and the copies that go
 #: with it where it is not: bench/bench_replay.py, on 2 cores of an AMD EPYC (family 26).
 HOST_MS, ISSUE_US = 10.0, 60.0

@@ -23,12 +23,10 @@ from asynctile.layers.activations import Activations, Room, all_held, kept_if, m
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Rows
 from asynctile.layers.step import parts_of, record
-from asynctile.measure.rates import Rates
 from asynctile.program.program import Program
 from asynctile.schedule.fewest import Moved, fewest
+from asynctile.schedule.rates import Rates
 
-#: A byte to or from a disk takes as long as so many over a link: 2 GB/s against 12 GB/s.
-DISK_OF_LINK = 6
 #: Other passes must save this share of what moves: cores that share a link with them wait more (a step took 5% longer).
 SAVED = 0.05
 #: Activations that are kept must save this share of the time.
@@ -37,8 +35,6 @@ WORTH = 0.01
 COUNTED_ENTRIES = 1 << 18
 #: As much of a link is counted on: a run moves more than the fewest bytes, and not always at its full rate.
 FILLED = 0.7
-#: Rough bytes a second that cores copy where they do the work of a link.
-COPY_PER_S = 12e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +50,15 @@ class Surroundings:
     """What there is for a step.
 
     rooms: of the tiers in RAM and above, from the top down. standing: how many tiles of each size stand between steps. spills:
-    whether there is a folder below. cores: tiles that are computed at once. rates: assumed of a device and its link; None
-    without a link. copies: whether the cores that compute do the copies of that link as well.
+    whether there is a folder below. cores: tiles that are computed at once. rates: of the device and
+    its host. copies: whether the cores that compute do the copies of that link as well.
     """
 
     rooms: Sequence[Room]
     standing: Counter[int]
     spills: bool
     cores: int
-    rates: Rates | None = None
+    rates: Rates
     copies: bool = False
 
     @property
@@ -141,41 +137,44 @@ class _Step:
         return most_kept(self._activations(rows), self.around.standing, self.around.rooms)
 
     def cost(self, rows: Rows, kept: int) -> float:
-        """What moves, in bytes over a link; infinite if the step does not fit."""
-        program, rooms = self.program(rows, kept), self.around.rooms
-        nbytes = _moved_nbytes(program, rooms[:1])
-        if len(rooms) == 1 or self._ram_holds(rows, kept):
-            return nbytes
-        return nbytes + DISK_OF_LINK * _moved_nbytes(program, rooms) if self.around.spills else math.inf
+        """Seconds of copies over the link and to the disk, one after another; infinite if the step does not fit."""
+        program, rooms, rates = self.program(rows, kept), self.around.rooms, self.around.rates
+        has_link = len(rooms) > 1
+        link_s = _copies_s(program, rooms[:1], rates.up_per_s, rates.down_per_s) if has_link else 0.0
+        if has_link and self._ram_holds(rows, kept):
+            return link_s
+        return link_s + _copies_s(program, rooms, rates.disk_per_s, rates.disk_per_s) if self.around.spills else math.inf
 
     def most_carried(self, rows: Rows) -> int:
-        """Of parts whose activations leave the device and come back, so that the link does not take longer than compute."""
-        if self.around.rates is None:
+        """Of parts whose activations leave the device and come back, so that the link does not take longer than compute.
+
+        None without a link.
+        """
+        if len(self.around.rooms) == 1:
             return 0
         carried, too_many = 0, parts_of(self.parameters.config) + 1
-        least_s = none_s = self._bound_by_compute_s(rows, 0, self.around.rates)
+        least_s = none_s = self._bound_by_compute_s(rows, 0)
         while too_many - carried > 1 and none_s < math.inf:
             middle = (carried + too_many) // 2
-            found_s = self._bound_by_compute_s(rows, middle, self.around.rates)
+            found_s = self._bound_by_compute_s(rows, middle)
             if found_s < math.inf:
                 carried, least_s = middle, found_s
             else:
                 too_many = middle
         return carried if least_s < (1 - WORTH) * none_s else 0
 
-    def _bound_by_compute_s(self, rows: Rows, kept: int, rates: Rates) -> float:
+    def _bound_by_compute_s(self, rows: Rows, kept: int) -> float:
         """Seconds that compute takes; infinite where the link takes longer, or the step does not fit."""
         if not self._ram_holds(rows, kept):
             return math.inf
-        program = self.program(rows, kept)
+        program, rates = self.program(rows, kept), self.around.rates
         moved = _moved(program, self.around.rooms[:1])
         if moved is None:
             return math.inf
-        compute_s = sum(operation.flops for operation in program.operations()) / rates.compute
-        up_s, down_s = moved.loaded_nbytes / rates.upload, moved.written_nbytes / rates.download
-        if max(up_s, down_s) > FILLED * compute_s:
+        compute_s = sum(operation.flops for operation in program.operations()) / rates.flops_per_s
+        if max(moved.loaded_nbytes / rates.up_per_s, moved.written_nbytes / rates.down_per_s) > FILLED * compute_s:
             return math.inf
-        return compute_s + (moved.loaded_nbytes + moved.written_nbytes) / COPY_PER_S * self.around.copies
+        return compute_s + (moved.loaded_nbytes + moved.written_nbytes) / rates.copied_per_s * self.around.copies
 
     def _ram_holds(self, rows: Rows, kept: int) -> bool:
         return self.around.rooms[-1].holds(self.around.standing + self._activations(rows).counts(kept))
@@ -188,10 +187,10 @@ class _Step:
         return self._foreseen[passes]
 
 
-def _moved_nbytes(program: Program, rooms: Sequence[Room]) -> float:
-    """Both ways."""
+def _copies_s(program: Program, rooms: Sequence[Room], up_per_s: float, down_per_s: float) -> float:
+    """Seconds of what moves in and out of all these rooms together, at these bytes a second."""
     moved = _moved(program, rooms)
-    return math.inf if moved is None else moved.loaded_nbytes + moved.written_nbytes
+    return math.inf if moved is None else moved.loaded_nbytes / up_per_s + moved.written_nbytes / down_per_s
 
 
 def _moved(program: Program, rooms: Sequence[Room]) -> Moved | None:

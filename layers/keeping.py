@@ -11,7 +11,6 @@ from typing import TypeVar
 from asynctile.errors import BudgetError
 from asynctile.layers.activations import Room, sizes_of
 from asynctile.layers.arrangement import Arrangement, Surroundings, arrange
-from asynctile.layers.machine import assumed_rates
 from asynctile.layers.model import Model
 from asynctile.layers.programs import PROGRAMS
 from asynctile.layers.rows import Rows
@@ -66,7 +65,7 @@ class Keeping:
                 standing=sizes_of(standing),
                 spills=engine.tiers.spill is not None,
                 cores=1 if engine.tiers.device.workers is None else engine.tiers.device.workers.threads,
-                rates=assumed_rates(engine.device, engine.precision, engine.link_rate) if engine.has_link else None,
+                rates=engine.tiers.rates,
                 copies=engine.device == "emulated",
             )
             return arrange(kind, model.parameters, rows, around, precision=engine.precision, recompute=self._recompute)

@@ -11,21 +11,13 @@ from dataclasses import dataclass
 from asynctile.device import resolved
 from asynctile.layers.activations import AUTO, Room, check_recompute
 from asynctile.layers.update_placement import check_update
-from asynctile.measure.rates import Rates
 from asynctile.program.grain import Grain, grain_of
 from asynctile.program.precision import check_precision
+from asynctile.schedule.rates import Rates, assumed
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT
 from asynctile.storage.limits import spare_memory
 from asynctile.storage.sizes import parse_size
-
-#: A rough GEMM rate of one CPU core, float32.
-FLOPS_PER_S = 200e9
-#: GEMM rates of a GPU by precision, and its link each way in bytes a second: about those of an H200.
-GPU_FLOPS_PER_S = {"fp32": 50e12, "tf32": 390e12, "bf16": 780e12}
-GPU_LINK_PER_S = 50_000_000_000
-#: Rough bytes a second of a link that nobody limits, and of AdamW in RAM.
-LINK_PER_S, UPDATE_PER_S = 12e9, 40e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +86,17 @@ class Machine:
     @property
     def flops_per_s(self) -> float:
         """The rate of GEMMs that times are estimated by."""
-        return self.rates.compute if self.gemm_rate is None else self.gemm_rate
+        return self.rates.flops_per_s if self.gemm_rate is None else self.gemm_rate
 
     @property
-    def link_per_s(self) -> int | None:
-        """Bytes a second of the link each way; None where nobody limits it."""
-        return GPU_LINK_PER_S if self.is_gpu else size(self.link_rate)
+    def link_per_s(self) -> float | None:
+        """Bytes a second of the link each way; None on cores where nobody limits it."""
+        return self.rates.up_per_s if self.is_gpu or self.link_rate is not None else None
 
     @property
     def rates(self) -> Rates:
-        """What the placement of updates goes by, and what is kept."""
-        return assumed_rates(self.device, self.precision, size(self.link_rate))
+        """Those that an engine decides by."""
+        return assumed(self.device, self.precision).limited(None if self.is_gpu else size(self.link_rate))
 
     @property
     def host_nbytes(self) -> int | None:
@@ -130,14 +122,6 @@ class Machine:
     def cap(self, host: int | None) -> int | None:
         """The cap on the memory that is computed in, with `host` bytes of RAM."""
         return size(self.device_memory) if self.has_link else host
-
-
-def assumed_rates(device: str, precision: str, link_per_s: float | None) -> Rates:
-    """Of the device of that name, and of a link that is limited to so many bytes a second, None for no limit."""
-    gpu = device.startswith("cuda")
-    link = GPU_LINK_PER_S if gpu else link_per_s or LINK_PER_S
-    compute = GPU_FLOPS_PER_S[precision] if gpu else FLOPS_PER_S * len(os.sched_getaffinity(0))
-    return Rates(compute=compute, upload=link, download=link, update=UPDATE_PER_S)
 
 
 def size(value: int | str | None) -> int | None:

@@ -13,7 +13,7 @@ from asynctile.layers.activations import Activations, kept_if, sizes_of
 from asynctile.layers.arrangement import Surroundings, arrange
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
-from asynctile.layers.machine import GPU_LINK_PER_S, Machine, Work, size
+from asynctile.layers.machine import Machine, Work, size
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
@@ -144,7 +144,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         standing=sizes,
         spills=spill,
         cores=machine.cores,
-        rates=machine.rates if has_link else None,
+        rates=machine.rates,
         copies=machine.device == "emulated",
     )
     arranged = arrange(work.kind, parameters, rows, around, precision=machine.precision, recompute=work.recompute)
@@ -184,7 +184,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         spill=spill,
         spill_limit=size(machine.spill_limit),
         prefetch=machine.prefetch,
-        link_rate=None if machine.is_gpu else machine.link_per_s,
+        rates=machine.rates,
         played=True,
     )
     compute_s, rate = flops / machine.flops_per_s, machine.link_per_s
@@ -229,7 +229,7 @@ def _bound(compute_s: float, link_s: float | None, machine: Machine) -> str:
     assumed = "an assumed " if machine.gemm_rate is None else ""
     if machine.is_gpu and link_s is not None:
         return (f"{'the link' if link_s > compute_s else 'compute'}: {link_s:.3f} s for the bytes at an assumed "
-                f"{GPU_LINK_PER_S / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at {assumed}"
+                f"{machine.rates.up_per_s / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at {assumed}"
                 f"{machine.flops_per_s / 1e12:.0f} TFLOP/s")
     compute = f"compute, about {compute_s:.2f} s at {assumed}{machine.flops_per_s / machine.cores / 1e9:.0f} GFLOP/s a core"
     if link_s is None:

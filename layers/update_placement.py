@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from asynctile.layers.config import STATES_NBYTES
-from asynctile.measure.rates import UPDATE_NBYTES, Rates
+from asynctile.measure.rates import UPDATE_NBYTES
 from asynctile.program.operation import UPDATE, WRITE, Operation
 from asynctile.program.program import Program
 from asynctile.schedule.fewest import Moved, fewest
+from asynctile.schedule.rates import Rates
 from asynctile.storage.demand import ALIGNMENT, Demand, align
 from asynctile.storage.input import shown
 from asynctile.storage.tile import Tile
@@ -53,7 +54,7 @@ class Costs:
 
 def seconds(costs: Costs, rates: Rates, on_host: int) -> float:
     """How long a step takes with so many tiles updated on the host: the largest of compute, both links and the CPU."""
-    return max(costs.compute_s, *link_seconds(costs, rates, on_host), on_host * costs.memory_nbytes / rates.update)
+    return max(costs.compute_s, *link_seconds(costs, rates, on_host), on_host * costs.memory_nbytes / rates.updated_per_s)
 
 
 def link_seconds(costs: Costs, rates: Rates, on_host: int) -> tuple[float, float]:
@@ -61,7 +62,7 @@ def link_seconds(costs: Costs, rates: Rates, on_host: int) -> tuple[float, float
     moving = max(0, costs.tiles - on_host - costs.resident)
     up = costs.other_up_nbytes + moving * costs.states_nbytes + on_host * costs.weight_nbytes
     down = costs.other_down_nbytes + moving * costs.states_nbytes + on_host * costs.gradient_nbytes
-    return up / rates.upload, down / rates.download
+    return up / rates.up_per_s, down / rates.down_per_s
 
 
 def cheapest(costs: Costs, rates: Rates) -> int:
@@ -114,7 +115,7 @@ def costs_of(program: Program, updates: list[Operation], device_memory: int, rat
         # What is loaded to be updated is written again.
         other_up_nbytes=max(0, moved.loaded_nbytes - moving * states),
         other_down_nbytes=max(0, moved.written_nbytes - moving * states),
-        compute_s=sum(operation.flops for operation in program.operations()) / rates.compute,
+        compute_s=sum(operation.flops for operation in program.operations()) / rates.flops_per_s,
         states_nbytes=states,
         gradient_nbytes=_mean(operation.operands[1] for operation in updates),
         # The weight itself, or the copy of it that is made for compute.

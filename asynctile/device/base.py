@@ -73,7 +73,7 @@ class Device(Protocol):
     name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. grain: how large
     its tiles should be. kernels: what `launch` finds by an operation's `kernel`; empty where nothing is computed. host: the RAM
     that its copies go to and come from. workers: who else can do its work, None if nobody can. recorder: who can write its work
-    down as graphs, None if it has none. link_rate: bytes a second each way to which its link is limited, None where it is not.
+    down as graphs, None if it has none.
     """
 
     name: str
@@ -82,7 +82,6 @@ class Device(Protocol):
     kernels: dict[str, Callable[..., None]]
     workers: Workers | None
     recorder: Recorder | None
-    link_rate: int | None
 
     @property
     def host(self) -> HostMemory: ...

@@ -47,7 +47,6 @@ class CudaDevice(DeviceMemory):
     has_link = True
     grain = COARSE
     workers: Workers | None = None
-    link_rate: int | None = None
 
     def __init__(self, driver: Driver, precision: str = "fp32") -> None:
         if precision != "fp32" and driver.capability < (8, 0):

@@ -52,7 +52,7 @@ class DryStream:
 class DryDevice(DryMemory):
     """The contract of device/base.py, dry. has_link, grain: as in the device that it stands for. copies: asked for so far."""
 
-    def __init__(self, name: str, has_link: bool, grain: Grain = FINE, link_rate: int | None = None) -> None:
+    def __init__(self, name: str, has_link: bool, grain: Grain = FINE) -> None:
         self.name = name
         self.has_link = has_link
         self.grain = grain
@@ -60,7 +60,6 @@ class DryDevice(DryMemory):
         self.kernels: dict[str, Callable[..., None]] = {}
         self.workers: Workers | None = None
         self.recorder: Recorder | None = None
-        self.link_rate = link_rate
         self.host: HostMemory = DryMemory()
 
     def budget(self, wanted: int | None) -> int | None:

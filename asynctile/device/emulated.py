@@ -51,7 +51,6 @@ class EmulatedDevice(WorkerDevice):
         self._up = OneWay("upload", link_rate, self._lock)
         self._down = OneWay("download", link_rate, self._lock)
         self.workers = Workers(self.threads, link_rate, link_rate)
-        self.link_rate = link_rate
 
     def budget(self, wanted: int | None) -> int | None:
         """If nothing was said, half of the RAM that tiles may take: the tier below is in RAM too."""

@@ -34,7 +34,6 @@ class WorkerDevice(HostMemory):
         self._others: list[Stream] = []
         self.workers: Workers | None = Workers(self.threads)
         self.recorder: Recorder | None = None
-        self.link_rate: int | None = None
         self.host = HostMemory()
 
     def budget(self, wanted: int | None) -> int | None:

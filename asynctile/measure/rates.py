@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.ops import adamw, fill, gemm
 from asynctile.ops.adamw import HYPER
+from asynctile.schedule.rates import Rates
 from asynctile.storage.documents import finish
 from asynctile.storage.pool import Pool
 from asynctile.storage.residency import Residency
@@ -56,16 +57,6 @@ UPDATE_NBYTES = 28
 
 #: Enqueues one piece of the work of a chain, behind the piece before it.
 Work = Callable[[int, StreamEvents], StreamEvent]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """compute: FLOP/s of the device's GEMMs. upload, download: bytes/s. update: bytes/s of RAM in AdamW on the CPU."""
-
-    compute: float
-    upload: float
-    download: float
-    update: float
 
 
 async def measure_gemms(tiers: Tiers, dtype: np.dtype[Any]) -> float | None:
@@ -124,11 +115,12 @@ async def measure_rates(tiers: Tiers, dtype: np.dtype[Any]) -> Rates | None:
             try:
                 await finish(asyncio.gather(*(asyncio.to_thread(tile.array.fill, 1.0) for tile in below)))
                 probes = _Probes(tiers, above, below, min(cores, below[0].tile.shape[0]), dtype)
-                return Rates(
-                    compute=await probes.rate(probes.multiply, targets, probes.flops),
-                    upload=await probes.rate(probes.upload, 1, probes.copied_nbytes),
-                    download=await probes.rate(probes.download, 1, probes.copied_nbytes),
-                    update=await probes.rate(probes.update, probes.cores, probes.updated_nbytes),
+                return replace(
+                    tiers.rates,
+                    flops_per_s=await probes.rate(probes.multiply, targets, probes.flops),
+                    up_per_s=await probes.rate(probes.upload, 1, probes.copied_nbytes),
+                    down_per_s=await probes.rate(probes.download, 1, probes.copied_nbytes),
+                    updated_per_s=await probes.rate(probes.update, probes.cores, probes.updated_nbytes),
                 )
             finally:  # broken off, probes that were enqueued still write to the slots: others get them behind the last one
                 await finish(tiers.run_ahead.settle())

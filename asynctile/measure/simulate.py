@@ -22,6 +22,7 @@ from asynctile.repeat.rehearsal import rehearse
 from asynctile.run.assembly import Assembly
 from asynctile.run.at_once import at_once
 from asynctile.run.job import Job
+from asynctile.schedule.rates import CORES, Rates
 from asynctile.schedule.schedule import DISK, TOP, Kind, Schedule
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
@@ -67,18 +68,18 @@ def simulate(
     spill_limit: int | None = None,
     prefetch: int = 2,
     played: bool = False,
-    link_rate: int | None = None,
+    rates: Rates = CORES,
 ) -> Traffic:
     """Traffic of `program` on the device called `device`, which need not be there, under caps in bytes.
 
     standing: the persistent tiles, which must be fresh (they are moved about). played: of a step that is played, if it can be,
-    and by a packing where there is one. link_rate: to which the link of `emulated` is limited, bytes a second.
+    and by a packing where there is one. rates: of that device and its host.
     BudgetError if a cap is below what is needed.
     """
     has_link = device != "cpu"
-    dry = DryDevice(device, has_link, grain, link_rate)
+    dry = DryDevice(device, has_link, grain)
     places = DrySpill(spill_limit) if spill else None
-    options = TierOptions(device_memory=device_memory, host_memory=host_memory, prefetch=prefetch)
+    options = TierOptions(device_memory=device_memory, host_memory=host_memory, prefetch=prefetch, rates=rates)
     tiers = Tiers(dry, places, dry.add_stream("spill", 1), options)
     assembly, demand = Assembly(tiers), demand_of([program], standing)
     at_once(assembly.cut(demand))

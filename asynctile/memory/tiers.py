@@ -20,9 +20,11 @@ from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tier import Tier
 from asynctile.program.program import Program
 from asynctile.schedule.cursor import FROM_DISK, OVER_LINK, Cursor, DeviceCursor, RamCursor
+from asynctile.schedule.pace import Pace, pace_of
 from asynctile.schedule.packed import PackedCursor
 from asynctile.schedule.packing import Packing
 from asynctile.schedule.positions import Positions
+from asynctile.schedule.rates import CORES, Rates
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
@@ -51,6 +53,7 @@ class TierOptions:
     """What tiers may take: caps in bytes on the device and on RAM, None for none. prefetch: depth, 0 for no overlap.
 
     watchdog: seconds of patience, None for no end. host_remedy: how host_memory is raised if nobody gave it, for messages.
+    rates: of the device and its host.
     """
 
     device_memory: int | None = None
@@ -58,6 +61,7 @@ class TierOptions:
     prefetch: int = 2
     watchdog: float | None = None
     host_remedy: str = ""
+    rates: Rates = CORES
 
 
 class Tiers:
@@ -66,7 +70,8 @@ class Tiers:
     transfers: the stream of spill's.
     link: between the two, None where they are one. caps: how they are cut. positions: of what runs over them, in its order.
     run_ahead: of what was enqueued on the device. player: who runs over them what is not enqueued there, None before the first.
-    gate: whether work over them may begin. beside: all tiers of the engine, these included, which take turns by their gates.
+    gate: whether work over them may begin. rates: by which is decided.
+    beside: all tiers of the engine, these included, which take turns by their gates.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Tiers:
         self.device = device
         self.spill = spill
         self.prefetch = options.prefetch
+        self.rates = options.rates
         self.positions = Positions()
         self.player: Playing | None = None
         self.gate = Gate()
@@ -113,6 +119,11 @@ class Tiers:
     def runners(self) -> list[Runner]:
         """All that its work may run on, or wait for: where others have the turn, theirs."""
         return [*self.device.streams(), *(tiers.player for tiers in self.beside if tiers.player is not None)]
+
+    @property
+    def pace(self) -> Pace:
+        """What of the rates concerns the tier that operations run in."""
+        return pace_of(self.rates, has_link=self.link is not None)
 
     @property
     def is_shared(self) -> bool:

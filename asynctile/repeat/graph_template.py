@@ -11,7 +11,7 @@ from asynctile.device.base import Device, address_of
 from asynctile.program.operation import DEVICE, Operation
 from asynctile.repeat.template import Kernels, Template
 from asynctile.replay.recording import Graphs, Recording, items_of
-from asynctile.schedule.pace import pace_of
+from asynctile.schedule.pace import Pace
 from asynctile.schedule.pieces import cut
 from asynctile.schedule.schedule import Arrays, Schedule
 
@@ -23,18 +23,18 @@ SEEN_S = 0.1
 
 
 class GraphTemplate(Template):
-    """device: which has a recorder. in_turns: whether others want turns beside it.
+    """device: which has a recorder. pace: by which pieces are cut. in_turns: whether others want turns beside it.
 
     Graphs are kept for one set of addresses, those used last: as long as nobody else has taken its slots a program that comes
     again has its graphs.
     """
 
-    def __init__(self, schedule: Schedule, kernels: Kernels, device: Device, *, in_turns: bool) -> None:
+    def __init__(self, schedule: Schedule, kernels: Kernels, device: Device, pace: Pace, *, in_turns: bool) -> None:
         super().__init__(schedule)
         operations = [entry.what for entry in schedule.entries if isinstance(entry.what, Operation)]
         self.kernels = {one.kernel: kernels[one.kernel] for one in operations if one.device == DEVICE}
         self._device = device
-        self._pieces = cut(schedule, pace_of(device.name, device.link_rate), most_s=TURN_S if in_turns else SEEN_S)
+        self._pieces = cut(schedule, pace, most_s=TURN_S if in_turns else SEEN_S)
         self._items = items_of(self._pieces)
         self._graphs: tuple[tuple[int, ...], Graphs] | None = None
 

@@ -12,7 +12,6 @@ from typing import Any
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
 from asynctile.run.assembly import Assembly
-from asynctile.schedule.pace import pace_of
 from asynctile.schedule.packing import Packing, pack
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
@@ -78,7 +77,7 @@ def packing_of(program: Program, tiers: Tiers) -> Packing | None:
         return None
     assert arena.cap is not None
     return pack(
-        program, arena.cap, alignment=arena.alignment, pace=pace_of(tiers.device.name, tiers.device.link_rate),
+        program, arena.cap, alignment=arena.alignment, pace=tiers.pace,
         depth=tiers.prefetch, has_link=tiers.link is not None,
     )  # fmt: skip
 

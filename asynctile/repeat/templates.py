@@ -139,7 +139,7 @@ class Templates:
         """None where a kernel has no machine code."""
         device = self._tiers.device
         if device.recorder is not None:
-            return GraphTemplate(schedule, kernels, device, in_turns=self._is_in_turns)
+            return GraphTemplate(schedule, kernels, device, self._tiers.pace, in_turns=self._is_in_turns)
         try:
             return Calls(schedule, kernels, self._tiers.link is not None)
         except ValueError:

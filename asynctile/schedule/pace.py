@@ -1,15 +1,14 @@
-"""How fast a device and what is around it are, roughly. Plans of memory go by it, so it is the same for the same device."""
+"""What of a machine's rates a clock goes by. Plans of memory follow it, so it is the same wherever the rates are."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from asynctile.schedule.rates import Rates
+
 
 class Pace(NamedTuple):
-    """How fast a device and what is around it are, roughly: floating-point operations, bytes of its memory read or written,
-    bytes over the link each way, and bytes that updates in RAM read or write, a second each; and seconds that an operation
-    takes however small it is.
-    """
+    """Of the tier that operations run in. link_per_s: bytes each way to the tier below it."""
 
     flops_per_s: float
     memory_per_s: float
@@ -22,12 +21,7 @@ class Pace(NamedTuple):
         return max(flops / self.flops_per_s, nbytes / self.memory_per_s) + self.operation_s
 
 
-#: A GPU like an H200 with tiles in bf16, and two cores over a link or a disk. What is made by them hardly depends on them.
-GPU = Pace(flops_per_s=7e14, memory_per_s=4e12, link_per_s=5e10, updated_per_s=1.5e11, operation_s=3e-6)
-CORES = Pace(flops_per_s=3e11, memory_per_s=2e10, link_per_s=5e8, updated_per_s=2e10, operation_s=1e-6)
-
-
-def pace_of(device: str, link_rate: int | None) -> Pace:
-    """That of the device called `device`, which need not be there. link_rate: to which its link is limited, if it is."""
-    pace = GPU if device.partition(":")[0] == "cuda" else CORES
-    return pace if link_rate is None else pace._replace(link_per_s=link_rate)
+def pace_of(rates: Rates, *, has_link: bool) -> Pace:
+    """Return the pace of the tier that operations run in. has_link: whether RAM is below that tier, or else a file."""
+    link_per_s = min(rates.up_per_s, rates.down_per_s) if has_link else rates.disk_per_s
+    return Pace(rates.flops_per_s, rates.memory_per_s, link_per_s, rates.updated_per_s, rates.operation_s)

@@ -15,7 +15,6 @@ from asynctile.layers.tiling import Tiling
 from asynctile.layers.update_placement import tiles_to_update_on_host
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.schedule import clock
 from asynctile.storage.demand import Demand
 
 SCALE = 8
@@ -39,13 +38,10 @@ def test_a_shrunk_model_takes_as_long_for_compute_and_for_copies_as_the_whole_on
     whole, shrunk = recorded(CONFIG, 512), recorded(replay.shrunk(CONFIG, SCALE), 512 // SCALE)
     rates = Machine(device="cuda:0", precision="bf16").rates
     by_rates = rates, replay.shrunk_rates(SCALE)
-    by_pace = clock.GPU, replay.shrunk_pace(SCALE)
     flops = [sum(operation.flops for operation in program.operations()) for program, _ in (whole, shrunk)]
-    took = [done / rate.compute for done, rate in zip(flops, by_rates, strict=True)]
+    took = [done / rate.flops_per_s for done, rate in zip(flops, by_rates, strict=True)]
     assert took[0] / took[1] == pytest.approx(SCALE**2, rel=0.1)
-    took = [done / pace.flops_per_s for done, pace in zip(flops, by_pace, strict=True)]
-    assert took[0] / took[1] == pytest.approx(SCALE**2, rel=0.1)
-    took = [demand.resident_nbytes / rate.upload for (_, demand), rate in zip((whole, shrunk), by_rates, strict=True)]
+    took = [demand.resident_nbytes / rate.up_per_s for (_, demand), rate in zip((whole, shrunk), by_rates, strict=True)]
     assert took[0] / took[1] == pytest.approx(SCALE**2, rel=0.1)
 
 
@@ -85,13 +81,12 @@ def test_what_is_missed_is_named_and_first_steps_do_not_count(replay: Any, share
 async def test_a_step_is_counted_replayed_and_issued(
     replay: Any, monkeypatch: pytest.MonkeyPatch, share: float, update: str
 ) -> None:
-    for module, name in ((replay.asynctile.device, "open_driver"), (replay.asynctile.device.cuda, "cpu_kernels"),
-                         (replay.packing_files, "_cache"), (replay.clock, "GPU")):  # fmt: skip
+    for module, name in ((replay.asynctile.device, "open_driver"), (replay.asynctile.device.cuda, "cpu_kernels")):
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(replay, "config_named", lambda name, length: CONFIG)
     monkeypatch.setattr(replay, "PLACED", {("small", 0.5): 512})
     monkeypatch.setattr(replay, "BATCH", 2)
-    replay.nothing_takes_time(SCALE)
+    replay.nothing_takes_time()
     case, options = replay.Case("small", share, update), argparse.Namespace(scale=SCALE, steps=2)
     row, by_hand, once = await replay.rows_of(case, options)
     replayed = dict(zip(replay.REPLAYED, row, strict=True))

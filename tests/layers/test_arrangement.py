@@ -16,9 +16,9 @@ from asynctile.layers.arrangement import Arrangement, Surroundings, arrange, lea
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import parts_of, record
-from asynctile.measure.rates import Rates
 from asynctile.program.needs import demand_of
 from asynctile.schedule.fewest import fewest
+from asynctile.schedule.rates import CORES, Rates
 from asynctile.storage.demand import ALIGNMENT
 from tests.layers.shapes import Shape, shape
 from tests.layers.training import OPTIMIZER, assert_same_bits, lively, outcome
@@ -29,11 +29,11 @@ PARAMETERS = MANY.parameters()
 ROWS = PARAMETERS.tiling.rows(MANY.batch, MANY.length)
 STATES = MANY.config.states_nbytes
 RESIDENT = demand_of([record("step", PARAMETERS, ROWS)], PARAMETERS.states()).resident_nbytes
-FAST_LINK = Rates(compute=1.0, upload=1e15, download=1e15, update=1.0)
-SLOW_LINK = replace(FAST_LINK, compute=1e15, upload=1.0, download=1.0)
+FAST_LINK = replace(CORES, flops_per_s=1.0).limited(1e15)
+SLOW_LINK = replace(CORES, flops_per_s=1e15).limited(1.0)
 
 
-def arranged(cap: int | None, rates: Rates | None = None, recompute: bool | str = "auto", **more: Any) -> Arrangement:
+def arranged(cap: int | None, rates: Rates = CORES, recompute: bool | str = "auto", **more: Any) -> Arrangement:
     around = Surroundings(
         rooms=(Room(cap, ALIGNMENT), Room(more.pop("ram", None), ALIGNMENT)), standing=sizes_of(PARAMETERS.states()),
         spills=more.pop("spills", False), cores=more.pop("cores", 1), rates=rates, **more,
@@ -83,19 +83,17 @@ def test_ram_without_a_folder_below_must_hold_a_step_in_so_many_passes() -> None
 def test_activations_are_kept_while_the_link_is_idle_and_ram_holds_them() -> None:
     cap, parts = STATES // 2, parts_of(MANY.config)
     assert arranged(cap, FAST_LINK).kept == parts
-    assert arranged(cap, SLOW_LINK).kept == arranged(cap, None).kept == 0
+    assert arranged(cap, SLOW_LINK).kept == 0
     assert arranged(cap, FAST_LINK, copies=True).kept == parts, "copies take no time to speak of"
-    assert arranged(cap, replace(FAST_LINK, compute=1e15, upload=1e30, download=1e30), copies=True).kept == 0
+    assert arranged(cap, replace(FAST_LINK, flops_per_s=1e15).limited(1e30), copies=True).kept == 0
     most = demand_of([record("step", PARAMETERS, ROWS.in_passes(8), kept=1)], PARAMETERS.states()).resident_nbytes
     assert arranged(cap, FAST_LINK, ram=most).kept in (1, 2)
     assert [arranged(cap, FAST_LINK, recompute=way).kept for way in (True, False)] == [0, parts]
 
 
 def test_as_many_are_kept_as_leave_compute_the_slower_of_both() -> None:
-    cap, found = STATES // 2, []
-    for upload in (1e6, 3e6, 1e7, 1e8, 1e12):
-        rates = Rates(compute=1e8, upload=upload, download=upload, update=1.0)
-        found.append(arranged(cap, rates).kept)
+    cap, rates = STATES // 2, replace(CORES, flops_per_s=1e8)
+    found = [arranged(cap, rates.limited(link_rate)).kept for link_rate in (1e6, 3e6, 1e7, 1e8, 1e12)]
     assert found == sorted(found)
     assert found[0] == 0 and found[-1] == parts_of(MANY.config)
 

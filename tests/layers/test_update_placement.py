@@ -33,9 +33,9 @@ from asynctile.layers.update_placement import (
     tiles_to_update_on_host,
     updates_of,
 )
-from asynctile.measure.rates import Rates
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST, NO_NUMBER
+from asynctile.schedule.rates import CORES, Rates
 from tests.interpreter import Model
 from tests.laws import law
 from tests.layers.shapes import LIGHT, Shape
@@ -54,7 +54,7 @@ from tests.layers.training import (
 PROGRESS_S = 60
 STEPS = 2
 STATES = RAGGED.config.states_nbytes
-RATES = Rates(compute=1e12, upload=1e10, download=1e10, update=4e10)
+RATES = replace(CORES, flops_per_s=1e12, updated_per_s=4e10).limited(1e10)
 COSTS = Costs(
     tiles=100, resident=0, compute_s=0.0, states_nbytes=12e6, gradient_nbytes=4e6, weight_nbytes=4e6, memory_nbytes=28e6
 )
@@ -183,8 +183,8 @@ async def test_rates_are_measured_once_within_the_caps_and_leave_nothing(tmp_pat
             assert statistics.host_peak_bytes <= more.get("host_memory", np.inf)
             for tier in (engine.tiers.top, engine.tiers.host):
                 assert not any(tile.name.startswith("probe") for tile in tier.ledger.resident)
-            assert 1e5 < rates.upload < 3.2e8 and 1e5 < rates.download < 3.2e8
-            assert rates.compute > 1e6 and rates.update > 1e5
+            assert 1e5 < rates.up_per_s < 3.2e8 and 1e5 < rates.down_per_s < 3.2e8
+            assert rates.flops_per_s > 1e6 and rates.updated_per_s > 1e5
             for batch in batches_of(RAGGED, 2):
                 await trainer.step(*batch)
             assert await engine.rates(demand) is rates
@@ -201,7 +201,7 @@ async def test_ram_too_small_for_an_operation_of_its_own_is_refused_or_left_alon
         with pytest.raises(BudgetError) as caught:
             await lively(engine, RAGGED)
     # Nearly as cheap as nothing: only RAM forbids it.
-    slow_link = Rates(compute=1e12, upload=1e3, download=1e3, update=1e12)
+    slow_link = replace(RATES, updated_per_s=1e12).limited(1e3)
     for pages in (1, 6):
         caps["host_memory"] = pages * caught.value.floor
         await check("auto", engine_options=caps, prepare=lambda engine: setattr(engine, "_rates", slow_link))
@@ -261,17 +261,17 @@ def test_a_step_takes_as_long_as_the_slowest_of_all() -> None:
     busy = replace(COSTS, other_up_nbytes=1e9, other_down_nbytes=3e9)
     assert link_seconds(busy, RATES, 30) == pytest.approx(((1e9 + 960e6) / 1e10, (3e9 + 960e6) / 1e10))
     assert seconds(replace(COSTS, compute_s=9.0), RATES, 30) == 9.0
-    assert seconds(COSTS, replace(RATES, download=1e9), 0) == pytest.approx(100 * 12e6 / 1e9)
+    assert seconds(COSTS, replace(RATES, down_per_s=1e9), 0) == pytest.approx(100 * 12e6 / 1e9)
 
 
 def test_the_cheapest_split_balances_the_link_and_the_cpu() -> None:
     on_host = cheapest(COSTS, RATES)
     assert on_host == 80  # 20 * 12 + 80 * 4 MB on the link against 80 * 28 MB of RAM at four times its rate
     assert cheapest(replace(COSTS, compute_s=0.2), RATES) == 100  # all hides, and the link is freest so
-    assert cheapest(replace(COSTS, compute_s=0.2), replace(RATES, update=RATES.update / 4)) == 71  # as many as hide
+    assert cheapest(replace(COSTS, compute_s=0.2), replace(RATES, updated_per_s=1e10)) == 71  # as many as hide
     assert cheapest(replace(COSTS, resident=100), RATES) == 0
-    assert cheapest(COSTS, replace(RATES, update=1e15)) == 100
-    assert cheapest(COSTS, replace(RATES, update=1.0)) == 0
+    assert cheapest(COSTS, replace(RATES, updated_per_s=1e15)) == 100
+    assert cheapest(COSTS, replace(RATES, updated_per_s=1.0)) == 0
 
 
 costs = st.builds(
@@ -279,7 +279,7 @@ costs = st.builds(
     gradient_nbytes=st.just(4e6), weight_nbytes=st.sampled_from([2e6, 4e6]), memory_nbytes=st.just(28e6),
 )  # fmt: skip
 rate = st.floats(1e8, 1e12)
-rates = st.builds(Rates, compute=rate, upload=rate, download=rate, update=rate)
+rates = st.builds(replace, st.just(CORES), flops_per_s=rate, up_per_s=rate, down_per_s=rate, updated_per_s=rate)
 
 
 @given(costs, rates)
@@ -328,15 +328,15 @@ def test_a_placement_depends_on_program_cap_and_rates_alone() -> None:
         parameters = RAGGED.parameters()
         program = record("step", parameters, parameters.tiling.rows(RAGGED.batch, RAGGED.length, 2))
         demand = demand_of([program], parameters.states())
-        slow = replace(RATES, upload=1e6, download=1e6, update=1e6)
+        slow = replace(RATES, updated_per_s=1e6).limited(1e6)
         place = partial(tiles_to_update_on_host, program, demand)
         names.append(sorted(tile.name for tile in place(STATES // 4, slow)))
         assert 0 < len(names[-1]) < len(updates_of(program))
-        assert place(STATES // 4, replace(slow, update=1e-3)) == NOWHERE
+        assert place(STATES // 4, replace(slow, updated_per_s=1e-3)) == NOWHERE
         assert place(None, slow) == place(demand.resident_nbytes, slow) == NOWHERE
         weights = {operation.operands[0] for operation in updates_of(program)}
         matrices = {tile for tile in weights if len(tile.shape) == 2}
-        assert place(STATES // 4, replace(slow, update=1e15)) == matrices
+        assert place(STATES // 4, replace(slow, updated_per_s=1e15)) == matrices
     assert names[0] == names[1]
 
 

@@ -10,16 +10,16 @@ import pytest
 
 from asynctile.repeat.graph_template import SEEN_S, TURN_S, GraphTemplate
 from asynctile.replay.recording import Recording
-from asynctile.schedule.pace import GPU
 from asynctile.schedule.schedule import Schedule
+from tests.schedule.paces import GPU
 from tests.schedule.test_pieces import made_of, scheduled
 
 NBYTES = 1 << 20
 
 
 def recording_of(schedule: Schedule, *, in_turns: bool) -> Recording:
-    device: Any = SimpleNamespace(name="cuda:0", link_rate=None, recorder=object())
-    template = GraphTemplate(schedule, {}, device, in_turns=in_turns)
+    device: Any = SimpleNamespace(recorder=object())
+    template = GraphTemplate(schedule, {}, device, GPU, in_turns=in_turns)
     return template.bound(lambda place, shape, dtype: np.empty(0, dtype), np.zeros(1))
 
 

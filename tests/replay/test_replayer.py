@@ -14,11 +14,11 @@ import pytest
 
 from asynctile.replay.recording import Graphs, Recording, items_of
 from asynctile.replay.replayer import AHEAD, Replayer
-from asynctile.schedule.pace import GPU
 from asynctile.schedule.pieces import cut
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import CLOSED, OPEN, Gate
 from asynctile.streams.run_ahead import RunAhead
+from tests.schedule.paces import GPU
 from tests.schedule.test_pieces import schedule_of
 from tests.settle import turns
 

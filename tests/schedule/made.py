@@ -13,9 +13,9 @@ import numpy as np
 
 from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Program
-from asynctile.schedule.pace import CORES
 from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import Tile
+from tests.schedule.paces import OVER_LINK
 
 #: What comes next, by how often.
 KINDS = ["operation"] * 12 + ["on host"] * 2 + ["fetch", "mark"]
@@ -65,7 +65,7 @@ class Used(NamedTuple):
 
 
 def uses_of(program: Program, alignment: int = 1, *, has_link: bool = True) -> Uses:
-    return Uses(program, alignment, has_link, CORES)
+    return Uses(program, alignment, has_link, OVER_LINK)
 
 
 def used(uses: Uses) -> list[list[Used]]:

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asynctile.schedule import addresses
 from asynctile.schedule.addresses import NOWHERE
-from asynctile.schedule.pace import CORES
 from asynctile.schedule.state import Tables
 from asynctile.schedule.uses import ENTRY, USE
+from tests.schedule.paces import OVER_LINK
 
 FREE = -1
 
@@ -25,7 +25,7 @@ class Addresses:
 
     def __init__(self, nbytes: int, sizes: list[int], home: dict[int, int] | None = None) -> None:
         uses = SimpleNamespace(tiles=sizes, sizes=np.array(sizes), nbytes=np.array(sizes), entries=np.zeros(2, ENTRY),
-                               uses=np.zeros(0, USE), has_link=True, pace=CORES)  # fmt: skip
+                               uses=np.zeros(0, USE), has_link=True, pace=OVER_LINK)  # fmt: skip
         self.tables = Tables(uses, nbytes, 0)  # type: ignore[arg-type]
         self.state = self.tables.state[0]
         self.tables["tiles"]["home"][list(home or ())] = list((home or {}).values())

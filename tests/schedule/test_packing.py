@@ -20,7 +20,6 @@ from asynctile.layers.step import record
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
-from asynctile.schedule.pace import pace_of
 from asynctile.schedule.packing import Act, Packing, pack
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand, align
@@ -28,6 +27,7 @@ from asynctile.storage.tile import NEVER, Tile
 from tests.layers.shapes import Shape, shape
 from tests.layers.training import SMALL
 from tests.schedule.made import program_by
+from tests.schedule.paces import OVER_FILE, OVER_LINK
 from tests.schedule.packings import check, drawn
 
 #: Of tiles that are whole cache lines, so that bytes can be held against bounds that know of none.
@@ -39,7 +39,7 @@ def packed(program: Program, demand: Demand, share: float, *, over_link: bool) -
     alignment = ALIGNMENT if over_link else PAGE
     demand = demand.rounded(alignment) if over_link else demand.rounded(alignment).alone()
     cap = int(demand.floor_nbytes + share * (demand.resident_nbytes - demand.floor_nbytes))
-    pace = pace_of("emulated" if over_link else "cpu", None)
+    pace = OVER_LINK if over_link else OVER_FILE
     return pack(program, cap, alignment=alignment, pace=pace, depth=2, has_link=over_link)
 
 
@@ -107,7 +107,7 @@ def step_of(made: Shape, kind: str, *, kept: int = 0, on_host: int = 0) -> Progr
 
 def checked(program: Program, cap: int, depth: int = 1) -> Packing:
     """Over a link."""
-    packing = pack(program, cap, alignment=ALIGNMENT, pace=pace_of("emulated", None), depth=depth, has_link=True)
+    packing = pack(program, cap, alignment=ALIGNMENT, pace=OVER_LINK, depth=depth, has_link=True)
     assert packing is not None
     check(packing, over_link=True)
     return packing
@@ -124,7 +124,7 @@ def test_so_is_one_with_marks_and_whatever_else_there_may_be(
     given = nbytes(program.inputs.values(), alignment)
     floor, every = max(sizes, default=0), nbytes([*program.standing, *program.temporaries], alignment) + given
     cap = floor + int(share * (every - floor))
-    packing = pack(program, cap, alignment=alignment, pace=pace_of("cpu", None), depth=depth, has_link=over_link)
+    packing = pack(program, cap, alignment=alignment, pace=OVER_FILE, depth=depth, has_link=over_link)
     if packing is None:
         assert cap < 2 * floor + given
         return
@@ -175,7 +175,7 @@ def described() -> str:
     programs = [step_of(EVEN, "step", on_host=3), *(program_by(random.Random(seed)) for seed in range(20))]
     found = hashlib.sha256()
     for program in programs:
-        packing = pack(program, alive(program) * 2 // 3, alignment=ALIGNMENT, pace=pace_of("cpu", None), depth=2, has_link=True)
+        packing = pack(program, alive(program) * 2 // 3, alignment=ALIGNMENT, pace=OVER_FILE, depth=2, has_link=True)
         if packing is not None:
             moves = [[(act, tile.name, offset) for act, tile, offset in moves] for moves in packing.moves]
             births = [[(tile.name, offset) for tile, offset in born] for born in packing.births.values()]

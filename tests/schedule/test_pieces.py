@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from asynctile.program.operation import HOST, Operation
 from asynctile.program.program import Program
-from asynctile.schedule.pace import GPU
 from asynctile.schedule.pieces import NO_PIECE, PARTS, Piece, Pieces, cut, is_aside
 from asynctile.schedule.schedule import DISK, RAM, TOP, Kind, Place, Schedule, Scheduled
 from asynctile.storage.tile import Tile
+from tests.schedule.paces import GPU
 
 #: What stands in a schedule, by letters. Beside operations of the device (o) and of the host (h): copies up, down, within the
 #: device and within RAM, to the file, results.

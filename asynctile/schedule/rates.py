@@ -1,0 +1,55 @@
+"""How fast a device and what is around it are: the one record that every decision goes by, and what is assumed without one.
+
+Pure. What is decided by it: how a step is arranged (layers/arrangement.py), where updates run (layers/update_placement.py),
+where tiles stand (clock.py) and how long graphs are (pieces.py). No result depends on a rate, only what moves and how long
+that takes. How rates are measured is asynctile/measure/rates.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Rates of a device and of its host, all bytes and floating-point operations a second.
+
+    flops_per_s: of matrix products on the whole device. memory_per_s: bytes of the device's memory read or written.
+    up_per_s, down_per_s: bytes over the link between RAM and the device. updated_per_s: bytes of RAM that AdamW reads or writes
+    on all cores together. copied_per_s: bytes that cores copy. disk_per_s: bytes to or from a file. operation_s: the seconds
+    that an operation takes however small it is.
+    """
+
+    flops_per_s: float
+    memory_per_s: float
+    up_per_s: float
+    down_per_s: float
+    updated_per_s: float
+    copied_per_s: float
+    disk_per_s: float
+    operation_s: float
+
+    def limited(self, link_rate: float | None) -> Rates:
+        """These rates with the link limited to `link_rate` bytes a second each way; None for no limit."""
+        return self if link_rate is None else replace(self, up_per_s=link_rate, down_per_s=link_rate)
+
+
+#: FLOP/s of products on a GPU like an H200, by precision.
+_GPU_FLOPS_PER_S = {"fp32": 5e13, "tf32": 3.9e14, "bf16": 7.8e14}
+#: A GPU like an H200 in bf16, and its host.
+_GPU = Rates(
+    flops_per_s=_GPU_FLOPS_PER_S["bf16"], memory_per_s=4e12, up_per_s=5e10, down_per_s=5e10, updated_per_s=4e10,
+    copied_per_s=1.2e10, disk_per_s=4e9, operation_s=3e-6,
+)  # fmt: skip
+#: Two cores, which do the copies of an emulated link as well.
+CORES = Rates(
+    flops_per_s=2e11, memory_per_s=2e10, up_per_s=1.2e10, down_per_s=1.2e10, updated_per_s=2e10,
+    copied_per_s=1.2e10, disk_per_s=2e9, operation_s=1e-6,
+)  # fmt: skip
+
+
+def assumed(device: str, precision: str = "fp32") -> Rates:
+    """Return rough rates of the kind of the device called `device`, which need not be there."""
+    if device.partition(":")[0] != "cuda":
+        return CORES
+    return replace(_GPU, flops_per_s=_GPU_FLOPS_PER_S[precision])

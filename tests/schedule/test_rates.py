@@ -1,0 +1,35 @@
+"""The record of rates: what is assumed of a device that need not be there, and a link that is limited."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from asynctile.program.precision import PRECISIONS
+from asynctile.schedule.pace import pace_of
+from asynctile.schedule.rates import CORES, assumed
+
+
+def test_cores_are_assumed_alike_with_and_without_a_link_and_gpus_by_precision() -> None:
+    assert assumed("cpu") == assumed("emulated") == CORES
+    assert assumed("cuda") == assumed("cuda:3")
+    found = [assumed("cuda:0", precision).flops_per_s for precision in ("fp32", "tf32", "bf16")]
+    assert found == sorted(set(found))
+    assert found[0] > CORES.flops_per_s
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_is_assumed_of_a_gpu_knows_every_precision(precision: str) -> None:
+    assert assumed("cuda:0", precision).flops_per_s > 0
+
+
+def test_a_limited_link_changes_no_other_rate() -> None:
+    assert CORES.limited(None) == CORES
+    assert CORES.limited(7.0) == replace(CORES, up_per_s=7.0, down_per_s=7.0)
+
+
+def test_a_clock_goes_by_the_slower_way_of_the_link_or_by_the_disk() -> None:
+    rates = replace(CORES, up_per_s=3e9, down_per_s=2e9, disk_per_s=1e9)
+    assert pace_of(rates, has_link=True).link_per_s == 2e9
+    assert pace_of(rates, has_link=False).link_per_s == 1e9
