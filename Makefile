@@ -10,6 +10,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/first
+# Images of containers often set this. Then each of hundreds of processes compiles NumPy, SciPy, Numba and asynctile anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Of what is installed little is ever imported: that is compiled to bytecode when it is, the rest never.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
