@@ -10,7 +10,6 @@
 
 #include <link.h>
 #include <math.h>
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,8 +43,13 @@ namespace on_cpu {
 
 enum State { FRESH, READY, AT_BARRIER, IN_WARP, DONE };
 
+// Where a fiber or the scheduler goes on: three words that __builtin_setjmp keeps, and no call of libc.
+struct Place {
+    void *words[5];
+};
+
 struct Fiber {
-    jmp_buf at;
+    Place at;
     ucontext_t context;
 };
 
@@ -61,10 +65,16 @@ struct Thread {
     size_t bytes;
 };
 
+// Lanes that wait in a warp operation, and those that have ended or never were.
+struct Warp {
+    unsigned waiting, ended;
+};
+
 static const size_t STACK = 256 << 10, GUARD = 4096;
 
 // All of it belongs to whoever holds build.py's lock.
 static Thread threads[1024];
+static Warp warps[32];
 static Thread *current;
 static unsigned thread_count, live;
 static uint3 block_index;
@@ -74,14 +84,16 @@ static void **arguments;
 static std::vector<Fiber *> idle;
 static std::vector<Fiber *> lost;
 static ucontext_t creator;
-static jmp_buf scheduler;
+static Place scheduler;
 static char message[512];
 static std::vector<uint4> dynamic_shared;
 static uint64_t seed;
 static int order;  // 0 forward, 1 reversed, 2 shuffled
 
-static void leave() {
-    if (!_setjmp(current->fiber->at)) _longjmp(scheduler, 1);
+[[noreturn]] static __attribute__((noinline)) void go_on(Place *place) { __builtin_longjmp(place->words, 1); }
+
+static __attribute__((noinline)) void leave() {
+    if (!__builtin_setjmp(current->fiber->at.words)) go_on(&scheduler);
 }
 
 // Ends the kernel: its fibers are given up where they stand.
@@ -92,15 +104,16 @@ static void leave() {
                           block_index.z, unsigned(current - threads));
     vsnprintf(message + length, sizeof message - length, format, rest);
     va_end(rest);
-    _longjmp(scheduler, 2);
+    go_on(&scheduler);
 }
 
 static void live_on_fiber(unsigned low, unsigned high) {
     Fiber *fiber = reinterpret_cast<Fiber *>(uintptr_t(low) | uintptr_t(high) << 32);
-    if (!_setjmp(fiber->at)) swapcontext(&fiber->context, &creator);
+    if (!__builtin_setjmp(fiber->at.words)) swapcontext(&fiber->context, &creator);
     for (;;) {
         kernel(arguments);
         current->state = DONE;
+        warps[current->warp].ended |= 1u << current->lane;
         live--;
         leave();
     }
@@ -140,25 +153,32 @@ static __attribute__((noinline)) void barrier() {
 }
 
 // Every lane of the mask gives some bytes and gets those of all, lane after lane; who is not in the mask gives NaN.
-static __attribute__((noinline)) void meet(unsigned mask, const void *given, void *taken, size_t bytes) {
-    Thread *me = current, *warp = threads + me->warp * 32;
+template <size_t bytes>
+static __attribute__((noinline)) void meet(unsigned mask, const void *given, void *taken) {
+    Thread *me = current, *lanes = threads + me->warp * 32;
+    Warp *warp = warps + me->warp;
     if (!(mask >> me->lane & 1)) fail("a warp operation's mask %08x lacks its own lane", mask);
     me->state = IN_WARP, me->mask = mask, me->given = given, me->taken = taken, me->bytes = bytes;
-    for (unsigned lane = 0; lane < 32; lane++) {
-        if (!(mask >> lane & 1)) continue;
-        if (warp + lane >= threads + thread_count || warp[lane].state == DONE)
-            fail("a warp operation waits for lane %u, which has ended (mask %08x)", lane, mask);
-        if (warp[lane].state != IN_WARP) return leave();
-        if (warp[lane].mask != mask || warp[lane].bytes != bytes) fail("lanes of a warp meet in different operations");
+    warp->waiting |= 1u << me->lane;
+    Thread *first = lanes + __builtin_ctz(mask & warp->waiting);
+    if (first->mask != mask || first->bytes != bytes) fail("lanes of a warp meet in different operations");
+    if (unsigned missing = mask & ~warp->waiting) {
+        unsigned lane = __builtin_ctz(missing);
+        if (warp->ended >> lane & 1) fail("a warp operation waits for lane %u, which has ended (mask %08x)", lane, mask);
+        return leave();
     }
     memset(taken, 0xff, 32 * bytes);
-    for (unsigned lane = 0; lane < 32; lane++)
-        if (mask >> lane & 1) memcpy(static_cast<char *>(taken) + lane * bytes, warp[lane].given, bytes);
-    for (unsigned lane = 0; lane < 32; lane++) {
-        if (!(mask >> lane & 1)) continue;
-        if (warp[lane].taken != taken) memcpy(warp[lane].taken, taken, 32 * bytes);
-        warp[lane].state = READY;
+    for (unsigned left = mask; left; left &= left - 1) {
+        unsigned lane = __builtin_ctz(left);
+        if (lanes[lane].mask != mask || lanes[lane].bytes != bytes) fail("lanes of a warp meet in different operations");
+        memcpy(static_cast<char *>(taken) + lane * bytes, lanes[lane].given, bytes);
     }
+    for (unsigned left = mask; left; left &= left - 1) {
+        Thread *lane = lanes + __builtin_ctz(left);
+        if (lane->taken != taken) memcpy(lane->taken, taken, 32 * bytes);
+        lane->state = READY;
+    }
+    warp->waiting &= ~mask;
 }
 
 // ---- running
@@ -195,13 +215,20 @@ static uint64_t next_random() {
     return seed >> 33;
 }
 
-// The numbers from 0 on in the order that is set.
-static std::vector<unsigned> ordered(unsigned count) {
-    std::vector<unsigned> places(count);
-    for (unsigned i = 0; i < count; i++) places[i] = order == 1 ? count - 1 - i : i;
+// The numbers from 0 on in the order that is set: of a block's warps, or of a warp's lanes.
+struct Ordered {
+    unsigned places[32], count;
+    const unsigned *begin() const { return places; }
+    const unsigned *end() const { return places + count; }
+};
+
+static Ordered ordered(unsigned count) {
+    Ordered all;
+    all.count = count;
+    for (unsigned i = 0; i < count; i++) all.places[i] = order == 1 ? count - 1 - i : i;
     if (order == 2)
-        for (unsigned i = count - 1; i; i--) std::swap(places[i], places[next_random() % (i + 1)]);
-    return places;
+        for (unsigned i = count - 1; i; i--) std::swap(all.places[i], all.places[next_random() % (i + 1)]);
+    return all;
 }
 
 // Runs every thread of a warp that can, each until it waits; whether there was one.
@@ -213,9 +240,8 @@ static bool run_lanes(unsigned warp) {
         ran = true;
         if (current->state == FRESH) current->fiber = take_fiber();
         current->state = READY;
-        int why = _setjmp(scheduler);
-        if (!why) _longjmp(current->fiber->at, 1);
-        if (why == 2) return false;
+        if (!__builtin_setjmp(scheduler.words)) go_on(&current->fiber->at);
+        if (*message) return false;
         if (current->state == DONE) idle.push_back(current->fiber);
     }
     return ran;
@@ -239,6 +265,8 @@ static void run_block(Storage own, size_t shared_bytes) {
         uint3 index = {i % block_shape.x, i / block_shape.x % block_shape.y, i / block_shape.x / block_shape.y};
         threads[i] = {index, i / 32, i % 32, FRESH, nullptr, 0, nullptr, nullptr, 0};
     }
+    for (unsigned i = 0; i < (thread_count + 31) / 32; i++)
+        warps[i] = {0, thread_count - i * 32 < 32 ? ~0u << (thread_count - i * 32) : 0};
     live = thread_count;
     while (live && !*message) {
         if (run_warps() || *message) continue;
@@ -281,7 +309,7 @@ struct Lanes {
 template <typename T>
 static inline Lanes<T> exchange(unsigned mask, const T &mine) {
     Lanes<T> all;
-    meet(mask, &mine, &all, sizeof(T));
+    meet<sizeof(T)>(mask, &mine, &all);
     return all;
 }
 
