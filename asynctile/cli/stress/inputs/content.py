@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from asynctile.cli.stress.inputs.document import ODD
 from asynctile.cli.stress.inputs.site import Site
 
 __all__ = ["CONTENT"]
 
 #: More than any disk here has; the file takes no room.
 _STRETCHED_NBYTES = 1 << 40
+_INSERTED = (b"\0", b"\xff", b'"', b"\\", b"[" * 200, b'{"a":' * 200, *(text.encode() for text in ODD))
+#: The longest part that is repeated: a file does not grow without end.
+_PART_NBYTES = 1 << 16
 
 
 def truncated(site: Site) -> None:
@@ -35,11 +39,38 @@ def noise(site: Site) -> None:
     site.path.write_bytes(site.chance.choice((part, content[:begin] + part + content[begin + len(part):], content + part)))
 
 
+def inserted(site: Site) -> None:
+    """A few bytes that mean something in JSON, or nothing in UTF-8."""
+    content = site.path.read_bytes()
+    at = site.chance.randrange(len(content) + 1)
+    site.path.write_bytes(content[:at] + site.chance.choice(_INSERTED) + content[at:])
+
+
+def left_out(site: Site) -> None:
+    """A part is missing."""
+    before, _, after = _cut(site)
+    site.path.write_bytes(before + after)
+
+
+def repeated(site: Site) -> None:
+    """A part stands there several times."""
+    before, part, after = _cut(site)
+    site.path.write_bytes(before + part + part[:_PART_NBYTES] * site.chance.choice((1, 2, 50)) + after)
+
+
 def stretched(site: Site) -> None:
     """To a tebibyte of zeros at the end."""
     os.truncate(site.path, _STRETCHED_NBYTES)
 
 
 CONTENT: dict[str, Callable[[Site], None]] = {
-    "truncated": truncated, "bit flipped": flipped, "noise": noise, "stretched to 1 TiB": stretched,
+    "truncated": truncated, "bit flipped": flipped, "noise": noise, "inserted": inserted, "left out": left_out,
+    "repeated": repeated, "stretched to 1 TiB": stretched,
 }  # fmt: skip
+
+
+def _cut(site: Site) -> tuple[bytes, bytes, bytes]:
+    """Return the content of a file in three parts, cut at two random places."""
+    content = site.path.read_bytes()
+    begin, end = sorted(site.chance.randrange(len(content) + 1) for _ in range(2))
+    return content[:begin], content[begin:end], content[end:]

@@ -21,9 +21,11 @@ from asynctile.cli.stress.inputs.prey import NEWEST, Order
 from asynctile.cli.stress.inputs.site import Site
 from asynctile.storage.checksums import CHECKSUMS, checksum
 
-__all__ = ["Damage", "damage"]
+__all__ = ["Damage", "damage", "spoil"]
 
+Harm = Callable[[Site], None]
 _CONTENT, _DOCUMENT, _IMPOSTOR = 0.3, 0.4, 0.3
+_STRETCHED = "stretched to 1 TiB"
 _MENDED = 0.5
 #: A checkpoint that is not the newest, and files that nobody reads, are damaged less often.
 _SELDOM = 0.1
@@ -57,6 +59,16 @@ def damage(copy: Path, twin: Path, outside: Path, order: Order, chance: random.R
     return Damage(kind, site.name, checked, kind in KEPT_FROM)
 
 
+def spoil(site: Site) -> None:
+    """Change a file in one to three places: what it says, or its bytes."""
+    for _ in range(site.chance.choice((1, 1, 2, 3))):
+        kinds = DOCUMENT if is_document(site) and site.chance.random() < _DOCUMENT / (_DOCUMENT + _CONTENT) else CONTENT
+        kind, do = _draw_from(kinds, site)
+        do(site)
+        if kind == _STRETCHED:
+            return  # too long to be read again
+
+
 def _draw_path(copy: Path, order: Order, chance: random.Random) -> Path:
     paths = [copy, *sorted(copy.rglob("*"))]
     weights = [_SELDOM if _is_seldom_read(path.relative_to(copy), order) else 1.0 for path in paths]
@@ -80,14 +92,18 @@ def _name(path: Path, copy: Path) -> str:
     return f"{copy.name}/" if inner == "." else f"{copy.name}/{inner}{'/' if path.is_dir() else ''}"
 
 
-def _draw_kind(site: Site, *, typed: bool) -> tuple[str, Callable[[Site], None]]:
-    kinds: dict[str, Callable[[Site], None]]
+def _draw_kind(site: Site, *, typed: bool) -> tuple[str, Harm]:
     if site.path.is_dir():
-        kinds = site.chance.choice((ENTRIES, IMPOSTOR))
-    elif is_document(site):
-        kinds = site.chance.choices((CONTENT, DOCUMENT, IMPOSTOR), (_CONTENT, _DOCUMENT, _IMPOSTOR))[0]
+        return _draw_from(site.chance.choice((ENTRIES, IMPOSTOR)), site, typed=typed)
+    content = CONTENT | {"in several places": spoil}
+    if is_document(site):
+        kinds = site.chance.choices((content, DOCUMENT, IMPOSTOR), (_CONTENT, _DOCUMENT, _IMPOSTOR))[0]
     else:
-        kinds = site.chance.choice((CONTENT, IMPOSTOR))
+        kinds = site.chance.choice((content, IMPOSTOR))
+    return _draw_from(kinds, site, typed=typed)
+
+
+def _draw_from(kinds: dict[str, Harm], site: Site, *, typed: bool = False) -> tuple[str, Harm]:
     return site.chance.choice([(kind, do) for kind, do in kinds.items() if _goes_with(kind, site, typed)])
 
 
@@ -99,11 +115,11 @@ def _goes_with(kind: str, site: Site, typed: bool) -> bool:
         return site.path.is_file()  # folders have none
     if kind == "odd dtype":
         return says_dtypes(site)
-    if kind == "endless shape":
+    if kind in ("endless shape", "odd length of header"):
         return is_weights(site)
     if kind == "planted path":
         return name in ("run.json", "model.safetensors.index.json")
-    if kind == "stretched to 1 TiB":
+    if kind == _STRETCHED:
         # A text of a tebibyte is no damage: reading it takes as long as it takes.
         return site.path.suffix != ".txt"
     return True

@@ -8,28 +8,38 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 from asynctile.cli.stress.inputs.site import Site
 
-__all__ = ["DOCUMENT", "is_document", "is_weights", "says_dtypes"]
+__all__ = ["DOCUMENT", "ODD", "is_document", "is_weights", "says_dtypes"]
 
 _HOLE = "\x00hole"
-_DEPTHS = (1_000, 5_000, 100_000)
-_NUMBERS = ("9" * 400, "-" + "9" * 400, "9" * 5000, "1e400", "-1e400", "NaN", "Infinity", "-1", "0", "0.5", "1e308", "-0.0")
+_DEPTHS = (100, 1_000, 5_000, 100_000)
+_NUMBERS = ("9" * 100, "9" * 400, "-" + "9" * 400, "9" * 5000, "1e400", "-1e400", "1e-400", "NaN", "Infinity", "-Infinity",
+            "-1", "0", "1", "0.5", "1e308", "-0.0")  # fmt: skip
 _ENORMOUS = (10**9, 10**12, 10**18, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64)
-_OTHERS = ("null", "true", '""', '"text"', "[]", "{}", "0", "1.5", "[[]]", '{"a": 1}', "[null]", '"-1"')
+_OTHERS = ("null", "true", '""', '"text"', "[]", "{}", "0", "1.5", "[[]]", '{"a": 1}', "[null]", '"-1"', "[0, 0]",
+           "[1, [2, [3]]]", '{"a": {"b": 1}}', "[" + "1," * 3000 + "1]")  # fmt: skip
 _TEXTS = ("\x00", "a\x00b", "\ud800", "\x1b[2J\x1b]0;title\x07", "two\nlines", "\r", "\x9b2J", "../../x", "/dev/zero", ".",
-          "..", "", "x" * 1_000_000, "\u202e", "\xff", "/", "~", "-", "--help")  # fmt: skip
-_DTYPES = ("V0", "V8", "O", "S0", "U1", ">f4", "M8[s]", "f2,f2", "<u2", "float64", "i8", "bool", "F32", "F4", "BF16", "I64",
-           "?", "")  # fmt: skip
+          "..", "", "x" * 3000, "x" * 1_000_000, "\u202e", "\xff", "/", "~", "-", "--help")  # fmt: skip
+_DTYPES = ("V0", "V8", "O", "S0", "U1", ">f4", "M8[s]", "f2,f2", "<u2", "float64", "i8", "bool", "F32", "F4", "F6_E2M3", "BF16",
+           "I64", "?", "")  # fmt: skip
 _SHAPES: tuple[list[int], ...] = ([1] * 300_000, [2] * 100_000, [10**18] * 5, [0, 10**30], [2**63], [], [0], [-1],
                                   [2**32, 2**32])  # fmt: skip
+_BROKEN = ("01", "'x'", "[" * 5000)
+#: What stands in place of any value or name: JSON, the JSON of Python, or neither.
+ODD = (*_OTHERS, *_NUMBERS, *map(str, _ENORMOUS), *map(json.dumps, (*_TEXTS, *_DTYPES)), *_BROKEN)
 _MANY = 400_000
 
 
 def is_document(site: Site) -> bool:
-    return site.path.suffix in (".json", ".jsonl", ".safetensors")
+    """Return whether the file, its header or a line of it is a JSON object that says something."""
+    try:
+        return _Document.of(site).value is not None
+    except IndexError:
+        return False  # no line is
 
 
 def is_weights(site: Site) -> bool:
@@ -54,12 +64,12 @@ class _Document:
         content = site.path.read_bytes()
         if is_weights(site):
             end = 8 + int.from_bytes(content[:8], "little")
-            return cls(b"", json.loads(content[8:end]), content[end:], True)
+            return cls(b"", _object(content[8:end]), content[end:], True)
         if site.path.suffix == ".jsonl":
             lines = content.splitlines(keepends=True)
-            at = site.chance.randrange(len(lines))
-            return cls(b"".join(lines[:at]), json.loads(lines[at]), b"\n" + b"".join(lines[at + 1:]), False)
-        return cls(b"", json.loads(content), b"\n", False)
+            at = site.chance.choice([n for n, line in enumerate(lines) if _object(line)])
+            return cls(b"".join(lines[:at]), _object(lines[at]), b"\n" + b"".join(lines[at + 1:]), False)
+        return cls(b"", _object(content), b"\n", False)
 
     def write(self, site: Site, raw: str = "") -> None:
         """raw: the text that is put where the hole is."""
@@ -96,8 +106,7 @@ def enormous(site: Site) -> None:
 
 def missing(site: Site) -> None:
     document = _Document.of(site)
-    slots = list(_slots(document.value))
-    holder, key = site.chance.choice(slots)
+    holder, key = site.chance.choice(list(_slots(document.value)))
     del holder[key]
     document.write(site)
 
@@ -106,16 +115,31 @@ def retyped(site: Site) -> None:
     _Document.of(site).fill(site, site.chance.choice(_OTHERS))
 
 
+def odd_value(site: Site) -> None:
+    """Anything in place of anything, also what is no JSON."""
+    _Document.of(site).fill(site, site.chance.choice(ODD))
+
+
 def odd_text(site: Site) -> None:
-    """In place of a text or of a name."""
-    document, text = _Document.of(site), json.dumps(site.chance.choice(_TEXTS))
-    named = [slot for slot in _slots(document.value) if isinstance(slot[0], dict)]
-    if named and site.chance.random() < 0.3:
-        holder, key = site.chance.choice(named)
-        holder[_HOLE] = holder.pop(key)
-        document.write(site, text)
-    else:
-        document.fill(site, text, lambda key, value: isinstance(value, str))
+    _Document.of(site).fill(site, json.dumps(site.chance.choice(_TEXTS)), lambda key, value: isinstance(value, str))
+
+
+def odd_name(site: Site) -> None:
+    """Anything in place of a name."""
+    document = _Document.of(site)
+    holder, key = site.chance.choice([slot for slot in _slots(document.value) if isinstance(slot[0], dict)])
+    holder[_HOLE] = holder.pop(key)
+    document.write(site, site.chance.choice(ODD))
+
+
+def longer(site: Site) -> None:
+    """A list several times in a row, or a list of a value where the document has none; anything behind it."""
+    document = _Document.of(site)
+    slots = list(_slots(document.value))
+    holder, key = site.chance.choice([slot for slot in slots if isinstance(slot[0][slot[1]], list)] or slots)
+    values = holder[key] if isinstance(holder[key], list) else [holder[key]]
+    holder[key] = [*islice(cycle(values), min(len(values) * site.chance.choice((2, 30, 1000)), _MANY)), _HOLE]
+    document.write(site, site.chance.choice(ODD))
 
 
 def many(site: Site) -> None:
@@ -124,9 +148,9 @@ def many(site: Site) -> None:
     holders = [holder for holder in _holders(document.value) if isinstance(holder, dict)]
     holder = site.chance.choice(holders)
     if document.header:
-        holder, entry = document.value, '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    elif "weight_map" in document.value:
-        holder, entry = document.value["weight_map"], None
+        holder, entry = holders[0], '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    elif isinstance(holders[0].get("weight_map"), dict):
+        holder, entry = holders[0]["weight_map"], None
     else:
         entry = "1"
     rows = (f'"k{i}":{entry or f"{chr(34)}s{i}.safetensors{chr(34)}"}' for i in range(_MANY))
@@ -144,6 +168,14 @@ def shape(site: Site) -> None:
     _Document.of(site).fill(site, json.dumps(site.chance.choice(_SHAPES)), lambda key, value: key == "shape")
 
 
+def odd_length(site: Site) -> None:
+    """Another length of the header than the header has."""
+    content = site.path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    said = site.chance.choice((0, 7, length - 1, length + 1, len(content), 2**40, 2**64 - 1))
+    site.path.write_bytes(said.to_bytes(8, "little") + content[8:])
+
+
 def planted(site: Site) -> None:
     """A path that leads out, where the document may name one."""
     outside = str(site.outside)
@@ -156,8 +188,18 @@ def planted(site: Site) -> None:
 
 DOCUMENT: dict[str, Callable[[Site], None]] = {
     "nested": nested, "odd number": number, "enormous number": enormous, "field missing": missing, "other type": retyped,
-    "odd text": odd_text, "400,000 entries": many, "odd dtype": dtype, "endless shape": shape, "planted path": planted,
+    "odd value": odd_value, "odd text": odd_text, "odd name": odd_name, "list repeated": longer, "400,000 entries": many,
+    "odd dtype": dtype, "endless shape": shape, "odd length of header": odd_length, "planted path": planted,
 }  # fmt: skip
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    """Return a JSON object with a name in it; None if the text is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and value else None
 
 
 def _slots(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -23,7 +23,7 @@ __all__ = ["NEWEST", "STEPS", "Order", "Prey", "draw_order", "draw_target"]
 _SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 300}
 STEPS = 4
 #: Where damage is done, and in which part of all cases.
-TARGETS = {"run": 0.52, "model": 0.15, "shards": 0.13, "data": 0.08, "process": 0.12}
+TARGETS = {"run": 0.48, "model": 0.13, "shards": 0.11, "data": 0.08, "vocabulary": 0.05, "options": 0.04, "process": 0.11}
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,17 @@ _SAVED = (NEWEST, f"{NEWEST}/checksums.json", *(f"{NEWEST}/{name}" for name in _
 _TRAIN = "train --device cpu --batch-size 2 --steps"
 _GENERATE = "--device cpu --prompt a --max-new-tokens 2"
 _EVALUATE = "--device cpu --validation-tokens 32"
+_END, _PAD = "<|endoftext|>", "<pad>"
+_TOML = """# options of a run
+lr = 3e-4
+batch-size = 4
+micro_batches = 2
+host-memory = "512MiB"
+recompute = false
+schedule = "linear"
+max-time = "1h30m"
+epochs = 0.5
+"""
 #: For each target; one that stands twice is drawn twice as often.
 ORDERS: dict[str, tuple[Order, ...]] = {
     "run": (
@@ -71,6 +82,14 @@ ORDERS: dict[str, tuple[Order, ...]] = {
         Order(f"{_TRAIN} 1 --model {{shape}} --data {{it}} --out {{new}}", ("*",), "new"),
         Order(f"{_TRAIN} 1 --model {{shape}} --tokenizer bpe:300 --data {{it}} --out {{new}}", ("*",), "new"),
         Order(f"{_TRAIN} 1 --model {{shape}} --data {{text}} --validation-data {{it}} --out {{new}}", ("*",), "new"),
+    ),
+    "vocabulary": (
+        Order(f"{_TRAIN} 1 --model {{shape}} --tokenizer {{it}} --data {{text}} --out {{new}}", ("*",), "new"),
+        Order("plan --model {shape} --tokenizer {it}", ("*",)),
+    ),
+    "options": (
+        Order(f"{_TRAIN} 1 --config {{it}}/run.toml --model {{shape}} --data {{text}} --out {{new}}", ("*",), "new"),
+        Order("plan --config {it}/run.toml --model {shape}", ("*",)),
     ),
     "process": (
         Order("train --resume --out {it} --steps 40 --save-every 10", (), "it"),
@@ -118,6 +137,9 @@ class Prey:
         lines = [f"line {n}: the tile moved from {n * 7 % 11} to {n * 5 % 13}\n" for n in range(60)]
         self.text.write_text("".join(lines))
         (whole / "data" / "inner" / "b.txt").write_text("".join(lines[:20]))
+        (whole / "data" / "c.jsonl").write_text("".join(json.dumps({"text": line, "n": [3]}) + "\n" for line in lines[:3]))
+        (whole / "options").mkdir()
+        (whole / "options" / "run.toml").write_text(_TOML)
         self.shape.write_text(json.dumps(_SHAPE))
         words = f"{_TRAIN} {STEPS} --save-every 2 --model {self.shape} --tokenizer bpe:300 --data {self.text} --out"
         end = run_command([*words.split(), str(whole / "run")])
@@ -130,6 +152,8 @@ class Prey:
             shutil.copy(whole / "run" / "tokenizer.json", whole / name)
         shutil.copy(newest / "model.safetensors", whole / "model")
         _cut(newest / "model.safetensors", whole / "shards")
+        (whole / "vocabulary").mkdir()
+        _write_vocabulary(whole / "run" / "tokenizer.json", whole / "vocabulary")
 
 
 def draw_target(chance: random.Random) -> str:
@@ -138,6 +162,19 @@ def draw_target(chance: random.Random) -> str:
 
 def draw_order(chance: random.Random, target: str) -> Order:
     return chance.choice(ORDERS[target])
+
+
+def _write_vocabulary(tokenizer: Path, folder: Path) -> None:
+    """Write a tokenizer as GPT-2 has it, in five files. Its last two tokens are special instead."""
+    model = json.loads(tokenizer.read_bytes())["model"]
+    plain = dict(sorted(model["vocab"].items(), key=lambda item: item[1])[:-2])
+    files = {
+        "vocab.json": plain | {_END: len(plain)}, "added_tokens.json": {_PAD: len(plain) + 1},
+        "special_tokens_map.json": {"pad_token": _PAD}, "tokenizer_config.json": {"eos_token": _END, "add_prefix_space": True},
+    }  # fmt: skip
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value))
+    (folder / "merges.txt").write_text("\n".join(("#version: 0.2", *map(" ".join, model["merges"][:-2]), "")))
 
 
 def _cut(weights: Path, folder: Path) -> None:
