@@ -12,7 +12,7 @@ from asynctile.layers import StepReport
 from asynctile.layers.evaluation import Evaluation
 from asynctile.storage.sizes import format_size
 
-__all__ = ["Shown", "Tier", "as_counts", "as_share", "as_sizes", "figures_of", "line_of", "lines_of", "tiers_of"]
+__all__ = ["MemoryUse", "Shown", "as_counts", "as_share", "as_sizes", "figures_of", "line_of", "lines_of", "tiers_of"]
 
 #: Between two figures of a line.
 _GAP = "  "
@@ -76,7 +76,7 @@ def lines_of(figures: list[str], width: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class MemoryUse:
     """How full a memory is, in bytes; a cap of None is none."""
 
     name: str
@@ -89,12 +89,12 @@ class Tier:
         return f"{format_size(self.used)}{cap} (peak {format_size(self.peak)})"
 
 
-def tiers_of(now: Statistics) -> list[Tier]:
+def tiers_of(now: Statistics) -> list[MemoryUse]:
     """Those that a run uses, from the top down."""
-    tiers = [Tier("RAM", now.host_used_bytes, now.host_peak_bytes, now.host_memory_bytes)]
+    tiers = [MemoryUse("RAM", now.host_used_bytes, now.host_peak_bytes, now.host_memory_bytes)]
     if now.device != "cpu":
-        device = Tier(now.device, now.device_used_bytes, now.device_peak_bytes, now.device_memory_bytes)
+        device = MemoryUse(now.device, now.device_used_bytes, now.device_peak_bytes, now.device_memory_bytes)
         tiers.insert(0, device)
     if now.spill_peak_bytes:
-        tiers.append(Tier("spill", now.spill_used_bytes, now.spill_peak_bytes, now.spill_limit_bytes))
+        tiers.append(MemoryUse("spill", now.spill_used_bytes, now.spill_peak_bytes, now.spill_limit_bytes))
     return tiers

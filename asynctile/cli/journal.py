@@ -17,11 +17,11 @@ from asynctile.errors import CheckpointError
 from asynctile.layers.report import read_metrics
 from asynctile.storage.inside import Folder, write_whole
 
-__all__ = ["Journal", "Mark"]
+__all__ = ["Journal", "ResumePoint"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class ResumePoint:
     """Where a run goes on: behind `step`, after so many steps were `skipped`. validated: the newest step whose model was
     validated, -1: none was.
     """
@@ -56,12 +56,12 @@ class Journal:
         if self.path.exists():
             yield from read_metrics(self.path)
 
-    def rewind(self, folder: Folder, mark: Mark) -> None:
+    def rewind(self, folder: Folder, mark: ResumePoint) -> None:
         """Drop the lines of what is done again from `mark` on, and what a kill has cut off."""
         if self.path.exists():
             folder.write(self._name, "".join(json.dumps(line) + "\n" for line in self._before(mark)).encode())
 
-    def _before(self, mark: Mark) -> Iterator[dict[str, Any]]:
+    def _before(self, mark: ResumePoint) -> Iterator[dict[str, Any]]:
         skipped = 0
         for line in self.lines():
             if ("loss" not in line and "validation_loss" in line) or "text" in line:

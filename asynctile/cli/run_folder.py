@@ -19,7 +19,7 @@ from typing import Any
 
 from asynctile.cli.checkpoints import NAME as CHECKPOINTS
 from asynctile.cli.checkpoints import Checkpoints, step_of
-from asynctile.cli.journal import Journal, Mark
+from asynctile.cli.journal import Journal, ResumePoint
 from asynctile.errors import CheckpointError
 from asynctile.layers.config import TOKENS
 from asynctile.layers.report import number_in
@@ -58,7 +58,7 @@ class RunFolder:
         #: folders that this process made, the innermost first
         self._made: list[Path] = []
         #: of a run that goes on: its new record, and where it does
-        self._next: tuple[Mapping[str, Any], Mark] | None = None
+        self._next: tuple[Mapping[str, Any], ResumePoint] | None = None
 
     @classmethod
     def create(cls, path: Path, record: Mapping[str, Any]) -> RunFolder:
@@ -75,7 +75,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder.claim()
         try:
-            folder.remember(record, Mark())
+            folder.remember(record, ResumePoint())
         except BaseException:
             folder.discard_unless_begun()
             folder.unclaim()
@@ -130,7 +130,7 @@ class RunFolder:
         """Write one of the run's small files whole."""
         self._folder.write(name, content)
 
-    def remember(self, record: Mapping[str, Any], mark: Mark) -> None:
+    def remember(self, record: Mapping[str, Any], mark: ResumePoint) -> None:
         """Write run.json: of a new run at once, of one that goes on from `mark` when it `begin`s.
 
         ValueError if the run was begun with another model, OSError if its metrics cannot be read.

@@ -20,7 +20,7 @@ from asynctile.cli.corpus import Corpus
 from asynctile.cli.display import Display
 from asynctile.cli.figures import as_share
 from asynctile.cli.interrupt import Interrupt
-from asynctile.cli.journal import Mark
+from asynctile.cli.journal import ResumePoint
 from asynctile.cli.options import Options
 from asynctile.cli.pace import Ahead
 from asynctile.cli.picture import Picture
@@ -133,10 +133,10 @@ class Session:
                      flops_per_token=trainer.model.config.flops_per_token(batches.seq_len), flops_per_s=rate)  # fmt: skip
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> ResumePoint:
         """Where the run stands, for its metrics."""
         trainer = self.trainer
-        return Mark(step=trainer.step_count, skipped=trainer.skipped_count, validated=self.validations.step)
+        return ResumePoint(step=trainer.step_count, skipped=trainer.skipped_count, validated=self.validations.step)
 
     @property
     def is_going(self) -> bool:

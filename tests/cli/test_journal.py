@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asynctile.cli.journal import Journal, Mark
+from asynctile.cli.journal import Journal, ResumePoint
 from asynctile.errors import CheckpointError
 from asynctile.storage.inside import Folder
 
@@ -26,15 +26,15 @@ LINES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("mark", "kept"), [
-    (Mark(), []),
-    (Mark(validated=0), [0]),
-    (Mark(step=1, validated=0), [0, 1]),
-    (Mark(step=1, skipped=1, validated=0), [0, 1, 2]),
-    (Mark(step=2, skipped=1, validated=0), [0, 1, 2, 3]),
-    (Mark(step=2, skipped=2, validated=2), [0, 1, 2, 3, 4, 5, 6]),
-    (Mark(step=9, skipped=9, validated=9), list(range(9))),
+    (ResumePoint(), []),
+    (ResumePoint(validated=0), [0]),
+    (ResumePoint(step=1, validated=0), [0, 1]),
+    (ResumePoint(step=1, skipped=1, validated=0), [0, 1, 2]),
+    (ResumePoint(step=2, skipped=1, validated=0), [0, 1, 2, 3]),
+    (ResumePoint(step=2, skipped=2, validated=2), [0, 1, 2, 3, 4, 5, 6]),
+    (ResumePoint(step=9, skipped=9, validated=9), list(range(9))),
 ])  # fmt: skip
-def test_what_is_done_again_is_dropped(tmp_path: Path, mark: Mark, kept: list[int]) -> None:
+def test_what_is_done_again_is_dropped(tmp_path: Path, mark: ResumePoint, kept: list[int]) -> None:
     journal = Journal(tmp_path, "lines.jsonl")
     with Folder.open(tmp_path) as folder:
         for line in LINES:

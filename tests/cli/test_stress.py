@@ -26,7 +26,7 @@ from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.finding import KINDS, Finding, expect_bytes
 from asynctile.cli.stress.inputs import scenario as inputs
 from asynctile.cli.stress.round import Round, seed_after
-from asynctile.cli.stress.settings import SCENARIOS, Settings
+from asynctile.cli.stress.settings import SCENARIOS, StressSettings
 from asynctile.cli.stress.thrash import least_loads
 from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
 from asynctile.ops import gelu
@@ -215,11 +215,11 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_options_are_settled() -> None:
-    assert Settings.of({}).minutes == 1 and Settings.of({}).rounds is None
-    assert Settings.of({"rounds": 3}).minutes is None
-    both = Settings.of({"rounds": 3, "minutes": 2.0, "seed": 9, "scenario": ["kill,random", "random"]})
+    assert StressSettings.of({}).minutes == 1 and StressSettings.of({}).rounds is None
+    assert StressSettings.of({"rounds": 3}).minutes is None
+    both = StressSettings.of({"rounds": 3, "minutes": 2.0, "seed": 9, "scenario": ["kill,random", "random"]})
     assert (both.rounds, both.minutes, both.seed, both.scenarios) == (3, 2.0, 9, ("random", "kill"))
-    assert Settings.of({}).seed != Settings.of({}).seed
+    assert StressSettings.of({}).seed != StressSettings.of({}).seed
 
 
 def test_cancellations_are_counted_by_coroutine(
@@ -241,7 +241,7 @@ def test_cancellations_are_counted_by_coroutine(
         "kinds": {"timeout": 9}, "landed": {"before it began": 3, "inside": 3, "after its end": 3}, "places": {"cpu": 9},
     }}  # fmt: skip
     assert "Trainer.step  3 before it began, 3 inside, 3 after its end" in out
-    assert Settings.of({"cancellations": 5, "scenario": ["cancel"]}).minutes is None
+    assert StressSettings.of({"cancellations": 5, "scenario": ["cancel"]}).minutes is None
 
 
 def test_seeds_of_rounds() -> None:

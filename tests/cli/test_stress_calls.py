@@ -19,12 +19,12 @@ import pytest
 import asynctile
 import asynctile.layers
 from asynctile.cli.stress import settled as settled_module
-from asynctile.cli.stress.calls import Calls
+from asynctile.cli.stress.calls import Coroutines
 from asynctile.cli.stress.disturb import Disturbance, Landed, Reached, disturbed
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.lives import LIVES
 from asynctile.cli.stress.models import Recipe, new_trainer
-from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.settled import Settled
 from asynctile.program.needs import demand_of
 from asynctile.storage.tile import Tile
@@ -82,23 +82,23 @@ def public_coroutines() -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture
-async def calls(tmp_path: Path) -> AsyncIterator[Calls]:
-    async with StressEngine(Place(device="emulated"), tmp_path) as engine:
+async def calls(tmp_path: Path) -> AsyncIterator[Coroutines]:
+    async with StressEngine(EngineSetup(device="emulated"), tmp_path) as engine:
         trainer = await new_trainer(engine, Recipe())
         await trainer.save(tmp_path / "base")
-        yield Calls(engine, trainer, tmp_path, tmp_path / "base")
+        yield Coroutines(engine, trainer, tmp_path, tmp_path / "base")
 
 
-async def test_every_public_coroutine_is_disturbed(calls: Calls) -> None:
+async def test_every_public_coroutine_is_disturbed(calls: Coroutines) -> None:
     known = {*calls.all, *LIVES}
     found = dict(public_coroutines())
     assert {"Engine.open", "Engine.share", "Steps.__anext__", "Events.__anext__", "GPT2.generate"} <= found.keys()
     left_out = {name for name, text in found.items() if ELSEWHERE.get(name, name) not in known and not text.startswith(INSIDE)}
-    assert not left_out, "add them to Calls"
+    assert not left_out, "add them to Coroutines"
     assert set(ELSEWHERE) <= found.keys() and set(ELSEWHERE.values()) <= known
 
 
-async def test_every_call_does_what_it_is_for(calls: Calls) -> None:
+async def test_every_call_does_what_it_is_for(calls: Coroutines) -> None:
     """Undisturbed they end, and leave nothing."""
     locks, names = [calls.trainer.model.changing], {"base", "model", "checkpoint"}
     names |= {path.name for path in calls.folder.iterdir()}
@@ -111,36 +111,36 @@ async def test_every_call_does_what_it_is_for(calls: Calls) -> None:
     assert calls.trainer.step_count == 3
 
 
-async def tile_left(calls: Calls) -> None:
+async def tile_left(calls: Coroutines) -> None:
     tile = Tile("left", (4, 4), persistent=True)
     await calls.engine.reserve(demand_of([], [tile]))
     await calls.engine.store([(tile, np.ones(tile.shape, np.float32))])
 
 
-async def loan_left(calls: Calls) -> None:
+async def loan_left(calls: Coroutines) -> None:
     async def job() -> None:
         calls.engine.borrow(64, "a save")
 
     await calls.engine.call(job())
 
 
-async def cap_left(calls: Calls) -> None:
+async def cap_left(calls: Coroutines) -> None:
     calls.engine.tiers.host.arena.cap = 1 << 30
 
 
-async def slot_left(calls: Calls) -> None:
+async def slot_left(calls: Coroutines) -> None:
     calls.engine.tiers.top.arena.pools[0].take(for_load=False)
 
 
-async def gate_left(calls: Calls) -> None:
+async def gate_left(calls: Coroutines) -> None:
     calls.engine.tiers.gate.set(CLOSED)
 
 
-async def folder_left(calls: Calls) -> None:
+async def folder_left(calls: Coroutines) -> None:
     (calls.folder / ".checkpoint.0123abcd.new").mkdir()
 
 
-async def block_left(calls: Calls) -> None:
+async def block_left(calls: Coroutines) -> None:
     spill = calls.engine.tiers.spill
     assert spill is not None
     spill.take(4096, "a test")
@@ -150,7 +150,9 @@ async def block_left(calls: Calls) -> None:
     (tile_left, "left in"), (loan_left, "64 bytes to a save"), (cap_left, "caps of"), (slot_left, "where tiles take"),
     (gate_left, "a gate"), (folder_left, "0123abcd.new in"), (block_left, "of the spill file in use"),
 ])  # fmt: skip
-async def test_what_a_call_leaves_is_found(calls: Calls, leave: Callable[[Calls], Awaitable[None]], what: str) -> None:
+async def test_what_a_call_leaves_is_found(
+    calls: Coroutines, leave: Callable[[Coroutines], Awaitable[None]], what: str
+) -> None:
     settled = Settled(calls.engine, [], calls.folder, {path.name for path in calls.folder.iterdir()})
     standing = list(calls.trainer.model.standing())
     await settled.expect("nothing", standing)
@@ -159,7 +161,7 @@ async def test_what_a_call_leaves_is_found(calls: Calls, leave: Callable[[Calls]
         await settled.expect("a call", standing)
 
 
-async def test_a_task_that_never_ends_is_found(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_task_that_never_ends_is_found(calls: Coroutines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settled_module, "WATCHDOG_S", 0.01)
     ended = asyncio.Event()
 

@@ -16,8 +16,8 @@ from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.inputs.bystanders import changes, survey
 from asynctile.cli.stress.inputs.damage import Damage
 from asynctile.cli.stress.inputs.prey import ORDERS
-from asynctile.cli.stress.inputs.standing import Standing
-from asynctile.cli.stress.inputs.surroundings import Surroundings
+from asynctile.cli.stress.inputs.standing import RunStanding
+from asynctile.cli.stress.inputs.surroundings import Conditions
 from asynctile.cli.stress.inputs.trial import End
 from asynctile.cli.stress.inputs.verdict import judge
 
@@ -31,29 +31,29 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_what_stands_of_a_run_is_what_it_says(run: Path) -> None:
-    stood = Standing.of(run)
+    stood = RunStanding.of(run)
     os.rename(run / "run.json", run / "other")
     (run / "run.json").write_text("{}\n")
     (run / "checkpoints" / ".step-000002.ab.new").mkdir()
-    assert Standing.of(run) == stood
+    assert RunStanding.of(run) == stood
     (run / "run.json").write_text("[]\n")
-    assert Standing.of(run) != stood
+    assert RunStanding.of(run) != stood
     (run / "run.json").write_text("{}\n")
     (run / "metrics.jsonl").write_text('{"step": 3}\n')
-    assert Standing.of(run) != stood
+    assert RunStanding.of(run) != stood
     (run / "metrics.jsonl").write_text('{"step": 2}\n')
     (run / "checkpoints" / "step-000004").mkdir()
-    assert Standing.of(run) != stood
+    assert RunStanding.of(run) != stood
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
 def test_of_a_file_without_end_the_bytes_are_not_looked_at(run: Path, name: str) -> None:
     """A tebibyte is more than the process has: it would end there, and the scenario with it."""
     os.truncate(run / name, 1 << 40)
-    stood = Standing.of(run)
-    assert Standing.of(run) == stood
+    stood = RunStanding.of(run)
+    assert RunStanding.of(run) == stood
     os.truncate(run / name, 1 << 39)
-    assert Standing.of(run) != stood
+    assert RunStanding.of(run) != stood
 
 
 def test_nothing_is_opened_that_is_no_file(run: Path, tmp_path: Path) -> None:
@@ -64,14 +64,14 @@ def test_nothing_is_opened_that_is_no_file(run: Path, tmp_path: Path) -> None:
     (run / "checkpoints" / "step-000002").rmdir()
     (run / "checkpoints").rmdir()
     (run / "checkpoints").symlink_to("checkpoints")
-    stood = Standing.of(run)
-    assert Standing.of(run) == stood
+    stood = RunStanding.of(run)
+    assert RunStanding.of(run) == stood
     (run / "run.json").unlink()
-    assert Standing.of(run) != stood
-    assert Standing.of(run / "nothing") == Standing(None, None, None)
+    assert RunStanding.of(run) != stood
+    assert RunStanding.of(run / "nothing") == RunStanding(None, None, None)
 
 
-BEFORE = Standing(b"{}", b"1\n2\n", ["step-000002", "step-000004"])
+BEFORE = RunStanding(b"{}", b"1\n2\n", ["step-000002", "step-000004"])
 
 
 @pytest.mark.parametrize("now", [
@@ -79,7 +79,7 @@ BEFORE = Standing(b"{}", b"1\n2\n", ["step-000002", "step-000004"])
     replace(BEFORE, metrics=b"1\n2\n3\n", record=b'{"steps": 9}', checkpoints=["step-000004", "step-000006"]),
     replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=["step-000006"]),
 ])  # fmt: skip
-def test_only_a_refusal_of_whole_files_may_come_after_steps(now: Standing) -> None:
+def test_only_a_refusal_of_whole_files_may_come_after_steps(now: RunStanding) -> None:
     """A full disk ends a run at any step; damage is found before the first."""
     BEFORE.expect(now, whole=True)
     with pytest.raises(Finding, match=r"refused, and changed the run's .*metrics"):
@@ -99,7 +99,7 @@ def test_only_a_refusal_of_whole_files_may_come_after_steps(now: Standing) -> No
     replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=["step-000003", "step-000004"]),
     replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=None),
 ])  # fmt: skip
-def test_without_a_step_nothing_changes_and_with_one_nothing_is_lost(now: Standing) -> None:
+def test_without_a_step_nothing_changes_and_with_one_nothing_is_lost(now: RunStanding) -> None:
     with pytest.raises(Finding, match="refused, and changed the run's"):
         BEFORE.expect(now, whole=True)
     BEFORE.expect(BEFORE, whole=False)
@@ -131,9 +131,9 @@ def test_a_bystander_may_lose_a_name_elsewhere_and_nothing_else(tmp_path: Path) 
 def test_only_the_signal_that_was_sent_may_end_a_command() -> None:
     order, damage = ORDERS["process"][-1], Damage("signal", "process")
     end = End(status=-signal.SIGHUP, out=b"", err=b"", seconds=0.1, nbytes=0)
-    judge(end, order, damage, [], (), Surroundings(signals=((0.1, signal.SIGHUP),)))
+    judge(end, order, damage, [], (), Conditions(signals=((0.1, signal.SIGHUP),)))
     for number in (signal.SIGTERM, signal.SIGINT):
         with pytest.raises(Finding, match="status -1"):
-            judge(end, order, damage, [], (), Surroundings(signals=((0.1, number),)))
+            judge(end, order, damage, [], (), Conditions(signals=((0.1, number),)))
     with pytest.raises(Finding, match="status -2"):
-        judge(replace(end, status=-signal.SIGINT), order, damage, [], (), Surroundings(signals=((0.1, signal.SIGINT),)))
+        judge(replace(end, status=-signal.SIGINT), order, damage, [], (), Conditions(signals=((0.1, signal.SIGINT),)))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.streams.gate import CLOSED
 from tests.settle import until
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
 async def test_work_that_a_turn_kept_back_goes_on_when_that_is_over(tmp_path: Path, device: str) -> None:
-    async with StressEngine(Place(device=device, spill=False, workers=3), tmp_path, watchdog=2.0) as engine:
+    async with StressEngine(EngineSetup(device=device, spill=False, workers=3), tmp_path, watchdog=2.0) as engine:
 
         async def job() -> None:
             turn, turns, stream = engine.turn, engine._life.turns, engine.tiers.device.streams()[0]

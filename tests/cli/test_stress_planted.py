@@ -19,7 +19,7 @@ from asynctile.cli.stress import cancel, crawl, faults, truncate
 from asynctile.cli.stress import round as rounds
 from asynctile.cli.stress.conductor import Conductor
 from asynctile.cli.stress.inputs import scenario as inputs
-from asynctile.cli.stress.lives import Disturbed
+from asynctile.cli.stress.lives import Disturber
 from asynctile.cli.stress.round import seed_after
 from asynctile.device.workers import WorkerDevice
 from asynctile.memory.caps import Loan
@@ -161,7 +161,7 @@ def test_disturbed_calls_leave_nothing(run: Run, monkeypatch: pytest.MonkeyPatch
 def test_a_loan_that_is_not_given_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loan, "give_back", lambda self: None)
     monkeypatch.setattr(cancel, "_PLAYS", {cancel.play_calls: 1})
-    monkeypatch.setattr(Disturbed, "draw", lambda self: ["Trainer.save, behind"])  # which has one, where there is room for it
+    monkeypatch.setattr(Disturber, "draw", lambda self: ["Trainer.save, behind"])  # which has one, where there is room for it
     found = run("cancel", 4)
     assert found["found"]["leaked"] > 0
     assert "a loan of" in found["failures"][0]["what"]

@@ -19,8 +19,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from asynctile import AsynctileError, DeviceError, Engine
-from asynctile.cli.stress.place import Place, StressEngine
-from asynctile.cli.stress.work import Work
+from asynctile.cli.stress.place import EngineSetup, StressEngine
+from asynctile.cli.stress.work import Workload
 from asynctile.cli.stress.writer import write_program
 from asynctile.layers import Trainer
 from asynctile.layers.machine import Machine
@@ -62,17 +62,17 @@ def without_player(engine: Engine) -> None:
     device_of(engine).workers = None
 
 
-def place_of(work: Work, device: str, share: float) -> Place:
+def place_of(work: Workload, device: str, share: float) -> EngineSetup:
     demand = work.demand.rounded(PAGE).alone() if device == "cpu" else work.demand
     cap = int(demand.floor_nbytes + share * (demand.resident_nbytes - demand.floor_nbytes))
     if device == "cpu":
-        return Place(device=device, host_memory=cap)
+        return EngineSetup(device=device, host_memory=cap)
     below = work.demand.rounded(PAGE).resident_nbytes
-    return Place(device="emulated", device_memory=cap, host_memory=below // 2 if device == "three tiers" else None,
+    return EngineSetup(device="emulated", device_memory=cap, host_memory=below // 2 if device == "three tiers" else None,
                  spill=device == "three tiers")  # fmt: skip
 
 
-async def run_thrice(work: Work, place: Place, folder: Path, *, plays: bool) -> None:
+async def run_thrice(work: Workload, place: EngineSetup, folder: Path, *, plays: bool) -> None:
     async with StressEngine(place, folder) as engine:
         if not plays:
             without_player(engine)

@@ -32,8 +32,8 @@ from asynctile.blas_threads import hold_one_thread, let_go
 from asynctile.cli.interrupt import EXIT_STATUS, ONCE_MORE, Interrupt
 from asynctile.cli.stress.conductor import Conductor
 from asynctile.cli.stress.report import write_report
-from asynctile.cli.stress.settings import Settings
-from asynctile.cli.stress.table import Display, summary
+from asynctile.cli.stress.settings import StressSettings
+from asynctile.cli.stress.table import LiveTable, summary
 from asynctile.cli.stress.tally import Tally
 from asynctile.cli.terminal import console_on
 from asynctile.kernels.cpu import warm
@@ -46,7 +46,7 @@ _STOPPING = f"stopping after this round; {ONCE_MORE}"
 
 def run(given: dict[str, Any]) -> int:
     """Do what was typed; returns the exit status: 1 if anything was found, else 130 if it was stopped before its time."""
-    settings = Settings.of(given)
+    settings = StressSettings.of(given)
     interrupt = Interrupt()
     interrupt.begin_steps()
     with settings.folder() as folder:
@@ -54,9 +54,9 @@ def run(given: dict[str, Any]) -> int:
     return EXIT_STATUS if status is None else status
 
 
-async def _stress(settings: Settings, folder: Path, interrupt: Interrupt) -> int:
+async def _stress(settings: StressSettings, folder: Path, interrupt: Interrupt) -> int:
     began_s, tally = time.monotonic(), Tally()
-    display = Display(console_on(sys.stdout), settings, tally)
+    display = LiveTable(console_on(sys.stdout), settings, tally)
     interrupt.announce = lambda _: display.note(_STOPPING)
     conductor = Conductor(settings, folder, tally, lambda: interrupt.requested)
     display.note(f"asynctile stress --seed {settings.seed}, in {folder}")
@@ -79,7 +79,7 @@ async def _stress(settings: Settings, folder: Path, interrupt: Interrupt) -> int
     return status
 
 
-async def _warm_up(display: Display) -> None:
+async def _warm_up(display: LiveTable) -> None:
     """What a process does once, so that no round takes it for a leak or for its own time: compile, start each kind of loop."""
 
     def compiled(kernel: str, ready: int, total: int) -> None:

@@ -1,8 +1,8 @@
 """Every public coroutine of engine, share, model, server and trainer, by name: what is disturbed (disturb.py), one or several.
 
 Each may be broken off anywhere, and whatever it made is then its own to undo; what is a caller's own to give back is given back
-by `clear`. Covers `Calls`. What must hold after each is settled.py, in which order they come and how engines open and close is
-lives.py. A public coroutine that is in neither fails tests/cli/test_stress_calls.py.
+by `clear`. Covers `Coroutines`. What must hold after each is settled.py, in which order they come and how engines open and
+close is lives.py. A public coroutine that is in neither fails tests/cli/test_stress_calls.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT
 from asynctile.storage.tile import Tile
 
-__all__ = ["LENDING", "STEPPING", "Calls"]
+__all__ = ["LENDING", "STEPPING", "Coroutines"]
 
 #: What a share gets of the spill file.
 _LENT_NBYTES = 4 << 20
@@ -40,7 +40,7 @@ _TURNS = 5
 _PROMPT = (1, 2)
 
 
-class Calls:
+class Coroutines:
     """The public coroutines on one engine, `all` by name. base: a checkpoint that is there. folder: for what is saved."""
 
     def __init__(self, engine: StressEngine, trainer: Trainer, folder: Path, base: Path) -> None:

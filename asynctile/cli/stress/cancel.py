@@ -16,7 +16,7 @@ from asynctile.cli.stress.disturb import Call, Landed, Reached, disturbed, draw_
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.lives import play_calls, play_lives
 from asynctile.cli.stress.models import batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
-from asynctile.cli.stress.place import Place, draw_place
+from asynctile.cli.stress.place import EngineSetup, draw_place
 from asynctile.cli.stress.round import Round
 from asynctile.cli.stress.work import Outcome
 from asynctile.cli.stress.writer import write_program
@@ -77,7 +77,7 @@ async def _train(round: Round) -> None:
         await trainer.model.release()
 
 
-async def _step(round: Round, place: Place, trainer: Trainer, usual_s: float) -> None:
+async def _step(round: Round, place: EngineSetup, trainer: Trainer, usual_s: float) -> None:
     """One step that may be cancelled; Finding if it then counted wrongly."""
     before = trainer.step_count
     landed = await _disturb(round, place, "Trainer.step", partial(trainer.step, *batch(before + 1)), usual_s)
@@ -88,7 +88,7 @@ async def _step(round: Round, place: Place, trainer: Trainer, usual_s: float) ->
                                 f"{trainer.model.torn or 'whole'}")
 
 
-async def _disturb(round: Round, place: Place, name: str, call: Call, usual_s: float) -> Landed:
+async def _disturb(round: Round, place: EngineSetup, name: str, call: Call, usual_s: float) -> Landed:
     """At a turn or a time, which are all waits of the caller."""
     how = replace(draw_disturbance(round.chance, 0, usual_s, _TURNS), elsewhere=False)
     if how.how == "loop ends":

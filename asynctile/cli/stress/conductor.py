@@ -23,7 +23,7 @@ from asynctile.cli.stress.models import Course
 from asynctile.cli.stress.partner import Ended
 from asynctile.cli.stress.round import Round, seed_after
 from asynctile.cli.stress.saves import Saves
-from asynctile.cli.stress.settings import Settings
+from asynctile.cli.stress.settings import StressSettings
 from asynctile.cli.stress.signals import Signals
 from asynctile.cli.stress.tally import Failure, Tally
 from asynctile.errors import StalledError
@@ -49,7 +49,7 @@ _SHARE_BESIDE = 0.25
 class Conductor:
     """stopped: asked before each round. hung: a round is stuck for good, and the process with it."""
 
-    def __init__(self, settings: Settings, folder: Path, tally: Tally, stopped: Callable[[], bool]) -> None:
+    def __init__(self, settings: StressSettings, folder: Path, tally: Tally, stopped: Callable[[], bool]) -> None:
         self.settings = settings
         self.folder = folder
         self.tally = tally

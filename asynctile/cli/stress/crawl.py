@@ -21,7 +21,7 @@ from asynctile.cli.stress.models import (
     new_trainer,
     state_of,
 )
-from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.round import Round
 from asynctile.errors import AsynctileError
 from asynctile.storage.faults import Faults
@@ -68,7 +68,7 @@ async def _come_and_go(round: Round, faults: Faults) -> None:
         faults.disarm()
 
 
-async def _train(round: Round, recipe: Recipe, place: Place, faults: Faults, states: list[State]) -> None:
+async def _train(round: Round, recipe: Recipe, place: EngineSetup, faults: Faults, states: list[State]) -> None:
     """All steps, some of them cancelled."""
     async with round.engine(place, wrap_spill=faults.wrap, watchdog=WATCHDOG_S) as engine:
         trainer = await new_trainer(engine, recipe, place.update, round.tally)
@@ -85,7 +85,7 @@ async def _train(round: Round, recipe: Recipe, place: Place, faults: Faults, sta
         await trainer.model.release()
 
 
-async def _close(round: Round, recipe: Recipe, place: Place, faults: Faults) -> None:
+async def _close(round: Round, recipe: Recipe, place: EngineSetup, faults: Faults) -> None:
     """An engine in the midst of a step; nothing of it may be left."""
     before = Held.now(round.spill)
     engine = StressEngine(place, round.spill, watchdog=WATCHDOG_S, wrap_spill=faults.wrap)

@@ -21,7 +21,9 @@ from typing import Any
 from asynctile.cli.stress.finding import Finding
 from asynctile.loop.thread import new_loop
 
-__all__ = ["COUNT", "Call", "Counted", "Disturbance", "Landed", "Reached", "disturbed", "draw_disturbance", "thrown_away"]
+__all__ = [
+    "COUNT", "Call", "CountedCoroutine", "Disturbance", "Landed", "Reached", "disturbed", "draw_disturbance", "thrown_away",
+]  # fmt: skip
 
 _HOWS = ("cancel", "cancel", "cancel three times", "timeout", "timeout", "loop ends")
 #: Shares of moments: before the call has begun, at a turn of the caller's loop, at a time, else at an await of an engine's job.
@@ -73,7 +75,7 @@ def draw_disturbance(chance: random.Random, awaits: int, usual_s: float, turns: 
     return Disturbance(how=how, at=at, after_s=after_s, turns=turn, elsewhere=elsewhere, uvloop=chance.random() < 0.5)
 
 
-class Counted(Coroutine[Any, Any, Any]):
+class CountedCoroutine(Coroutine[Any, Any, Any]):
     """`job`, with `count` called whenever it waits."""
 
     def __init__(self, job: Coroutine[Any, Any, Any], count: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from asynctile.cli.stress.models import (
 )
 from asynctile.cli.stress.place import draw_place
 from asynctile.cli.stress.round import Round
-from asynctile.cli.stress.work import Outcome, Work
+from asynctile.cli.stress.work import Outcome, Workload
 from asynctile.cli.stress.writer import write_program
 from asynctile.errors import AsynctileError, TierError
 from asynctile.layers import Trainer
@@ -122,7 +122,7 @@ async def _program(trial: _Trial) -> None:
         await work.release(engine)
 
 
-async def _read_constants(engine: Engine, work: Work, expected: Outcome) -> None:
+async def _read_constants(engine: Engine, work: Workload, expected: Outcome) -> None:
     """After an error, tiles that no operation changes are what they were, or the tier says that they are not."""
     for tile in work.values.keys() - work.changed():
         try:

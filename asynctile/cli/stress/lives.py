@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from asynctile.cli.stress.calls import LENDING, STEPPING, Calls
+from asynctile.cli.stress.calls import LENDING, STEPPING, Coroutines
 from asynctile.cli.stress.disturb import Call, Landed, Reached, disturbed, draw_disturbance
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.leaks import Held
 from asynctile.cli.stress.models import State, batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
-from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S, Round
 from asynctile.cli.stress.settled import LOOK_S, Settled
 from asynctile.errors import BudgetError, CheckpointError, DeviceError
@@ -45,11 +45,11 @@ _LIFE_TURNS = 3000
 _EVENTS = 10_000
 
 
-class Disturbed:
+class Disturber:
     """Calls on one engine, each of which is disturbed. reader: of all that the engine tells."""
 
-    def __init__(self, round: Round, place: Place, trainer: Trainer, engine: StressEngine, base: Path) -> None:
-        self.calls = Calls(engine, trainer, round.folder, base)
+    def __init__(self, round: Round, place: EngineSetup, trainer: Trainer, engine: StressEngine, base: Path) -> None:
+        self.calls = Coroutines(engine, trainer, round.folder, base)
         self._round, self._place, self._trainer = round, place, trainer
         self._awaits: dict[str, int] = {}
         self._usual_s: dict[str, float] = {}
@@ -117,7 +117,7 @@ async def play_calls(round: Round) -> None:
         trainer = await new_trainer(engine, recipe, place.update, round.tally)
         base = round.folder / "base"
         await trainer.save(base)
-        calls = Disturbed(round, place, trainer, engine, base)
+        calls = Disturber(round, place, trainer, engine, base)
         for _ in range(_CALLS):
             await calls.disturb(calls.draw())
         await _expect_undisturbed(engine, trainer, states, round.folder / "checkpoint")
@@ -158,7 +158,7 @@ async def play_lives(round: Round) -> None:
 class _Life:
     """One engine, used for as long as it takes to disturb it. name: of what is disturbed."""
 
-    def __init__(self, round: Round, place: Place, name: str) -> None:
+    def __init__(self, round: Round, place: EngineSetup, name: str) -> None:
         self.name = name
         self.engine = StressEngine(place, round.spill, watchdog=WATCHDOG_S)
         self._round, self._place = round, place

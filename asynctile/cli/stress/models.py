@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from asynctile import Engine
 from asynctile.cli.stress.finding import expect_bytes
-from asynctile.cli.stress.place import Place, draw_place
+from asynctile.cli.stress.place import EngineSetup, draw_place
 from asynctile.cli.stress.tally import Tally
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 from asynctile.layers.activations import AUTO, kept_if
@@ -109,7 +109,7 @@ def draw_recipe(chance: random.Random) -> Recipe:
     return Recipe(chance.choice((None, None, 0.5)), chance.choice((1, 2)), chance.choice((True, False, AUTO)))
 
 
-def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> Place:
+def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> EngineSetup:
     """Any budget from the floor to all of what a step wants, and either place of updates."""
     update = chance.choice(("device", "host"))
     place = draw_place(chance, step_demand(recipe, update), least=floor_of(), share=1.0, spill=spill)

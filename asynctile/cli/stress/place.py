@@ -1,6 +1,6 @@
 """Where a round runs: device, caps, prefetch, workers and kind of event loop, drawn at random for a demand.
 
-Covers `Place` and the engine made from it. How caps are divided is storage/arena.py; the floors here are its floors.
+Covers `EngineSetup` and the engine made from it. How caps are divided is storage/arena.py; the floors here are its floors.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from asynctile import Engine
-from asynctile.cli.stress.disturb import COUNT, Counted
+from asynctile.cli.stress.disturb import COUNT, CountedCoroutine
 from asynctile.device import CpuDevice, EmulatedDevice
 from asynctile.loop.thread import Undo, new_loop
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand
 
-__all__ = ["Place", "StressEngine", "draw_place"]
+__all__ = ["EngineSetup", "StressEngine", "draw_place"]
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ _PLACES = (("cpu", True), ("emulated", False), ("emulated", True))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class EngineSetup:
     """Sizes in bytes; None: no cap. update: where a training updates its weights; "auto" would not repeat itself."""
 
     device: str
@@ -58,9 +58,9 @@ class Place:
 
 
 class StressEngine(Engine):
-    """An engine in a `Place`, whose jobs' awaits are counted by whoever says so (COUNT of disturb.py)."""
+    """An engine in an `EngineSetup`, whose jobs' awaits are counted by whoever says so (COUNT of disturb.py)."""
 
-    def __init__(self, place: Place, spill: str | os.PathLike[str], **more: Any) -> None:
+    def __init__(self, place: EngineSetup, spill: str | os.PathLike[str], **more: Any) -> None:
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop if place.uvloop else asyncio.new_event_loop
         super().__init__(place.device, device_memory=place.device_memory, host_memory=place.host_memory,
                          spill=spill if place.spill else None, prefetch=place.prefetch, make_loop=make_loop, **more)
@@ -69,7 +69,7 @@ class StressEngine(Engine):
 
     async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
         count = COUNT.get()
-        return await super().call(job if count is None else Counted(job, count), undo)
+        return await super().call(job if count is None else CountedCoroutine(job, count), undo)
 
     @property
     def has_schedules(self) -> bool:
@@ -82,7 +82,7 @@ class StressEngine(Engine):
 
 
 def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = None, share: float = 0.5,
-               spill: bool | None = None) -> Place:
+               spill: bool | None = None) -> EngineSetup:
     """Any device and depth; a budget from the floor up to `share` of what `demand` wants.
 
     least: another demand whose floor counts too. spill: None for with or without; True: with RAM so small that the folder
@@ -91,7 +91,7 @@ def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = 
     device, has_spill = chance.choice([place for place in _PLACES if spill in (None, place[1])])
     floors = [demand] if least is None else [demand, least]
     paged = demand.rounded(PAGE)
-    place = Place(device=device, spill=has_spill, prefetch=chance.choice(_PREFETCHES), workers=chance.choice(_WORKERS),
+    place = EngineSetup(device=device, spill=has_spill, prefetch=chance.choice(_PREFETCHES), workers=chance.choice(_WORKERS),
                   uvloop=chance.random() < 0.5)
     top = paged if device == "cpu" else demand
     rounded = [each.rounded(place.alignment) for each in floors]

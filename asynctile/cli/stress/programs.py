@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from asynctile import Engine
-from asynctile.cli.stress.place import Place, draw_place
+from asynctile.cli.stress.place import EngineSetup, draw_place
 from asynctile.cli.stress.round import Round
-from asynctile.cli.stress.work import Work
+from asynctile.cli.stress.work import Workload
 from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
 
 __all__ = ["play"]
@@ -37,7 +37,7 @@ async def play(round: Round) -> bool:
     return counts
 
 
-def _strains(engine: Engine, work: Work, place: Place, *, evicted: bool) -> bool:
+def _strains(engine: Engine, work: Workload, place: EngineSetup, *, evicted: bool) -> bool:
     wanted = work.demand.rounded(place.alignment).resident_nbytes
     operations = engine.statistics().operations
     return evicted and operations >= LEAST_OPERATIONS and place.budget is not None and wanted >= 2 * place.budget

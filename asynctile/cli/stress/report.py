@@ -10,7 +10,7 @@ from typing import Any
 
 from asynctile import __version__
 from asynctile.cli.stress.finding import KINDS
-from asynctile.cli.stress.settings import Settings
+from asynctile.cli.stress.settings import StressSettings
 from asynctile.cli.stress.tally import Tally
 from asynctile.layers.checkpoint import surroundings
 from asynctile.storage.folder import write_json
@@ -18,7 +18,7 @@ from asynctile.storage.folder import write_json
 __all__ = ["write_report"]
 
 
-def write_report(path: Path, settings: Settings, tally: Tally, *, seconds: float, status: int) -> None:
+def write_report(path: Path, settings: StressSettings, tally: Tally, *, seconds: float, status: int) -> None:
     """Write or replace `path` as a whole."""
     write_json(path, {
         "asynctile": __version__, "python": sys.version.split()[0], "system": platform.platform(), "cores": os.cpu_count(),

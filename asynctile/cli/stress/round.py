@@ -16,7 +16,7 @@ from typing import Any
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.leaks import Held, expect_empty
 from asynctile.cli.stress.models import Course
-from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.tally import Tally
 from asynctile.streams.stall import describe
 
@@ -56,7 +56,7 @@ class Round:
         return describe(self._engine.tiers.device.streams(), patience_s)
 
     @asynccontextmanager
-    async def engine(self, place: Place, **more: Any) -> AsyncIterator[StressEngine]:
+    async def engine(self, place: EngineSetup, **more: Any) -> AsyncIterator[StressEngine]:
         """An engine in `place`. Its user releases every tile; Finding if anything is left when it is closed."""
         self.spill.mkdir(exist_ok=True)
         before = Held.now(self.spill)

@@ -30,7 +30,7 @@ from xxhash import xxh3_128_hexdigest
 from asynctile.cli.stress.finding import Kind
 from asynctile.cli.stress.killer import Killed, Life, live
 from asynctile.cli.stress.models import CONFIG, batch, state_of
-from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S
 from asynctile.cli.stress.victim import tell
 from asynctile.kernels.cpu import warm
@@ -50,7 +50,7 @@ _LOOKS = {
 _MOST_CALLS, _MOST_STEPS = 500, 100
 
 
-class Calls:
+class Countdown:
     """Counts calls of all threads that begin later, while it is open, and ends the process behind the last of `most`."""
 
     def __init__(self, most: int) -> None:
@@ -128,7 +128,7 @@ def _said(life: Life, what: str) -> list[str]:
 
 def _run(work: Callable[[StressEngine], Any]) -> None:
     async def run() -> None:
-        async with StressEngine(Place(device="cpu", spill=False), Path(), watchdog=WATCHDOG_S) as engine:
+        async with StressEngine(EngineSetup(device="cpu", spill=False), Path(), watchdog=WATCHDOG_S) as engine:
             await work(engine)
 
     asyncio.run(run())
@@ -160,7 +160,7 @@ def _train(pipe: int) -> None:
 
 def _save(path: Path, number: int, wait: bool, pipe: int) -> None:
     """Go on from the checkpoint by a step, and save there, until the process is killed behind that call."""
-    calls = Calls(number)
+    calls = Countdown(number)
 
     async def save(engine: StressEngine) -> None:
         if any(path.parent.iterdir()):

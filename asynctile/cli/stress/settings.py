@@ -1,6 +1,6 @@
 """What `asynctile stress` was asked for, checked before anything runs.
 
-Covers `Settings` and the folder that rounds work in. How options are typed is asynctile/cli/arguments.py.
+Covers `StressSettings` and the folder that rounds work in. How options are typed is asynctile/cli/arguments.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from asynctile.storage.container import ContainerFile
 
-__all__ = ["SCENARIOS", "Settings"]
+__all__ = ["SCENARIOS", "StressSettings"]
 
 SCENARIOS = (
     "random", "thrash", "train", "faults", "truncate", "crawl", "cancel", "threads", "kill", "saves", "signals", "inputs",
@@ -26,7 +26,7 @@ _MINUTES = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class StressSettings:
     """The run ends with its minutes or when every scenario has had its rounds, whichever comes first."""
 
     seed: int

@@ -26,7 +26,7 @@ from asynctile.cli import interrupt
 from asynctile.cli.interrupt import AGAIN_S, EXIT_STATUS, Interrupt
 from asynctile.cli.session import Session
 from asynctile.cli.stress.finding import Kind
-from asynctile.cli.stress.inputs.surroundings import Surroundings
+from asynctile.cli.stress.inputs.surroundings import Conditions
 from asynctile.cli.stress.inputs.trial import Bench, End
 from asynctile.kernels.cpu import warm
 from asynctile.layers import checkpoint
@@ -70,7 +70,7 @@ class Signaller:
         text.write_text("".join(f"line {n}: the tile moved from {n * 7 % 11} to {n * 5 % 13}\n" for n in range(400)))
         shape.write_text(json.dumps(_SHAPE))
         self._begin = f"train --out {self._run} --data {text} --model {shape} {_OPTIONS}".split()
-        whole = self._bench.run(self._begin, Surroundings())
+        whole = self._bench.run(self._begin, Conditions())
         #: of a training that nobody signalled: how long it took, and what it came to
         self._took_s, self._outcome = whole.seconds, self._end(whole)
 
@@ -79,10 +79,10 @@ class Signaller:
         chance = random.Random(f"signals {seed}")
         first_s, apart_s = chance.uniform(0, _BEGUN * self._took_s), chance.uniform(0, _MOST_APART_S)
         signals = tuple((at_s, chance.choice(_NUMBERS)) for at_s in (first_s, first_s + apart_s))
-        end = self._bench.run(self._begin, Surroundings(chance.choice((_slow_step, _slow_save)), signals))
+        end = self._bench.run(self._begin, Conditions(chance.choice((_slow_step, _slow_save)), signals))
         ended, wrong = _judge(end, self._run)
         words = ["train", "--resume", "--out", str(self._run)] if self._run.exists() else self._begin
-        resumed = self._bench.run(words, Surroundings())
+        resumed = self._bench.run(words, Conditions())
         outcome = self._end(resumed)
         if wrong is None and (said := _promised(end)) not in resumed.out.decode():
             wrong = "failed", f"it said {said!r}, and --resume says {resumed.out[:500].decode()!r}"

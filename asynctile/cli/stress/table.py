@@ -18,20 +18,20 @@ from rich.text import Text
 
 from asynctile.cli.rows import print_rows
 from asynctile.cli.stress.disturb import Landed
-from asynctile.cli.stress.settings import Settings
+from asynctile.cli.stress.settings import StressSettings
 from asynctile.cli.stress.tally import Tally
 from asynctile.storage.sizes import format_size
 
-__all__ = ["Display", "summary"]
+__all__ = ["LiveTable", "summary"]
 
 _LINE_EVERY_S = 10.0
 _SHOWN = 5
 
 
-class Display:
+class LiveTable:
     """Shows `tally` from `showing` on. stage: what is done before the first round."""
 
-    def __init__(self, console: Console, settings: Settings, tally: Tally) -> None:
+    def __init__(self, console: Console, settings: StressSettings, tally: Tally) -> None:
         self.stage = ""
         self._console, self._settings, self._tally = console, settings, tally
         self._began_s = time.monotonic()
@@ -79,7 +79,7 @@ class Display:
         return f"{seconds // 60}:{seconds % 60:02}{whole}"
 
 
-def summary(settings: Settings, tally: Tally) -> None:
+def summary(settings: StressSettings, tally: Tally) -> None:
     """Print what there was, and each failure with the command that draws it again."""
     rounds = ", ".join(f"{name} {tally.rounds[name]}" for name in settings.scenarios)
     void = f" (and {tally.void} that put too little strain on the budget)" if tally.void else ""

@@ -13,7 +13,7 @@ from asynctile import Statistics
 from asynctile.cli.stress.disturb import Landed
 from asynctile.cli.stress.finding import Kind
 
-__all__ = ["Disturbed", "Failure", "Harmed", "Moved", "Tally"]
+__all__ = ["BytesMoved", "Disturbed", "Failure", "Harmed", "Tally"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Failure:
 
 
 @dataclass
-class Moved:
+class BytesMoved:
     """Bytes over each link, summed over engines."""
 
     uploaded: int = 0
@@ -104,7 +104,7 @@ class Tally:
     played: int = 0
     runs: int = 0
     played_runs: int = 0
-    moved: Moved = field(default_factory=Moved)
+    moved: BytesMoved = field(default_factory=BytesMoved)
     retries: int = 0
     injected: Counter[str] = field(default_factory=Counter)
     faulted: int = 0

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from asynctile.cli.stress.finding import Finding
-from asynctile.cli.stress.place import Place
+from asynctile.cli.stress.place import EngineSetup
 from asynctile.cli.stress.round import Round
-from asynctile.cli.stress.work import Work
+from asynctile.cli.stress.work import Workload
 from asynctile.ops import gelu_backward, gemm
 from asynctile.program.operation import WRITE, Operation
 from asynctile.program.program import Program
@@ -50,7 +50,7 @@ async def play(round: Round) -> bool:
     return True
 
 
-def _cycle(chance: random.Random) -> tuple[Work, int]:
+def _cycle(chance: random.Random) -> tuple[Workload, int]:
     """Each pass changes every tile in turn, from the one before it; now and then another one is looked at."""
     count, passes = chance.randint(*_TILES), chance.randint(*_PASSES)
     normal = np.random.default_rng(chance.getrandbits(64)).standard_normal
@@ -63,19 +63,19 @@ def _cycle(chance: random.Random) -> tuple[Work, int]:
         else:
             program.add(gelu_backward(last, tile))
     values = {tile: normal(tile.shape, np.float32) / np.float32(np.sqrt(_EDGE)) for tile in tiles}
-    return Work(program.finish(), values, {}), passes
+    return Workload(program.finish(), values, {}), passes
 
 
-def _one_slot_too_few(chance: random.Random, work: Work) -> Place:
+def _one_slot_too_few(chance: random.Random, work: Workload) -> EngineSetup:
     """On any device; below an emulated one, RAM is one slot too small as well."""
     count, nbytes = len(work.values), _EDGE * _EDGE * 4
     slots = (count - 1) * nbytes
     prefetch = chance.choice((0, 1, 2, 8))
     if chance.random() < 0.5:
-        return Place(device="cpu", host_memory=(count - 1) * align(nbytes, PAGE), prefetch=prefetch)
+        return EngineSetup(device="cpu", host_memory=(count - 1) * align(nbytes, PAGE), prefetch=prefetch)
     spill = chance.random() < 0.5
     host = (count - 1) * align(nbytes, PAGE) if spill else None
-    return Place(device="emulated", device_memory=slots, host_memory=host, spill=spill, prefetch=prefetch)
+    return EngineSetup(device="emulated", device_memory=slots, host_memory=host, spill=spill, prefetch=prefetch)
 
 
 def least_loads(operations: Sequence[Operation], slots: int) -> int:

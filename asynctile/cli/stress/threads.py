@@ -17,7 +17,7 @@ from pathlib import Path
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.leaks import Held
 from asynctile.cli.stress.models import Recipe, batch, draw_recipe, draw_training_place, expect_state, new_trainer, state_of
-from asynctile.cli.stress.place import Place
+from asynctile.cli.stress.place import EngineSetup
 from asynctile.cli.stress.refusals import Refusals
 from asynctile.cli.stress.round import Round
 from asynctile.errors import DeviceError
@@ -70,7 +70,7 @@ def _draw(chance: random.Random) -> Callable[[int, str], bool]:
     return lambda index, _: index == number if kind == "one" else index >= number
 
 
-async def _train(round: Round, recipe: Recipe, place: Place) -> None:
+async def _train(round: Round, recipe: Recipe, place: EngineSetup) -> None:
     states, reports = await round.course.follow(recipe, _STEPS)
     async with round.engine(place) as engine:
         trainer = await new_trainer(engine, recipe, place.update, round.tally)

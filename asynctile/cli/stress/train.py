@@ -19,7 +19,7 @@ from asynctile.cli.stress.models import (
     new_trainer,
     state_of,
 )
-from asynctile.cli.stress.place import Place
+from asynctile.cli.stress.place import EngineSetup
 from asynctile.cli.stress.round import Round
 from asynctile.errors import BudgetError
 from asynctile.layers import Trainer
@@ -74,7 +74,7 @@ async def _between(round: Round, trainer: Trainer) -> None:
         await trainer.save(round.folder / "checkpoint", wait=what == "save")
 
 
-async def _refuse(round: Round, recipe: Recipe, place: Place) -> None:
+async def _refuse(round: Round, recipe: Recipe, place: EngineSetup) -> None:
     """One byte below the floor is refused, with the floor in the error, and nothing was begun."""
     floor = floor_of().rounded(place.alignment).floor_nbytes
     if place.device == "cpu":

@@ -13,7 +13,7 @@ from pathlib import Path
 from xxhash import xxh3_128_hexdigest
 
 from asynctile.cli.stress.models import Recipe, batch, draw_training_place, new_trainer, state_of
-from asynctile.cli.stress.place import Place, StressEngine
+from asynctile.cli.stress.place import EngineSetup, StressEngine
 from asynctile.cli.stress.round import WATCHDOG_S
 from asynctile.layers import Trainer
 from asynctile.storage.beside import recover_folders, remove_folder
@@ -29,11 +29,11 @@ RECIPE = Recipe()
 def train(folder: Path, seed: int | None, pipe: int) -> None:
     """Train to the last step, in any place that `seed` draws, None: all in RAM. Tells on `pipe`, in lines."""
     chance = random.Random(seed)
-    place = Place(device="cpu", spill=False) if seed is None else draw_training_place(chance, RECIPE)
+    place = EngineSetup(device="cpu", spill=False) if seed is None else draw_training_place(chance, RECIPE)
     asyncio.run(_train(folder, place, chance, pipe))
 
 
-async def _train(folder: Path, place: Place, chance: random.Random, pipe: int) -> None:
+async def _train(folder: Path, place: EngineSetup, chance: random.Random, pipe: int) -> None:
     checkpoints, spill = folder / "checkpoints", folder / "spill"
     checkpoints.mkdir(exist_ok=True)
     with Folder.open(checkpoints) as inside:

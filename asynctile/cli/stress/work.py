@@ -1,6 +1,6 @@
 """A tile program with its tiles, and what it must come to: storing, running and checking it on an engine.
 
-Covers `Work`, for every scenario that needs no model. Programs are drawn by writer.py and thrash.py.
+Covers `Workload`, for every scenario that needs no model. Programs are drawn by writer.py and thrash.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asynctile.program.operation import NO_NUMBER, READ, WRITE, Operation
 from asynctile.program.program import Fetch, Program
 from asynctile.storage.tile import Tile
 
-__all__ = ["Outcome", "Work", "compute"]
+__all__ = ["Outcome", "Workload", "compute"]
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Outcome:
         expect_bytes("what operations reported", np.array(self.numbers), np.array(other.numbers))
 
 
-class Work:
+class Workload:
     """program: finished. values: of every persistent tile before the first run. inputs: the same for each run."""
 
     def __init__(self, program: Program, values: Mapping[Tile, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from asynctile.cli.stress.work import Work, compute
+from asynctile.cli.stress.work import Workload, compute
 from asynctile.layers import AdamW
 from asynctile.ops import adamw, column_sums, copy, fill, gelu, gelu_backward, gemm, layernorm, layernorm_stats, sum_squares
 from asynctile.program.operation import HOST, Operation
@@ -41,7 +41,7 @@ _ON_HOST = (0.0, 0.0, 0.05, 0.3, 0.8)
 _FETCHING = 0.4
 
 
-def write_program(chance: random.Random, *, passing: bool = True) -> Work:
+def write_program(chance: random.Random, *, passing: bool = True) -> Workload:
     """A program of at least 200 operations. passing: with temporaries, inputs and fetches, which only a program can have."""
     return _Writer(chance, passing).write(chance.randint(LEAST_OPERATIONS, _MOST_OPERATIONS))
 
@@ -73,7 +73,7 @@ class _Writer:
         self.seconds = [self._stand(f"v[{index}]", self.shape, np.square) for index in range(3)]
         self.hyper = self._settings()
 
-    def write(self, length: int) -> Work:
+    def write(self, length: int) -> Workload:
         kinds: dict[Callable[[], None], int] = {
             self._product: 8, self._product_with_row: 2, self._product_of_halves: 2, self._half_product: 2,
             self._copy: 3, self._fill: 1, self._gelu: 2, self._bend: 2, self._sums: 2, self._normalise: 2, self._adamw: 2,
@@ -84,7 +84,7 @@ class _Writer:
             self.chance.choices(draws, weights)[0]()
         for tile in self.alive:  # a temporary that nobody reads could be wrong unseen
             self._do(copy(tile, self._over(self.whole)))
-        return Work(self.program.finish(), self.values, self.inputs)
+        return Workload(self.program.finish(), self.values, self.inputs)
 
     def _stand(self, name: str, shape: tuple[int, ...], change: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Tile:
         """A persistent tile of random numbers, as large as keeps a product of two of them the same size."""

@@ -20,8 +20,8 @@ from asynctile.cli.stress.finding import Finding, Kind
 from asynctile.cli.stress.inputs.bystanders import changes, survey
 from asynctile.cli.stress.inputs.damage import Damage, damage
 from asynctile.cli.stress.inputs.prey import Order, Prey, draw_order, draw_target
-from asynctile.cli.stress.inputs.standing import Standing
-from asynctile.cli.stress.inputs.surroundings import SURROUNDINGS, Surroundings, without_rights
+from asynctile.cli.stress.inputs.standing import RunStanding
+from asynctile.cli.stress.inputs.surroundings import SURROUNDINGS, Conditions, without_rights
 from asynctile.cli.stress.inputs.trial import Bench
 from asynctile.cli.stress.inputs.verdict import judge, judge_saved
 from asynctile.kernels.cpu import warm
@@ -57,7 +57,7 @@ class Attacker:
         self._bench = Bench(home)
         prey = self._place / "prey"
         prey.mkdir()
-        self.prey = Prey(prey, lambda words: self._bench.run(words, Surroundings()))
+        self.prey = Prey(prey, lambda words: self._bench.run(words, Conditions()))
 
     def play(self, seed: int) -> Case:
         """One case: everything random in it comes from the seed."""
@@ -78,14 +78,14 @@ class Attacker:
         harm, around = self._harm(copy, target, order, chance)
         written = {"it": copy, "new": new, None: None}[order.writes]
         words = order.words.format(it=copy, new=new, text=self.prey.text, shape=self.prey.shape).split()
-        before, stood = survey(self._place, but=written), Standing.of(copy)
+        before, stood = survey(self._place, but=written), RunStanding.of(copy)
         end = self._bench.run(words, around)
         touched = changes(before, survey(self._place, but=written))
         failure = None
         try:
             judge(end, order, harm, touched, (str(self._place), "/dev/", "--", "stdout", "ulimit"), around)
             if end.status == 2:
-                stood.expect(Standing.of(copy), whole=target == "process")
+                stood.expect(RunStanding.of(copy), whole=target == "process")
             if target == "process" and written is not None:
                 judge_saved(written, end)
         except Finding as finding:
@@ -96,13 +96,13 @@ class Attacker:
         return Case(kind=harm.kind, file=harm.file, command=words[0], status=end.status, seconds=round(end.seconds, 3),
                     nbytes=end.nbytes, failure=failure)  # fmt: skip
 
-    def _harm(self, copy: Path, target: str, order: Order, chance: random.Random) -> tuple[Damage, Surroundings]:
+    def _harm(self, copy: Path, target: str, order: Order, chance: random.Random) -> tuple[Damage, Conditions]:
         """What is done to the copy, or to the process."""
         if target == "process":
             kind = chance.choice(sorted(SURROUNDINGS))
             return Damage(kind, f"process of {order.words.split()[0]}"), SURROUNDINGS[kind](chance)
         harm = damage(copy, self.prey.outside / copy.name, self.prey.outside, order, chance)
-        return harm, Surroundings(without_rights) if harm.kept_from else Surroundings()
+        return harm, Conditions(without_rights) if harm.kept_from else Conditions()
 
 
 def main(folder: Path) -> None:

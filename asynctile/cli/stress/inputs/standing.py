@@ -1,6 +1,6 @@
 """What a command that refuses leaves as it was: a run's record, its metrics, the names of its checkpoints.
 
-Covers `Standing`, taken before and after, and how the two may differ. What lies beside the run is bystanders.py.
+Covers `RunStanding`, taken before and after, and how the two may differ. What lies beside the run is bystanders.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from asynctile.errors import CheckpointError
 from asynctile.storage.folder import decode_json
 from asynctile.storage.input import read_file
 
-__all__ = ["Standing"]
+__all__ = ["RunStanding"]
 
 #: The bytes of a file that is as small as it should be; of anything else inode, size and time of change in ns; None: nothing.
 Content = bytes | tuple[int, int, int] | None
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunStanding:
     """checkpoints: sorted, without what is not finished yet; None: there is no folder of them."""
 
     record: Content
@@ -39,7 +39,7 @@ class Standing:
             checkpoints = sorted(name for name in os.listdir(run / "checkpoints") if name[0] != ".")
         return cls(_content(run / "run.json"), _content(run / "metrics.jsonl"), checkpoints)
 
-    def expect(self, now: Standing, *, whole: bool) -> None:
+    def expect(self, now: RunStanding, *, whole: bool) -> None:
         """Finding unless `now`, after a refusal, is the same.
 
         whole: nothing was wrong with the files, so that the refusal may have come late, as on a full disk. Then the run may
@@ -50,7 +50,7 @@ class Standing:
         changed = [what for what in ("record", "metrics", "checkpoints") if getattr(now, what) != getattr(self, what)]
         raise Finding("lost", f"the command refused, and changed the run's {', '.join(changed)}")
 
-    def _has_led_to(self, now: Standing) -> bool:
+    def _has_led_to(self, now: RunStanding) -> bool:
         if not isinstance(self.metrics, bytes) or not isinstance(now.metrics, bytes) or not isinstance(now.record, bytes):
             return False
         if not now.metrics.startswith(self.metrics) or len(now.metrics) == len(self.metrics):

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["SURROUNDINGS", "Surroundings", "without_rights"]
+__all__ = ["SURROUNDINGS", "Conditions", "without_rights"]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 #: of <linux/capability.h>: read and write whatever the rights of a file say
@@ -22,7 +22,7 @@ _VERSION_3, _OVERRIDE = 0x20080522, (1 << 1) | (1 << 2)
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Conditions:
     """enter: called in the child before anything else. signals: (after seconds, number), sent to it."""
 
     enter: Callable[[], None] = field(default=lambda: None)
@@ -33,7 +33,7 @@ def _limited(kind: int, most: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(kind, (most, most))
 
 
-def little_address_space(chance: random.Random) -> Surroundings:
+def little_address_space(chance: random.Random) -> Conditions:
     """A few hundred MB to 4 GiB more than there is at the start, as by `ulimit -v`."""
     more = chance.choice((256 << 20, 512 << 20, 1 << 30, 4 << 30, 60 << 30))
 
@@ -42,29 +42,29 @@ def little_address_space(chance: random.Random) -> Surroundings:
             now = int(file.read().split()[0]) * _PAGE
         resource.setrlimit(resource.RLIMIT_AS, (now + more, now + more))
 
-    return Surroundings(enter)
+    return Conditions(enter)
 
 
-def small_files(chance: random.Random) -> Surroundings:
+def small_files(chance: random.Random) -> Conditions:
     """A write fails in the middle of a file, as on a full disk."""
-    return Surroundings(_limited(resource.RLIMIT_FSIZE, chance.choice((0, chance.randrange(2_000), chance.randrange(100_000)))))
+    return Conditions(_limited(resource.RLIMIT_FSIZE, chance.choice((0, chance.randrange(2_000), chance.randrange(100_000)))))
 
 
-def few_descriptors(chance: random.Random) -> Surroundings:
-    return Surroundings(_limited(resource.RLIMIT_NOFILE, chance.randrange(8, 128)))
+def few_descriptors(chance: random.Random) -> Conditions:
+    return Conditions(_limited(resource.RLIMIT_NOFILE, chance.randrange(8, 128)))
 
 
-def closed_stdout(chance: random.Random) -> Surroundings:
+def closed_stdout(chance: random.Random) -> Conditions:
     """From the start, as by `>&-`: the interpreter then has none."""
 
     def enter() -> None:
         os.close(1)
         sys.stdout = None
 
-    return Surroundings(enter)
+    return Conditions(enter)
 
 
-def left_stdout(chance: random.Random) -> Surroundings:
+def left_stdout(chance: random.Random) -> Conditions:
     """The reader of the pipe has gone, as `| head` does."""
 
     def enter() -> None:
@@ -73,26 +73,26 @@ def left_stdout(chance: random.Random) -> Surroundings:
         os.dup2(writer, 1)
         os.close(writer)
 
-    return Surroundings(enter)
+    return Conditions(enter)
 
 
-def full_stdout(chance: random.Random) -> Surroundings:
+def full_stdout(chance: random.Random) -> Conditions:
     def enter() -> None:
         os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
 
-    return Surroundings(enter)
+    return Conditions(enter)
 
 
-def closed_stdin(chance: random.Random) -> Surroundings:
-    return Surroundings(lambda: os.close(0))
+def closed_stdin(chance: random.Random) -> Conditions:
+    return Conditions(lambda: os.close(0))
 
 
-def _signalled(*numbers: int) -> Callable[[random.Random], Surroundings]:
+def _signalled(*numbers: int) -> Callable[[random.Random], Conditions]:
     """At any moment, also before the first step and after the last."""
-    return lambda chance: Surroundings(signals=((chance.uniform(0, 0.8), chance.choice(numbers)),))
+    return lambda chance: Conditions(signals=((chance.uniform(0, 0.8), chance.choice(numbers)),))
 
 
-SURROUNDINGS: dict[str, Callable[[random.Random], Surroundings]] = {
+SURROUNDINGS: dict[str, Callable[[random.Random], Conditions]] = {
     "little address space": little_address_space, "disk full": small_files, "few descriptors": few_descriptors,
     "stdout closed": closed_stdout, "stdout left": left_stdout, "stdout full": full_stdout, "stdin closed": closed_stdin,
     "SIGHUP": _signalled(signal.SIGHUP), "SIGTERM, SIGINT": _signalled(signal.SIGTERM, signal.SIGINT),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from asynctile.cli import main
-from asynctile.cli.stress.inputs.surroundings import Surroundings
+from asynctile.cli.stress.inputs.surroundings import Conditions
 
 __all__ = ["MOST_NBYTES", "MOST_S", "Bench", "End"]
 
@@ -60,9 +60,9 @@ class Bench:
         self._command = command
         self._nothing = 0
         gc.freeze()  # a collection in a child would copy every page that it looks at
-        self._nothing = self.run([], Surroundings(), lambda words: 0).nbytes
+        self._nothing = self.run([], Conditions(), lambda words: 0).nbytes
 
-    def run(self, words: list[str], surroundings: Surroundings, command: Callable[[list[str]], int] | None = None) -> End:
+    def run(self, words: list[str], surroundings: Conditions, command: Callable[[list[str]], int] | None = None) -> End:
         """Fork, and see it to its end."""
         pipes = [os.pipe() for _ in range(2)]
         began_s = time.monotonic()
@@ -84,7 +84,7 @@ class Bench:
         return End(status=os.waitstatus_to_exitcode(status), out=out, err=err, seconds=time.monotonic() - began_s,
                    nbytes=(usage.ru_maxrss << 10) - self._nothing, stopped=stopped, sent=tuple(sent))  # fmt: skip
 
-    def _watch(self, child: int, said: dict[int, bytearray], surroundings: Surroundings, began_s: float,
+    def _watch(self, child: int, said: dict[int, bytearray], surroundings: Conditions, began_s: float,
                sent: list[tuple[float, int]]) -> Stopped | None:  # fmt: skip
         """Take down what it says, until it has ended or has to be killed. sent: is told of the signals."""
         signals = list(surroundings.signals)
@@ -116,7 +116,7 @@ class Bench:
         return "output" if any(len(text) > _MOST_SAID for text in said.values()) else None
 
     def _be(
-        self, words: list[str], surroundings: Surroundings, outputs: list[int], command: Callable[[list[str]], int]
+        self, words: list[str], surroundings: Conditions, outputs: list[int], command: Callable[[list[str]], int]
     ) -> NoReturn:
         """In the fork: nothing of the parent's may run any more, whatever happens."""
         status = 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.inputs.damage import Damage
 from asynctile.cli.stress.inputs.prey import Order
-from asynctile.cli.stress.inputs.surroundings import Surroundings
+from asynctile.cli.stress.inputs.surroundings import Conditions
 from asynctile.cli.stress.inputs.trial import MOST_NBYTES, MOST_S, End
 from asynctile.storage.sizes import format_size
 
@@ -29,7 +29,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 
 def judge(
-    end: End, order: Order, damage: Damage, touched: list[str], named: tuple[str, ...], around: Surroundings
+    end: End, order: Order, damage: Damage, touched: list[str], named: tuple[str, ...], around: Conditions
 ) -> None:
     """Finding for what must not be. touched: what changed that is not the command's own. named: an error names one of them."""
     _judge_cost(end)
@@ -65,7 +65,7 @@ def judge_saved(run: Path, end: End) -> None:
         raise Finding("lost", f"status {end.status}; {steps[-1]} steps were done, and the newest checkpoint is {saved[-1:]}")
 
 
-def _deaths(around: Surroundings) -> list[int]:
+def _deaths(around: Conditions) -> list[int]:
     """Statuses of who does not listen to a signal that was sent: before a training begins, and all of a command that writes
     nothing. Ctrl-C is listened to by all; whether steps are lost is `judge_saved`'s.
     """
