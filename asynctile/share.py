@@ -27,7 +27,7 @@ from asynctile.loop.files import Files
 from asynctile.loop.thread import LoopThread, Undo, may_wait
 from asynctile.loop.turns import Turn
 from asynctile.measure.rates import measure_gemms, measure_rates
-from asynctile.measure.statistics import Counts, Statistics, Traffic, snapshot, traffic
+from asynctile.measure.statistics import Counters, Statistics, StepTraffic, snapshot, traffic
 from asynctile.memory.caps import Loan
 from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.program.grain import Grain
@@ -71,7 +71,7 @@ class Share:
         self.precision = precision
         self.prefetch = prefetch
         self.plays = True
-        self.counts = Counts()
+        self.counts = Counters()
         self._life = life
         self._what = what
         self._assembly: Assembly | None = None
@@ -373,7 +373,7 @@ class Share:
         """What it holds, has moved and waits for, at this moment: from any thread, in microseconds, while anything runs."""
         return snapshot(self.name, self.assembly, self.busy.waiting, self.counts, self.turn)
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> StepTraffic:
         """What of `statistics` a step is told by."""
         return traffic(self.assembly)
 

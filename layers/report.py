@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from asynctile.measure.statistics import Traffic
+from asynctile.measure.statistics import StepTraffic
 from asynctile.storage.input import parse_json, read_lines
 
 #: What a step adds to of an engine's Statistics, and what is reported as it stands.
@@ -51,7 +51,7 @@ class StepReport:
     played: bool = False
 
     @classmethod
-    def between(cls, before: Traffic, after: Traffic, *, step_s: float, positions: int, **values: Any) -> Self:
+    def between(cls, before: StepTraffic, after: StepTraffic, *, step_s: float, positions: int, **values: Any) -> Self:
         """The report of a step that took so long from one look at its engine to the other. positions: of its batch; values:
         the other fields.
         """

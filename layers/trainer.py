@@ -42,7 +42,7 @@ from asynctile.layers.settings import Settings, Training
 from asynctile.layers.telling import tell_data_ended, tell_step
 from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_update_on_host
 from asynctile.loop.thread import under_shield
-from asynctile.measure.statistics import Traffic
+from asynctile.measure.statistics import StepTraffic
 from asynctile.program.program import UPDATE, Program
 from asynctile.repeat.played_job import PlayedJob
 from asynctile.run.job import Job
@@ -385,7 +385,7 @@ class Trainer:
             ) from error
 
     def _report(
-        self, before: Traffic, start: float, positions: int, count: int, run: Job | PlayedJob, loss: float, norm: float, *,
+        self, before: StepTraffic, start: float, positions: int, count: int, run: Job | PlayedJob, loss: float, norm: float, *,
         skipped: bool = False,
     ) -> StepReport:
         report = StepReport.between(

@@ -51,7 +51,7 @@ class Node(NamedTuple):
     after: tuple[int, ...]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Writes work down as graphs, which run without Python."""
 
     def record(self, nodes: Sequence[Node]) -> Any:
@@ -81,7 +81,7 @@ class Device(Protocol):
     grain: Grain
     kernels: dict[str, Callable[..., None]]
     workers: Workers | None
-    recorder: Recorder | None
+    recorder: GraphRecorder | None
 
     @property
     def host(self) -> HostMemory: ...

@@ -37,7 +37,7 @@ class _Heuristic(ctypes.Structure):
 
 
 @dataclass(slots=True)
-class Plan:
+class GemmPlan:
     """Descriptors and the algorithm for one shape."""
 
     operation: c_void_p
@@ -54,7 +54,7 @@ class CublasLt:
         self._compute = compute_type(tf32)
         self._workspace = c_void_p(workspace)
         self._handle = c_void_p()
-        self._plans: dict[tuple[Any, ...], Plan | None] = {}
+        self._plans: dict[tuple[Any, ...], GemmPlan | None] = {}
         self._one, self._zero = c_float(1.0), c_float(0.0)
         self._call("cublasLtCreate", byref(self._handle))
 
@@ -101,7 +101,7 @@ class CublasLt:
                 self._destroy(plan)
         self._library.cublasLtDestroy(self._handle)
 
-    def _plan(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, biased: bool) -> Plan | None:
+    def _plan(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, biased: bool) -> GemmPlan | None:
         """What cuBLASLt holds best for this shape; None if it has nothing."""
         operation = c_void_p()
         self._call("cublasLtMatmulDescCreate", byref(operation), c_int(self._compute), c_int(FLOAT32))
@@ -116,7 +116,7 @@ class CublasLt:
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
             self._handle, operation, *layouts, layouts[2], self._preference(), c_int(1), byref(found), byref(count)
         )
-        plan = Plan(operation, layouts, found)
+        plan = GemmPlan(operation, layouts, found)
         if status or not count.value or found.state:
             self._destroy(plan)
             return None
@@ -145,7 +145,7 @@ class CublasLt:
         size = c_size_t(ctypes.sizeof(value))
         self._call("cublasLtMatmulDescSetAttribute", operation, c_int(which), byref(value), size)
 
-    def _destroy(self, plan: Plan) -> None:
+    def _destroy(self, plan: GemmPlan) -> None:
         self._library.cublasLtMatmulDescDestroy(plan.operation)
         for layout in plan.layouts:
             self._library.cublasLtMatrixLayoutDestroy(layout)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.device.base import Recorder, Report, Workers
+from asynctile.device.base import GraphRecorder, Report, Workers
 from asynctile.device.cuda_graph import CudaRecorder
 from asynctile.device.cuda_memory import DeviceMemory, PinnedMap, PinnedMemory
 from asynctile.device.cuda_stream import CudaStream
@@ -67,9 +67,9 @@ class CudaDevice(DeviceMemory):
         # A core is left to the loop, and one to those who see work land.
         self._host = Stream("host", self._lock, max(1, len(os.sched_getaffinity(0)) - 2))
         self._others: list[Stream] = [self._copies, self._host]
-        self._context = Queue(driver, self._compute, precision)
+        self._context = LaunchStream(driver, self._compute, precision)
         self._graphs = CudaRecorder(driver, self._compute, self._perform)
-        self.recorder: Recorder | None = self._graphs
+        self.recorder: GraphRecorder | None = self._graphs
         #: pinned RAM that nobody uses now, by size
         self._pinned: dict[int, list[PinnedMap]] = {}
         self._closed = False
@@ -196,7 +196,7 @@ class CudaDevice(DeviceMemory):
             self._pinned.setdefault(block.nbytes, []).append(block)
 
 
-class Queue:
+class LaunchStream:
     """A stream as launchers see it (kernels/cuda/context.py)."""
 
     scratch: Array

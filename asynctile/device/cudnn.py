@@ -45,7 +45,7 @@ def load() -> Any:
 
 
 @dataclass(slots=True)
-class Plan:
+class AttentionGraph:
     """A built graph. tensors: in the order of the operands. heads: that it takes at a time."""
 
     graph: Any
@@ -65,7 +65,7 @@ class Cudnn:
         self.refused = ""
         self._library = library
         self._nbytes = nbytes
-        self._plans: dict[tuple[int, ...], Plan | None] = {}
+        self._plans: dict[tuple[int, ...], AttentionGraph | None] = {}
         self._handle = library.create_handle()
         library.set_stream(self._handle, stream)
 
@@ -113,7 +113,7 @@ class Cudnn:
             plan.graph.execute(pack, self.workspace, self._handle)
         return True
 
-    def _plan(self, operands: tuple[Array, ...], seqs: int, heads: int) -> Plan | None:
+    def _plan(self, operands: tuple[Array, ...], seqs: int, heads: int) -> AttentionGraph | None:
         """For as many heads at a time as fit into the workspace; None if cuDNN has nothing for graphs, or one is too many."""
         rows, columns = operands[0].shape
         if len(operands) > 5 and rows // seqs % WHOLE_TOKENS and self._library.backend_version() <= COPIES_LENGTHS:
@@ -140,7 +140,7 @@ class Cudnn:
             most = min(many - 1, max(1, many * self._nbytes // needed))
             many = next(count for count in range(most, 0, -1) if heads % count == 0)
 
-    def _build(self, backward: bool, shape: tuple[int, int, int, int], columns: int) -> Plan:
+    def _build(self, backward: bool, shape: tuple[int, int, int, int], columns: int) -> AttentionGraph:
         """A graph for tensors (heads, sequences, tokens, columns of a head) within rows of `columns`."""
         heads, seqs, tokens, hs = shape
         cudnn, kind = self._library, self._library.data_type
@@ -174,4 +174,4 @@ class Cudnn:
         graph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
         graph.check_support()
         graph.build_plans()
-        return Plan(graph, [*inputs.values(), *outputs], heads)
+        return AttentionGraph(graph, [*inputs.values(), *outputs], heads)

@@ -8,7 +8,7 @@ from typing import Any
 
 from asynctile.device import cudnn_trial
 from asynctile.device.cudnn import WORKSPACE_NBYTES, Cudnn, load
-from asynctile.device.probe import Memory
+from asynctile.device.probe import TrialDriver
 
 
 class KeptCudnn:
@@ -25,7 +25,7 @@ class KeptCudnn:
         self._refused = ""
         self._spare: list[Cudnn] = []
 
-    def take(self, memory: Memory, stream: int) -> tuple[Cudnn | None, str]:
+    def take(self, memory: TrialDriver, stream: int) -> tuple[Cudnn | None, str]:
         """cuDNN for `stream`, with a workspace from `memory`, or None; and in words what attention uses. Ends with `give`."""
         with self._lock:
             if self._refused:
@@ -42,7 +42,7 @@ class KeptCudnn:
                 raise
             return found, found.words
 
-    def give(self, cudnn: Cudnn, memory: Memory) -> None:
+    def give(self, cudnn: Cudnn, memory: TrialDriver) -> None:
         """Take back what an engine has done with; its stream may go."""
         memory.free(cudnn.workspace)
         cudnn.move(0, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.cudnn import WORKSPACE_NBYTES, Cudnn, load
-from asynctile.device.probe import Memory, fetch, place, wide
+from asynctile.device.probe import TrialDriver, fetch, place, wide
 from asynctile.errors import DeviceError
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.program.precision import BF16, FP32
@@ -21,7 +21,7 @@ TOLERANCE = {BF16: 2e-2, FP32: 1e-3}
 
 
 def try_cudnn(
-    memory: Memory, stream: int, load: Callable[[], Any] = load, nbytes: int = WORKSPACE_NBYTES
+    memory: TrialDriver, stream: int, load: Callable[[], Any] = load, nbytes: int = WORKSPACE_NBYTES
 ) -> tuple[Cudnn | None, str]:
     """cuDNN for `stream` with a workspace of `nbytes` from `memory`, or None; and in words what attention uses."""
     try:
@@ -42,7 +42,7 @@ def try_cudnn(
     return None, f"not used: cuDNN {cudnn.version} gives {wrong}" + cudnn.words.removeprefix(f"cuDNN {cudnn.version}")
 
 
-def wrong_attention(cudnn: Any, memory: Memory, stream: int) -> str | None:
+def wrong_attention(cudnn: Any, memory: TrialDriver, stream: int) -> str | None:
     """What is wrong with `attend` and `attend_backward` of `cudnn`, in words; None if what they do is right, and repeats."""
     used = False
     for seqs, tokens, heads, hs in CASES:
@@ -70,7 +70,8 @@ def wrong_attention(cudnn: Any, memory: Memory, stream: int) -> str | None:
 
 
 def _run(
-    run: Callable[..., bool], memory: Memory, stream: int, given: list[Any], wanted: list[np.ndarray], seqs: int, heads: int
+    run: Callable[..., bool], memory: TrialDriver, stream: int, given: list[Any], wanted: list[np.ndarray], seqs: int,
+    heads: int,
 ) -> list[np.ndarray] | None:
     """What it writes, poisoned before; None if it was not done. Statistics (g, R) are in the upper half of a tile."""
     results = []

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from asynctile.device.base import Recorder, Report, Workers
+from asynctile.device.base import GraphRecorder, Report, Workers
 from asynctile.program.grain import FINE, Grain
 from asynctile.program.operation import Operation
 from asynctile.storage.ground import Ground
@@ -59,7 +59,7 @@ class DryDevice(DryMemory):
         self.copies = 0
         self.kernels: dict[str, Callable[..., None]] = {}
         self.workers: Workers | None = None
-        self.recorder: Recorder | None = None
+        self.recorder: GraphRecorder | None = None
         self.host: HostMemory = DryMemory()
 
     def budget(self, wanted: int | None) -> int | None:

@@ -21,7 +21,7 @@ TOLERANCE = {BF16: 8e-3, FP32: 4e-3}
 Product = Callable[[Array, Array, Array, bool, bool, Array | None, Array | None], bool]
 
 
-class Memory(Protocol):
+class TrialDriver(Protocol):
     """The part of a driver that a trial needs."""
 
     def malloc(self, nbytes: int) -> int: ...
@@ -39,7 +39,7 @@ class Memory(Protocol):
     def synchronize(self, event: int) -> None: ...
 
 
-def wrong_product(product: Product, memory: Memory, stream: int) -> str | None:
+def wrong_product(product: Product, memory: TrialDriver, stream: int) -> str | None:
     """What is wrong with `product`, in words; None if every combination that it does is right, and the same twice."""
     for kind, out, ta, tb, with_source, with_bias in _cases():
         try:
@@ -65,7 +65,8 @@ def _cases() -> Iterator[tuple[Any, Any, bool, bool, bool, bool]]:
 
 
 def _run(
-    product: Product, memory: Memory, stream: int, kind: Any, out: Any, ta: bool, tb: bool, with_source: bool, with_bias: bool
+    product: Product, memory: TrialDriver, stream: int, kind: Any, out: Any, ta: bool, tb: bool, with_source: bool,
+    with_bias: bool,
 ) -> tuple[bytes, float] | None:
     """Bits and relative error of one product of the same random operands; None if it was not done."""
     rows, inner, columns = SHAPE
@@ -97,7 +98,7 @@ def wide(values: np.ndarray) -> np.ndarray:
     return (from_bf16(values) if values.dtype == BF16 else values).astype(np.float64)
 
 
-def place(value: np.ndarray, memory: Memory, stream: int, stack: ExitStack) -> Array:
+def place(value: np.ndarray, memory: TrialDriver, stream: int, stack: ExitStack) -> Array:
     """A copy of `value` on the device, for as long as `stack` is open."""
     address = memory.malloc(value.nbytes)
     stack.callback(memory.free, address)
@@ -106,13 +107,13 @@ def place(value: np.ndarray, memory: Memory, stream: int, stack: ExitStack) -> A
     return Array(address, value.shape, value.dtype)
 
 
-def fetch(target: np.ndarray, source: Array, memory: Memory, stream: int) -> None:
+def fetch(target: np.ndarray, source: Array, memory: TrialDriver, stream: int) -> None:
     """target = source, when all before it on `stream` is done."""
     memory.copy(target.ctypes.data, source.ptr, source.nbytes, stream)
     settle(memory, stream)
 
 
-def settle(memory: Memory, stream: int) -> None:
+def settle(memory: TrialDriver, stream: int) -> None:
     """Wait until all is done that `stream` was given."""
     event = memory.new_event()
     memory.record(event, stream)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asynctile.device.base import Recorder, Report, Workers
+from asynctile.device.base import GraphRecorder, Report, Workers
 from asynctile.kernels import cpu as kernels
 from asynctile.program.grain import FINE
 from asynctile.program.operation import Operation
@@ -33,7 +33,7 @@ class WorkerDevice(HostMemory):
         self._compute = Stream("compute", self._lock, self.threads)
         self._others: list[Stream] = []
         self.workers: Workers | None = Workers(self.threads)
-        self.recorder: Recorder | None = None
+        self.recorder: GraphRecorder | None = None
         self.host = HostMemory()
 
     def budget(self, wanted: int | None) -> int | None:

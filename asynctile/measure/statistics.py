@@ -10,7 +10,7 @@ from asynctile.schedule.turns import Party
 
 
 @dataclass(slots=True)
-class Counts:
+class Counters:
     """What was done on a share, counted by those who do it, on the device's loop. Never reset; steps as in Statistics."""
 
     steps: int = 0
@@ -34,7 +34,7 @@ class Queue:
     running: int
 
 
-class Traffic(NamedTuple):
+class StepTraffic(NamedTuple):
     """What of Statistics a step is told by: the fields of these names. It is taken twice a step, and Statistics takes 20 us."""
 
     stall_s: float
@@ -97,12 +97,12 @@ class Statistics:
     queues: tuple[Queue, ...] = ()
 
 
-def traffic(assembly: Assembly) -> Traffic:
+def traffic(assembly: Assembly) -> StepTraffic:
     """What was moved and waited for until now, and the peaks; safe from any thread."""
     tiers = assembly.tiers
     top, host, spill, player = tiers.top, tiers.host, tiers.spill, tiers.player
     linked = top is not host
-    return Traffic(
+    return StepTraffic(
         stall_s=tiers.device.stall_s() + (0.0 if player is None else player.stall_s),
         uploaded_bytes=top.loaded_nbytes if linked else 0,
         downloaded_bytes=(top.written_nbytes if linked else 0) + assembly.fetched_nbytes,
@@ -114,7 +114,7 @@ def traffic(assembly: Assembly) -> Traffic:
     )
 
 
-def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counts, turn: Party) -> Statistics:
+def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counters, turn: Party) -> Statistics:
     """The statistics at this moment; safe from any thread, and nothing is gone through but the streams."""
     tiers = assembly.tiers
     device, top, host, spill = tiers.device, tiers.top, tiers.host, tiers.spill

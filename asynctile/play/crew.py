@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 from asynctile.errors import BudgetError, DeviceError
 from asynctile.kernels.cpu import blas_memory
-from asynctile.play.state import State
+from asynctile.play.state import PlayState
 from asynctile.play.worker import work
 from asynctile.streams.stall import LEFT_BEHIND
 from asynctile.threads import start
@@ -34,7 +34,7 @@ class Crew:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.state: State | None = None
+        self.state: PlayState | None = None
         self.attached = 0  # how often something was
         self.closing = False
         self.was_refused = False
@@ -65,7 +65,7 @@ class Crew:
         is_whole.set_result(True)
         return True
 
-    def change(self, state: State | None) -> None:
+    def change(self, state: PlayState | None) -> None:
         """Let what was attached go: workers return from it when they have run what they run now."""
         with self.changed:
             before, self.state = self.state, state

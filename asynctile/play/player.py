@@ -18,9 +18,9 @@ from asynctile.errors import DeviceError
 from asynctile.play.crew import Crew, drop
 from asynctile.play.native import player_supported
 from asynctile.play.places import FAILED, OK, OUT, PENDING, RUNNING, SINCE, STALL
-from asynctile.play.state import State
+from asynctile.play.state import PlayState
 from asynctile.play.tables import OPERATION, Tables
-from asynctile.streams.event import Piece, StreamEvent
+from asynctile.streams.event import PendingWork, StreamEvent
 
 
 class Player:
@@ -42,7 +42,7 @@ class Player:
         self._crew = Crew()
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._finalizer = weakref.finalize(self, drop, self._crew, self._eventfd, os.getpid())
-        self._state: State | None = None
+        self._state: PlayState | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._events: dict[tuple[str, int], StreamEvent] = {}
         self._released = self._told_of = 0
@@ -63,7 +63,7 @@ class Player:
         if self._crew.closing or not self.hire():
             raise DeviceError("nobody can play: the engine was closed while it worked, or the system refused its threads")
         self._let_go()
-        self._state = State(tables, self.threads, self._rates, self._eventfd)
+        self._state = PlayState(tables, self.threads, self._rates, self._eventfd)
         self._state.hold(*self._held)
         self._crew.change(self._state)
 
@@ -155,7 +155,7 @@ class Player:
         return (0, 0) if state is None else state.depth
 
     @property
-    def running(self) -> Mapping[str, tuple[Piece, float]]:
+    def running(self) -> Mapping[str, tuple[PendingWork, float]]:
         """By thread, what runs now and since when, to some milliseconds."""
         state = self._state
         if state is None:
@@ -168,7 +168,7 @@ class Player:
         }
 
     @property
-    def waiting(self) -> Collection[Piece]:
+    def waiting(self) -> Collection[PendingWork]:
         """What is held, and released entries that wait for others, with those of them that are not over; operations first."""
         state = self._state
         if state is None:
@@ -196,10 +196,10 @@ class Player:
         if loop is None or not _post(loop, self._finalizer):
             self._finalizer()
 
-    def _piece(self, entry: int) -> Piece:
-        return Piece(StreamEvent(what=self._attached().tables.what[entry]))
+    def _piece(self, entry: int) -> PendingWork:
+        return PendingWork(StreamEvent(what=self._attached().tables.what[entry]))
 
-    def _attached(self) -> State:
+    def _attached(self) -> PlayState:
         if self._state is None:
             raise RuntimeError("the player has no tables; attach some first")
         return self._state

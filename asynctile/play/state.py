@@ -19,7 +19,7 @@ from asynctile.play.tables import COPY, OPERATION, Tables
 _libc = ctypes.CDLL(None)
 
 
-class State:
+class PlayState:
     """Tables, and the arrays that a run of them changes. `frame` has the addresses of all of these, for compiled code."""
 
     def __init__(self, tables: Tables, threads: int, rates: tuple[float, float], eventfd: int) -> None:

@@ -39,7 +39,7 @@ class Graph(NamedTuple):
     reals_from: Any
 
 
-class Run(NamedTuple):
+class RunArrays(NamedTuple):
     """What it changes."""
 
     control: Any
@@ -230,7 +230,7 @@ def _graph(frame: Any) -> Any:
 def _run(frame: Any) -> Any:
     n, stretches = frame[0], frame[1]
     a = frame[14:]
-    return Run(
+    return RunArrays(
         carray(native.at(a[0]), places.CONTROL, np.int64), carray(native.at(a[1]), 16, np.float64),
         carray(native.at(a[2]), n, np.int32), carray(native.at(a[3]), n, np.int8), carray(native.at(a[4]), n, np.int8),
         carray(native.at(a[5]), n, np.float64), carray(native.at(a[6]), n, np.float64),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asynctile.device.base import Node, Recorder
+from asynctile.device.base import GraphRecorder, Node
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.schedule.pieces import Aside, Piece, Pieces
 from asynctile.schedule.schedule import Arrays, Kind, Schedule, Scheduled
@@ -24,7 +24,7 @@ class Graphs:
     forget: call it when they are not run any more; else they go with this.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: GraphRecorder) -> None:
         self.recorder = recorder
         self.found: list[Any] = []
         self.nodes = 0
@@ -145,7 +145,7 @@ def items_of(pieces: Pieces) -> tuple[Item, ...]:
     return tuple(found)
 
 
-def _forget(recorder: Recorder, graphs: list[Any]) -> None:
+def _forget(recorder: GraphRecorder, graphs: list[Any]) -> None:
     for graph in graphs:
         recorder.forget(graph)
     graphs.clear()

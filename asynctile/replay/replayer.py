@@ -18,8 +18,7 @@ from asynctile.program.operation import Operation
 from asynctile.replay.recording import Item, Recording
 from asynctile.schedule.pieces import Aside, Piece
 from asynctile.schedule.schedule import Kind
-from asynctile.streams.event import Piece as Work
-from asynctile.streams.event import StreamEvent, StreamEvents
+from asynctile.streams.event import PendingWork, StreamEvent, StreamEvents
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RunAhead
 
@@ -147,11 +146,11 @@ class Replayer:
         return 0, 0
 
     @property
-    def running(self) -> Mapping[str, tuple[Work, float]]:
+    def running(self) -> Mapping[str, tuple[PendingWork, float]]:
         return {}
 
     @property
-    def waiting(self) -> Collection[Work]:
+    def waiting(self) -> Collection[PendingWork]:
         return ()
 
     def start(self) -> None:

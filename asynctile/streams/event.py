@@ -110,13 +110,13 @@ class Runner(Protocol):
     name: str
 
     @property
-    def waiting(self) -> Collection[Piece]: ...
+    def waiting(self) -> Collection[PendingWork]: ...
 
     @property
     def finished(self) -> int: ...
 
     @property
-    def running(self) -> Mapping[str, tuple[Piece, float]]: ...
+    def running(self) -> Mapping[str, tuple[PendingWork, float]]: ...
 
     @property
     def depth(self) -> tuple[int, int]:
@@ -145,7 +145,7 @@ class TaskRunner(TracedRunner, Protocol):
         """Under the lock: the last copy that `task` waited for is done. by: who moved it."""
 
 
-class Piece:
+class PendingWork:
     """A piece of work as a runner shows it: what it is, by its event; what it waits for, while it does; its order."""
 
     __slots__ = ("order", "event", "waits", "after")
@@ -157,7 +157,7 @@ class Piece:
         self.order = 0
 
 
-class StreamTask(Piece):
+class StreamTask(PendingWork):
     """Work that waits: for `waiting` events, `copies` of them copies. gate: of the share that it was enqueued for, or None.
 
     since, behind, ran: while it is traced, when it was enqueued, what it waited for last, and how it ran.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
-from asynctile.streams.event import Piece, Runner, StreamEvent
+from asynctile.streams.event import PendingWork, Runner, StreamEvent
 
 #: Logged of a thread, by name, that closing does not wait for any longer.
 LEFT_BEHIND = "%s hangs in its work and is left behind; it ends when that does"
@@ -42,7 +42,7 @@ def who() -> str:
     return name.partition(".<locals>")[0].replace("._", ".")
 
 
-def _waiter(piece: Piece) -> str:
+def _waiter(piece: PendingWork) -> str:
     before = [event for event in (*piece.waits, *piece.after) if not event.done]
     return f"{_name(piece.event)} {f'waits for {_names(before)}' if before else 'may not begin: its share has no turn'}"
 

@@ -8,7 +8,7 @@ import pytest
 
 from asynctile import Engine
 from asynctile.device import cupy_driver, open_device
-from asynctile.device.cublas_lt import CublasLt, Plan
+from asynctile.device.cublas_lt import CublasLt, GemmPlan
 from asynctile.device.cuda_memory import PinnedMemory
 from asynctile.device.driver import OutOfMemory
 from asynctile.errors import BudgetError, DeviceError
@@ -115,7 +115,7 @@ def test_what_a_library_has_no_way_for_is_said_also_after_its_trial(monkeypatch)
     driver = cupy_driver.open_driver("cuda:0")
     assert driver.epilogues == driver.attention == "not tried yet"
     driver._lt = object.__new__(CublasLt)
-    driver._lt._plans = {((8, 16), (16, 24), (8, 24), 4, 4, False, False, False, True): Plan(None, (), None)}
+    driver._lt._plans = {((8, 16), (16, 24), (8, 24), 4, 4, False, False, False, True): GemmPlan(None, (), None)}
     assert driver.epilogues == "cuBLASLt"
     driver._lt._plans[(8, 16), (24, 16), (8, 24), 2, 2, False, True, True, True] = None
     assert driver.epilogues == ("cuBLASLt, without an algorithm for 1 of 2 shapes "

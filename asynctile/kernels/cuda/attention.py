@@ -15,7 +15,7 @@ PADDED = (32, 64, 96, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """A family of kernels for one dtype and head size.
 
     suffix: ends their names; rows: that a block owns; shared, shared_backward: bytes of dynamic shared memory.
@@ -27,15 +27,15 @@ class Way:
     shared_backward: int
 
 
-def way(q: Array, hs: int) -> Way:
+def way(q: Array, hs: int) -> Variant:
     """Tensor cores where dtype and head size allow; the sizes are those in attention_fragments.cu and attention_plain.cu."""
     if q.dtype.kind != "u" or hs % 8 or hs > PADDED[-1]:
         block = 64 * 68 * 4
-        return Way(f"plain_{suffix(q)}", 64, 3 * block, 5 * block)
+        return Variant(f"plain_{suffix(q)}", 64, 3 * block, 5 * block)
     padded = next(size for size in PADDED if hs <= size)
     rows, passing = (128, 64) if padded <= 64 else (64, 32)
     row = 2 * (padded + 8)
-    return Way(f"mma_{padded}", rows, (rows + 4 * 64) * row, (2 * rows + 4 * passing) * row + 4 * passing * 4)
+    return Variant(f"mma_{padded}", rows, (rows + 4 * 64) * row, (2 * rows + 4 * passing) * row + 4 * passing * 4)
 
 
 def attention(
