@@ -18,7 +18,7 @@ from asynctile.layers.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class AttentionActivations:
     """What backward needs: qkv and out (R, g hs), stats (2 g, R) with the log-sum-exp."""
 
     qkv: Grid
@@ -26,10 +26,10 @@ class Kept:
     stats: Grid
 
 
-def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, residual: Grid, out: Grid) -> Kept:
+def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, residual: Grid, out: Grid) -> AttentionActivations:
     """out = residual + attention(x)."""
     tiling = recording.tiling
-    kept = Kept(
+    kept = AttentionActivations(
         recording.grid(f"{layer}.qkv", tiling["sections"]),
         recording.grid(f"{layer}.out", tiling["heads"]),
         recording.per_head(f"{layer}.stats", 2),
@@ -47,7 +47,7 @@ def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, resi
 
 
 def backward(
-    recording: Recording, rows: Sequence[Row], layer: str, kept: Kept, x: Grid, dresidual: Grid, dinp: Grid
+    recording: Recording, rows: Sequence[Row], layer: str, kept: AttentionActivations, x: Grid, dresidual: Grid, dinp: Grid
 ) -> None:
     """dinp (+)= the gradient of x, from that of the residual stream behind attention; the groups in reverse."""
     tiling = recording.tiling
@@ -70,7 +70,7 @@ def _sections(recording: Recording, group: int) -> tuple[int, int, int]:
     return group, groups + group, 2 * groups + group
 
 
-def _attend(recording: Recording, rows: Sequence[Row], kept: Kept, group: int) -> None:
+def _attend(recording: Recording, rows: Sequence[Row], kept: AttentionActivations, group: int) -> None:
     q, k, v = _sections(recording, group)
     heads = recording.heads(group)
     qkv = kept.qkv
@@ -84,7 +84,7 @@ def _attend(recording: Recording, rows: Sequence[Row], kept: Kept, group: int) -
 
 
 def _attend_cached(
-    recording: Recording, cached: Cached, rows: Sequence[Row], layer: str, kept: Kept, group: int
+    recording: Recording, cached: Cached, rows: Sequence[Row], layer: str, kept: AttentionActivations, group: int
 ) -> None:
     """Page by page, in order of number; each takes the keys and values of new rows in before it is read."""
     q, k, v = _sections(recording, group)
@@ -99,7 +99,7 @@ def _attend_cached(
 
 
 def _attend_backward(
-    recording: Recording, rows: Sequence[Row], layer: str, kept: Kept, dout: Grid, dqkv: Grid, group: int
+    recording: Recording, rows: Sequence[Row], layer: str, kept: AttentionActivations, dout: Grid, dqkv: Grid, group: int
 ) -> None:
     """For each key tile all query tiles that meet it: dk and dv stay, dq streams by. Whole sequences meet themselves only."""
     q, k, v = _sections(recording, group)

@@ -14,7 +14,7 @@ from asynctile.layers.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class BlockActivations:
     """What backward needs of one block and pass, all of it by row tile.
 
     x: the block's input; middle: the residual stream between its halves; stats_1, stats_2: of the two layernorms, the
@@ -23,13 +23,13 @@ class Kept:
 
     x: Grid
     stats_1: Grid
-    attention: attention.Kept
+    attention: attention.AttentionActivations
     middle: Grid
     stats_2: Grid | None = None
     hidden: Grid | None = None
 
 
-def forward(recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out: Grid) -> Kept:
+def forward(recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out: Grid) -> BlockActivations:
     """out = block(x)."""
     kept = again(recording, rows, layer, x)
     normed, stats_2 = layernorm.forward(recording, rows, kept.middle, f"h.{layer}.ln_2")
@@ -37,15 +37,15 @@ def forward(recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out:
     return replace(kept, stats_2=stats_2, hidden=hidden)
 
 
-def again(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> Kept:
+def again(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> BlockActivations:
     """The block as far as backward needs it computed again: up to ln_2."""
     normed, stats_1 = layernorm.forward(recording, rows, x, f"h.{layer}.ln_1")
     middle = recording.residual(f"h.{layer}.middle")
     attended = attention.forward(recording, rows, f"h.{layer}.attn", normed, x, middle)
-    return Kept(x, stats_1, attended, middle)
+    return BlockActivations(x, stats_1, attended, middle)
 
 
-def backward(recording: Recording, rows: Sequence[Row], layer: int, kept: Kept, dx: Grid) -> None:
+def backward(recording: Recording, rows: Sequence[Row], layer: int, kept: BlockActivations, dx: Grid) -> None:
     """dx, in place: from the gradient of the block's output to that of its input."""
     stats_2 = kept.stats_2
     if stats_2 is None:

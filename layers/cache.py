@@ -14,7 +14,7 @@ from asynctile.storage.demand import align
 from asynctile.storage.tile import Tile
 
 
-class Cache:
+class KVCache:
     """Tiles by layer and group of heads, made when they are first asked for; they have no bytes until somebody stores some.
 
     positions: of a page. page_nbytes: of one page's tiles, in all layers.

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from asynctile.layers.data_source import Source, open_source
+from asynctile.layers.data_source import DataSource, open_source
 from asynctile.layers.entropy import bigram_loss
 from asynctile.layers.rows import MOST_TOKENS
 from asynctile.layers.text import TextSource
@@ -26,7 +26,7 @@ from asynctile.storage.input import shown
 __all__ = [
     "IGNORED",
     "Batches",
-    "Source",
+    "DataSource",
     "TextSource",
     "TokenFile",
     "TokenView",

@@ -16,10 +16,10 @@ from asynctile.layers.text import TEXT_FIELD, TextSource
 from asynctile.layers.tokenizer import Tokenizer
 from asynctile.layers.tokens import Progress, TokenFile
 
-__all__ = ["TEXT_FIELD", "Source", "open_source"]
+__all__ = ["TEXT_FIELD", "DataSource", "open_source"]
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """What was named as data, for training or for validation. `nbytes`: of its files."""
 
     path: Path
@@ -44,7 +44,7 @@ class Source(Protocol):
         """
 
 
-def open_source(path: str | os.PathLike[str] | None, text_field: str = TEXT_FIELD) -> Source:
+def open_source(path: str | os.PathLike[str] | None, text_field: str = TEXT_FIELD) -> DataSource:
     """The data that `path` names: of a .bin tokens, of anything else text; None: the source of Python's standard library.
 
     Looks at files, and reads none whole.

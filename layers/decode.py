@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.architectures import architecture_of
-from asynctile.layers.cache import Cache
+from asynctile.layers.cache import KVCache
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.recording import Cached, Recording
 from asynctile.layers.rows import Rows
@@ -37,7 +37,7 @@ class Decoding(Recording):
 
     product = staticmethod(gemm_rows)
 
-    def __init__(self, parameters: Parameters, cache: Cache, rows: int, pages: int, wanted: int) -> None:
+    def __init__(self, parameters: Parameters, cache: KVCache, rows: int, pages: int, wanted: int) -> None:
         super().__init__("decode", parameters, _rows(parameters, rows))
         self.wanted = _rows(parameters, wanted)
         given = self.program.input
@@ -49,7 +49,7 @@ class Decoding(Recording):
         )
 
 
-def record_decode(parameters: Parameters, cache: Cache, *, rows: int, pages: int, wanted: int) -> Program:
+def record_decode(parameters: Parameters, cache: KVCache, *, rows: int, pages: int, wanted: int) -> Program:
     """A pure function of its arguments. rows: at most the most of a row tile; pages: 0 .. pages - 1 of `cache` are visited.
 
     Inputs: see `inputs_of`. outputs["logits"]: float32 (wanted, V), of the first rows.

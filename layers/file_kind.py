@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["HEAD_NBYTES", "Kind", "kind_of"]
+__all__ = ["HEAD_NBYTES", "FileKind", "kind_of"]
 
 #: what is looked at
 HEAD_NBYTES = 8192
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """What is no text: its name in a sentence, and what to do about it."""
 
     name: str
@@ -24,20 +24,20 @@ class Kind:
 _NAME_TEXT = "name a text file, a .jsonl or a folder of them"
 
 
-def _packed(name: str, command: str) -> Kind:
-    return Kind(name, f"unpack it first, such as by {command}")
+def _packed(name: str, command: str) -> FileKind:
+    return FileKind(name, f"unpack it first, such as by {command}")
 
 
-def _table(name: str) -> Kind:
-    return Kind(name, "write its texts to a .jsonl file, one object a line, and name that")
+def _table(name: str) -> FileKind:
+    return FileKind(name, "write its texts to a .jsonl file, one object a line, and name that")
 
 
-def _other(name: str) -> Kind:
-    return Kind(name, _NAME_TEXT)
+def _other(name: str) -> FileKind:
+    return FileKind(name, _NAME_TEXT)
 
 
-def _wide(name: str) -> Kind:
-    return Kind(f"text in {name}", f"write it in UTF-8, such as by iconv -f {name} -t UTF-8")
+def _wide(name: str) -> FileKind:
+    return FileKind(f"text in {name}", f"write it in UTF-8, such as by iconv -f {name} -t UTF-8")
 
 
 #: The longer before those that they begin with. Each has a byte that text has not, or is a line that no text begins with.
@@ -57,7 +57,7 @@ _SIGNATURES = (
 _IN_BINARY = ((b"PAR1", _table("a Parquet file")), (b"GIF8", _other("a GIF picture")), (b"RIFF", _other("sound or a picture")))
 
 
-def kind_of(head: bytes) -> Kind | None:
+def kind_of(head: bytes) -> FileKind | None:
     """What a file is whose first HEAD_NBYTES are `head`; None: text, as far as these show."""
     for signature, kind in _SIGNATURES:
         if head.startswith(signature):

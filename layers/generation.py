@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.layers.requests import Request
-from asynctile.layers.sampling import Context, Sampler
+from asynctile.layers.sampling import RecentTokens, Sampler
 from asynctile.layers.serving import Serving
 
 
@@ -36,7 +36,7 @@ async def written(
                 yield token.id
         finally:
             reader.close()
-    window = Context(tokens, block_size)
+    window = RecentTokens(tokens, block_size)
     for _ in range(count - cached):
         found: Any = await logits(window.padded())
         tokens.append(sampler.choose(found[0, len(window) - 1], tokens))

@@ -26,7 +26,7 @@ from asynctile.storage.input import shown
 MULTIPLE = 32
 
 
-class Context:
+class RecentTokens:
     """The last `most` tokens of a text."""
 
     def __init__(self, tokens: Iterable[int], most: int) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from asynctile.errors import AsynctileError, BudgetError, DeviceError, TornModelError
 from asynctile.events import CANCELLED, FAILED
 from asynctile.layers.batching import BUCKETS, bucket_of, plan
-from asynctile.layers.cache import Cache
+from asynctile.layers.cache import KVCache
 from asynctile.layers.decode import inputs_of, record_decode
 from asynctile.layers.pages import Pages
 from asynctile.layers.programs import Programs
@@ -49,7 +49,7 @@ class Serving:
     """
 
     def __init__(self, source: Source, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
-        self.cache = Cache(source.parameters)
+        self.cache = KVCache(source.parameters)
         self._source = source
         self._share = source.share
         self._most = most

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from asynctile.layers.file_kind import HEAD_NBYTES, Kind, kind_of
+from asynctile.layers.file_kind import HEAD_NBYTES, FileKind, kind_of
 from asynctile.layers.jsonl import SUFFIX, read_texts
 from asynctile.layers.tokenizer import Tokenizer
-from asynctile.layers.tokens import Piece, Progress, TokenFile, tokenise
+from asynctile.layers.tokens import Progress, TextPiece, TokenFile, tokenise
 from asynctile.storage.input import open_file, shown
 
 __all__ = ["PIECE_NBYTES", "TEXT_FIELD", "TextSource"]
@@ -97,7 +97,7 @@ class TextSource:
         """The text of `read`, without what stands between documents."""
         return (piece.text for piece in self.read())
 
-    def read(self) -> Iterator[Piece]:
+    def read(self) -> Iterator[TextPiece]:
         """The text in order, in pieces of at most PIECE_NBYTES that never cut a UTF-8 character, nor a line if it fits, and
         never hold the text of two documents.
 
@@ -120,17 +120,17 @@ class TextSource:
                 raise _unreadable(error) from error
 
 
-def _pieces(file: BinaryIO, begins: bool, done: int) -> Iterator[Piece]:
+def _pieces(file: BinaryIO, begins: bool, done: int) -> Iterator[TextPiece]:
     """The text of a file in pieces; `begins`: with a document. done: bytes before it."""
     rest = b""
     while block := file.read(PIECE_NBYTES - len(rest)):
         buffer = rest + block
         cut = _cut(buffer)
         done += cut
-        yield Piece(buffer[:cut], begins, done)
+        yield TextPiece(buffer[:cut], begins, done)
         rest, begins = buffer[cut:], False
     if rest:
-        yield Piece(rest, begins, done + len(rest))
+        yield TextPiece(rest, begins, done + len(rest))
 
 
 def _cut(buffer: bytes) -> int:
@@ -167,7 +167,7 @@ def _walk(root: Path, skip: set[str]) -> Iterator[Path]:
         yield from (Path(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
-def _files(path: Path) -> list[tuple[Path, Kind | None]]:
+def _files(path: Path) -> list[tuple[Path, FileKind | None]]:
     """Each file with what it is, None: text."""
     if not path.is_dir():
         return [(path, _kind(path))]
@@ -178,6 +178,6 @@ def _library_files(path: Path) -> list[tuple[Path, None]]:
     return [(file, None) for file in _walk(path, _NOT_LIBRARY) if file.suffix == ".py" and file.is_file()]
 
 
-def _kind(path: Path) -> Kind | None:
+def _kind(path: Path) -> FileKind | None:
     with open_file(path) as file:
         return kind_of(file.read(HEAD_NBYTES))

@@ -24,7 +24,7 @@ from asynctile.storage.folder import encode_json, read_json, write_file
 from asynctile.storage.input import open_file, shown
 from asynctile.storage.inside import Folder, write_whole
 
-__all__ = ["Piece", "Progress", "Text", "TokenFile", "TokenView", "Tokens", "open_tokens", "refer", "split", "tokenise"]
+__all__ = ["Progress", "Text", "TextPiece", "TokenFile", "TokenView", "Tokens", "open_tokens", "refer", "split", "tokenise"]
 
 #: called with bytes done and bytes in all
 Progress = Callable[[int, int], None]
@@ -44,7 +44,7 @@ class Tokens(Protocol):
     def __getitem__(self, part: slice, /) -> NDArray[Any]: ...
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A part of a text that a tokenizer gets by itself."""
 
     text: bytes
@@ -61,7 +61,7 @@ class Text(Protocol):
     nbytes: int
     fingerprint: str
 
-    def read(self) -> Iterator[Piece]:
+    def read(self) -> Iterator[TextPiece]:
         """The text in order: a pure function of it."""
 
 

@@ -22,13 +22,13 @@ import numpy as np
 
 from asynctile.storage.container import ALIGNMENT, RawFile, aligned_array
 
-__all__ = ["FAULTS", "SURVIVED", "SURVIVED_LASTING", "Armed", "Fault", "Faults"]
+__all__ = ["FAULTS", "SURVIVED", "SURVIVED_LASTING", "Armed", "FaultKind", "Faults"]
 
 Direction = Literal["read", "write"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class FaultKind:
     """A kind of fault, and what a correct tier makes of it."""
 
     #: What the disk does.
@@ -46,18 +46,18 @@ _READ: frozenset[Direction] = frozenset({"read"})
 _WRITE: frozenset[Direction] = frozenset({"write"})
 
 # fmt: off
-FAULTS: dict[str, Fault] = {
-    "eio_read":     Fault(to=_READ, once=True, lasting=False, raised_by="read", what="a read fails with EIO"),
-    "eio_write":    Fault(to=_WRITE, once=True, lasting=False, raised_by="write", what="a write fails with EIO"),
-    "enospc":       Fault(to=_WRITE, once=False, lasting=False, raised_by="write", what="a write fails with ENOSPC"),
-    "short_read":   Fault(to=_READ, once=True, lasting=True, raised_by=None, what="half is read, and said so"),
-    "short_write":  Fault(to=_WRITE, once=True, lasting=True, raised_by=None, what="half is written, and said so"),
-    "torn_write":   Fault(to=_WRITE, once=False, lasting=False, raised_by="read", what="half is written, all is reported"),
-    "lost_write":   Fault(to=_WRITE, once=False, lasting=False, raised_by="read", what="nothing is written, all is reported"),
-    "flip_read":    Fault(to=_READ, once=True, lasting=False, raised_by="read", what="a bit flips on the way from the disk"),
-    "flip_written": Fault(to=_WRITE, once=False, lasting=False, raised_by="read", what="a bit is another one on the disk"),
-    "slow":         Fault(to=_READ | _WRITE, once=True, lasting=True, raised_by=None, what="a transfer takes delay_s longer"),
-    "gone":         Fault(to=_READ | _WRITE, once=False, lasting=False, raised_by="read", what="the file is cut to nothing"),
+FAULTS: dict[str, FaultKind] = {
+    "eio_read": FaultKind(to=_READ, once=True, lasting=False, raised_by="read", what="a read fails with EIO"),
+    "eio_write": FaultKind(to=_WRITE, once=True, lasting=False, raised_by="write", what="a write fails with EIO"),
+    "enospc": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="write", what="a write fails with ENOSPC"),
+    "short_read": FaultKind(to=_READ, once=True, lasting=True, raised_by=None, what="half is read, and said so"),
+    "short_write": FaultKind(to=_WRITE, once=True, lasting=True, raised_by=None, what="half is written, and said so"),
+    "torn_write": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="half is written, all is reported"),
+    "lost_write": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="nothing is written, all is reported"),
+    "flip_read": FaultKind(to=_READ, once=True, lasting=False, raised_by="read", what="a bit flips on the way from the disk"),
+    "flip_written": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="a bit is another one on the disk"),
+    "slow": FaultKind(to=_READ | _WRITE, once=True, lasting=True, raised_by=None, what="a transfer takes delay_s longer"),
+    "gone": FaultKind(to=_READ | _WRITE, once=False, lasting=False, raised_by="read", what="the file is cut to nothing"),
 }
 # fmt: on
 

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from asynctile.storage.errors import CheckpointError
 from asynctile.storage.header import FLOATS, TensorEntry
 
-__all__ = ["Index", "Piece", "find_piece", "read_all", "write_all"]
+__all__ = ["Index", "Rectangle", "find_piece", "read_all", "write_all"]
 
 #: one slice of step 1 a dimension; dimensions that are left out are whole
 Index = tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Rectangle:
     """A rectangle of a tensor as `count` runs of `run` bytes, the first at byte `offset` of the file,
     `stride` bytes apart.
     """
@@ -49,7 +49,7 @@ class Piece:
                 yield self.offset + n * self.stride, flat[n * self.run : (n + 1) * self.run]
 
 
-def find_piece(entry: TensorEntry, index: Index) -> Piece:
+def find_piece(entry: TensorEntry, index: Index) -> Rectangle:
     """Where the rectangle `index` (clipped, like numpy's) of a tensor lies; ValueError if it does not fit."""
     shape, item_nbytes = entry.shape, FLOATS[entry.dtype].itemsize
     if len(shape) > 2:
@@ -71,8 +71,8 @@ def find_piece(entry: TensorEntry, index: Index) -> Piece:
     row, rows = (bounds[0][0], sizes[0]) if len(shape) == 2 else (0, 1)
     offset = entry.offset + (row * width + column) * item_nbytes
     if columns == width:  # whole rows follow each other in the file
-        return Piece(sizes, offset, rows * width * item_nbytes, 1, 0)
-    return Piece(sizes, offset, columns * item_nbytes, rows, width * item_nbytes)
+        return Rectangle(sizes, offset, rows * width * item_nbytes, 1, 0)
+    return Rectangle(sizes, offset, columns * item_nbytes, rows, width * item_nbytes)
 
 
 def write_all(fd: int, view: memoryview, offset: int) -> None:

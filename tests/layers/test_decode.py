@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from asynctile import Engine
 from asynctile.layers import GPT2
-from asynctile.layers.cache import Cache
+from asynctile.layers.cache import KVCache
 from asynctile.layers.decode import Span, inputs_of, record_decode
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.parameters import Parameters
@@ -30,7 +30,7 @@ class Decoder:
 
     def __init__(self, model: GPT2, numbers: Sequence[Sequence[int]]) -> None:
         self.model, self.numbers = model, [tuple(pages) for pages in numbers]
-        self.cache = Cache(model.parameters)
+        self.cache = KVCache(model.parameters)
         self.most = max(map(max, numbers)) + 1
         self.tokens = texts(model)
         self.logits: dict[tuple[int, int], bytes] = {}
@@ -62,14 +62,14 @@ class Decoder:
 
 def texts(model: GPT2) -> NDArray[np.int32]:
     """Of three pages and a token, if block_size allows."""
-    length = min(model.config.block_size, 3 * Cache(model.parameters).positions + 1)
+    length = min(model.config.block_size, 3 * KVCache(model.parameters).positions + 1)
     return np.random.default_rng(3).integers(0, model.config.vocab_size, (2, length), np.int32)
 
 
 async def decoded(model: GPT2, way: str) -> dict[tuple[int, int], bytes]:
     """Logits of both texts by (text, position)."""
     length, both = texts(model).shape[1], range(2)
-    each = -(-length // Cache(model.parameters).positions)
+    each = -(-length // KVCache(model.parameters).positions)
     if way == "token by token, one after the other, pages in a row":
         decoder = Decoder(model, [range(each), range(each, 2 * each)])
         await decoder.store(0.0)
@@ -124,7 +124,7 @@ async def test_tiles_of_one_row_have_a_cache_as_well() -> None:
 
 def recorded(shape: Shape, rows: int, pages: int) -> tuple[Parameters, list[Any]]:
     parameters = Parameters(shape.config, Tiling(shape.config, shape.tile))
-    program = record_decode(parameters, Cache(parameters), rows=rows, pages=pages, wanted=min(rows, 4))
+    program = record_decode(parameters, KVCache(parameters), rows=rows, pages=pages, wanted=min(rows, 4))
     return parameters, list(program.entries)
 
 
@@ -146,7 +146,7 @@ def test_weights_are_visited_in_one_order_whatever_the_rows_and_pages() -> None:
 def test_generation_needs_no_more_at_once_than_training(name: str, pages: int) -> None:
     shape = SHAPES[name]
     parameters = Parameters(shape.config, Tiling(shape.config, shape.tile))
-    cache = Cache(parameters)
+    cache = KVCache(parameters)
     rows = min(64, parameters.tiling.row_tokens)
     program = record_decode(parameters, cache, rows=rows, pages=pages, wanted=min(16, rows))
     needed = demand_of([program], [*parameters.states(), *cache.tiles(0, pages)]).floor_nbytes

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.layers import GPT2Config
-from asynctile.layers.cache import Cache
+from asynctile.layers.cache import KVCache
 from asynctile.layers.pages import MOST_POSITIONS, Pages, page_positions
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.tiling import Tiling
@@ -52,7 +52,7 @@ def test_keys_and_values_of_a_page_are_no_taller_than_a_tile(tile: int, block_si
 
 def test_a_page_is_a_tile_for_each_layer_and_group_of_heads() -> None:
     config = GPT2Config(n_layer=2, n_head=5, n_embd=40, block_size=50, vocab_size=9)
-    cache = Cache(Parameters(config, Tiling(config, 20)))
+    cache = KVCache(Parameters(config, Tiling(config, 20)))
     pages = cache.pages(3)
     assert [tile.name for tile in pages["h.1.attn", 2]] == [f"h.1.attn.kv[2].page {number}" for number in range(3)]
     assert {tile.shape for tile in pages["h.0.attn", 0]} == {(20, 16)}

@@ -16,7 +16,7 @@ from asynctile.layers import jsonl
 from asynctile.layers import text as text_module
 from asynctile.layers.data import TextSource, open_source
 from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, train_bpe
-from asynctile.layers.tokens import Piece
+from asynctile.layers.tokens import TextPiece
 
 
 @pytest.fixture
@@ -273,4 +273,5 @@ def test_a_file_whose_documents_are_empty_has_no_tokens(tmp_path):
 def test_what_stands_in_pieces_says_how_far_the_files_are_read(tmp_path):
     (tmp_path / "a.txt").write_text("aaaa")
     (tmp_path / "b.jsonl").write_text(lines({"text": "b"}, {"text": "c"}))
-    assert list(open_source(tmp_path).read()) == [Piece(b"aaaa", False, 4), Piece(b"b", True, 18), Piece(b"c", True, 32)]
+    pieces = [TextPiece(b"aaaa", False, 4), TextPiece(b"b", True, 18), TextPiece(b"c", True, 32)]
+    assert list(open_source(tmp_path).read()) == pieces
