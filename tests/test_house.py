@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -46,6 +47,8 @@ TYPES = {"dtype", "float32", "uint16"}
 #: Modules of pure floors that compute with arrays of offsets and times, of which there are many; still none of a tile's bytes.
 ARITHMETIC = {"asynctile.schedule.state", "asynctile.schedule.uses", "asynctile.schedule.walk"}
 LONGEST = 300
+#: Names of more than one class. A player is one on purpose: the protocol and what keeps it.
+SHARED_NAMES = {"Block", "Player", "Recording"}
 
 
 def floor_of(module: str) -> str:
@@ -231,6 +234,11 @@ def test_each_folder_of_modules_is_a_package() -> None:
     """setuptools leaves a folder without __init__.py out of the wheel, silently."""
     without = {path.parent for path in SOURCES.values() if not (path.parent / "__init__.py").exists()}
     assert not without
+
+
+def test_a_name_is_one_class() -> None:
+    counts = Counter(node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert {name for name, count in counts.items() if count > 1} <= SHARED_NAMES
 
 
 def test_one_version() -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from asynctile import Statistics
 from asynctile.cli.figures import Shown, as_counts, figures_of, line_of, lines_of, tiers_of
-from asynctile.cli.pace import Ahead, Pace
+from asynctile.cli.pace import Ahead, RunPace
 from asynctile.cli.terminal import printable
 from asynctile.layers import StepReport
 from asynctile.layers.evaluation import Evaluation
@@ -81,13 +81,13 @@ class _Shown:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._pace: Pace | None = None
+        self._pace: RunPace | None = None
 
     def note(self, text: str) -> None:
         _print(self._console, text)
 
     def begin(self, ahead: Ahead) -> None:
-        self._pace = Pace(ahead)
+        self._pace = RunPace(ahead)
 
     def step(self, report: StepReport) -> None:
         if self._pace is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from asynctile import Statistics
-from asynctile.cli.pace import Pace
+from asynctile.cli.pace import RunPace
 from asynctile.layers import StepReport
 from asynctile.layers.evaluation import Evaluation
 from asynctile.storage.sizes import format_size
@@ -37,7 +37,7 @@ def as_share(done: int, total: int) -> str:
     return f"{done / total:.0%}"
 
 
-def figures_of(pace: Pace, last: StepReport, validated: tuple[int, Evaluation] | None) -> list[str]:
+def figures_of(pace: RunPace, last: StepReport, validated: tuple[int, Evaluation] | None) -> list[str]:
     """Of the last step and those before it. validated: the last validation, and behind which step it was."""
     figures = _losses(pace, last)
     if validated is not None:
@@ -46,7 +46,7 @@ def figures_of(pace: Pace, last: StepReport, validated: tuple[int, Evaluation] |
     return [*figures, f"lr {last.lr:.2e}", *_speeds(pace)]
 
 
-def line_of(pace: Pace, last: StepReport) -> str:
+def line_of(pace: RunPace, last: StepReport) -> str:
     """A step in a line below 100 characters: as many of its figures as fit, those of most worth first."""
     left = [] if pace.left is None else [f"{pace.left} left"]
     stalled = [] if pace.stalled is None else [f"stalled {pace.stalled:.0%}"]
@@ -54,12 +54,12 @@ def line_of(pace: Pace, last: StepReport) -> str:
     return lines_of(figures, _LINE)[0]
 
 
-def _losses(pace: Pace, last: StepReport) -> list[str]:
+def _losses(pace: RunPace, last: StepReport) -> list[str]:
     smoothed = [f"smoothed {pace.smoothed_loss:.4f}"] if math.isfinite(pace.smoothed_loss) else []
     return [f"loss {last.loss:.4f}", *smoothed]
 
 
-def _speeds(pace: Pace) -> list[str]:
+def _speeds(pace: RunPace) -> list[str]:
     utilization = [] if pace.utilization is None else [f"MFU {pace.utilization:.0%}"]
     return [f"{pace.tokens_per_s:,.0f} tokens/s", *utilization]
 

@@ -1,7 +1,7 @@
 """How fast a run goes and how long it still takes: seconds by kind of work, of the steps, validations and saves that are left.
 
-Covers `Pace`, which is told when each was done; what lies between two of these belongs to the second. Pure but for the clock,
-which is read at each of them and wherever the time left is asked for. How it is shown is display.py's.
+Covers `RunPace`, which is told when each was done; what lies between two of these belongs to the second. Pure but for the
+clock, which is read at each of them and wherever the time left is asked for. How it is shown is display.py's.
 
 The time left should settle early and stay. So the work of a kind is taken to last what it has lasted, its first time left out
 (programs are recorded, memory is touched first), later ones counting more: the n-th n - 1 times as much as the second. Steps by
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from asynctile.layers import StepReport
 
-__all__ = ["Ahead", "Pace"]
+__all__ = ["Ahead", "RunPace"]
 
 #: Steps of which speed and stalls are said.
 _RECENT_STEPS = 20
@@ -41,7 +41,7 @@ class Ahead:
     flops_per_s: float | None = None
 
 
-class Pace:
+class RunPace:
     """Of a run whose steps begin now."""
 
     def __init__(self, ahead: Ahead) -> None:

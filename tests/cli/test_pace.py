@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynctile.cli import pace as paces
-from asynctile.cli.pace import Ahead, Pace, Seconds
+from asynctile.cli.pace import Ahead, RunPace, Seconds
 
 
 class Clock:
@@ -44,7 +44,7 @@ def ahead(steps: int, **others: Any) -> Ahead:
 
 def of_a_run(clock: Clock, steps: int, every: int, step_s: Any, validation_s: Any, save_s: float) -> list[tuple[float, float]]:
     """What is said behind each step and what is true, in seconds."""
-    pace, said = Pace(ahead(steps, validate_every=every, save_every=2 * every)), []
+    pace, said = RunPace(ahead(steps, validate_every=every, save_every=2 * every)), []
 
     def validate(step: int) -> None:
         """Four batches; what a validation takes beyond 5 s is of the first."""
@@ -97,7 +97,7 @@ def test_it_follows_steps_that_become_slower(clock: Clock) -> None:
 
 
 def test_steps_by_coroutines_count_until_played_ones_were_timed(clock: Clock) -> None:
-    pace = Pace(ahead(1000, validate_every=1000, save_every=1000))
+    pace = RunPace(ahead(1000, validate_every=1000, save_every=1000))
     said = []
     lasted = [(9, False), (4, False), (4, False), (7, True), (1, True), (4, False), (1, True)]
     for step, (step_s, played) in enumerate(lasted, 1):
@@ -109,7 +109,7 @@ def test_steps_by_coroutines_count_until_played_ones_were_timed(clock: Clock) ->
 
 
 def test_the_time_left_goes_on_to_fall_within_a_step_and_waits_for_its_end(clock: Clock) -> None:
-    pace = Pace(ahead(10, validate_every=10, save_every=10))
+    pace = RunPace(ahead(10, validate_every=10, save_every=10))
     for step in range(1, 4):
         clock.now += 20.0
         pace.step(report(step))
@@ -121,7 +121,7 @@ def test_the_time_left_goes_on_to_fall_within_a_step_and_waits_for_its_end(clock
 
 
 def test_hours_are_written_as_hours(clock: Clock) -> None:
-    pace = Pace(ahead(1003, validate_every=2000, save_every=2000))
+    pace = RunPace(ahead(1003, validate_every=2000, save_every=2000))
     for step in range(1, 4):
         clock.now += 10.0
         pace.step(report(step))
@@ -145,7 +145,7 @@ def test_the_first_of_a_kind_is_left_out_and_later_ones_weigh_more(values: list[
 
 
 def test_the_smoothed_loss_is_a_mean_of_losses_that_are_numbers(clock: Clock) -> None:
-    pace = Pace(ahead(100))
+    pace = RunPace(ahead(100))
     assert math.isnan(pace.smoothed_loss)
     for step, loss in enumerate([4.0, math.nan, 4.0, math.inf, 4.0], 1):
         pace.step(report(step, loss=loss))
@@ -156,7 +156,7 @@ def test_the_smoothed_loss_is_a_mean_of_losses_that_are_numbers(clock: Clock) ->
 
 
 def test_speed_and_utilization_count_all_positions_as_the_models_arithmetic_does(clock: Clock) -> None:
-    known, unknown = Pace(ahead(10, flops_per_s=4e8)), Pace(ahead(10))
+    known, unknown = RunPace(ahead(10, flops_per_s=4e8)), RunPace(ahead(10))
     for pace in (known, unknown):
         pace.step(report(1, step_s=0.5))
         pace.step(report(2, step_s=1.5))
