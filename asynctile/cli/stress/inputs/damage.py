@@ -25,7 +25,7 @@ __all__ = ["Damage", "damage", "spoil"]
 
 Harm = Callable[[Site], None]
 _CONTENT, _DOCUMENT, _IMPOSTOR = 0.3, 0.4, 0.3
-_STRETCHED = "stretched to 1 TiB"
+_LARGE_NBYTES = 1 << 20
 _MENDED = 0.5
 #: A checkpoint that is not the newest, and files that nobody reads, are damaged less often.
 _SELDOM = 0.1
@@ -63,10 +63,9 @@ def spoil(site: Site) -> None:
     """Change a file in one to three places: what it says, or its bytes."""
     for _ in range(site.chance.choice((1, 1, 2, 3))):
         kinds = DOCUMENT if is_document(site) and site.chance.random() < _DOCUMENT / (_DOCUMENT + _CONTENT) else CONTENT
-        kind, do = _draw_from(kinds, site)
-        do(site)
-        if kind == _STRETCHED:
-            return  # too long to be read again
+        _draw_from(kinds, site)[1](site)
+        if site.path.stat().st_size > _LARGE_NBYTES:
+            return  # parsing it again would take seconds
 
 
 def _draw_path(copy: Path, order: Order, chance: random.Random) -> Path:
@@ -119,7 +118,7 @@ def _goes_with(kind: str, site: Site, typed: bool) -> bool:
         return is_weights(site)
     if kind == "planted path":
         return name in ("run.json", "model.safetensors.index.json")
-    if kind == _STRETCHED:
+    if kind == "stretched to 1 TiB":
         # A text of a tebibyte is no damage: reading it takes as long as it takes.
         return site.path.suffix != ".txt"
     return True
