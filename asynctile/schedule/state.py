@@ -91,7 +91,7 @@ def pair_at(table: int, number: int) -> Any:
     return record_at(table, number, PAIR)
 
 
-class Tables:
+class WalkState:
     """Those of an empty tier of `cap` bytes, for a walk through `uses`, by name; and the memory that they take.
 
     moves: for how many there is room. state (1,): the STATE.

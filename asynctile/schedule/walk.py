@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asynctile.schedule.state import Tables
+from asynctile.schedule.state import WalkState
 from asynctile.schedule.stays import walk
 from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import NEVER
@@ -57,7 +57,7 @@ class Walk:
         self._uses = uses
         room = 0 if home is None else 2 * len(uses.uses)
         while True:
-            self._tables = tables = Tables(uses, cap, room)
+            self._tables = tables = WalkState(uses, cap, room)
             tables.set(ahead=ahead, slack=slack, keeps=kept is not None, has_places=home is not None)
             _set_start(tables, start, kept, home)
             fits = walk(tables.address, False)
@@ -104,7 +104,7 @@ def inputs_alone(uses: Uses, cap: int) -> dict[int, Stay]:
 
 
 def _set_start(
-    tables: Tables, start: Mapping[int, Stay], kept: Collection[int] | None, home: Mapping[int, int] | None
+    tables: WalkState, start: Mapping[int, Stay], kept: Collection[int] | None, home: Mapping[int, int] | None
 ) -> None:
     tiles, numbers = tables["tiles"], list(start)
     if start:

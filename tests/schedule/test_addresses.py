@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asynctile.schedule import addresses
 from asynctile.schedule.addresses import NOWHERE
-from asynctile.schedule.state import Tables
+from asynctile.schedule.state import WalkState
 from asynctile.schedule.uses import ENTRY, USE
 from tests.schedule.paces import OVER_LINK
 
@@ -26,7 +26,7 @@ class Addresses:
     def __init__(self, nbytes: int, sizes: list[int], home: dict[int, int] | None = None) -> None:
         uses = SimpleNamespace(tiles=sizes, sizes=np.array(sizes), nbytes=np.array(sizes), entries=np.zeros(2, ENTRY),
                                uses=np.zeros(0, USE), has_link=True, pace=OVER_LINK)  # fmt: skip
-        self.tables = Tables(uses, nbytes, 0)  # type: ignore[arg-type]
+        self.tables = WalkState(uses, nbytes, 0)  # type: ignore[arg-type]
         self.state = self.tables.state[0]
         self.tables["tiles"]["home"][list(home or ())] = list((home or {}).values())
         self.sizes = sizes
