@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -27,9 +28,10 @@ from asynctile.lifetime import Lifetime
 from asynctile.loop.files import THREADS
 from asynctile.loop.thread import new_loop, under_shield
 from asynctile.loop.turns import Turn
+from asynctile.measure.known import machine_rates
 from asynctile.memory.spill_link import THREADS as TRANSFERS
 from asynctile.memory.tiers import TierOptions, Tiers
-from asynctile.schedule.rates import assumed
+from asynctile.schedule.rates import Rates, assumed
 from asynctile.share import Share
 from asynctile.storage.container import RawFile
 from asynctile.storage.host import HostMemory
@@ -54,9 +56,10 @@ class Engine(Traced):
     only, bytes a second each way. precision: "fp32", or on a GPU "tf32" or "bf16".
     prefetch: how far transfers run ahead of compute: for each unit 4 tiles (16 from the spill folder) are loaded before their
     use and as many slots kept free for the next, at most an eighth of the slots in all; 0 is the run without overlap.
-    watchdog: seconds without any progress after which waiting ends with StalledError; None waits for ever. wrap_spill: given
-    the spill file, returns what is used in its place (storage/faults.py). report: called while kernels are compiled, with
-    (kernel, ready, total), from a worker thread.
+    rates: by which is decided what moves, such as `rates` of another engine; if not given, those of this machine, which its
+    first engine measures and keeps in the user's cache. watchdog: seconds without any progress after which waiting ends with
+    StalledError; None waits for ever. wrap_spill: given the spill file, returns what is used in its place (storage/faults.py).
+    report: called while kernels are compiled, with (kernel, ready, total), from a worker thread.
 
     While an engine is open BLAS libraries of the process use one thread (threadpoolctl); that is undone on close.
     Raises ValueError or TypeError for wrong arguments, DeviceError for a device that is not there, and on opening TierError for
@@ -74,6 +77,7 @@ class Engine(Traced):
         link_rate: int | str | None = None,
         prefetch: int = 2,
         precision: str = "fp32",
+        rates: Rates | None = None,
         watchdog: float | None = 60.0,
         wrap_spill: Callable[[RawFile], RawFile] | None = None,
         report: Report | None = None,
@@ -81,6 +85,8 @@ class Engine(Traced):
     ) -> None:
         if not isinstance(device, str):
             raise TypeError(f"device is {shown(device)}: expected a name such as 'auto', 'cpu', 'emulated' or 'cuda:0'")
+        if rates is not None and not isinstance(rates, Rates):
+            raise TypeError(f"rates is {shown(rates)}: expected the rates of another engine, or None for those of this machine")
         if not isinstance(precision, str):
             raise TypeError(f"precision is {shown(precision)}: expected 'fp32', 'tf32' or 'bf16'")
         if spill is not None and not isinstance(spill, str | os.PathLike):
@@ -112,12 +118,15 @@ class Engine(Traced):
             in_ram, remedy = room.share, room.remedy
             if on_device is not None and isinstance(opened, HostMemory):  # which is RAM as well
                 in_ram -= min(on_device, room.share // 2)
-        life = Lifetime(opened, folder, make_loop, report)
+        supposed = assumed(opened.name, precision) if rates is None else rates
+        find = partial(machine_rates, opened, precision, on_device) if rates is None else None
+        life = Lifetime(opened, folder, make_loop, report, supposed, find)
         super().__init__(life, "the engine", life.tell, precision, prefetch)
         self.options = TierOptions(
             device_memory=on_device, host_memory=in_ram, prefetch=prefetch, watchdog=watchdog, host_remedy=remedy,
-            rates=assumed(opened.name, precision).limited(rate),
+            rates=supposed.limited(rate),
         )  # fmt: skip
+        self._link_rate = rate
         #: by name
         self._lent: dict[str, LentShare] = {}
         self._count_lent = itertools.count(1)
@@ -146,6 +155,8 @@ class Engine(Traced):
         if life.trace is not None:
             life.trace.attach(life.device.streams())
         await life.begin()
+        tiers.rates = life.rates.limited(self._link_rate)
+        self.options = replace(self.options, rates=tiers.rates)
         now, seconds = self.statistics(), time.monotonic() - began
         caps = now.device_memory_bytes, now.host_memory_bytes, now.spill_limit_bytes
         logger.info("the engine on %s is open after %.1f s: device_memory %s, host_memory %s, spill_limit %s bytes",

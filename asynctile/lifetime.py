@@ -26,8 +26,10 @@ from asynctile.loop.background import Background
 from asynctile.loop.keeper import Keeper, ended
 from asynctile.loop.thread import CLOSED, LoopThread, may_wait
 from asynctile.loop.turns import Turns
+from asynctile.measure.known import Run
 from asynctile.measure.trace import Trace
 from asynctile.memory.tiers import Tiers
+from asynctile.schedule.rates import Rates
 from asynctile.storage.limits import expect_room_to_open
 from asynctile.storage.spill import SpillTier
 
@@ -48,6 +50,7 @@ class Lifetime:
 
     is_open: from the end of opening to the beginning of closing. hub: the readers of what is told. tell: for the engine itself.
     background: the tasks on the loop that closing waits for. dependents: closed with the engine, unless they have ended before.
+    rates: of the machine. find_rates: called while it opens, with what runs a coroutine on the loop, for others; None for none.
     tiers: of every share that stands. turns: of their jobs. trace: the last that was begun, also when it is over. failed: the
     first error among the tasks, after closing.
     """
@@ -58,8 +61,12 @@ class Lifetime:
         spill: SpillTier | None,
         make_loop: Callable[[], asyncio.AbstractEventLoop],
         report: Report | None,
+        rates: Rates,
+        find_rates: Callable[[Run], Rates] | None,
     ) -> None:
         self.device = device
+        self.rates = rates
+        self._find_rates = find_rates
         self.spill = spill
         self.loop: LoopThread | None = None
         #: a forked child has its objects, and none of its threads
@@ -176,6 +183,8 @@ class Lifetime:
                 self.spill.open()
             self.device.start()
             if self.device.warm(self._reported, self._stop):
+                if self._find_rates is not None:
+                    self.rates = self._find_rates(lambda work: asyncio.run_coroutine_threadsafe(work, loop.loop).result())
                 with self._lock:
                     self.loop, self._undo, self.is_open = loop, undo.pop_all(), not self._is_closing
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -26,7 +26,7 @@ from asynctile.loop.exclusive import Exclusive
 from asynctile.loop.files import Files
 from asynctile.loop.thread import LoopThread, Undo, may_wait
 from asynctile.loop.turns import Turn
-from asynctile.measure.rates import measure_gemms, measure_rates
+from asynctile.measure.rates import measure_gemms
 from asynctile.measure.statistics import Counters, Statistics, StepTraffic, snapshot, traffic
 from asynctile.memory.caps import Loan
 from asynctile.memory.tiers import TierOptions, Tiers
@@ -75,7 +75,6 @@ class Share:
         self._life = life
         self._what = what
         self._assembly: Assembly | None = None
-        self._rates: Rates | None = None
 
     def _put_together(self, tiers: Tiers, files: Stream, turn: Turn) -> None:
         """From now on it can be used. files: the stream of file work."""
@@ -128,6 +127,13 @@ class Share:
     def link_rate(self) -> float | None:
         """Bytes a second of its link each way as given to Engine; None for no limit, or one that nobody gave."""
         return None if self._device.workers is None else self._device.workers.up_rate
+
+    @property
+    def rates(self) -> Rates:
+        """Rates that everything is decided by, of the machine, whatever `link_rate` says: as given to Engine, or measured when
+        the first engine of this machine was opened. Before it is open, those that are assumed.
+        """
+        return self._life.rates
 
     @property
     def recorder(self) -> Recorder | None:
@@ -183,21 +189,12 @@ class Share:
         """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
         self.tiers.caps.check_room(nbytes)
 
-    async def rates(self, demand: Demand) -> Rates | None:
-        """How fast device, link and CPU are, measured once, with the arena cut for `demand`; None if no RAM is free for that,
-        and on cpu, which has no link.
-
-        BudgetError if the caps are below the floor of `demand`.
-        """
-        if self._rates is None and self.has_link:
-            self._rates = await self.call(self._measure(demand, measure_rates))
-        return self._rates
-
     async def gemm_rate(self, demand: Demand) -> float | None:
         """FLOP/s of the device's products, with the arena cut for `demand`; measured each time it is asked for, in some tens of
-        milliseconds and in slots that nobody has. None if there are none. BudgetError as for `rates`.
+        milliseconds and in slots that nobody has. None if there are none. BudgetError if the caps are below the floor of
+        `demand`.
         """
-        return await self.call(self._measure(demand, measure_gemms))
+        return await self.call(self._gemm_rate(demand))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """On the device's loop: a task there that the engine waits for before it closes."""
@@ -386,10 +383,10 @@ class Share:
                     self._schedules.leave()  # who plays knows nothing of it
                     return await self.assembly.launch(operation, number)
 
-    async def _measure(self, demand: Demand, measure: Callable[[Tiers, np.dtype[Any]], Awaitable[T]]) -> T:
+    async def _gemm_rate(self, demand: Demand) -> float | None:
         async with self.exclusive():
             await self.cut(demand)
-            return await measure(self.tiers, compute_dtype(self.precision))
+            return await measure_gemms(self.tiers, compute_dtype(self.precision))
 
     async def _synchronize(self) -> None:
         async with self.exclusive():

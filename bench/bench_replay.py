@@ -140,15 +140,8 @@ async def training(case: Case, options: Namespace, *, plays: bool) -> AsyncItera
     config = shrunk(whole, options.scale)
     tile = (PLACED[case.name, case.share] if case.share else whole.inner) // options.scale
     cap = int(case.share * config.states_nbytes) or None
-    rates = shrunk_rates(options.scale)
-
-    async def shrunken(demand: Any) -> Rates:
-        return rates
-
-    async with Engine("cuda:0", device_memory=cap, precision="bf16") as engine:
+    async with Engine("cuda:0", device_memory=cap, precision="bf16", rates=shrunk_rates(options.scale)) as engine:
         engine.plays = plays
-        engine.rates = shrunken  # type: ignore[method-assign]
-        engine.tiers.rates = rates
         model = await GPT2.create(engine, config, seed=1, tile=tile)
         yield Trainer(model, AdamW(lr=1e-4), recompute=True, update=case.update)
 

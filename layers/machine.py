@@ -46,7 +46,8 @@ class Work:
 class Machine:
     """An engine that is not open, sizes as in Engine; ValueError for wrong settings. spill: whether a folder is below RAM.
 
-    gemm_rate: FLOP/s of its products, on all cores together; None: a rough one is assumed. Only estimates of time follow it.
+    measured: rates of this machine, such as `rates` of an engine; None: rough ones are assumed. gemm_rate: FLOP/s of its
+    products, on all cores together, in place of that of the rates. Only estimates of time follow it.
     """
 
     device: str = "auto"
@@ -57,6 +58,7 @@ class Machine:
     spill_limit: int | str | None = None
     prefetch: int = 2
     link_rate: int | str | None = None
+    measured: Rates | None = None
     gemm_rate: float | None = None
 
     def __post_init__(self) -> None:
@@ -96,7 +98,8 @@ class Machine:
     @property
     def rates(self) -> Rates:
         """Those that an engine decides by."""
-        return assumed(self.device, self.precision).limited(None if self.is_gpu else size(self.link_rate))
+        found = assumed(self.device, self.precision) if self.measured is None else self.measured
+        return found.limited(None if self.is_gpu else size(self.link_rate))
 
     @property
     def host_nbytes(self) -> int | None:

@@ -1,7 +1,7 @@
 """A plan of a training step before anything is allocated: the floor, what moves over the link, what bounds the step.
 
 The numbers come from asynctile/measure/simulate.py, which makes the decisions of a run; time is estimated from them. The device
-need not be there: rates that nobody gives are assumed (machine.py), and said.
+need not be there: rates that nobody gives are assumed (asynctile/schedule/rates.py), and said.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Plan:
     results or within any memory.
     layers, kept: blocks of the model, and how many parts of the step keep their activations, the head first, then the blocks
     from the last one on; "auto" is settled here as in a run under the same caps.
-    updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here by rough
-    rates, in a run by measured ones.
+    updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here as in a run
+    by the same rates.
     """
 
     device: str
@@ -226,10 +226,11 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
 
 
 def _bound(compute_s: float, link_s: float | None, machine: Machine) -> str:
-    assumed = "an assumed " if machine.gemm_rate is None else ""
+    link = "an assumed " if machine.measured is None else ""
+    assumed = link if machine.gemm_rate is None else ""
     if machine.is_gpu and link_s is not None:
-        return (f"{'the link' if link_s > compute_s else 'compute'}: {link_s:.3f} s for the bytes at an assumed "
-                f"{machine.rates.up_per_s / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at {assumed}"
+        return (f"{'the link' if link_s > compute_s else 'compute'}: {link_s:.3f} s for the bytes at "
+                f"{link}{machine.rates.up_per_s / 1e9:.0f} GB/s each way, {compute_s:.3f} s for the GEMMs at {assumed}"
                 f"{machine.flops_per_s / 1e12:.0f} TFLOP/s")
     compute = f"compute, about {compute_s:.2f} s at {assumed}{machine.flops_per_s / machine.cores / 1e9:.0f} GFLOP/s a core"
     if link_s is None:

@@ -65,8 +65,8 @@ class Trainer:
     another; under a cap in more passes. recompute: True computes activations again in backward, False keeps them, "auto" keeps
     those of as many layers as fit under the caps beside everything else, from the last one on, or where something has to move
     of as many as leave the link faster than compute; no result depends on it. update: where AdamW runs, "device", "host" (in
-    RAM, so that moments never move and a gradient moves once) or "auto", which measures and splits; on cpu it says nothing.
-    ValueError for any other setting, TypeError for another object.
+    RAM, so that moments never move and a gradient moves once) or "auto", which splits by the engine's rates; on cpu it says
+    nothing. ValueError for any other setting, TypeError for another object.
 
     Moments and step_count are the model's: another Trainer of the same model goes on with both, under settings of its own, and
     several may take turns. So a schedule counts the updates of the model. To begin anew, save_pretrained and load that.
@@ -298,10 +298,7 @@ class Trainer:
         demand, cap = self.model.demand(program), self.engine.device_cap
         if demand.resident_nbytes <= cap:
             return NOWHERE
-        rates = await self.engine.rates(demand)
-        chosen = NOWHERE
-        if rates is not None:
-            chosen = await self.engine.compute(tiles_to_update_on_host, program, demand, cap, rates)
+        chosen = await self.engine.compute(tiles_to_update_on_host, program, demand, cap, self.engine.tiers.rates)
         if chosen:
             placed = await self._recorded(kind, rows, kept, chosen)
             try:

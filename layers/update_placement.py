@@ -3,7 +3,7 @@
 Pure: the same program, caps and rates give the same placement. It changes no bit of a result, only what moves (gradients.py).
 A tile whose states find no room on the device costs their way there and back; updated on the host, its gradient comes down and
 its new weight goes up, and the CPU's memory does the rest. Links, CPU and compute work side by side, so a step takes as long as
-the slowest of them. Rates are measured by asynctile/measure/rates.py.
+the slowest of them. Rates are those of asynctile/schedule/rates.py.
 
 What moves with every update on the device is counted (asynctile/schedule/fewest.py): how many states stay there, and what else
 goes over the link. The way not taken: to count for each split. As much stays in each, so that one count foresees the others.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from asynctile.layers.config import STATES_NBYTES
-from asynctile.measure.rates import UPDATE_NBYTES
+from asynctile.measure.cores import UPDATE_NBYTES
 from asynctile.program.operation import UPDATE, WRITE, Operation
 from asynctile.program.program import Program
 from asynctile.schedule.fewest import Moved, fewest

@@ -12,6 +12,9 @@ import pytest
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache")
 
 from asynctile.kernels.cpu.compiler import compile_apart
+from asynctile.measure import known
+from asynctile.program.precision import PRECISIONS
+from asynctile.schedule.rates import CORES, assumed
 from tests.cuda.build import missing
 from tests.cuda.driver import SoftDriver
 from tests.time_limit import not_counted
@@ -34,6 +37,14 @@ def heap_of_this_module():
     thousands of tests each took most of a second, and `asynctile stress` collects behind every call."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rates_of_every_test():
+    """Rates are those that are assumed, on every machine and however busy it is; in processes that tests start as well."""
+    known.keep(known.ON_CORES, "fp32", CORES)
+    for precision in PRECISIONS:
+        known.keep("cuda:0", precision, assumed("cuda:0", precision))  # what soft GPUs are called
 
 
 @pytest.fixture(autouse=True, scope="session")

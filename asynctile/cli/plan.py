@@ -1,6 +1,6 @@
 """`asynctile plan`: what a training step needs and what bounds it, without its model and without its device.
 
-Covers choosing the shape from the options of `train`, the rate that times are estimated by, and printing. The planning is
+Covers choosing the shape from the options of `train`, the rates of a run here, and printing. The planning is
 asynctile/layers/plan.py.
 """
 
@@ -19,13 +19,13 @@ from asynctile.cli.corpus import expected_vocab_size
 from asynctile.cli.model import choose_shape
 from asynctile.cli.precedence import new_options, resumed_options
 from asynctile.cli.rows import print_rows
-from asynctile.cli.run_folder import existing_run
+from asynctile.cli.run_folder import existing_run, recorded_rates
 from asynctile.cli.terminal import complain
 from asynctile.errors import AsynctileError
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
-from asynctile.program.needs import demand_of
-from asynctile.storage.tile import Tile
+from asynctile.measure.known import known
+from asynctile.schedule.rates import Rates
 
 __all__ = ["run"]
 
@@ -38,9 +38,11 @@ def run(given: dict[str, Any]) -> int:
     typed = {name: value for name, value in given.items() if name not in ("resume", "gflops")}
     if given.get("resume"):
         folder = existing_run(typed)
-        options = resumed_options(typed, folder.read_record()["options"], folder.path)
+        record = folder.read_record()
+        options = resumed_options(typed, record["options"], folder.path)
+        rates = recorded_rates(record, options.device, options.precision, folder.path)
     else:
-        options = new_options(typed)
+        options, rates = new_options(typed), None
     shape = choose_shape(options, expected_vocab_size(options))
     seq_len = options.seq_len or shape.block_size
     work = Work(batch_size=options.sequences, seq_len=seq_len, micro_batches=options.parts, tile=options.tile,
@@ -49,7 +51,9 @@ def run(given: dict[str, Any]) -> int:
                       host_memory=options.host_memory, spill=options.spill is not None, spill_limit=options.spill_limit,
                       prefetch=options.prefetch, link_rate=options.link_rate)  # fmt: skip
     with _Stages() as stages, _without_collections():
-        machine = replace(machine, gemm_rate=_gemm_rate(given, machine, stages))
+        gemm_rate = float(given["gflops"]) * 1e9 if "gflops" in given else None
+        rates = _rates(machine, stages) if rates is None else rates
+        machine = replace(machine, measured=rates, gemm_rate=gemm_rate)
         plan = plan_step(shape, work, machine, stages.begin)
     print_rows([
         ("model", shape.summary),
@@ -59,22 +63,21 @@ def run(given: dict[str, Any]) -> int:
     return 0
 
 
-def _gemm_rate(given: dict[str, Any], machine: Machine, stages: _Stages) -> float | None:
-    """FLOP/s of products as they were said, else as `train` measures them, on this machine's cores; None: to be assumed."""
-    if "gflops" in given:
-        return float(given["gflops"]) * 1e9
-    if machine.is_gpu:
-        return None
-    stages.begin("measuring how fast products are")
+def _rates(machine: Machine, stages: _Stages) -> Rates | None:
+    """Those by which an engine decides here; cores are measured if they are not known yet. None: to be assumed."""
+    found = known(machine.device, machine.precision)
+    if found is not None or machine.is_gpu:
+        return found
+    stages.begin("measuring how fast this machine is")
     try:
         return asyncio.run(_measured())
     except AsynctileError:  # no memory is left for that, or its kernels cannot be compiled
         return None
 
 
-async def _measured() -> float | None:
+async def _measured() -> Rates:
     async with Engine("cpu") as engine:
-        return await engine.gemm_rate(demand_of([], [Tile("any", (1,))]))
+        return engine.rates
 
 
 class _Stages:

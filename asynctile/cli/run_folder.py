@@ -1,6 +1,6 @@
 """The folder of a run: what is in it, and how it stays whole.
 
-    run.json          options, model, versions        tokenizer.json    as Hugging Face has it
+    run.json          options, model, versions, rates tokenizer.json    as Hugging Face has it
     metrics.jsonl     a line a step and a validation  tokens/, validation/    the data as tokens, and --validation-data
     samples.jsonl     with --sample-tokens            checkpoints/            step-000200, ..., best
                                                       loss.png, sample.txt, summary.json    written at the end
@@ -20,14 +20,16 @@ from typing import Any
 from asynctile.cli.checkpoints import NAME as CHECKPOINTS
 from asynctile.cli.checkpoints import Checkpoints, step_of
 from asynctile.cli.journal import Journal, ResumePoint
+from asynctile.device import resolved
 from asynctile.errors import CheckpointError
 from asynctile.layers.config import TOKENS
 from asynctile.layers.report import number_in
+from asynctile.schedule.rates import Rates
 from asynctile.storage.folder import encode_json, read_json
 from asynctile.storage.input import shown
 from asynctile.storage.inside import Folder
 
-__all__ = ["RunFolder", "check_same_model", "existing_run"]
+__all__ = ["RunFolder", "check_same_model", "existing_run", "recorded_rates", "told_rates"]
 
 _FORMAT = 1
 _RECORD, _METRICS, _SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
@@ -51,6 +53,8 @@ class RunFolder:
         self.tokenizer = path / "tokenizer.json"
         #: held open and locked, once claimed; everything is written in it by name
         self._held: Folder | None = None
+        #: by which a run that goes on decides; None for those of this machine
+        self.rates: Rates | None = None
         #: this process made the run
         self.is_new = False
         #: a step has left its line, or in a run that goes on a validation: there is something to go on from
@@ -273,3 +277,23 @@ def existing_run(typed: Mapping[str, Any]) -> RunFolder:
     if "out" not in typed:
         raise ValueError("--resume needs to know which run goes on; name its folder with --out")
     return RunFolder.open(Path(typed["out"]))
+
+
+def told_rates(rates: Rates, device: str, precision: str) -> dict[str, Any]:
+    """What run.json has of the rates by which a run decides, on which device and in which precision."""
+    return {"device": device, "precision": precision, **rates.to_json()}
+
+
+def recorded_rates(record: Mapping[str, Any], device: str, precision: str, path: Path) -> Rates | None:
+    """Return the rates of a run that goes on; None where it has none of this device and precision. ValueError for damaged ones.
+    """
+    told = record.get("rates")
+    if told is None:
+        return None
+    try:
+        found = Rates.from_json({name: value for name, value in told.items() if name not in ("device", "precision")})
+        return found if (told.get("device"), told.get("precision")) == (resolved(device), precision) else None
+    except (AttributeError, ValueError) as error:
+        why = error if isinstance(told, dict) else f"its rates are {shown(told)}"
+        raise ValueError(f"{path / _RECORD} was damaged or edited: {why}; put it back, or start another run with another "
+                         "--out") from error

@@ -30,7 +30,7 @@ from asynctile.cli.model import choose_shape, companions_with, follow, new_train
 from asynctile.cli.options import Options
 from asynctile.cli.placement import engine_of
 from asynctile.cli.precedence import new_options, resumed_options
-from asynctile.cli.run_folder import RunFolder, existing_run
+from asynctile.cli.run_folder import RunFolder, existing_run, recorded_rates, told_rates
 from asynctile.cli.session import Session, last_words
 from asynctile.cli.summary import finish
 from asynctile.cli.terminal import complain, open_console, say
@@ -41,6 +41,7 @@ from asynctile.layers import Trainer
 from asynctile.layers.config import Config
 from asynctile.layers.data import Batches
 from asynctile.layers.special_tokens import token_ids
+from asynctile.schedule.rates import Rates
 from asynctile.storage import documents
 from asynctile.storage.sizes import format_size
 
@@ -115,7 +116,9 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
         folder = existing_run(typed)
         folder.claim()
         try:
-            options = resumed_options(typed, folder.read_record()["options"], folder.path)
+            record = folder.read_record()
+            options = resumed_options(typed, record["options"], folder.path)
+            folder.rates = recorded_rates(record, options.device, options.precision, folder.path)
             _check_written(options, typed, folder)
             return options, folder, open_callbacks(options.callback, options.tensorboard)
         except BaseException:
@@ -165,10 +168,11 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
         options = check_fit(replace(options, epochs=None, steps=steps, decay_steps=options.decay_steps or steps))
     async with AsyncExitStack() as stack:
         display.stage("opening the device")
-        engine = await stack.enter_async_context(_engine(options, display))
+        engine = await stack.enter_async_context(_engine(options, display, folder.rates))
         session = await _open_session(options, folder, shape, corpus, engine, callbacks, display, interrupt)
         options = session.options
-        folder.remember(_record(options, shape), session.mark)
+        told = told_rates(engine.rates, engine.device, engine.precision)
+        folder.remember({**_record(options, shape), "rates": told}, session.mark)
         for line in _opening(options, folder, session):
             display.note(line)
         display.watch(engine.statistics)
@@ -199,11 +203,11 @@ async def _told(session: Session) -> bool:
     return finished
 
 
-def _engine(options: Options, display: Display) -> Engine:
+def _engine(options: Options, display: Display, rates: Rates | None) -> Engine:
     def compiled(kernel: str, ready: int, total: int) -> None:
         display.progress("compiling kernels, once on this machine", ready, total, lambda *_: f"{ready} of {total} ({kernel})")
 
-    return engine_of(options, compiled)
+    return engine_of(options, compiled, rates)
 
 
 async def _open_session(options: Options, folder: RunFolder, shape: Config, corpus: Corpus, engine: Engine,

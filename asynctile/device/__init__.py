@@ -10,12 +10,12 @@ import re
 from asynctile.device.base import Device
 from asynctile.device.cpu import CpuDevice
 from asynctile.device.cuda import CudaDevice
-from asynctile.device.cupy_driver import gpu_count, open_driver
+from asynctile.device.cupy_driver import gpu_count, gpu_title, open_driver
 from asynctile.device.emulated import EmulatedDevice
 from asynctile.errors import DeviceError
 from asynctile.program.precision import check_precision
 
-__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "open_device", "resolved"]
+__all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "gpu_title", "open_device", "resolved"]
 
 
 def resolved(name: str) -> str:

@@ -46,6 +46,15 @@ def gpu_count() -> int:
         return 0
 
 
+def gpu_title(name: str) -> str | None:
+    """What its maker calls the GPU "cuda" or "cuda:N"; None where there is none, or no CuPy. Nothing is opened."""
+    try:
+        properties = _bindings(name)[0].getDeviceProperties(int(name.partition(":")[2] or 0))
+        return str(properties["name"].decode())
+    except Exception:  # as for gpu_count
+        return None
+
+
 def open_driver(name: str) -> Driver:
     """CuPy as the driver of "cuda" or "cuda:N". DeviceError, in one sentence, for whatever is missing."""
     return CupyDriver(int(name.partition(":")[2] or 0))

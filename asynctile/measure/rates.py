@@ -1,36 +1,34 @@
-"""How fast an engine's device, its link and the CPU beside it are: a short probe of each, by what operations and copies use.
+"""How fast an engine's device and its link are: a short probe of each, by what operations and copies use.
 
-Who places work asks for all of it (layers/update_placement.py), who says how well a device is used for its products alone
-(Trainer.gemm_rate); nothing in the engine does. The probes run on the device's streams
-and on slots of its tiers, taken for as long as they last: they stay below the caps as a step does. But they are launched on the
-device itself, past the tile coroutine: they use those slots in shapes of their own, many at once, ordered by chain alone, and
-what it does for an operation (slots, ranks, the next use) would be measured with them and disturb the ranks of real tiles.
+A GPU is asked for all of it once on a machine (known.py), and any device for its products alone by who says how well it is used
+(Trainer.gemm_rate). Cores are cores.py. The probes run on the device's streams and on slots of tiers, taken for as long as they
+last: they stay below the caps as a step does. But they are launched on the device itself, past the tile coroutine: they use
+those slots in shapes of their own, many at once, ordered by chain alone, and what it does for an operation (slots, ranks, the
+next use) would be measured with them and disturb the ranks of real tiles.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from asynctile.errors import BudgetError
+from asynctile.device.base import Device
 from asynctile.memory.tier import Tier
-from asynctile.memory.tiers import Tiers
-from asynctile.ops import adamw, fill, gemm
-from asynctile.ops.adamw import HYPER
-from asynctile.schedule.rates import Rates
+from asynctile.memory.tiers import TierOptions, Tiers
+from asynctile.ops import fill, gemm
+from asynctile.program.needs import demand_of
+from asynctile.run.assembly import Assembly
+from asynctile.schedule.rates import Rates, assumed
 from asynctile.storage.documents import finish
 from asynctile.storage.pool import Pool
 from asynctile.storage.residency import Residency
-from asynctile.storage.sizes import parse_size
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 
@@ -46,14 +44,8 @@ CORE_GEMM_EDGE = 256
 TRIES = 5
 #: Tiles of products beside their results: both factors.
 FACTORS = 2
-#: Edge of what is copied, at most.
-COPY_EDGE = 2048
-#: AdamW goes round so many times what the caches hold, at most so many bytes, as far as they are there for tiles.
-BEYOND_CACHES, BEYOND_CACHES_NBYTES = 4, 1 << 30
-#: Tiles of one update: w, g, m, v.
-UPDATED = 4
-#: Bytes of RAM that AdamW moves for one parameter: w, m and v in and out, g in.
-UPDATE_NBYTES = 28
+#: Tiles that the probe of a GPU has: factors and results.
+PROBED = 4
 
 #: Enqueues one piece of the work of a chain, behind the piece before it.
 Work = Callable[[int, StreamEvents], StreamEvent]
@@ -99,57 +91,45 @@ def _in_slots(tiers: Tiers, held: ExitStack, dtype: np.dtype[Any]) -> _Gemms | N
     return _Gemms(tiers, _operands(tiers, held.enter_context(_held(tiers.top, top, FACTORS + targets)), dtype))
 
 
-async def measure_rates(tiers: Tiers, dtype: np.dtype[Any]) -> Rates | None:
-    """On the device's loop, over arenas that were cut, with nothing in flight. None if no RAM is free to try it in.
+async def measure_gpu(device: Device, dtype: np.dtype[Any], cap: int | None, cores: Rates) -> Rates | None:
+    """Rates of a GPU and its link beside `cores`, those of its host: on its loop, before anything stands in its memory.
 
-    dtype: that of the operands of its GEMMs.
+    dtype: that of the operands of its GEMMs. None where the cap on its memory is too small for a probe.
     """
-    top, ram = tiers.top.arena.pools[-1], max(tiers.host.arena.pools, key=_spare_nbytes)
-    cores, targets = len(os.sched_getaffinity(0)), _targets(top)
-    caches = await finish(asyncio.to_thread(caches_nbytes))
-    wide = min(BEYOND_CACHES * (caches or BEYOND_CACHES_NBYTES), BEYOND_CACHES_NBYTES, _spare_nbytes(ram))
-    sets = max(1, wide // (UPDATED * ram.slot_nbytes))
-    try:
-        with _held(tiers.host, ram, UPDATED * sets) as below, _held(tiers.top, top, FACTORS + targets) as above:
-            await tiers.run_ahead.drain()  # what stood in these slots has left
-            try:
-                await finish(asyncio.gather(*(asyncio.to_thread(tile.array.fill, 1.0) for tile in below)))
-                probes = _Probes(tiers, above, below, min(cores, below[0].tile.shape[0]), dtype)
-                return replace(
-                    tiers.rates,
-                    flops_per_s=await probes.rate(probes.multiply, targets, probes.flops),
-                    up_per_s=await probes.rate(probes.upload, 1, probes.copied_nbytes),
-                    down_per_s=await probes.rate(probes.download, 1, probes.copied_nbytes),
-                    updated_per_s=await probes.rate(probes.update, probes.cores, probes.updated_nbytes),
-                )
-            finally:  # broken off, probes that were enqueued still write to the slots: others get them behind the last one
-                await finish(tiers.run_ahead.settle())
-    except BudgetError:
+    edge = GEMM_EDGE * device.grain.tall
+    nbytes = PROBED * edge**2 * dtype.itemsize
+    if cap is not None and cap < nbytes:
         return None
-
-
-def caches_nbytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Of all caches of the last level of this machine together; 0 where the system does not tell."""
-    found: dict[tuple[int, str], int] = {}
+    tiers = Tiers(device, None, None, TierOptions(device_memory=nbytes, host_memory=nbytes))
     try:
-        for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
-            level, shared, size = ((cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
-            found[int(level), shared] = parse_size(size + "iB")
-    except (OSError, ValueError):
-        return 0
-    last = max((level for level, _ in found), default=0)
-    return sum(nbytes for (level, _), nbytes in found.items() if level == last)
+        await Assembly(tiers).cut(demand_of([], [Tile(f"probe[{index}]", (edge, edge), dtype) for index in range(PROBED)]))
+        flops_per_s = await measure_gemms(tiers, dtype)
+        if flops_per_s is None:
+            return None
+        with ExitStack() as held:
+            top, ram = tiers.top.arena.pools[-1], tiers.host.arena.pools[-1]
+            above, below = (held.enter_context(_held(tier, pool, 2)) for tier, pool in ((tiers.top, top), (tiers.host, ram)))
+            copies = _Copies(tiers, above, below, (edge, edge), dtype)
+            try:
+                return replace(
+                    assumed(device.name),
+                    flops_per_s=flops_per_s,
+                    memory_per_s=await copies.rate(copies.inside, 1, 2 * copies.nbytes),
+                    up_per_s=await copies.rate(copies.upload, 1, copies.nbytes),
+                    down_per_s=await copies.rate(copies.download, 1, copies.nbytes),
+                    updated_per_s=cores.updated_per_s,
+                    copied_per_s=cores.copied_per_s,
+                )
+            finally:  # broken off, those that were enqueued still write there
+                await finish(tiers.run_ahead.settle())
+    finally:
+        tiers.close()
 
 
 def _targets(top: Pool) -> int:
     """Products to compute side by side."""
     cores = len(os.sched_getaffinity(0))
     return cores if top.limit is None else max(1, min(cores, top.limit - FACTORS))
-
-
-def _spare_nbytes(pool: Pool) -> int:
-    """Of the slots that a pool is to come to, those that are free."""
-    return max(0, pool.expected - pool.used) * pool.slot_nbytes
 
 
 @contextmanager
@@ -170,18 +150,11 @@ def _operands(tiers: Tiers, slots: list[Residency], dtype: np.dtype[Any]) -> lis
     return [(Tile(slot.tile.name, (inner, inner), dtype), _array(tiers.top, slot, (inner, inner), dtype)) for slot in slots]
 
 
-class _Gemms:
-    """Products of one size. operands: on the device, both factors and the targets, each with its array."""
+class _Chains:
+    """Work on a device, chain beside chain, each piece behind the one before it."""
 
-    def __init__(self, tiers: Tiers, operands: list[tuple[Tile, Any]]) -> None:
+    def __init__(self, tiers: Tiers) -> None:
         self.device, self.run_ahead = tiers.device, tiers.run_ahead
-        self.factors = [tile for tile, _ in operands]
-        self.arrays = [array for _, array in operands]
-        self.targets = len(operands) - FACTORS
-        self.flops = 2 * self.factors[0].shape[0] ** 3
-        # What stood here before may be slow to compute with: no numbers, or numbers that are nearly zero.
-        for tile, array in operands:
-            self.run_ahead.add(self.device.launch(fill(tile, 1.0), (array,), None, ()))
 
     async def rate(self, work: Work, chains: int, amount: int) -> float:
         """`amount` a second, of which each piece of work does one; `chains` of them run side by side."""
@@ -191,11 +164,6 @@ class _Gemms:
             rounds *= 4
         seconds = min(seconds, await self._seconds(work, chains, rounds))  # a machine that was away for once is not slow
         return amount * chains * rounds / seconds
-
-    def multiply(self, chain: int, after: StreamEvents) -> StreamEvent:
-        a, b, c = (0, 1, 2 + chain)
-        operation = gemm(self.factors[a], self.factors[b], self.factors[c])
-        return self.device.launch(operation, (self.arrays[a], self.arrays[b], self.arrays[c]), None, after)
 
     async def _seconds(self, work: Work, chains: int, rounds: int) -> float:
         begin = time.perf_counter()
@@ -212,39 +180,45 @@ class _Gemms:
         return time.perf_counter() - begin
 
 
-class _Probes(_Gemms):
-    """Beside products copies and updates. below: tiles in RAM, four for each update. cores: of the CPU, to use."""
+class _Gemms(_Chains):
+    """Products of one size. operands: on the device, both factors and the targets, each with its array."""
 
-    def __init__(self, tiers: Tiers, above: list[Residency], below: list[Residency], cores: int, dtype: np.dtype[Any]) -> None:
-        super().__init__(tiers, _operands(tiers, above, dtype))
-        self.cores = cores
-        copied = _edge(COPY_EDGE, min(above[0].tile.nbytes, below[0].tile.nbytes), 4)
-        self.copied_nbytes = 4 * copied**2
-        self.ram = _array(tiers.host, below[0], (copied, copied))
-        self.whole = _array(tiers.top, above[0], (copied, copied))
-        self.hyper = np.array([1, 0.9, 0.1, 0.95, 0.05, 1, 1e-3, 1, 1e-8], np.float32)
-        part = below[0].tile.shape[0] // cores
-        self.updated_nbytes = UPDATE_NBYTES * part
-        w, g, m, v = (residency.tile for residency in below[:UPDATED])
-        self.step = adamw(w, g, m, v, Tile("hyper", (HYPER,)), decay=True, number=0)
-        #: by core, what it updates one after another
-        self.parts = [
-            [tuple(tile.array[core * part : (core + 1) * part] for tile in below[first : first + UPDATED])
-             for first in range(0, len(below), UPDATED)] for core in range(cores)
-        ]  # fmt: skip
-        self.turns = [0] * cores
-        self.norms = np.zeros((cores, 1))
+    def __init__(self, tiers: Tiers, operands: list[tuple[Tile, Any]]) -> None:
+        super().__init__(tiers)
+        self.factors = [tile for tile, _ in operands]
+        self.arrays = [array for _, array in operands]
+        self.targets = len(operands) - FACTORS
+        self.flops = 2 * self.factors[0].shape[0] ** 3
+        # What stood here before may be slow to compute with: no numbers, or numbers that are nearly zero.
+        for tile, array in operands:
+            self.run_ahead.add(self.device.launch(fill(tile, 1.0), (array,), None, ()))
+
+    def multiply(self, chain: int, after: StreamEvents) -> StreamEvent:
+        a, b, c = (0, 1, 2 + chain)
+        operation = gemm(self.factors[a], self.factors[b], self.factors[c])
+        return self.device.launch(operation, (self.arrays[a], self.arrays[b], self.arrays[c]), None, after)
+
+
+class _Copies(_Chains):
+    """Copies between two tiles in the device's memory and one in RAM, of `shape` each."""
+
+    def __init__(
+        self, tiers: Tiers, above: list[Residency], below: list[Residency], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        super().__init__(tiers)
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self.one, self.other = (_array(tiers.top, slot, shape, dtype) for slot in above)
+        self.ram = _array(tiers.host, below[0], shape, dtype)
+        self.ram.fill(0)
+
+    def inside(self, chain: int, after: StreamEvents) -> StreamEvent:
+        return self.device.copy(self.one, self.other, after)
 
     def upload(self, chain: int, after: StreamEvents) -> StreamEvent:
-        return self.device.upload(self.whole, self.ram, after)
+        return self.device.upload(self.one, self.ram, after)
 
     def download(self, chain: int, after: StreamEvents) -> StreamEvent:
-        return self.device.download(self.ram, self.whole, after)
-
-    def update(self, chain: int, after: StreamEvents) -> StreamEvent:
-        sets, turn = self.parts[chain], self.turns[chain]
-        self.turns[chain] += 1  # back at the same tiles only after all others
-        return self.device.launch_on_host(self.step, (*sets[turn % len(sets)], self.hyper), self.norms[chain], after)
+        return self.device.download(self.ram, self.one, after)
 
 
 def _array(tier: Tier, residency: Residency, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:

@@ -2,12 +2,17 @@
 
 Pure. What is decided by it: how a step is arranged (layers/arrangement.py), where updates run (layers/update_placement.py),
 where tiles stand (clock.py) and how long graphs are (pieces.py). No result depends on a rate, only what moves and how long
-that takes. How rates are measured is asynctile/measure/rates.py.
+that takes. How rates are measured and kept is asynctile/measure/known.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+#: No rate and no time of an operation lies outside.
+LEAST, MOST = 1e-12, 1e24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +37,25 @@ class Rates:
     def limited(self, link_rate: float | None) -> Rates:
         """These rates with the link limited to `link_rate` bytes a second each way; None for no limit."""
         return self if link_rate is None else replace(self, up_per_s=link_rate, down_per_s=link_rate)
+
+    def rounded(self) -> Rates:
+        """These rates, each as the nearest power of the square root of two, so that one measurement mostly equals another."""
+        return Rates(**{name: 2.0 ** (round(2 * math.log2(value)) / 2) for name, value in asdict(self).items()})
+
+    def to_json(self) -> dict[str, float]:
+        """Return what `from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Any) -> Rates:
+        """Return the rates that a file has; ValueError unless these are all of them, finite and above zero."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(found, dict) or found.keys() != names:
+            raise ValueError(f"its rates are not those of {', '.join(sorted(names))}")
+        for name, value in found.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
+                raise ValueError(f"its rate {name} is no number from {LEAST} to {MOST}")
+        return cls(**{name: float(value) for name, value in found.items()})
 
 
 #: FLOP/s of products on a GPU like an H200, by precision.

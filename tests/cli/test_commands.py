@@ -6,13 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asynctile import Engine
-from asynctile.schedule.rates import CORES
+from asynctile.measure import known
+from asynctile.schedule.rates import CORES, Rates
 from tests.cli.conftest import Program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,35 +35,41 @@ def test_plan_says_where_weights_are_updated(program: Program, update: str, coun
     assert len(set(found.groups())) == 1
 
 
-def test_a_plan_that_takes_long_says_what_it_works_out(program: Program, clock: Any) -> None:
+def test_a_plan_that_takes_long_says_what_it_works_out(
+    program: Program, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock.is_over = True
+    monkeypatch.setattr("asynctile.cli.plan.known", lambda device, precision: None)
     status, out, err = program("plan", "--host-memory", "16MiB", "--spill", ".", "--tile", 128)
     assert status == 0 and "asynctile plan" not in out
     *_, rate, passes, places = err.splitlines()
-    assert rate == "asynctile plan: measuring how fast products are ..."
+    assert rate == "asynctile plan: measuring how fast this machine is ..."
     assert passes == "asynctile plan: choosing how many passes rows take and what is kept ..."
     assert re.fullmatch(r"asynctile plan: working out where the tiles of [\d,]+ operations stand ...", places)
 
 
-def test_plan_estimates_by_the_rate_that_is_measured_or_said(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_estimates_by_the_rates_of_this_machine_or_the_one_that_is_said(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cores = len(os.sched_getaffinity(0))
-    found: list[float | None] = [123e9 * cores, None]
-
-    async def gemm_rate(self: Engine, demand: Any) -> float | None:
-        return found.pop(0)
-
-    monkeypatch.setattr(Engine, "gemm_rate", gemm_rate)
+    monkeypatch.setattr("asynctile.cli.plan.known", lambda device, precision: replace(CORES, flops_per_s=123e9 * cores))
     assert "at 123 GFLOP/s a core" in program("plan")[1]
-    assert f"at an assumed {CORES.flops_per_s / cores / 1e9:.0f} GFLOP/s a core" in program("plan")[1]
-    assert found == []
     assert "at 77 GFLOP/s a core" in program("plan", "--gflops", 77 * cores)[1]
+    monkeypatch.undo()
     words = ("--device", "cuda:0", "--model", "gpt2", "--batch-size", 1, "--tile", 768)
     assert "for the GEMMs at 33 TFLOP/s" in program("plan", *words, "--gflops", 33_000)[1]
 
 
-def test_plan_measures_as_train_does(program: Program) -> None:
-    rate = re.search(r"at ([\d,]+) GFLOP/s a core", program("plan")[1])
-    assert rate is not None and int(rate[1]) > 0
+def test_plan_measures_cores_that_nobody_has_measured_and_keeps_what_it_found(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = len(os.sched_getaffinity(0))
+    measured: list[Rates | None] = [None, replace(CORES, flops_per_s=2.0**37 * cores)]
+    monkeypatch.setattr(known, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(known, "measure_cores", lambda: measured.pop(0))
+    for said in (f"{CORES.flops_per_s / cores / 1e9:.0f}", "137", "137"):
+        assert f"at {said} GFLOP/s a core" in program("plan")[1]
+    assert measured == []
 
 
 def test_plan_of_a_large_model_makes_none(program: Program) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynctile import Engine
+from asynctile.cli import plan
 from asynctile.cli.options import CHECKS, FORGOTTEN, Options
 from asynctile.cli.precedence import new_options, resumed_options
+from asynctile.schedule.rates import CORES, Rates
 from tests.cli.conftest import Program
 
 RUN = Path("runs/one")
@@ -182,3 +186,56 @@ def test_a_resume_that_is_refused_is_not_remembered(program: Program, run: Path,
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert program("train", "--resume", "--out", run, "--steps", 3, "--save-every", 7)[0] == 0
     assert recorded(run)["save_every"] == 7
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Rates]:
+    """The rates of each engine that commands open, and those that plans go by."""
+    found: list[Rates] = []
+    end, planned = Engine.__aexit__, plan.plan_step
+
+    async def closing(self: Engine, *error: Any) -> None:
+        found.append(self.rates)
+        await end(self, *error)
+
+    def planning(config: Any, work: Any, machine: Any, stage: Any) -> Any:
+        found.append(machine.rates)
+        return planned(config, work, machine, stage)
+
+    monkeypatch.setattr(Engine, "__aexit__", closing)
+    monkeypatch.setattr(plan, "plan_step", planning)
+    return found
+
+
+def test_a_run_that_goes_on_and_its_plan_decide_by_the_rates_that_it_began_with(
+    program: Program, run: Path, opened: list[Rates]
+) -> None:
+    told = json.loads((run / "run.json").read_text())["rates"]
+    assert told == {"device": "cpu", "precision": "fp32", **CORES.to_json()}
+    other = replace(CORES, disk_per_s=1e6)
+    record = json.loads((run / "run.json").read_text()) | {"rates": told | other.to_json()}
+    (run / "run.json").write_text(json.dumps(record))
+    assert program("train", "--resume", "--out", run, "--steps", 3)[0] == 0
+    assert program("plan", "--resume", "--out", run)[0] == 0
+    assert json.loads((run / "run.json").read_text())["rates"] == record["rates"]
+    assert program("train", "--resume", "--out", run, "--steps", 4, "--device", "emulated")[0] == 0
+    assert opened == [other, other, CORES], "what is known of another device is not of this one"
+    assert json.loads((run / "run.json").read_text())["rates"] == told | {"device": "emulated"}
+
+
+def test_a_run_of_before_there_were_rates_goes_on(program: Program, run: Path, opened: list[Rates]) -> None:
+    record = json.loads((run / "run.json").read_text())
+    del record["rates"]
+    (run / "run.json").write_text(json.dumps(record))
+    assert program("train", "--resume", "--out", run, "--steps", 3)[0] == 0
+    assert opened == [CORES]
+
+
+@pytest.mark.parametrize("rates", [7, "fast", [], {}, {"device": "cpu", **CORES.to_json(), "disk_per_s": 0}])
+def test_rates_that_are_none_are_refused_in_one_line(program: Program, run: Path, rates: object) -> None:
+    record = json.loads((run / "run.json").read_text()) | {"rates": rates}
+    (run / "run.json").write_text(json.dumps(record))
+    for command in ("train", "plan"):
+        status, out, err = program(command, "--resume", "--out", run)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert f"{run / 'run.json'} was damaged or edited: its rate" in err

@@ -47,7 +47,6 @@ from tests.layers.training import (
     batches_of,
     floor_of,
     lively,
-    moments_of,
     outcome,
 )
 
@@ -161,37 +160,13 @@ async def test_fewer_bytes_move_where_little_fits() -> None:
     assert moved["host"][1] < 0.7 * moved["device"][1]
 
 
-async def test_where_everything_fits_nothing_is_measured_and_nothing_leaves_the_device() -> None:
+async def test_where_everything_fits_nothing_leaves_the_device() -> None:
     for options in ({"device": "emulated"}, {"device": "emulated", "device_memory": 4 * STATES}, {"device": "cpu"}):
         async with Engine(**options) as engine:  # type: ignore[arg-type]
             trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches)
             for batch in batches_of(RAGGED, 2):
                 report = await trainer.step(*batch)
-            assert engine._rates is None
             assert report.downloaded_bytes == 0
-
-
-async def test_rates_are_measured_once_within_the_caps_and_leave_nothing(tmp_path: Path) -> None:
-    for more in ({}, {"host_memory": STATES // 2, "spill": tmp_path}):
-        async with Engine("emulated", device_memory=STATES // 4, link_rate="300MB", **more) as engine:  # type: ignore[arg-type]
-            trainer = Trainer(await lively(engine, RAGGED), OPTIMIZER, micro_batches=RAGGED.micro_batches)
-            demand = trainer.model.demand(trainer.model.program("step", RAGGED.batch, RAGGED.length, 2))
-            rates = await engine.rates(demand)
-            assert rates is not None
-            statistics = engine.statistics()
-            assert statistics.device_peak_bytes <= STATES // 4
-            assert statistics.host_peak_bytes <= more.get("host_memory", np.inf)
-            for tier in (engine.tiers.top, engine.tiers.host):
-                assert not any(tile.name.startswith("probe") for tile in tier.ledger.resident)
-            assert 1e5 < rates.up_per_s < 3.2e8 and 1e5 < rates.down_per_s < 3.2e8
-            assert rates.flops_per_s > 1e6 and rates.updated_per_s > 1e5
-            for batch in batches_of(RAGGED, 2):
-                await trainer.step(*batch)
-            assert await engine.rates(demand) is rates
-            found = await trainer.model.state_dict(), await moments_of(trainer)
-        expected = await outcome(RAGGED, steps=2, device="cpu")
-        for one, other in zip(found, (expected.weights, expected.moments), strict=True):
-            assert all(np.array_equal(one[name], value) for name, value in other.items())
 
 
 async def test_ram_too_small_for_an_operation_of_its_own_is_refused_or_left_alone(tmp_path: Path) -> None:
@@ -204,7 +179,7 @@ async def test_ram_too_small_for_an_operation_of_its_own_is_refused_or_left_alon
     slow_link = replace(RATES, updated_per_s=1e12).limited(1e3)
     for pages in (1, 6):
         caps["host_memory"] = pages * caught.value.floor
-        await check("auto", engine_options=caps, prepare=lambda engine: setattr(engine, "_rates", slow_link))
+        await check("auto", engine_options={**caps, "rates": slow_link})
     async with Engine("emulated", **caps) as engine:  # type: ignore[arg-type]
         trainer = Trainer(await lively(engine, RAGGED), micro_batches=RAGGED.micro_batches, update="host")
         with pytest.raises(BudgetError, match=r"host_memory .*adamw of .* needs 9 slots"):

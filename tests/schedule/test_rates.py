@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asynctile.program.precision import PRECISIONS
 from asynctile.schedule.pace import pace_of
-from asynctile.schedule.rates import CORES, assumed
+from asynctile.schedule.rates import CORES, Rates, assumed
 
 
 def test_cores_are_assumed_alike_with_and_without_a_link_and_gpus_by_precision() -> None:
@@ -33,3 +36,22 @@ def test_a_clock_goes_by_the_slower_way_of_the_link_or_by_the_disk() -> None:
     rates = replace(CORES, up_per_s=3e9, down_per_s=2e9, disk_per_s=1e9)
     assert pace_of(rates, has_link=True).link_per_s == 2e9
     assert pace_of(rates, has_link=False).link_per_s == 1e9
+
+
+@given(st.floats(1e-9, 1e18))
+def test_a_rounded_rate_is_within_a_fifth_and_stays(value: float) -> None:
+    found = replace(CORES, flops_per_s=value).rounded()
+    assert 0.84 < found.flops_per_s / value < 1.19
+    assert found.rounded() == found
+
+
+def test_rates_come_back_from_json_equal() -> None:
+    for rates in (CORES, CORES.rounded(), assumed("cuda:0", "bf16").rounded()):
+        assert Rates.from_json(json.loads(json.dumps(rates.to_json()))) == rates
+
+
+@pytest.mark.parametrize("found", [None, [], {}, {"flops_per_s": 1.0}, {**CORES.to_json(), "disk_per_s": None},
+                                   {**CORES.to_json(), "disk_per_s": float("nan")}])  # fmt: skip
+def test_what_are_no_rates_is_refused(found: object) -> None:
+    with pytest.raises(ValueError, match="its rate"):
+        Rates.from_json(found)

@@ -61,7 +61,7 @@ class Coroutines:
             "Trainer.saved": self._saved, "Trainer.gradients": self._gradients, "Trainer.step": self._step,
             "Trainer.run": self._run, "Steps.aclose": self._run_nothing, "Trainer.gemm_rate": self._gemm_rate,
             "Engine.reserve, store, read, clear, release": self._store, "Engine.launch": self._launch,
-            "Engine.rates": self._rates, "Engine.read_all": self._read, "Engine.synchronize": self._synchronize,
+            "Engine.read_all": self._read, "Engine.synchronize": self._synchronize,
             "Engine.call": self._job, "Engine.events": self._events, "Engine.share": self._share,
             "Engine.share, trained on": self._share_trains, "Engine.share, failing": self._share_fails,
         }  # fmt: skip
@@ -182,10 +182,6 @@ class Coroutines:
         await self.engine.store([(a, np.ones(a.shape, np.float32))])
         event = await self.engine.launch(gelu(a, b))
         await event.landed()
-
-    async def _rates(self) -> None:
-        self.engine.forget_rates()
-        await self.engine.rates(floor_of())
 
     async def _read(self) -> None:
         await self.engine.read_all(self.trainer.model.weights())

@@ -76,10 +76,6 @@ class StressEngine(Engine):
         """Whether schedules stand on its slots, and on places of their own."""
         return bool(self._schedules._bounds)
 
-    def forget_rates(self) -> None:
-        """So that they are measured once more."""
-        self._rates = None
-
 
 def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = None, share: float = 0.5,
                spill: bool | None = None) -> EngineSetup:

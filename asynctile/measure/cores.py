@@ -1,0 +1,104 @@
+"""How fast the cores of this machine are: a short probe of products, of AdamW in RAM and of copies, by what operations use.
+
+Nothing of an engine is needed but its limit of BLAS to one thread. What is known of them from an earlier start is known.py.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from asynctile.kernels.cpu import KERNELS
+from asynctile.ops.adamw import HYPER
+from asynctile.schedule.rates import CORES, Rates
+from asynctile.storage.limits import spare_memory
+from asynctile.storage.sizes import parse_size
+
+#: Edge of products, and how many one core computes at a time: some ten milliseconds.
+EDGE, PRODUCTS = 256, 24
+#: AdamW goes round as many times what the caches hold, within these bytes on all cores together.
+BEYOND_CACHES, LEAST_NBYTES, MOST_NBYTES = 4, 64 << 20, 256 << 20
+#: As many times that must be spare, or nothing is measured.
+SPARE = 4
+#: How often each is taken. The fastest counts: what else the machine does for a moment is not its rate.
+TRIES = 5
+#: Bytes of RAM that AdamW moves for one parameter: w, m and v in and out, g in; and bytes that it has for one.
+UPDATE_NBYTES, STATE_NBYTES = 28, 16
+
+
+def measure_cores() -> Rates | None:
+    """Measure all cores of this process in some tenths of a second; None where there are no threads or no RAM for that.
+
+    What is not measured, such as the disk, is as assumed. Blocks.
+    """
+    cores = len(os.sched_getaffinity(0))
+    nbytes = min(max(LEAST_NBYTES, BEYOND_CACHES * caches_nbytes()), MOST_NBYTES)
+    if spare_memory() < SPARE * nbytes:
+        return None
+    try:
+        with ThreadPoolExecutor(cores) as pool:
+            flops_per_s = 2 * EDGE**3 * PRODUCTS * cores / _seconds(pool, [_products] * cores)
+            parts = list(pool.map(_states, [nbytes // STATE_NBYTES // cores] * cores))
+            parameters = sum(part[0].size for part in parts)
+            updated_s = _seconds(pool, [lambda part=part: _update(part) for part in parts])  # type: ignore[misc]
+            copied_s = _seconds(pool, [lambda part=part: _copy(part) for part in parts])  # type: ignore[misc]
+    except (RuntimeError, MemoryError):  # RuntimeError: a thread is refused
+        return None
+    updated_per_s, copied_per_s = UPDATE_NBYTES * parameters / updated_s, 8 * parameters / copied_s
+    # An operation that does little else reads and writes as AdamW does. Cores do the copies of an emulated link.
+    return replace(CORES, flops_per_s=flops_per_s, memory_per_s=updated_per_s, updated_per_s=updated_per_s,
+                   copied_per_s=copied_per_s).limited(copied_per_s)  # fmt: skip
+
+
+def caches_nbytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Of all caches of the last level of this machine together; 0 where the system does not tell."""
+    found: dict[tuple[int, str], int] = {}
+    try:
+        for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+            level, shared, size = ((cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+            found[int(level), shared] = parse_size(size + "iB")
+    except (OSError, ValueError):
+        return 0
+    last = max((level for level, _ in found), default=0)
+    return sum(nbytes for (level, _), nbytes in found.items() if level == last)
+
+
+def _seconds(pool: ThreadPoolExecutor, works: list[Callable[[], None]]) -> float:
+    """The least that all of these take side by side, each on a core."""
+    least_s = float("inf")
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        for done in [pool.submit(work) for work in works]:
+            done.result()
+        least_s = min(least_s, time.perf_counter() - began)
+    return least_s
+
+
+def _products() -> None:
+    a, b = np.ones((2, EDGE, EDGE), np.float32)
+    c = np.empty((EDGE, EDGE), np.float32)
+    for _ in range(PRODUCTS):
+        KERNELS["gemm"](a, b, c, False, False, False)
+
+
+def _states(parameters: int) -> list[np.ndarray]:
+    """w, g, m and v, touched by the thread that uses them first."""
+    return [np.ones(parameters, np.float32) for _ in range(STATE_NBYTES // 4)]
+
+
+def _update(part: list[np.ndarray]) -> None:
+    hyper = np.array([1, 0.9, 0.1, 0.95, 0.05, 1, 1e-3, 1, 1e-8], np.float32)
+    assert hyper.size == HYPER
+    KERNELS["adamw"](*part, hyper, True, 0, np.zeros(1))
+
+
+def _copy(part: list[np.ndarray]) -> None:
+    w, g, m, v = part
+    np.copyto(w, m)
+    np.copyto(g, v)
