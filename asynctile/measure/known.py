@@ -36,6 +36,8 @@ __all__ = ["keep", "known", "machine_rates"]
 
 logger = logging.getLogger(__name__)
 
+#: Raised when a probe measures something else: what was kept before is not used then.
+FORMAT = 1
 #: The folder beside kernels, and how files in it are called.
 FOLDER, SUFFIX = "rates", ".json"
 #: The most files, the most bytes of all, and of one.
@@ -116,7 +118,7 @@ def _cache() -> Cache | None:
 
 def _about(title: str, precision: str) -> list[str]:
     """What rates are a function of, beside what names the folder of kernels."""
-    return [title, precision, _processor(), str(len(os.sched_getaffinity(0))), np.__version__, scipy.__version__]
+    return [str(FORMAT), title, precision, _processor(), str(len(os.sched_getaffinity(0))), np.__version__, scipy.__version__]
 
 
 def _key(about: list[str]) -> str:

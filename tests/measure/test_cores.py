@@ -41,13 +41,18 @@ def test_the_fastest_try_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         now[0] += next(lengths) if len(begun) % 2 == 0 else 0.0
         return now[0]
 
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr("time.perf_counter", clock)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    monkeypatch.setattr("time.thread_time", clock)
     found = cores.measure_cores()
     assert found is not None
-    assert found.flops_per_s == 2 * cores.PRODUCTS * 2 * cores.EDGE**3
+    assert found.flops_per_s == cores.PRODUCTS * 2 * cores.EDGE**3
     parameters = (1 << 20) // cores.STATE_NBYTES
     assert (found.updated_per_s, found.copied_per_s) == (28 * parameters, 8 * parameters)
+
+
+def test_time_that_others_have_the_cores_for_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: pytest.fail("it goes on meanwhile"))
+    assert cores.measure_cores() is not None
 
 
 def test_nothing_is_measured_without_room_or_threads(monkeypatch: pytest.MonkeyPatch) -> None:
