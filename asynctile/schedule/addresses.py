@@ -104,15 +104,18 @@ def give(s: Any, tile: int) -> int:
     return offset
 
 
+@inline()
+def _end(s: Any, place: int) -> int:
+    """Where whoever stands at that place in the order of offsets ends."""
+    one = pair_at(s.standing_at, place)
+    return one.key + tile_at(s, one.value).size
+
+
 @piece()
 def first_within(s: Any, offset: int) -> int:
     """Whoever stands there, or is the next behind: its number in the order of offsets."""
     first = _up_to(s.standing_at, s.standing, offset)
-    if first:
-        before = pair_at(s.standing_at, first - 1)
-        if before.key + tile_at(s, before.value).size > offset:
-            return first - 1
-    return first
+    return first - 1 if first and _end(s, first - 1) > offset else first
 
 
 @piece()
@@ -185,40 +188,60 @@ def cleared(s: Any, offset: int, nbytes: int) -> int:
 def _find_windows(s: Any, size: int) -> None:
     """Where `size` bytes could be made free, the cheapest first."""
     s.windows = 0
-    free = s.cap - s.used
+    _measure_holes(s)
     for place in range(s.holes):
         hole = pair_at(s.holes_at, place)
-        _try_window(s, hole.key, size, free)
-        _try_window(s, _stop(hole) - size, size, free)
+        for start in (hole.key, _stop(hole) - size):
+            _try_window(s, start, size, first_within(s, start))
     for place in range(s.standing):
-        one = pair_at(s.standing_at, place)
-        _try_window(s, one.key, size, free)
-        _try_window(s, one.key + tile_at(s, one.value).size - size, size, free)
+        _try_window(s, pair_at(s.standing_at, place).key, size, place)
+        start, first = _end(s, place) - size, place
+        while first and _end(s, first - 1) > start:
+            first -= 1
+        _try_window(s, start, size, first)
 
 
 @piece()
-def _try_window(s: Any, start: int, size: int, free: int) -> None:
-    """Put it among the cheapest if those who stand there can all go elsewhere."""
+def _measure_holes(s: Any) -> None:
+    """In the table `parts`: the largest hole before each, and the largest from it on."""
+    largest = 0
+    for place in range(s.holes + 1):
+        pair_at(s.parts_at, place).key = largest
+        if place < s.holes:
+            largest = max(largest, pair_at(s.holes_at, place).value)
+    largest = 0
+    for place in range(s.holes, -1, -1):
+        if place < s.holes:
+            largest = max(largest, pair_at(s.holes_at, place).value)
+        pair_at(s.parts_at, place).value = largest
+
+
+@piece()
+def _try_window(s: Any, start: int, size: int, first: int) -> None:
+    """Put it among the cheapest if those who stand there can all go elsewhere. first: of them, in the order of offsets."""
     if start < 0 or start + size > s.cap:
         return
-    cost, largest = _cost(s, start, size, free)
+    cost, largest = _cost(s, start + size, first)
     place = s.windows
     while place:
         before = pair_at(s.windows_at, place - 1)
         if before.key < cost or (before.key == cost and before.value <= start):
             break
         place -= 1
-    if cost >= 0 and place < WINDOWS and _has_piece(s, start, start + size, largest):
+    if cost >= 0 and place < WINDOWS and largest <= _largest_outside(s, start, start + size):
         s.windows = min(WINDOWS, s.windows + 1)
         _insert(s.windows_at, s.windows - 1, place, cost, start)
 
 
 @piece()
-def _cost(s: Any, start: int, size: int, free: int) -> tuple[int, int]:
+def _cost(s: Any, end: int, first: int) -> tuple[int, int]:
     """Bytes that move out of a window, and its largest tile; -1 if they cannot move. Those that must come back count TWICE."""
-    moved, cost, largest = 0, 0, 0
-    for place in range(first_within(s, start), stop_within(s, start + size)):
-        tile = tile_at(s, pair_at(s.standing_at, place).value)
+    moved, cost, largest, free = 0, 0, 0, s.cap - s.used
+    for place in range(first, s.standing):
+        one = pair_at(s.standing_at, place)
+        if one.key >= end:
+            break
+        tile = tile_at(s, one.value)
         moved += tile.size
         if tile.placed == s.stamp or moved > free:
             return -1, 0
@@ -228,13 +251,18 @@ def _cost(s: Any, start: int, size: int, free: int) -> tuple[int, int]:
 
 
 @piece()
-def _has_piece(s: Any, begin: int, end: int, nbytes: int) -> bool:
-    """Whether so many bytes are free in one piece outside of these."""
-    for place in range(s.holes):
-        hole = pair_at(s.holes_at, place)
-        if max(min(_stop(hole), begin) - hole.key, _stop(hole) - max(hole.key, end)) >= nbytes:
-            return True
-    return nbytes == 0
+def _largest_outside(s: Any, begin: int, end: int) -> int:
+    """The most bytes that are free in one piece outside of these."""
+    low = _up_to(s.holes_at, s.holes, begin)  # those that begin before the window does, or with it
+    if low and _stop(pair_at(s.holes_at, low - 1)) > begin:
+        low -= 1
+    high = _up_to(s.holes_at, s.holes, end - 1)
+    largest = max(pair_at(s.parts_at, low).key, pair_at(s.parts_at, high).value)
+    if low < s.holes:
+        largest = max(largest, begin - pair_at(s.holes_at, low).key)
+    if high:
+        largest = max(largest, _stop(pair_at(s.holes_at, high - 1)) - end)
+    return largest
 
 
 @piece()
