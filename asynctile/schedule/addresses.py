@@ -11,16 +11,14 @@ from typing import Any
 
 from asynctile.kernels.cpu.jit import inline, piece
 from asynctile.schedule.clock import free_at
-from asynctile.schedule.state import WINDOWS, pair_at, tile_at
+from asynctile.schedule.state import pair_at, tile_at
 
 #: There is no such place.
 NOWHERE = -1
-#: What a tile weighs that moves out of the place to which it must come back, against one that need not.
-TWICE = 2
 
 
 @piece()
-def _up_to(pairs: int, count: int, key: int) -> int:
+def up_to(pairs: int, count: int, key: int) -> int:
     """Of the first `count` pairs, ascending by their keys, how many are at most `key`."""
     low, high = 0, count
     while low < high:
@@ -38,7 +36,7 @@ def _set(pair: Any, key: int, value: int) -> None:
 
 
 @piece()
-def _insert(pairs: int, count: int, place: int, key: int, value: int) -> None:
+def insert(pairs: int, count: int, place: int, key: int, value: int) -> None:
     for index in range(count, place, -1):
         _set(pair_at(pairs, index), pair_at(pairs, index - 1).key, pair_at(pairs, index - 1).value)
     _set(pair_at(pairs, place), key, value)
@@ -51,7 +49,7 @@ def _remove(pairs: int, count: int, place: int) -> None:
 
 
 @inline()
-def _stop(hole: Any) -> int:
+def stop_of(hole: Any) -> int:
     """Where it ends."""
     return hole.key + hole.value
 
@@ -59,23 +57,23 @@ def _stop(hole: Any) -> int:
 @piece()
 def take(s: Any, tile: int, offset: int) -> None:
     """It stands there from now on. A fault of the plan if somebody does."""
-    end, index = offset + tile_at(s, tile).size, _up_to(s.holes_at, s.holes, offset) - 1
+    end, index = offset + tile_at(s, tile).size, up_to(s.holes_at, s.holes, offset) - 1
     hole = pair_at(s.holes_at, index)
-    if index < 0 or end > _stop(hole):
+    if index < 0 or end > stop_of(hole):
         s.faults += 1
         return
-    before, behind = offset - hole.key, _stop(hole) - end
+    before, behind = offset - hole.key, stop_of(hole) - end
     if before:
         hole.value = before
         if behind:
-            _insert(s.holes_at, s.holes, index + 1, end, behind)
+            insert(s.holes_at, s.holes, index + 1, end, behind)
             s.holes += 1
     elif behind:
         _set(hole, end, behind)
     else:
         _remove(s.holes_at, s.holes, index)
         s.holes -= 1
-    _insert(s.standing_at, s.standing, _up_to(s.standing_at, s.standing, offset), offset, tile)
+    insert(s.standing_at, s.standing, up_to(s.standing_at, s.standing, offset), offset, tile)
     s.standing += 1
     tile_at(s, tile).at = offset
 
@@ -85,12 +83,12 @@ def give(s: Any, tile: int) -> int:
     """It stands nowhere; returns where it stood."""
     offset, size = tile_at(s, tile).at, tile_at(s, tile).size
     tile_at(s, tile).at = NOWHERE
-    _remove(s.standing_at, s.standing, _up_to(s.standing_at, s.standing, offset) - 1)
+    _remove(s.standing_at, s.standing, up_to(s.standing_at, s.standing, offset) - 1)
     s.standing -= 1
-    index = _up_to(s.holes_at, s.holes, offset)
+    index = up_to(s.holes_at, s.holes, offset)
     before, behind = pair_at(s.holes_at, index - 1), pair_at(s.holes_at, index)
     joins_behind = index < s.holes and behind.key == offset + size
-    if index > 0 and _stop(before) == offset:
+    if index > 0 and stop_of(before) == offset:
         before.value += size
         if joins_behind:
             before.value += behind.value
@@ -99,13 +97,13 @@ def give(s: Any, tile: int) -> int:
     elif joins_behind:
         _set(behind, offset, size + behind.value)
     else:
-        _insert(s.holes_at, s.holes, index, offset, size)
+        insert(s.holes_at, s.holes, index, offset, size)
         s.holes += 1
     return offset
 
 
 @inline()
-def _end(s: Any, place: int) -> int:
+def end_of(s: Any, place: int) -> int:
     """Where whoever stands at that place in the order of offsets ends."""
     one = pair_at(s.standing_at, place)
     return one.key + tile_at(s, one.value).size
@@ -114,14 +112,14 @@ def _end(s: Any, place: int) -> int:
 @piece()
 def first_within(s: Any, offset: int) -> int:
     """Whoever stands there, or is the next behind: its number in the order of offsets."""
-    first = _up_to(s.standing_at, s.standing, offset)
-    return first - 1 if first and _end(s, first - 1) > offset else first
+    first = up_to(s.standing_at, s.standing, offset)
+    return first - 1 if first and end_of(s, first - 1) > offset else first
 
 
 @piece()
 def stop_within(s: Any, end: int) -> int:
     """Whoever is the first that begins at `end` or behind it."""
-    return _up_to(s.standing_at, s.standing, end - 1)
+    return up_to(s.standing_at, s.standing, end - 1)
 
 
 @piece()
@@ -160,113 +158,16 @@ def room_for(s: Any, tile: int, loads: bool) -> int:
 
 
 @piece()
-def room_made_for(s: Any, tile: int) -> tuple[int, int]:
-    """An offset for a tile once others have moved aside, and how many of them move; NOWHERE if none of the cheapest ways works.
-
-    About the fewest bytes move; `_find_places` says where to. A tile that was placed by the stamp of now does not move.
-    """
-    size = tile_at(s, tile).size
-    _find_windows(s, size)
-    for place in range(s.windows):
-        offset = pair_at(s.windows_at, place).value
-        count = _find_places(s, offset, size)
-        if count >= 0:
-            return offset, count
-    return NOWHERE, 0
-
-
-@piece()
 def cleared(s: Any, offset: int, nbytes: int) -> int:
-    """How many move elsewhere so that nobody stands there, see `_find_places`; -1 if they cannot."""
+    """How many move elsewhere so that nobody stands there, see `find_places`; -1 if they cannot."""
     for place in range(first_within(s, offset), stop_within(s, offset + nbytes)):
         if tile_at(s, pair_at(s.standing_at, place).value).placed == s.stamp:
             return -1
-    return _find_places(s, offset, nbytes)
+    return find_places(s, offset, nbytes)
 
 
 @piece()
-def _find_windows(s: Any, size: int) -> None:
-    """Where `size` bytes could be made free, the cheapest first."""
-    s.windows = 0
-    _measure_holes(s)
-    for place in range(s.holes):
-        hole = pair_at(s.holes_at, place)
-        for start in (hole.key, _stop(hole) - size):
-            _try_window(s, start, size, first_within(s, start))
-    for place in range(s.standing):
-        _try_window(s, pair_at(s.standing_at, place).key, size, place)
-        start, first = _end(s, place) - size, place
-        while first and _end(s, first - 1) > start:
-            first -= 1
-        _try_window(s, start, size, first)
-
-
-@piece()
-def _measure_holes(s: Any) -> None:
-    """In the table `parts`: the largest hole before each, and the largest from it on."""
-    largest = 0
-    for place in range(s.holes + 1):
-        pair_at(s.parts_at, place).key = largest
-        if place < s.holes:
-            largest = max(largest, pair_at(s.holes_at, place).value)
-    largest = 0
-    for place in range(s.holes, -1, -1):
-        if place < s.holes:
-            largest = max(largest, pair_at(s.holes_at, place).value)
-        pair_at(s.parts_at, place).value = largest
-
-
-@piece()
-def _try_window(s: Any, start: int, size: int, first: int) -> None:
-    """Put it among the cheapest if those who stand there can all go elsewhere. first: of them, in the order of offsets."""
-    if start < 0 or start + size > s.cap:
-        return
-    cost, largest = _cost(s, start + size, first)
-    place = s.windows
-    while place:
-        before = pair_at(s.windows_at, place - 1)
-        if before.key < cost or (before.key == cost and before.value <= start):
-            break
-        place -= 1
-    if cost >= 0 and place < WINDOWS and largest <= _largest_outside(s, start, start + size):
-        s.windows = min(WINDOWS, s.windows + 1)
-        _insert(s.windows_at, s.windows - 1, place, cost, start)
-
-
-@piece()
-def _cost(s: Any, end: int, first: int) -> tuple[int, int]:
-    """Bytes that move out of a window, and its largest tile; -1 if they cannot move. Those that must come back count TWICE."""
-    moved, cost, largest, free = 0, 0, 0, s.cap - s.used
-    for place in range(first, s.standing):
-        one = pair_at(s.standing_at, place)
-        if one.key >= end:
-            break
-        tile = tile_at(s, one.value)
-        moved += tile.size
-        if tile.placed == s.stamp or moved > free:
-            return -1, 0
-        largest = max(largest, tile.size)
-        cost += tile.size * (TWICE if tile.home == tile.at else 1)
-    return cost, largest
-
-
-@piece()
-def _largest_outside(s: Any, begin: int, end: int) -> int:
-    """The most bytes that are free in one piece outside of these."""
-    low = _up_to(s.holes_at, s.holes, begin)  # those that begin before the window does, or with it
-    if low and _stop(pair_at(s.holes_at, low - 1)) > begin:
-        low -= 1
-    high = _up_to(s.holes_at, s.holes, end - 1)
-    largest = max(pair_at(s.parts_at, low).key, pair_at(s.parts_at, high).value)
-    if low < s.holes:
-        largest = max(largest, begin - pair_at(s.holes_at, low).key)
-    if high:
-        largest = max(largest, _stop(pair_at(s.holes_at, high - 1)) - end)
-    return largest
-
-
-@piece()
-def _find_places(s: Any, begin: int, nbytes: int) -> int:
+def find_places(s: Any, begin: int, nbytes: int) -> int:
     """How many tiles stand in `nbytes` from `begin` on; -1 if holes elsewhere do not take them.
 
     Their new places are written to the table `moving`, the largest tile first. None of them overlaps an old one, so the tiles
@@ -277,7 +178,7 @@ def _find_places(s: Any, begin: int, nbytes: int) -> int:
         tile, place = pair_at(s.standing_at, index).value, count
         while place and tile_at(s, pair_at(s.moving_at, place - 1).key).size < tile_at(s, tile).size:
             place -= 1
-        _insert(s.moving_at, count, place, tile, NOWHERE)
+        insert(s.moving_at, count, place, tile, NOWHERE)
         count += 1
     if not count:
         return 0
@@ -310,11 +211,11 @@ def _parts_outside(s: Any, begin: int, end: int, least: int) -> int:
     count = 0
     for place in range(s.holes):
         hole = pair_at(s.holes_at, place)
-        low, high = min(_stop(hole), begin), max(hole.key, end)
+        low, high = min(stop_of(hole), begin), max(hole.key, end)
         if low - hole.key >= least:
             _set(pair_at(s.parts_at, count), hole.key, low - hole.key)
             count += 1
-        if _stop(hole) - high >= least:
-            _set(pair_at(s.parts_at, count), high, _stop(hole) - high)
+        if stop_of(hole) - high >= least:
+            _set(pair_at(s.parts_at, count), high, stop_of(hole) - high)
             count += 1
     return count

@@ -15,6 +15,7 @@ from asynctile.kernels.cpu.records import record_at
 from asynctile.schedule import addresses, clock
 from asynctile.schedule.addresses import NOWHERE
 from asynctile.schedule.state import MOVE, pair_at, tile_at
+from asynctile.schedule.windows import room_made_for
 
 
 class Act(IntEnum):
@@ -98,7 +99,7 @@ def _offset_for(s: Any, number: int, loads: bool) -> int:
     if count < 0:
         offset, count = addresses.room_for(s, number, loads), 0
     if offset == NOWHERE:
-        offset, count = addresses.room_made_for(s, number)
+        offset, count = room_made_for(s, number)
     for place in range(count):
         one = pair_at(s.moving_at, place)
         _move(s, one.key, one.value)

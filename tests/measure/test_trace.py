@@ -231,5 +231,6 @@ def test_the_file_of_a_process_that_was_killed_opens(tmp_path: Path) -> None:
             if int(line) >= 3 and (tmp_path / "t.json").stat().st_size > 10_000:
                 break
         process.send_signal(signal.SIGKILL)
-    events = json.loads((tmp_path / "t.json").read_text().removesuffix(",\n]\n") or "[]")
+    # Killed in the midst of a write it ends within a line, which viewers leave out as they take one without the end.
+    events = json.loads((tmp_path / "t.json").read_text().rpartition(",\n")[0] + "]")
     assert of_kind(events, "kernel") and of_kind(events, "step")

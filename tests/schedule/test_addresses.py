@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asynctile.schedule import addresses
+from asynctile.schedule import addresses, windows
 from asynctile.schedule.addresses import NOWHERE
 from asynctile.schedule.state import WalkState
 from asynctile.schedule.uses import ENTRY, USE
@@ -57,7 +57,7 @@ class Addresses:
 
     def room_made_for(self, tile: int, stuck: Collection[int]) -> tuple[int, list[tuple[int, int]]] | None:
         self.hold(stuck)
-        offset, count = addresses.room_made_for(self.state, tile)
+        offset, count = windows.room_made_for(self.state, tile)
         return None if offset == NOWHERE else (offset, self.tables["moving"][:count].tolist())
 
     def cleared(self, offset: int, nbytes: int, stuck: Collection[int]) -> list[tuple[int, int]] | None:
