@@ -229,13 +229,19 @@ class Session:
             return None
 
     async def sample(self, tokens: int) -> Sample | None:
-        """Held-out text and how the model goes on from it; None when a signal came. An empty one for no tokens."""
+        """Held-out text and how the model goes on from it; None when a signal came. An empty one for no tokens.
+
+        AsynctileError, which names the run, from a model that writes nothing.
+        """
         try:
             return Sample() if not tokens else await sample(
                 self.trainer.model, self.corpus.tokenizer, self.corpus.held_out, tokens=tokens, seed=self.options.seed,
                 check=self.interrupt.check)  # fmt: skip
         except InterruptedError:
             return None
+        except AsynctileError as error:
+            raise AsynctileError(f"the run {self.folder.path} writes no sample: {error}, or a --lr below "
+                                 f"{self.options.lr}") from error
 
     async def _save_best(self, step: int) -> None:
         """The weights, and what stands beside them, in the place of the best before."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from asynctile.cli.summary import Sums
+from asynctile.errors import AsynctileError
+from tests.cli.conftest import Program
 
 
 def sums_of(*lines: dict[str, Any]) -> Sums:
@@ -29,3 +32,15 @@ def test_tokens_are_what_was_trained_on_and_the_speed_is_of_all_positions() -> N
 def test_where_no_stall_was_measured_none_is_told() -> None:
     assert sums_of({"step_s": 2.0, "stall_s": "nan"}).stalled is None
     assert sums_of().stalled is None
+
+
+def test_a_model_that_writes_no_sample_is_an_error_that_names_the_run(
+    train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_sample(*args: Any, **options: Any) -> None:
+        raise AsynctileError("300 logits are not finite: use another checkpoint")
+
+    monkeypatch.setattr("asynctile.cli.session.sample", no_sample)
+    status, _, err = train("--out", tmp_path / "run", "--lr", 0.5)
+    said = f"{tmp_path / 'run'} writes no sample: 300 logits are not finite: use another checkpoint, or a --lr below 0.5"
+    assert status == 2 and said in err
