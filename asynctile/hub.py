@@ -176,5 +176,5 @@ class Tell:
             self._hub.push(kind(self.share, *args, **fields))
 
 
-#: For what runs without an engine, such as a rehearsal.
+#: For what runs without an engine, such as a plan.
 UNHEARD = Tell(Hub(), ENGINE)

@@ -15,8 +15,8 @@ time is that of all threads of this process, in the loop that of the engine's ow
 step has, operations and copies of all kinds; nodes those of the graphs that it launches. Wanted: at most 50 driver calls and 20
 ms of CPU time a step, at most 1.1 nodes an entry, and for gpt2 without a cap at most 0.5 ms inside the engine's loop.
 
-And once, in the second step: CPU time of all of it, in which a packing is found (none is read from disk), the step rehearsed,
-bound and captured; of capture alone; beside it an issued second step. And the RAM that all of that keeps, by tracemalloc, in a
+And once, in the second step: CPU time of all of it, in which the schedule is worked out, bound
+and captured; of capture alone; beside it an issued second step. And the RAM that all of that keeps, by tracemalloc, in a
 run of its own.
 """
 
@@ -50,7 +50,7 @@ from tests.inside_engine import device_of, schedule_of
 MOST_CALLS, MOST_CPU_MS, MOST_NODES = 50, 20.0, 1.1
 #: Milliseconds inside the loop, of this model without a cap.
 MOST_LOOP_MS, SMALLEST = 0.5, "gpt2"
-#: Steps that come first: one brings the tiles, one is rehearsed and captured.
+#: Steps that come first: one brings the tiles, one is decided and captured.
 FIRST = 2
 BATCH, LENGTH = 16, 1024
 MIB = 1 << 20

@@ -103,22 +103,13 @@ class Ledger:
         self._settle(residency, slot, True, moves)
         return True
 
-    def load_into(self, residency: Residency, slot: Slot, moves: list[Move]) -> None:
-        """Bring a tile into a slot that is free, where a schedule has it."""
-        slot.pool.claim(slot)
-        self._settle(residency, slot, True, moves)
-
     def load_at(self, residency: Residency, offset: int, moves: list[Move]) -> None:
         """Bring a tile to `offset` of a packed arena, where nobody stands."""
-        self.load_into(residency, self.arena.range_at(offset, residency.tile.nbytes), moves)
+        self._settle(residency, self.arena.take_at(offset, residency.tile.nbytes), True, moves)
 
     def relocate(self, residency: Residency, offset: int, moves: list[Move]) -> None:
         """Move a tile to `offset` of a packed arena, where nobody stands, nor the tile itself in part."""
-        self.relocate_into(residency, self.arena.range_at(offset, residency.tile.nbytes), moves)
-
-    def relocate_into(self, residency: Residency, to: Slot, moves: list[Move]) -> None:
-        """Move a tile into a slot that is free."""
-        slot = residency.slot
+        to, slot = self.arena.range_at(offset, residency.tile.nbytes), residency.slot
         assert slot is not None
         to.pool.claim(to)
         self._count()

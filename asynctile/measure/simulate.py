@@ -1,8 +1,7 @@
 """A run without bytes: what a program would move under given caps, by the very code that decides in a run.
 
 It sends the very coroutines of a job (asynctile/run/job.py) through a dry device and counts; `layers/plan.py` reports it. Where
-steps that repeat are played, or go by a packing, a step moves what its schedule says (asynctile/repeat/rehearsal.py), which is
-such a run too.
+steps that repeat are played, or go by a packing, a step moves what its schedule says (asynctile/schedule/decide.py).
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ from asynctile.program.needs import demand_of
 from asynctile.program.program import Fetch, Program
 from asynctile.repeat.arrival import in_slots
 from asynctile.repeat.packings import packing_of
-from asynctile.repeat.rehearsal import rehearse
+from asynctile.repeat.room import room_of
 from asynctile.run.assembly import Assembly
 from asynctile.run.at_once import at_once
 from asynctile.run.job import Job
+from asynctile.schedule.decide import decide
 from asynctile.schedule.rates import CORES, Rates
 from asynctile.schedule.schedule import DISK, TOP, Kind, Schedule
 from asynctile.storage.container import ALIGNMENT as PAGE
@@ -87,7 +87,8 @@ def simulate(
         if tile in program.first_uses:  # what is overwritten first need not be there
             assembly.put_dry(tile)
     packing = packing_of(program, tiers) if played else None
-    schedule = rehearse(program, demand, tiers, packing) if played else None
+    may = packing is not None or not tiers.top.arena.divided
+    schedule = decide(program, room_of(tiers, demand), packing) if played and prefetch and may else None
     if schedule is not None:
         moved, peaks = _scheduled(schedule), schedule.peaks
     else:

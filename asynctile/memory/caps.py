@@ -93,15 +93,15 @@ class Caps:
     async def cut(self, demand: Demand, *, exactly: bool = False, packed: bool = False) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs.
 
-        exactly: as if nothing had been cut before; else a cut for more than this stays. packed: a tier that is packed stays so
-        where it would be divided; else it is cut into slots.
+        exactly: as if nothing had been cut before; else a cut for more than this stays. packed: the top tier stays packed where
+        it would be divided; else it is cut into slots. RAM below a device always is: what leaves the device comes there.
         """
         await self.run_ahead.settle()
         await self._called_back(demand)
         wanted, foreign = self._check(demand)
         self.in_turn = self._has_in_turn(demand)
-        for tier in self.tiers:
-            if packed and tier.arena.may_stay_packed(wanted[tier], foreign[tier]):
+        for tier in self._from_the_packed():
+            if packed and tier is self.top and tier.arena.may_stay_packed(wanted[tier], foreign[tier]):
                 continue
             serves = tier.arena.is_cut_for if exactly else tier.arena.fits
             if serves(wanted[tier], foreign[tier]):
@@ -123,11 +123,23 @@ class Caps:
             await self.run_ahead.settle()
             self.top.pack()
 
+    async def pack_ram(self) -> None:
+        """The same of RAM below a device, once what comes through it has come: everything stands below it then."""
+        self.host.clear()
+        await self.run_ahead.settle()
+        self.host.pack()
+
     async def unpack(self) -> None:
         """Slots again for what nobody has planned; nothing where there are slots."""
-        if self.top.arena.packed:
+        if any(tier.arena.packed for tier in self.tiers):
             assert self._cut_for is not None
             await self.cut(self._cut_for)
+
+    def _from_the_packed(self) -> Sequence[Tier]:
+        """The tiers in the order in which to cut them: from the top down, but what leaves it finds no place in RAM that is
+        packed.
+        """
+        return (self.host, self.top) if self.link is not None and self.host.arena.packed else self.tiers
 
     def _check(self, demand: Demand) -> tuple[dict[Tier, Demand], dict[Tier, Counter[int]]]:
         """What `demand` is to each tier, and what else stands there; BudgetError if that is too much. Sets
@@ -167,6 +179,7 @@ class Caps:
         Not to be cancelled. What stands is cut anew for what is left.
         """
         await self.run_ahead.settle()
+        await self.unpack()
         parts = {self.host: in_ram} if self.link is None else {self.top: on_device, self.host: in_ram}
         for tier, nbytes in parts.items():
             self._check_spare(tier, nbytes)
@@ -183,6 +196,7 @@ class Caps:
     async def regain(self, on_device: int, in_ram: int) -> None:
         """Have them back."""
         await self.run_ahead.settle()
+        await self.unpack()
         self._resize({self.top: on_device, self.host: in_ram}, 1)
         await self._cut_again()
 

@@ -94,12 +94,6 @@ class Tier:
             if isinstance(move, Allocate) and move.residency.slot is move.slot:  # else it was undone
                 self.drop(move.residency, LOSE if move.was is ABSENT else REPLACE)
 
-    def load_into(self, residency: Residency, slot: Slot) -> None:
-        """Load a tile into a slot that is free."""
-        moves: list[Move] = []
-        self.ledger.load_into(residency, slot, moves)
-        self.carry_out(moves)
-
     def load_at(self, residency: Residency, offset: int) -> None:
         """Load a tile to a free place of a packed arena."""
         moves: list[Move] = []

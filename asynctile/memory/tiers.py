@@ -163,12 +163,9 @@ class Tiers:
         if broken_off:
             self._ranked_for = None
 
-    def unranked(self, program: Program) -> int:
-        """Runs of `program` follow that rank nothing: the position of its first entry, by which to rank where one is left."""
+    def unranked(self) -> None:
+        """Runs follow that rank nothing."""
         self._ranked_for = None
-        base = self.positions.begin()
-        self.positions.end(base, len(program))
-        return base
 
     def next_uses(self, program: Program) -> list[tuple[int, ...]]:
         """The next uses of operands behind each entry, as the tier ranks them that operations run in."""

@@ -1,1 +1,1 @@
-"""Steps that repeat: rehearsed once as a schedule, bound to the tiers, and played by the workers of asynctile/play."""
+"""Steps that repeat: decided once as a schedule, bound to the tiers, and played by the workers of asynctile/play."""

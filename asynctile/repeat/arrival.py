@@ -6,7 +6,7 @@ of one, at a mark, has to tell them. Which slot is which place is bound.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,9 +16,8 @@ from asynctile.program.operation import READ
 from asynctile.program.operation import WRITE as OVERWRITE
 from asynctile.program.program import Program
 from asynctile.run.assembly import Assembly
-from asynctile.schedule.packed import changed_at_start
 from asynctile.schedule.packing import Packing
-from asynctile.schedule.schedule import NOBODY, TOP, Place, Standing, absolute
+from asynctile.schedule.schedule import NOBODY, TOP, Place, Standing
 from asynctile.storage.demand import align
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, LOSE, REPLACE, WRITE, Residency
 from asynctile.storage.slot import Slot
@@ -38,19 +37,24 @@ async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.nda
     """Put the inputs of a program in RAM; where that is packed they have no bytes yet, but are expected as in `start`. False if
     there is something else that nobody has written.
     """
-    top, standing = assembly.tiers.top, in_slots(start, TOP)
+    tiers, stands = assembly.tiers, {one.tile: one for one in start if one.place is not None}
     for name, tile in program.inputs.items():
-        if assembly.tiers.host.arena.packed:
-            top.drop(top.of(tile), LOSE if tile in standing else REPLACE)
+        if tiers.host.arena.packed:
+            _expect(tiers.host, tile, stands)
         else:
             await assembly.put(tile, inputs[name])
     made = program.first_uses.keys() - program.inputs.values()
-    return not any(top.of(tile).state is ABSENT for tile in made)
+    return not any(tiers.top.of(tile).state is ABSENT for tile in made)
 
 
-async def arrange(tiers: Tiers, start: Sequence[Standing], numbers: Sequence[int]) -> bool:
-    """Bring every tile to where `start` has it in the tiers of these numbers: in whichever slot, or to its place in a tier that
-    is packed. False if that cannot be. The other tiers stay as they are.
+def _expect(host: Tier, tile: Tile, stands: Container[Tile]) -> None:
+    """The host will write an input in RAM, or below it."""
+    host.drop(host.of(tile), LOSE if tile in stands else REPLACE)
+
+
+async def arrange(tiers: Tiers, program: Program, start: Sequence[Standing], numbers: Sequence[int]) -> bool:
+    """Bring the tiles of `program` to where `start` has them in the tiers of these numbers: in whichever slot, or to its place
+    in a tier that is packed. False if that cannot be. The other tiers stay as they are.
 
     At most one cap of bytes a tier and way. What else stands in a tier that is divided leaves. A move that fails is met by
     coroutines, which can tell what that means for its tile: until all have gone well, nothing is known here that was not so
@@ -58,10 +62,14 @@ async def arrange(tiers: Tiers, start: Sequence[Standing], numbers: Sequence[int
     """
     for number in numbers:
         tier, wanted = tiers.from_the_top()[number], in_slots(start, number)
+        if tier is not tiers.top and tier.arena.divided:  # what comes through RAM to the device has come
+            for tile in program.inputs.values():
+                _expect(tier, tile, wanted)
+            await tiers.caps.pack_ram()
         send_away(tier, wanted)
         for one in wanted.values():
             _bring(tier, one)
-    await tiers.run_ahead.settle()
+        await tiers.run_ahead.settle()
     if not _are_whole(tiers, start):
         return False
     for number in numbers:
@@ -128,33 +136,28 @@ def _is_arranged(tiers: Tiers, start: Iterable[Standing]) -> bool:
     return True
 
 
-def planned_start(packing: Packing, *, over_link: bool) -> list[Standing]:
-    """The tiles that stand in the top tier when a step begins by `packing`; over_link: as in changed_at_start."""
-    changed = changed_at_start(packing, over_link=over_link)
+def planned_start(packing: Packing) -> list[Standing]:
+    """The tiles that stand in the top tier when a step begins by `packing`."""
+    places = {tile: Place(TOP, align(tile.nbytes, packing.alignment), offset) for tile, offset in packing.start.items()}
+    changed = packing.changed
     return [
-        Standing(tile, TOP, DIRTY if tile in changed else CLEAN, Place(TOP, align(tile.nbytes, packing.alignment), offset),
-                 packing.program.first_uses.get(tile, NEVER), True, NOBODY, NOBODY)
-        for tile, offset in packing.start.items()
-    ]  # fmt: skip
+        Standing(tile, TOP, DIRTY if tile in changed else CLEAN, place, NOBODY, NOBODY) for tile, place in places.items()
+    ]
 
 
-def stand(
-    tiers: Tiers, stands: Iterable[Standing], slots: Slots, base: int, failure: Callable[[int], BaseException | None]
-) -> None:
-    """Tell the tiers that tiles stand as in `stands`; nothing may be in flight.
-
-    base: the position that the first entry of the program has. failure: of an entry, None if it went well.
-    """
+def stand(tiers: Tiers, stands: Iterable[Standing], slots: Slots, failure: Callable[[int], BaseException | None]) -> None:
+    """Tell the tiers that tiles stand as in `stands`; nothing may be in flight. failure: of an entry, None if it went well."""
     found = list(stands)
+    in_ram = {one.tile for one in found if one.tier != TOP}
     for number, tier in enumerate(tiers.from_the_top()):
         here = [one for one in found if one.tier == number]
         tier.assume([
-            (tier.of(one.tile), one.state, None if one.place is None else slots[one.place], absolute(one.next_use, base))
+            (tier.of(one.tile), one.state, None if one.place is None else slots[one.place], NEVER)
             for one in here
         ])  # fmt: skip
         for one in here:
             residency = tier.of(one.tile)
-            if number == TOP and tiers.link is not None and one.backed and residency.backing is None:
+            if number == TOP and tiers.link is not None and residency.backing is None and one.tile in in_ram:
                 residency.backing = tiers.link.take(residency)
             residency.written = _failed(failure, one.written)
             residency.saved = _failed(failure, one.saved)

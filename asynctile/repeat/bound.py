@@ -36,18 +36,15 @@ class TooFewSlots(Exception):
 class Bound:
     """template on `tiers`, where its tiles are arranged. slots: of all its places. played: what a player is attached to.
 
-    base: of its ranks.
-
     results: memory for what it fetches, of which it wants `results_nbytes`; others may use it between two runs.
     others_nbytes: by tier from the top down, of slots that tiles of other programs have.
     numbers: what its kernels report, float64 by the program's indices. transfers: those that the host does for it.
     TooFewSlots if a tier has too few, BudgetError if the spill file has too few blocks.
     """
 
-    def __init__(self, template: Template, tiers: Tiers, base: int, results: np.ndarray) -> None:
+    def __init__(self, template: Template, tiers: Tiers, results: np.ndarray) -> None:
         self.template = template
         self.tiers = tiers
-        self.base = base
         self.slots: Mapping[Place, Slot] = _slots(self.schedule, tiers)
         self.numbers = template.numbers_on(tiers.device)
         self._results = _parts(results, self.schedule.program)

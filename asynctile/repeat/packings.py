@@ -13,6 +13,7 @@ from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
 from asynctile.run.assembly import Assembly
 from asynctile.schedule.packing import Packing, pack
+from asynctile.schedule.uses import uses_of
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -72,14 +73,11 @@ def packing_of(program: Program, tiers: Tiers) -> Packing | None:
 
     What it returns depends on nothing else. Blocks.
     """
-    arena = tiers.top.arena
+    arena, has_link = tiers.top.arena, tiers.link is not None
     if not _may_pack(tiers):
         return None
     assert arena.cap is not None
-    return pack(
-        program, arena.cap, alignment=arena.alignment, pace=tiers.pace,
-        depth=tiers.prefetch, has_link=tiers.link is not None,
-    )  # fmt: skip
+    return pack(uses_of(program, arena.alignment, tiers.pace, has_link=has_link), arena.cap, tiers.prefetch)
 
 
 def _may_pack(tiers: Tiers) -> bool:

@@ -115,7 +115,7 @@ class PlayedJob:
             return []  # what is whole cannot be known while something still hangs
         self._count()
         failure = partial(self._failure, self._player.statuses)
-        stand(tiers, self._standing(), self._bound.slots, self._bound.base, failure)
+        stand(tiers, self._standing(), self._bound.slots, failure)
         for tile in (*schedule.program.temporaries, *schedule.program.inputs.values()):
             residency = tiers.top.of(tile)
             if residency.slot is not None or residency.backing is not None:

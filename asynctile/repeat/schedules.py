@@ -155,8 +155,9 @@ class Schedules:
         """A run by coroutines that follow `packing`, for which the tiers are cut; None if tiles do not come to its start."""
         tiers, assembly, program = self._tiers, self._assembly, packing.program
         try:
-            start = planned_start(packing, over_link=tiers.link is not None)
-            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start, [TOP])):
+            await assembly.cut(demand, exactly=True, packed=True)  # RAM may have been packed for a schedule that nobody plays
+            start = planned_start(packing)
+            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, program, start, [TOP])):
                 self._release(program.inputs.values())
                 return None
             for name, value in inputs.items() if tiers.host.arena.packed else ():
@@ -174,10 +175,11 @@ class Schedules:
             for tier in tiers.from_the_top():
                 for pool in tier.arena.pools:
                     pool.tidy()  # as long as the same slots are free a schedule gets the same ones, and its graphs fit
-            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, start, numbers)):
+            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, program, start, numbers)):
                 return None
             try:
-                bound = Bound(template, tiers, tiers.unranked(program), self._memory_for(program))
+                bound = Bound(template, tiers, self._memory_for(program))
+                tiers.unranked()
             except TooFewSlots as error:
                 logger.warning("%s is not played for now: %s", program.name, error)
                 return None

@@ -1,6 +1,6 @@
 """The templates of a share's programs: which program has one under which cut of the caps, and which are kept.
 
-A schedule is worked out once for a program and a cut, by a rehearsal in a thread, and made a template for who plays it on the
+A schedule is worked out once for a program and a cut, in a thread, and made a template for who plays it on the
 device: compiled workers, or graphs. Which programs are played when is schedules.py's.
 """
 
@@ -17,8 +17,9 @@ from asynctile.play.native import player_supported
 from asynctile.program.program import Program
 from asynctile.repeat.calls import Calls
 from asynctile.repeat.graph_template import GraphTemplate
-from asynctile.repeat.rehearsal import rehearse
+from asynctile.repeat.room import room_of
 from asynctile.repeat.template import Kernels, Template
+from asynctile.schedule.decide import decide
 from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
@@ -90,7 +91,7 @@ class Templates:
             before, made = kept, list[Kept]()
 
             def make() -> None:
-                schedule = before.schedule if before is not None else rehearse(program, demand, self._tiers, packing)
+                schedule = before.schedule if before is not None else self._decided(program, demand, packing)
                 made.append(Kept(schedule, kernels, None if schedule is None else self._made(schedule, kernels)))
 
             try:
@@ -135,6 +136,10 @@ class Templates:
         """Whether graphs are to be short, for others' sake; workers can be held anywhere."""
         return self._tiers.device.recorder is not None and self._tiers.is_shared
 
+    def _decided(self, program: Program, demand: Demand, packing: Packing | None) -> Schedule | None:
+        room = room_of(self._tiers, demand)
+        return None if packing is None and room.top.cap is not None else decide(program, room, packing)
+
     def _made(self, schedule: Schedule, kernels: Kernels) -> Template | None:
         """None where a kernel has no machine code."""
         device = self._tiers.device
@@ -164,8 +169,5 @@ class Templates:
 
 
 def _cut(tiers: Tiers) -> tuple[Any, ...]:
-    """How the caps are cut, as far as decisions depend on it; a tier that is packed has no pools."""
-    return tiers.caps.in_turn, *(
-        (tier.arena.cap, *((pool.slot_nbytes, pool.limit) for pool in tier.arena.pools)) if tier.arena.divided else ()
-        for tier in tiers.from_the_top()
-    )
+    """How the caps are cut, as far as decisions depend on it."""
+    return tiers.caps.in_turn, *(tier.arena.cap if tier.arena.divided else None for tier in tiers.from_the_top())

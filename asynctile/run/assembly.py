@@ -100,8 +100,9 @@ class Assembly:
         if residency.state is ABSENT:
             raise never_written(tile)
         copy = np.empty(tile.shape, tile.dtype)
-        if tiers.link is None or residency.slot is not None:
+        if residency.slot is None:
             await self._make_place(tile)
+        if tiers.link is None or residency.slot is not None:
             fetch = Fetch(tile, "", ())
             await self._arrived(await self.lanes[DEVICE].perform(fetch, (residency.next_use,), copy), residency)
             return copy
@@ -121,9 +122,9 @@ class Assembly:
 
     async def _make_place(self, tile: Tile) -> None:
         """Between jobs nothing is planned for a tile that stands nowhere in RAM: it needs slots there."""
-        tiers = self.tiers
-        if tiers.link is None and tiers.top.cursor is None and tiers.top.of(tile).slot is None:
-            await tiers.caps.unpack()
+        host = self.tiers.host
+        if host.arena.packed and host.cursor is None and host.of(tile).slot is None:
+            await self.tiers.caps.unpack()
 
     def _in_ram(self, tile: Tile) -> tuple[Residency, Sequence[Move]]:
         """What stands, or is to stand, for `tile` in RAM, with a slot; and the moves if it got that slot now."""

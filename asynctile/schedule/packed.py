@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asynctile.program.operation import HOST, READ
-from asynctile.program.program import Mark
 from asynctile.schedule.packing import Act, Packing, Planned
 from asynctile.schedule.positions import FAR
 from asynctile.storage.errors import AsynctileError
 from asynctile.storage.ledger import Ledger
 from asynctile.storage.move import Move
 from asynctile.storage.residency import Residency
-from asynctile.storage.tile import NEVER, Tile
+from asynctile.storage.tile import NEVER
 
 
 class PackedCursor:
@@ -77,29 +75,3 @@ class PackedCursor:
                 f"{planned.offset} of {self.ledger.arena.argument}, and it is {residency.state} and {stands}; this is a fault "
                 "of asynctile"
             )
-
-
-def changed_at_start(packing: Packing, *, over_link: bool) -> set[Tile]:
-    """Of the tiles that stand when a step begins, those whose bytes below are older then: it has changed them since they came.
-
-    over_link: whether inputs are put below; else the host writes them where they stand.
-    """
-    program = packing.program
-    changed: set[Tile] = set() if over_link else set(program.inputs.values())
-    for index, entry in enumerate(program.entries):
-        changed.difference_update(planned.tile for planned in packing.moves[index] if planned.act is not Act.COPY)
-        if isinstance(entry, Mark):
-            rewritten = program.rewritten[entry.name]
-            (changed.difference_update if over_link else changed.update)(rewritten)
-            continue
-        written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
-        if entry.device != HOST:
-            changed.update(written)
-        elif over_link:  # what it reads has come down before, if it was changed
-            changed.difference_update(entry.tiles)
-        else:
-            changed.update(written)
-    changed.difference_update(planned.tile for planned in packing.moves[-1] if planned.act is not Act.COPY)
-    if not over_link:
-        changed.update(program.inputs.values())  # put again before the next run
-    return {tile for tile in changed if tile in packing.start}

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from asynctile.program.program import Program
-from asynctile.schedule.pace import Pace
 from asynctile.schedule.packer import Act
 from asynctile.schedule.uses import Uses
 from asynctile.schedule.walk import NoRoom, Stay, Walk, inputs_alone
@@ -43,15 +42,16 @@ class Planned(NamedTuple):
 class Packing:
     """Of a step of `program` in a tier of `cap` bytes, at multiples of `alignment`.
 
-    start: the offset of each tile that stands when a step begins, and again when it ends. moves: [i] are carried out in order
-    before entry i, the last behind the last entry. births: by entry, its operands that are overwritten whole and stand nowhere
-    yet, with their offsets. peak_nbytes: the most that stand at once.
+    start: the offset of each tile that stands when a step begins, and again when it ends. changed: of these, those whose bytes
+    below are older then. moves: [i] are carried out in order before entry i, the last behind the last entry. births: by entry,
+    its operands that are overwritten whole and stand nowhere yet, with their offsets. peak_nbytes: the most that stand at once.
     """
 
     program: Program
     cap: int
     alignment: int
     start: Mapping[Tile, int]
+    changed: frozenset[Tile]
     moves: tuple[tuple[Planned, ...], ...]
     births: Mapping[int, tuple[tuple[Tile, int], ...]]
     peak_nbytes: int
@@ -66,30 +66,50 @@ class Packing:
             yield from moves
 
 
-def pack(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, has_link: bool) -> Packing | None:
+def pack(uses: Uses, cap: int, depth: int) -> Packing | None:
     """The best packing found for a tier of `cap` bytes; None if a step does not fit so.
 
-    alignment: of every tile. pace: of the tier's device and its link. depth: of prefetch, at least 1. has_link: whether
-    operations of the host run in RAM below the tier; else the tier is RAM, and they run in it.
-
-    To bring tiles in early, and to let others leave early, takes room, for which more bytes have to move: the fastest of those
-    that move about the fewest bytes is taken.
+    depth: of prefetch, at least 1. To bring tiles in early, and to let others leave early, takes room, for which more bytes
+    have to move: the fastest of those that move about the fewest bytes is taken.
     """
-    uses, cap = Uses(program, alignment, has_link, pace), cap // alignment * alignment
+    cap = cap // uses.alignment * uses.alignment
     found = _best(_Packer(uses, cap), depth)
-    if found is None:
-        return None
-    best, home = found
+    return None if found is None else _packing(uses, cap, found)
+
+
+def unpacked(uses: Uses) -> Packing:
+    """What moves in a tier that holds everything: each tile comes once, and leaves only for the host. Offsets mean nothing."""
+    largest, count = int(uses.sizes.max(initial=0)), len(uses.tiles)
+    cap = int(uses.sizes.sum()) + (count + 1) * largest  # so that there is a hole for each, wherever the others stand
+    found = _Packer(uses, cap).packed(cap, 0)
+    assert found is not None, "everything fits"
+    if not uses.has_link:  # nor does anything stand below
+        found = found._replace(changed=set(found.home))
+    return _packing(uses, cap, found)
+
+
+def _packing(uses: Uses, cap: int, found: _Packed) -> Packing:
     tiles, moves, births = uses.tiles, [[] for _ in range(len(uses) + 1)], {}  # type: ignore[var-annotated]
-    for index, act, tile, offset in best.moves.tolist():
+    for index, act, tile, offset in found.walk.moves.tolist():
         if act == Act.BIRTH:
             births.setdefault(index, []).append((tiles[tile], offset))
         else:
             moves[index].append(Planned(_ACTS[act], tiles[tile], offset))
     return Packing(
-        program=program, cap=cap, alignment=alignment, start={tiles[tile]: offset for tile, offset in home.items()},
-        moves=tuple(map(tuple, moves)), births={index: tuple(born) for index, born in births.items()}, peak_nbytes=best.peak,
+        program=uses.program, cap=cap, alignment=uses.alignment,
+        start={tiles[tile]: offset for tile, offset in found.home.items()},
+        changed=frozenset(tiles[tile] for tile in found.changed),
+        moves=tuple(map(tuple, moves)), births={index: tuple(born) for index, born in births.items()},
+        peak_nbytes=found.walk.peak,
     )  # fmt: skip
+
+
+class _Packed(NamedTuple):
+    """A run with places. home: who stands between two runs, and where. changed: of these, those newer than below."""
+
+    walk: Walk
+    home: dict[int, int]
+    changed: set[int]
 
 
 class _Packer(NamedTuple):
@@ -98,47 +118,49 @@ class _Packer(NamedTuple):
     uses: Uses
     cap: int
 
-    def settled(self, spare: int) -> tuple[Walk, dict[int, Stay]]:
+    def settled(self, ahead: int, slack: int) -> tuple[Walk, dict[int, Stay]]:
         """A run by bytes alone behind another one, and the tiles that stand when it ends. NoRoom if an entry does not fit."""
         standing = inputs_alone(self.uses, self.cap)
         for _ in range(RUNS):
-            walk = Walk(self.uses, self.cap, spare, spare, standing)
+            walk = Walk(self.uses, self.cap, ahead, slack, standing)
             standing = walk.standing()
         return walk, standing
 
-    def packed(self, spare: int) -> tuple[Walk, dict[int, int]] | None:
-        """One with places, through a step and back to its beginning, and who stands where then; None if there is no way.
-
-        spare: bytes that may be brought in early, and as many that are kept free.
-        """
+    def packed(self, ahead: int, slack: int) -> _Packed | None:
+        """One with places, through a step and back to its beginning; None if there is no way. ahead, slack: as in `Walk`."""
         try:
-            _, standing = self.settled(spare)
+            _, standing = self.settled(ahead, slack)
             home = _homes(self.uses, self.cap, standing)
-            return Walk(self.uses, self.cap, spare, spare, standing, kept=standing, home=home), home
+            walk = Walk(self.uses, self.cap, ahead, slack, standing, kept=standing, home=home)
         except NoRoom:
             return None
+        changed = {tile for tile in home if walk.tiles["dirty"][tile]}
+        if not self.uses.has_link:
+            changed.update(self.uses.inputs)  # the host writes them where they stand before the next run
+        return _Packed(walk, home, changed)
 
 
-def _best(packer: _Packer, depth: int) -> tuple[Walk, dict[int, int]] | None:
+def _best(packer: _Packer, depth: int) -> _Packed | None:
     """The fastest of those that move at most MORE than has to move by bytes alone, else that which moves least. More bytes to
     spare make more of them move: once there are too many the next need not be tried.
     """
     try:
-        least, _ = packer.settled(0)
+        least, _ = packer.settled(0, 0)
     except NoRoom:
         return None
-    found: list[tuple[Walk, dict[int, int]]] = []
+    found: list[_Packed] = []
     for share in SHARES:
-        one = packer.packed(int(share * depth * packer.cap))
+        spare = int(share * depth * packer.cap)
+        one = packer.packed(spare, spare)
         if one is not None:
-            if found and one[0].moved > MORE * least.moved:
+            if found and one.walk.moved > MORE * least.moved:
                 break
             found.append(one)
-    within = [one for one in found if one[0].moved <= MORE * least.moved]
+    within = [one for one in found if one.walk.moved <= MORE * least.moved]
     if within:
-        return min(within, key=lambda one: one[0].seconds)
-    bare = packer.packed(0)
-    return min(found if bare is None else [*found, bare], key=lambda one: one[0].moved, default=None)
+        return min(within, key=lambda one: one.walk.seconds)
+    bare = packer.packed(0, 0)
+    return min(found if bare is None else [*found, bare], key=lambda one: one.walk.moved, default=None)
 
 
 def _homes(uses: Uses, cap: int, standing: Mapping[int, Stay]) -> dict[int, int]:

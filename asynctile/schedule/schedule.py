@@ -1,10 +1,10 @@
 """A schedule: one step of a program in its steady state, every move with its place and what it waits for, from a start to
 that same start again.
 
-What a run decides anew each time is written here once: operations, loads, write-backs, in the order in which a run would
-enqueue them. Pure and frozen. It is worked out by asynctile/repeat/rehearsal.py, and played by workers that know nothing of
-tiles (asynctile/play). The way not taken: wait until the moves of a program repeat by themselves. Some settle after a dozen
-steps, some never; so the last entries of a schedule bring every tile back to where the step began.
+Operations, loads and write-backs stand here once, in the order in which they are decided. Pure and frozen. It is worked out by
+decide.py, and played by workers that know nothing of tiles (asynctile/play). The way not taken: wait until the moves of a
+program repeat by themselves. Some settle after a dozen steps, some never; so the last entries of a schedule bring every tile
+back to where the step began.
 
 Places are numbers of slots in a tier, or of blocks in the spill file, not addresses. Which slot of the arena each of them is,
 and which block of the file, is settled when playing begins. In a tier that is packed they are bytes of it (packing.py).
@@ -20,7 +20,7 @@ from typing import Any
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
 from asynctile.storage.residency import State
-from asynctile.storage.tile import NEVER, Tile
+from asynctile.storage.tile import Tile
 
 #: Tiers by number, from the top down, and below them the spill file. Where RAM is the device it is the top. RESULT: where what
 #: the program fetches is put for the host, by the number of the fetch.
@@ -90,7 +90,6 @@ class Scheduled:
 class Standing:
     """Where a tile stands in one tier at some moment of a schedule.
 
-    next_use: relative to the first entry of the program, as tiers rank them. backed: it has a place in the tier below.
     written: the entry that wrote it here last, NOBODY if that was before the step. saved: the same of its place below.
     """
 
@@ -98,8 +97,6 @@ class Standing:
     tier: int
     state: State
     place: Place | None
-    next_use: int
-    backed: bool
     written: int
     saved: int
 
@@ -144,18 +141,3 @@ class Schedule:
             if index in self.stretches:
                 yield f"stretch {entry.stretch}"
             yield f"{index:6} {entry}"
-
-
-def relative(rank: int, base: int) -> int:
-    """A rank as tiers count it, seen from the position of a run's first entry. What no program uses keeps its rank."""
-    return rank - base if is_counted(rank) else rank
-
-
-def absolute(rank: int, base: int) -> int:
-    """The reverse of `relative`."""
-    return rank + base if is_counted(rank) else rank
-
-
-def is_counted(rank: int) -> bool:
-    """Whether a rank is a position of a program, or AT_HOST and a position."""
-    return rank < NEVER and not (1 << 59) < rank <= (1 << 60)

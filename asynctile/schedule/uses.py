@@ -4,18 +4,19 @@ needs their bytes again. Pure; who stands where is walk.py and packing.py.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE, Operation
-from asynctile.program.program import AT_HOST, Mark, Program
+from asynctile.program.program import AT_HOST, Entry, Mark, Program
 from asynctile.schedule.pace import Pace
-from asynctile.storage.tile import NEVER
+from asynctile.storage.tile import NEVER, Tile
 
 #: Accesses as compiled code knows them.
 READS, WRITES, UPDATES = range(3)
-_HOWS = {READ: READS, WRITE: WRITES, UPDATE: UPDATES}
+HOWS = {READ: READS, WRITE: WRITES, UPDATE: UPDATES}
 
 #: A use. tile: its number. how: its access. again: the position at which its bytes are needed here next, which may be in the
 #: next run; NEVER if they are overwritten, dead or wanted by the host first. dies: a temporary that nobody uses again.
@@ -26,8 +27,21 @@ USE = np.dtype([("tile", np.int64), ("how", np.int64), ("again", np.int64), ("di
 ENTRY = np.dtype([("at", np.int64), ("rewritten", np.int64), ("seconds", np.float64), ("on_host", np.bool_)], align=True)
 
 
+#: One use of an entry: as in USE.
+Used = tuple[int, int, int, bool]
+
+
+class EntryUses(NamedTuple):
+    """What an entry does on a tier. used: its uses, each tile once. rewritten, on_host, seconds: as in ENTRY."""
+
+    used: Sequence[Used]
+    rewritten: Sequence[int] = ()
+    seconds: float = 0.0
+    on_host: bool = False
+
+
 class Uses:
-    """Of `program`. tiles: by number, the persistent ones first. sizes: bytes of each, rounded up to `alignment`.
+    """Of `program` on one tier. tiles: by number, the persistent ones first. sizes: bytes of each, rounded up to `alignment`.
 
     has_link: whether there is RAM below the tier, over a link. Without one the host writes inputs where they stand, and a
     mark at which it does uses them. inputs: the numbers of those that it writes before every run. uses: USE records, each
@@ -35,56 +49,91 @@ class Uses:
     end. pace: of the tier's device and its link.
     """
 
-    def __init__(self, program: Program, alignment: int, has_link: bool, pace: Pace) -> None:
+    def __init__(
+        self, program: Program, alignment: int, pace: Pace, entries: Iterable[EntryUses], inputs: list[int], *, has_link: bool
+    ) -> None:
         self.program = program
+        self.alignment = alignment
         self.has_link = has_link
         self.pace = pace
-        self.tiles = list(dict.fromkeys([*program.standing, *program.inputs.values(), *program.temporaries]))
+        self.tiles = tiles_of(program)
         self.nbytes = np.array([tile.nbytes for tile in self.tiles], np.int64)
         self.sizes = -(-self.nbytes // alignment) * alignment
-        self._numbers = {tile: number for number, tile in enumerate(self.tiles)}
-        self.inputs = [self._numbers[tile] for tile in program.inputs.values()]
-        used: list[tuple[int, int, int, bool]] = []
+        self.inputs = inputs
+        used: list[Used] = []
         rewritten: list[int] = []
-        places: list[tuple[int, int]] = []
-        ranks = program.device_uses if has_link else program.next_uses
-        for index, (entry, again) in enumerate(zip(program.entries, ranks, strict=True)):
-            places.append((len(used), len(rewritten)))
-            given = [self._numbers[tile] for tile in program.rewritten[entry.name]] if isinstance(entry, Mark) else []
-            if has_link:
-                rewritten += given
-            else:
-                used += [(tile, WRITES, self._first_use(tile, index), False) for tile in given]
-            used += self._used(entry.tiles, entry.access, again)
-        places += [(len(used), len(rewritten)), (len(used), len(rewritten) + len(self.inputs))]
-        rewritten += self.inputs
+        rows = []
+        for entry in [*entries, EntryUses((), inputs), EntryUses(())]:
+            rows.append((len(used), len(rewritten), entry.seconds, entry.on_host))
+            used += entry.used
+            rewritten += entry.rewritten
         self.uses = np.array([*used, *((tile, WRITES, NEVER, False) for tile in rewritten)], USE)
-        self.entries = np.zeros(len(places), ENTRY)
-        self.entries["at"] = [at for at, _ in places]
-        self.entries["rewritten"] = [len(used) + at for _, at in places]
-        on_host = [has_link and entry.device == HOST for entry in program.entries]
-        self.entries["on_host"][: len(self)] = on_host
-        self.entries["seconds"][: len(self)] = [_takes(pace, *pair) for pair in zip(program.entries, on_host, strict=True)]
+        self.entries = np.array(rows, ENTRY)
+        self.entries["rewritten"] += len(used)
 
     def __len__(self) -> int:
-        return len(self.program)
+        return len(self.entries) - 2
 
-    def _used(self, tiles: Any, access: str, again: tuple[int, ...]) -> Any:
-        found: dict[int, tuple[int, int, int, bool]] = {}
-        for tile, letter, rank in zip(tiles, access, again, strict=True):
-            number, how = self._numbers[tile], _HOWS[letter]
-            if number in found and found[number][1] != how:  # an operation may name a tile twice
-                how = UPDATES
-            found[number] = number, how, rank if rank < AT_HOST else NEVER, rank == NEVER and not tile.persistent
-        return found.values()
-
-    def _first_use(self, tile: int, behind: int) -> int:
-        """The position of the first entry behind `behind` that names the tile; NEVER if there is none."""
-        wanted, entries = self.tiles[tile], self.program.entries
-        return next((index for index in range(behind + 1, len(entries)) if wanted in entries[index].tiles), NEVER)
+    def dying(self) -> list[list[Tile]]:
+        """By entry, those of its tiles whose bytes nobody needs behind it."""
+        found: list[list[Tile]] = [[] for _ in range(len(self))]
+        numbers = np.flatnonzero(self.uses["dies"])
+        behind = np.searchsorted(self.entries["at"], numbers, side="right") - 1
+        for entry, tile in zip(behind.tolist(), self.uses["tile"][numbers].tolist(), strict=True):
+            found[entry].append(self.tiles[tile])
+        return found
 
 
-def _takes(pace: Pace, entry: Any, on_host: bool) -> float:
+def tiles_of(program: Program) -> list[Tile]:
+    """Those that it uses, by the numbers that plans know them by."""
+    return list(dict.fromkeys([*program.standing, *program.inputs.values(), *program.temporaries]))
+
+
+def uses_of(program: Program, alignment: int, pace: Pace, *, has_link: bool) -> Uses:
+    """Those of the tier that operations run in."""
+    numbers = {tile: number for number, tile in enumerate(tiles_of(program))}
+    ranks = program.device_uses if has_link else program.next_uses
+    entries = []
+    for index, (entry, again) in enumerate(zip(program.entries, ranks, strict=True)):
+        on_host = has_link and entry.device == HOST
+        given = [numbers[tile] for tile in program.rewritten[entry.name]] if isinstance(entry, Mark) else []
+        used = _used(entry, again, numbers)
+        if not has_link:
+            used += [(tile, WRITES, _first_use(program, tile, index), False) for tile in given]
+        entries.append(EntryUses(used, given if has_link else (), seconds_of(pace, entry, on_host=on_host), on_host))
+    inputs = [numbers[tile] for tile in program.inputs.values()]
+    return Uses(program, alignment, pace, entries, inputs, has_link=has_link)
+
+
+def hows_of(entry: Entry) -> dict[Tile, int]:
+    """How it uses each of its tiles."""
+    found: dict[Tile, int] = {}
+    for tile, letter in zip(entry.tiles, entry.access, strict=True):
+        how = HOWS[letter]
+        found[tile] = how if found.get(tile, how) == how else UPDATES  # an operation may name a tile twice
+    return found
+
+
+def is_dead(tile: Tile, rank: int) -> bool:
+    """Whether nobody uses a tile again whose next use has that rank."""
+    return rank == NEVER and not tile.persistent
+
+
+def _used(entry: Entry, again: Sequence[int], numbers: Mapping[Tile, int]) -> list[Used]:
+    ranks = dict(zip(entry.tiles, again, strict=True))
+    return [
+        (numbers[tile], how, rank if rank < AT_HOST else NEVER, is_dead(tile, rank))
+        for (tile, how), rank in zip(hows_of(entry).items(), ranks.values(), strict=True)
+    ]
+
+
+def _first_use(program: Program, tile: int, behind: int) -> int:
+    """The position of the first entry behind `behind` that names the tile; NEVER if there is none."""
+    wanted, entries = tiles_of(program)[tile], program.entries
+    return next((index for index in range(behind + 1, len(entries)) if wanted in entries[index].tiles), NEVER)
+
+
+def seconds_of(pace: Pace, entry: Entry, *, on_host: bool) -> float:
     """Seconds of an entry by itself."""
     nbytes = sum(tile.nbytes for tile in entry.tiles)
     if on_host:

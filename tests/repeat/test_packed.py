@@ -1,7 +1,7 @@
 """Steps that are packed, played and by coroutines: the bits of any other way under whichever packing, its bytes, and what else
 may happen on the engine between them.
 
-Whether a packing is valid is tests/schedule/test_packing.py, a schedule of one test_rehearsal.py.
+Whether a packing is valid is tests/schedule/test_packing.py, a schedule of one test_room.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from asynctile.layers import Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.ops import fill
-from asynctile.program.program import Program
-from asynctile.schedule.pace import Pace
 from asynctile.schedule.packing import Packing
+from asynctile.schedule.uses import Uses
 from asynctile.share import Share
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
@@ -49,9 +48,10 @@ def is_packed(share: Share) -> bool:
 def by_chance(seed: int) -> Callable[..., Packing]:
     """In the place of `pack`: any packing that is valid."""
 
-    def found(program: Program, cap: int, *, alignment: int, pace: Pace, depth: int, has_link: bool) -> Packing:
-        packing = drawn(program, cap, alignment=alignment, over_link=has_link, chance=random.Random(seed))
-        check(packing, over_link=has_link)
+    def found(uses: Uses, cap: int, depth: int) -> Packing:
+        chance = random.Random(seed)
+        packing = drawn(uses.program, cap, alignment=uses.alignment, over_link=uses.has_link, chance=chance)
+        check(packing, over_link=uses.has_link)
         return packing
 
     return found

@@ -18,7 +18,7 @@ from asynctile import DeviceError, Engine, TornModelError
 from asynctile.ops import copy
 from asynctile.program.needs import demand_of
 from asynctile.program.program import UPDATE, Program
-from asynctile.repeat.rehearsal import rehearse
+from asynctile.schedule.decide import decide
 from asynctile.schedule.schedule import Kind, Schedule
 from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
@@ -221,9 +221,9 @@ async def test_a_schedule_that_is_made_while_its_step_is_cancelled_is_kept(
         nonlocal made
         made += 1
         begun.set()
-        return rehearse(*args)
+        return decide(*args)
 
-    monkeypatch.setattr("asynctile.repeat.templates.rehearse", counted)
+    monkeypatch.setattr("asynctile.repeat.templates.decide", counted)
     async with training(place) as (_, trainer):
         assert await played(trainer, 0) == [False]
         step = asyncio.create_task(trainer.step(*BATCHES[1]))

@@ -97,7 +97,7 @@ async def test_a_step_and_a_generation_go_through_the_coroutine_and_its_loads_ah
     async with Engine(**options) as engine:
         model = await GPT2.create(engine, SMALL.config, seed=1, tile=SMALL.tile)
         trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, update=update)
-        engine.plays = False  # what is played was sent this way once, by the rehearsal
+        engine.plays = False  # what is played was decided before
         paths = Paths(engine, monkeypatch)
         before = engine.statistics().operations
         for batch in batches_of(SMALL, 2):

@@ -13,6 +13,7 @@ import numpy as np
 
 from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
 from asynctile.program.program import Program
+from asynctile.schedule import uses
 from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import Tile
 from tests.schedule.paces import OVER_LINK
@@ -65,7 +66,7 @@ class Used(NamedTuple):
 
 
 def uses_of(program: Program, alignment: int = 1, *, has_link: bool = True) -> Uses:
-    return Uses(program, alignment, has_link, OVER_LINK)
+    return uses.uses_of(program, alignment, OVER_LINK, has_link=has_link)
 
 
 def used(uses: Uses) -> list[list[Used]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from asynctile.program.operation import HOST, READ, UPDATE, WRITE
 from asynctile.program.program import Entry, Mark, Program
@@ -58,7 +59,16 @@ class Walk:
         self.over_link = over_link
         inputs = set(program.inputs.values())
         self.dirty: set[Tile] = set() if over_link else {*inputs}
-        self.below = {tile for tile in program.first_uses if over_link or tile not in inputs}
+        here = () if over_link else inputs & floor.where.keys()  # where the host writes them
+        self.below = {*program.first_uses, *inputs}.difference(here)
+
+    def step(self, packing: Packing) -> None:
+        assert len(packing.moves) == len(self.program) + 1
+        for index, moves in enumerate(packing.moves):
+            for planned in moves:
+                self.move(planned)
+            if index < len(self.program):
+                self.perform(index, dict(packing.births.get(index, ())))
 
     def move(self, planned: Planned) -> None:
         act, tile, offset = planned
@@ -94,13 +104,16 @@ class Walk:
         for tile, use in zip(entry.tiles, self.program.next_uses[index], strict=True):
             if use == NEVER and not tile.persistent:
                 where.pop(tile, None)
+                self.dirty.discard(tile)
+
+    def changed(self) -> set[Tile]:
+        """Of those that stand when the step is over, who is newer than below; the host writes inputs before the next one."""
+        return {*self.dirty, *(() if self.over_link else self.program.inputs.values())} & self.floor.where.keys()
 
     def _perform_on_host(self, entry: Entry) -> None:
         where = self.floor.where
         for tile, how in zip(entry.tiles, entry.access, strict=True):
-            if tile in where and tile in self.dirty and how != WRITE:
-                del where[tile]
-                self._come_down(tile)
+            assert tile not in where or tile not in self.dirty or how == WRITE, f"{tile.name} has not come down"
             assert how == WRITE or tile in self.below, f"{tile.name} is not in RAM"
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != READ:
@@ -125,22 +138,21 @@ class Walk:
 
 def check(packing: Packing, *, over_link: bool) -> None:
     """AssertionError for a packing by which no step could run."""
-    program = packing.program
-    floor = Floor(packing.cap, packing.alignment)
+    walk = _begun(packing, over_link)
+    for _ in range(2):  # what the first has changed, the second finds changed
+        walk.step(packing)
+        assert walk.floor.where == packing.start, "a step does not end where it began"
+        assert packing.changed == walk.changed(), "who is newer than below is not who was changed"
+    assert walk.floor.peak_nbytes <= packing.peak_nbytes <= packing.cap
+
+
+def _begun(packing: Packing, over_link: bool) -> Walk:
+    """A walk that has what stands at the start, and nothing of it changed."""
+    program, floor = packing.program, Floor(packing.cap, packing.alignment)
     for tile, offset in packing.start.items():
         assert tile.persistent, f"{tile.name} does not stay between steps"
         floor.put(tile, offset)
-    walk = Walk(program, floor, over_link)
-    if not over_link:
-        walk.below.update(tile for tile in program.inputs.values() if tile not in packing.start)
-    assert len(packing.moves) == len(program) + 1
-    for index, moves in enumerate(packing.moves):
-        for planned in moves:
-            walk.move(planned)
-        if index < len(program):
-            walk.perform(index, dict(packing.births.get(index, ())))
-    assert floor.where == packing.start, "a step does not end where it began"
-    assert floor.peak_nbytes <= packing.peak_nbytes <= packing.cap
+    return Walk(program, floor, over_link)
 
 
 def drawn(program: Program, cap: int, *, alignment: int, over_link: bool, chance: random.Random) -> Packing:
@@ -155,8 +167,7 @@ class _Draw:
         self.moves: list[Planned] = []
         self.start = self._start()
         self.walk = Walk(program, floor, over_link)
-        if not over_link:
-            self.walk.below.update(tile for tile in program.inputs.values() if tile not in self.start)
+        self.walk.dirty.update(self.start)  # for all that is known yet
 
     def packing(self) -> Packing:
         births, moves = {}, []
@@ -171,8 +182,10 @@ class _Draw:
             self.walk.perform(index, born)
         self._go_back()
         moves.append(tuple(self.moves))
-        return Packing(self.program, self.floor.cap, self.floor.alignment, self.start, tuple(moves), births,
-                       self.floor.peak_nbytes)  # fmt: skip
+        found = Packing(self.program, self.floor.cap, self.floor.alignment, self.start, frozenset(), tuple(moves), births,
+                        self.floor.peak_nbytes)  # fmt: skip
+        (walk := _begun(found, self.over_link)).step(found)
+        return replace(found, changed=frozenset(walk.changed()))
 
     def _start(self) -> dict[Tile, int]:
         inputs = list(self.program.inputs.values())
@@ -193,6 +206,9 @@ class _Draw:
             tiles = () if self.over_link else self.program.rewritten[entry.name]
             wanted = dict.fromkeys(tiles, WRITE)
         elif entry.device == HOST and self.over_link:
+            for tile, how in zip(entry.tiles, entry.access, strict=True):
+                if how != WRITE and tile in self.floor.where and tile in self.walk.dirty:
+                    self._leave(tile)
             return {}
         else:
             wanted = {}

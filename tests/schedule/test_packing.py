@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,9 +19,10 @@ from hypothesis import strategies as st
 from asynctile.cli.stress.writer import write_program
 from asynctile.layers.step import record
 from asynctile.program.needs import demand_of
-from asynctile.program.operation import HOST
-from asynctile.program.program import Program
-from asynctile.schedule.packing import Act, Packing, pack
+from asynctile.program.operation import HOST, READ
+from asynctile.program.program import Mark, Program
+from asynctile.schedule.packing import Act, Packing, pack, unpacked
+from asynctile.schedule.uses import uses_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand, align
 from asynctile.storage.tile import NEVER, Tile
@@ -40,7 +42,7 @@ def packed(program: Program, demand: Demand, share: float, *, over_link: bool) -
     demand = demand.rounded(alignment) if over_link else demand.rounded(alignment).alone()
     cap = int(demand.floor_nbytes + share * (demand.resident_nbytes - demand.floor_nbytes))
     pace = OVER_LINK if over_link else OVER_FILE
-    return pack(program, cap, alignment=alignment, pace=pace, depth=2, has_link=over_link)
+    return pack(uses_of(program, alignment, pace, has_link=over_link), cap, 2)
 
 
 @pytest.mark.parametrize("over_link", [True, False], ids=["over a link", "over a file"])
@@ -77,10 +79,11 @@ def test_what_is_not_valid_is_told_from_what_is() -> None:
     entries = [index for index, moves in enumerate(packing.moves) if moves]
     for index in entries[:: max(1, len(entries) // 8)]:
         without = (*packing.moves[:index], packing.moves[index][1:], *packing.moves[index + 1 :])
-        broken = Packing(packing.program, packing.cap, packing.alignment, packing.start, without, packing.births,
-                         packing.peak_nbytes)  # fmt: skip
         with pytest.raises((AssertionError, KeyError)):
-            check(broken, over_link=True)
+            check(replace(packing, moves=without), over_link=True)
+    for tile in packing.start:
+        with pytest.raises(AssertionError, match="newer than below"):
+            check(replace(packing, changed=packing.changed ^ {tile}), over_link=True)
 
 
 def nbytes(tiles: Iterable[Tile], alignment: int = ALIGNMENT) -> int:
@@ -107,7 +110,7 @@ def step_of(made: Shape, kind: str, *, kept: int = 0, on_host: int = 0) -> Progr
 
 def checked(program: Program, cap: int, depth: int = 1) -> Packing:
     """Over a link."""
-    packing = pack(program, cap, alignment=ALIGNMENT, pace=OVER_LINK, depth=depth, has_link=True)
+    packing = pack(uses_of(program, ALIGNMENT, OVER_LINK, has_link=True), cap, depth)
     assert packing is not None
     check(packing, over_link=True)
     return packing
@@ -124,7 +127,7 @@ def test_so_is_one_with_marks_and_whatever_else_there_may_be(
     given = nbytes(program.inputs.values(), alignment)
     floor, every = max(sizes, default=0), nbytes([*program.standing, *program.temporaries], alignment) + given
     cap = floor + int(share * (every - floor))
-    packing = pack(program, cap, alignment=alignment, pace=OVER_FILE, depth=depth, has_link=over_link)
+    packing = pack(uses_of(program, alignment, OVER_FILE, has_link=over_link), cap, depth)
     if packing is None:
         assert cap < 2 * floor + given
         return
@@ -163,6 +166,33 @@ def test_what_moves_comes_down_to_what_is_missing_as_a_cap_grows() -> None:
     assert all(packing.nbytes(Act.COPY) <= packing.nbytes(Act.LOAD) for packing in packings)
 
 
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 1 << 32), over_link=st.booleans())
+def test_in_a_tier_that_holds_everything_each_tile_comes_once_and_leaves_only_for_the_host(seed: int, over_link: bool) -> None:
+    program = program_by(random.Random(seed), sizes=(1, 64, 200, 5000))
+    packing = unpacked(uses_of(program, ALIGNMENT, OVER_LINK, has_link=over_link))
+    standing = set(packing.start)
+    for index, entry in enumerate(program.entries):
+        on_host = over_link and entry.device == HOST
+        for act, tile, _ in packing.moves[index]:
+            if act is Act.LEAVE:
+                assert on_host and tile in entry.tiles
+                standing.discard(tile)
+            else:
+                assert act is Act.COPY or tile not in standing
+                standing.add(tile)
+        standing.update(tile for tile, _ in packing.births.get(index, ()))
+        written = {tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ}
+        if on_host:
+            standing -= written
+        else:
+            assert standing.issuperset(entry.tiles)
+        if isinstance(entry, Mark) and over_link:
+            standing.difference_update(program.rewritten[entry.name])
+    if not over_link:
+        assert packing.changed == packing.start.keys() and not packing.nbytes(Act.LOAD)
+
+
 #: Prints what it packed.
 AGAIN = """
 from tests.schedule.test_packing import described
@@ -175,12 +205,13 @@ def described() -> str:
     programs = [step_of(EVEN, "step", on_host=3), *(program_by(random.Random(seed)) for seed in range(20))]
     found = hashlib.sha256()
     for program in programs:
-        packing = pack(program, alive(program) * 2 // 3, alignment=ALIGNMENT, pace=OVER_FILE, depth=2, has_link=True)
+        packing = pack(uses_of(program, ALIGNMENT, OVER_FILE, has_link=True), alive(program) * 2 // 3, 2)
         if packing is not None:
             moves = [[(act, tile.name, offset) for act, tile, offset in moves] for moves in packing.moves]
             births = [[(tile.name, offset) for tile, offset in born] for born in packing.births.values()]
             start = [(tile.name, offset) for tile, offset in packing.start.items()]
-            found.update(repr((moves, births, start)).encode())
+            changed = sorted(tile.name for tile in packing.changed)
+            found.update(repr((moves, births, start, changed)).encode())
     return found.hexdigest()
 
 

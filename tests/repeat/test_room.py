@@ -17,7 +17,8 @@ from asynctile.layers.batch import loss_inputs
 from asynctile.layers.model import Model
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
-from asynctile.repeat.rehearsal import rehearse
+from asynctile.repeat.room import room_of
+from asynctile.schedule.decide import decide
 from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import Kind, Schedule
 from asynctile.storage.tile import Tile
@@ -56,7 +57,7 @@ OVER_A_FILE = {
 }  # fmt: skip
 
 
-async def rehearsed(engine: Engine, trainer: Trainer, shape: Any, seed: int | None = None) -> Schedule:
+async def decided(engine: Engine, trainer: Trainer, shape: Any, seed: int | None = None) -> Schedule:
     """That of the trainer's step; nothing of the engine moves. seed: of a packing, by which it is to run; None for slots."""
     model = trainer.model
     kind = "step" if trainer.clip_norm is None else "step_clipped"
@@ -66,8 +67,8 @@ async def rehearsed(engine: Engine, trainer: Trainer, shape: Any, seed: int | No
         program = await trainer._keeping.run(kind, rows, partial(trainer._placed, kind))
         async with engine.exclusive():
             await engine.assembly.cut(model.demand(program))
-            packing = None if seed is None else a_packing(program, engine.tiers, seed)
-            return rehearse(program, model.demand(program), engine.tiers, packing)
+            room = room_of(engine.tiers, model.demand(program))
+            return decide(program, room, None if seed is None else a_packing(program, engine.tiers, seed))
 
     found = await engine.call(job())
     assert found is not None
@@ -126,7 +127,7 @@ async def check_bits(case: str, tmp_path: Path, seed: int | None = None) -> None
         model = await lively(engine, NARROW)
         trainer = Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, **{"update": "device", **options})
         await trainer.step(*NARROW.batch_of_tokens(0))
-        schedule = await rehearsed(engine, trainer, NARROW, seed)
+        schedule = await decided(engine, trainer, NARROW, seed)
         chance = ByChance(schedule, engine.kernels, None if seed is None else engine.tiers.top.arena.cap)
         assert any(entry.kind is Kind.TRANSFER for entry in schedule.entries) is (case in OVER_A_FILE)
         chance.fill(await bytes_of(engine, model))
@@ -162,7 +163,7 @@ async def test_a_schedule_ends_where_it_begins_and_edges_point_back(case: str, s
         model = await GPT2.create(engine, RAGGED.config, tile=RAGGED.tile)
         trainer = Trainer(model, OPTIMIZER, micro_batches=RAGGED.micro_batches, **{"update": "device", **options})
         await trainer.step(*RAGGED.batch_of_tokens(0))
-        schedule = await rehearsed(engine, trainer, RAGGED)
+        schedule = await decided(engine, trainer, RAGGED)
         assert {(one.tile, one.tier, one.state, one.place) for one in schedule.start} == {
             (one.tile, one.tier, one.state, one.place) for one in schedule.end
         }
@@ -171,6 +172,6 @@ async def test_a_schedule_ends_where_it_begins_and_edges_point_back(case: str, s
         assert performed == [entry for entry in schedule.program.entries if entry.tiles], "each once, in order"
         ours = {tier.ledger for tier in engine.tiers.from_the_top()}
         assert all(tile.at.keys() <= ours for tile in (*schedule.program.standing, *schedule.program.temporaries)), "forgotten"
-        again = await rehearsed(engine, trainer, RAGGED)
+        again = await decided(engine, trainer, RAGGED)
         assert list(again.lines()) == list(schedule.lines()), "a function of the program and the cut"
         assert sum(line.startswith("stretch") for line in schedule.lines()) == len(schedule.stretches)

@@ -1,0 +1,82 @@
+"""How a step runs, decided once and whole: the schedule of a step in its steady state, from the program and how caps are cut.
+
+Pure: a function of its arguments. What moves in each tier is packing.py's, in what order the entries come emission.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from asynctile.program.program import Program
+from asynctile.schedule.below import below
+from asynctile.schedule.emission import Beneath, emit
+from asynctile.schedule.level import Level, Levels
+from asynctile.schedule.pace import pace_of
+from asynctile.schedule.packing import Packing, pack, unpacked
+from asynctile.schedule.rates import Rates
+from asynctile.schedule.schedule import DISK, RAM, TOP, Schedule
+from asynctile.schedule.uses import uses_of
+
+
+class Cut(NamedTuple):
+    """A tier. alignment: of its tiles. cap: bytes in which they come and go; None where all of them stay, in slots. spread: by
+    size, among how many slots temporaries take turns.
+    """
+
+    alignment: int
+    cap: int | None
+    spread: Mapping[int, int]
+
+
+class Space(NamedTuple):
+    """Where a step runs. top: where its operations do. ram: below it over a link, None where it is the top. disk: the alignment
+    of the file below RAM, None if there is none. depth: of prefetch, at least 1.
+    """
+
+    top: Cut
+    ram: Cut | None
+    disk: int | None
+    depth: int
+    rates: Rates
+
+
+def decide(program: Program, room: Space, packing: Packing | None = None) -> Schedule | None:
+    """The schedule of a step of `program`; None if it does not fit so. packing: of the top tier; None: it is worked out."""
+    packing = packing or plan_top(program, room)
+    beneath = None
+    if packing is not None and room.ram is not None and room.ram.cap is not None:
+        beneath = _beneath(packing, room, room.ram)
+        packing = packing if beneath is not None else None
+    if packing is None:
+        return None
+    return emit(partial(_levels, room), packing, beneath)
+
+
+def _levels(room: Space) -> Levels:
+    top, ram = (
+        None if cut is None else Level(number, cut.alignment, cut.spread, is_packed=cut.cap is not None)
+        for number, cut in ((TOP, room.top), (RAM, room.ram))
+    )
+    assert top is not None
+    return Levels(top, ram, None if room.disk is None else Level(DISK, room.disk, {}, is_packed=False))
+
+
+def plan_top(program: Program, room: Space) -> Packing | None:
+    """What moves in the tier that operations run in; None if a step does not fit."""
+    has_link = room.ram is not None
+    uses = uses_of(program, room.top.alignment, pace_of(room.rates, has_link=has_link), has_link=has_link)
+    return unpacked(uses) if room.top.cap is None else pack(uses, room.top.cap, room.depth)
+
+
+def _beneath(packing: Packing, room: Space, ram: Cut) -> Beneath | None:
+    """What moves in RAM: inputs stand there between two steps if that can be, else below."""
+    assert ram.cap is not None
+    link, pace = pace_of(room.rates, has_link=True), pace_of(room.rates, has_link=False)
+    for inputs_stand in (True, False):
+        uses = below(packing, ram.alignment, link, pace, inputs_stand=inputs_stand)
+        found = pack(uses, ram.cap, room.depth)
+        if found is not None:
+            return Beneath(found, uses.dying())
+    return None

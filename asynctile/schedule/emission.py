@@ -1,0 +1,293 @@
+"""A step as entries: what packings have decided, in one order, each with its places and with those it must wait for.
+
+Follows the tiles of a program through its levels as moves and operations are told, and notes where they stand at the marks of
+the step. It decides nothing but which of some equal slots a tile takes in a level that holds everything. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from asynctile.program.operation import HOST, READ, WRITE, Operation
+from asynctile.program.program import Entry, Fetch, Mark
+from asynctile.schedule.level import Level, Levels
+from asynctile.schedule.packing import Act, Packing, Planned
+from asynctile.schedule.schedule import NOBODY, RESULT, Kind, Place, Schedule, Scheduled, Standing
+from asynctile.schedule.uses import is_dead, tiles_of
+from asynctile.storage.errors import AsynctileError
+from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
+from asynctile.storage.tile import Tile
+
+
+class Beneath(NamedTuple):
+    """What moves in RAM below a device. packing: by the uses of RAM. dying: by use, the tiles that are dead there behind it."""
+
+    packing: Packing
+    dying: Sequence[Sequence[Tile]]
+
+
+def emit(levels: Callable[[], Levels], packing: Packing, beneath: Beneath | None) -> Schedule:
+    """The schedule of a step. levels: makes empty ones. packing: of the top one, with offsets in it if that is packed. beneath:
+    of RAM, if that is.
+    """
+    first = _Emission(levels(), packing, beneath, frozenset())
+    schedule = first.schedule()
+    above = first.alone_above()
+    return _Emission(levels(), packing, beneath, above).schedule() if above else schedule
+
+
+class _Emission:
+    """above: tiles of which the top level has the only copy when a step begins, though it has not changed them.
+
+    is_over: all of the program was performed, and tiles go back to where they stood. touches: uses of RAM so far. changed:
+    tiles that the top level has changed since they came.
+    """
+
+    def __init__(self, levels: Levels, packing: Packing, beneath: Beneath | None, above: Collection[Tile]) -> None:
+        self.above = above
+        self.program = packing.program
+        self.packing = packing
+        self.beneath = beneath
+        self.levels = {level.number: level for level in levels if level is not None}
+        self.top, self.ram, self.disk = levels
+        self.inputs = set(self.program.inputs.values())
+        self.changed = set(packing.changed)
+        self.standing = [tile for tile in tiles_of(self.program) if tile.persistent]
+        self.entries: list[Scheduled] = []
+        self.stretch = self.fetches = self.touches = 0
+        self.is_over = False
+
+    def schedule(self) -> Schedule:
+        program, at, stretches = self.program, dict[str, tuple[Standing, ...]](), [0]
+        self._begin()
+        start = self._stand()
+        for index, entry in enumerate(program.entries):
+            self._move_all(self.top, self.packing, index)
+            if isinstance(entry, Mark):
+                self._give(program.rewritten[entry.name])
+                at[entry.name] = self._stand()
+                stretches.append(len(self.entries))
+                self.stretch += 1
+            elif entry.device == HOST and self.ram is not None:
+                self._perform_on_host(entry)
+            else:
+                self._perform(entry)
+            self._bury(index)
+        self._end()
+        peaks = tuple(level.peak_nbytes for level in (self.top, self.ram) if level is not None)
+        marks = {name: stretch + 1 for stretch, name in enumerate(at)}
+        return Schedule(program, tuple(self.entries), tuple(stretches), marks, start, at, self._stand(), peaks)
+
+    def alone_above(self) -> set[Tile]:
+        """When the step is over: those of which the top level has the only copy, though it has not changed them."""
+        return {tile for tile in self.packing.start if self.top.states[tile] is DIRTY and tile not in self.changed}
+
+    def _begin(self) -> None:
+        """Everything stands as between two steps."""
+        for tile in self.standing:
+            self.top.states[tile] = STORED
+        for tile, offset in self.packing.start.items():
+            self.top.put(tile, offset)
+            self.top.states[tile] = DIRTY if tile in self.changed or tile in self.above else CLEAN
+        if self.beneath is not None:
+            self._begin_beneath(self.beneath)
+        elif self.ram is not None:
+            for tile in self._passing():
+                self.ram.put(tile)
+                self.ram.states[tile] = DIRTY
+
+    def _begin_beneath(self, beneath: Beneath) -> None:
+        assert self.ram is not None
+        for tile in self.standing:
+            self.ram.states[tile] = ABSENT if self.top.states[tile] is DIRTY else STORED
+        for tile, offset in beneath.packing.start.items():
+            self.ram.put(tile, offset)
+            self.ram.states[tile] = DIRTY if tile in beneath.packing.changed or tile in self.inputs else CLEAN
+
+    def _passing(self) -> Iterator[Tile]:
+        """What stands, and is in RAM at some time of a step."""
+        found = dict.fromkeys(self.program.inputs.values())
+        found |= dict.fromkeys(planned.tile for planned in self.packing.planned() if planned.act is not Act.COPY)
+        for entry in self.program.entries:
+            if entry.device == HOST:
+                found |= dict.fromkeys(entry.tiles)
+        return (tile for tile in found if tile.persistent)
+
+    def _move_all(self, level: Level, packing: Packing, index: int) -> None:
+        """What `packing` says before its entry `index`, and places for what that makes."""
+        for planned in packing.moves[index]:
+            self._move(level, planned)
+        for tile, offset in packing.births.get(index, ()):
+            level.put(tile, offset)
+
+    def _move(self, level: Level, planned: Planned) -> None:
+        act, tile, offset = planned
+        place = level.places.get(tile)
+        if (place is None) is not (act is Act.LOAD):
+            raise self._fault(planned, place)
+        if place is None:
+            self._load(level, tile, offset)
+        elif act is Act.LEAVE:
+            if level.is_packed and place.index != offset:
+                raise self._fault(planned, place)
+            if level.states[tile] is DIRTY:
+                self._write_back(level, tile)
+            level.leave(tile, STORED)
+            if level is self.top:
+                self.changed.discard(tile)
+        elif level.is_packed:
+            level.written[tile] = self._add(Kind.COPY, tile, (level.put(tile, offset), place))
+
+    def _write_back(self, level: Level, tile: Tile) -> None:
+        here = level.places[tile]
+        if level is self.top and self.ram is not None:
+            self._touch()
+            there = self.ram.places.get(tile) or self.ram.put(tile)
+            level.saved[tile] = self.ram.written[tile] = self._add(Kind.DOWNLOAD, tile, (there, here))
+            self.ram.states[tile] = DIRTY
+            self._touched()
+        else:
+            assert self.disk is not None
+            there = self.disk.places.get(tile) or self.disk.put(tile)
+            level.saved[tile] = self._add(Kind.TRANSFER, tile, (there, here))
+
+    def _load(self, level: Level, tile: Tile, offset: int) -> None:
+        here = level.put(tile, offset)
+        if self.is_over and tile in self.inputs:  # the host writes it there
+            return
+        if level is self.top and self.ram is not None:
+            self._touch()
+            level.written[tile] = self._add(Kind.UPLOAD, tile, (here, self.ram.places[tile]))
+            level.states[tile] = CLEAN
+            self._touched()
+        else:
+            assert self.disk is not None
+            there = self.disk.places.get(tile) or self.disk.put(tile)
+            level.written[tile] = self._add(Kind.TRANSFER, tile, (here, there))
+            level.states[tile] = CLEAN
+
+    def _touch(self) -> None:
+        """RAM is about to be used once more: what moves there before."""
+        if self.beneath is not None:
+            assert self.ram is not None
+            self._move_all(self.ram, self.beneath.packing, self.touches)
+
+    def _touched(self) -> None:
+        """It was used: what is dead there makes room."""
+        if self.beneath is None:
+            return
+        assert self.ram is not None
+        for tile in self.beneath.dying[self.touches]:
+            state = ABSENT if tile.persistent else None
+            if tile.persistent and tile not in self.inputs and tile not in self.changed:  # it only will be changed
+                if self.ram.states[tile] is CLEAN:
+                    state = STORED
+                else:
+                    self.top.states[tile] = DIRTY  # there is no other copy
+            self.ram.leave(tile, state)
+        self.touches += 1
+
+    def _give(self, tiles: Sequence[Tile]) -> None:
+        """The host puts other bytes in these, when all before is over."""
+        if not tiles:
+            return
+        level = self.top
+        if self.ram is not None:
+            self._touch()
+            level = self.ram
+            for tile in tiles:
+                self.top.leave(tile, STORED)
+                self.top.saved.pop(tile, None)
+            self.changed.difference_update(tiles)
+        for tile in tiles:
+            level.write(level.places[tile], NOBODY, set())
+            level.states[tile] = DIRTY
+            level.written.pop(tile, None)
+        if self.ram is not None:
+            self._touched()
+
+    def _perform(self, entry: Entry) -> None:
+        places = tuple(self.top.places[tile] for tile in entry.tiles)
+        if isinstance(entry, Fetch):
+            result = Place(RESULT, entry.tile.nbytes, self.fetches)
+            self.fetches += 1
+            self._add(Kind.FETCH, entry.tile, (result, *places))
+            return
+        assert isinstance(entry, Operation)
+        written = [tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ]
+        for tile in written:
+            self._change(tile)
+        number = self._add(Kind.OPERATION, entry, places, entry.access)
+        for tile in written:
+            self.top.states[tile] = DIRTY
+            self.top.written[tile] = number
+
+    def _change(self, tile: Tile) -> None:
+        """The top level is about to change it: what RAM has of it is dead."""
+        is_new = tile not in self.changed
+        self.changed.add(tile)
+        if tile.persistent and is_new:
+            self._touch()
+            self._touched()
+
+    def _perform_on_host(self, entry: Entry) -> None:
+        assert self.ram is not None and isinstance(entry, Operation)
+        self._touch()
+        places = tuple(self.ram.places.get(tile) or self.ram.put(tile) for tile in entry.tiles)
+        number = self._add(Kind.OPERATION, entry, places, entry.access)
+        for tile, how in zip(entry.tiles, entry.access, strict=True):
+            if how != READ:
+                self.top.leave(tile, STORED)
+                self.ram.states[tile] = DIRTY
+                self.top.saved[tile] = self.ram.written[tile] = number
+                self.changed.discard(tile)
+        self._touched()
+
+    def _bury(self, index: int) -> None:
+        """Temporaries that nobody uses behind the entry are gone."""
+        program = self.program
+        ranks = program.next_uses if self.ram is None else program.device_uses
+        for tile, rank in zip(program.entries[index].tiles, ranks[index], strict=True):
+            if is_dead(tile, rank):
+                self.changed.discard(tile)
+                for level in self.levels.values():
+                    level.leave(tile, None)
+
+    def _end(self) -> None:
+        """Everything goes to where it stood when the step began."""
+        self.is_over = True
+        self._move_all(self.top, self.packing, len(self.program))
+        self._touch()
+        assert self.beneath is None or self.touches == len(self.beneath.dying), "RAM was planned for another step"
+        if self.top.places.keys() != self.packing.start.keys():
+            raise AsynctileError(f"program {self.program.name} does not end where it began; this is a fault of asynctile")
+        lowest = self.top if self.ram is None else self.ram
+        for tile in self.inputs:
+            if lowest is not self.top:
+                self.top.leave(tile, STORED)
+            lowest.states[tile] = DIRTY if tile in lowest.places else STORED
+
+    def _stand(self) -> tuple[Standing, ...]:
+        tiles = [*self.standing, *self.program.temporaries]
+        return tuple(one for level in (self.top, self.ram) if level is not None for one in level.stand(tiles))
+
+    def _add(self, kind: Kind, what: Operation | Tile, places: tuple[Place, ...], access: str = WRITE + READ) -> int:
+        """An entry, behind all that it must wait for; returns its number."""
+        number, waits, after = len(self.entries), set[int](), set[int]()
+        for place, how in zip(places, access):  # noqa: B905  # lengths are checked when an operation is made
+            if how != WRITE:
+                self.levels[place.tier].read(place, number, waits)
+        for place, how in zip(places, access):  # noqa: B905
+            if how != READ and place.tier != RESULT:
+                self.levels[place.tier].write(place, number, after)
+        waits.discard(number)
+        after.discard(number)
+        after -= waits
+        self.entries.append(Scheduled(kind, what, places, tuple(sorted(waits)), tuple(sorted(after)), self.stretch))
+        return number
+
+    def _fault(self, planned: Planned, place: Place | None) -> AsynctileError:
+        stands = "stands nowhere" if place is None else f"stands at {place.index}"
+        return AsynctileError(f"program {self.program.name} was to {planned.act.name.lower()} tile {planned.tile.name} at byte "
+                              f"{planned.offset}, and it {stands}; this is a fault of asynctile")

@@ -1,0 +1,114 @@
+"""A level: one tier, or the spill file, as a step goes on: who stands where, as what, and who has touched which bytes. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from asynctile.schedule.edges import ByteUsers
+from asynctile.schedule.schedule import NOBODY, Place, Standing
+from asynctile.storage.demand import align
+from asynctile.storage.residency import ABSENT, State
+from asynctile.storage.tile import Tile
+
+
+class Level:
+    """Tier `number`, where tiles begin at multiples of `alignment`. is_packed: at any of them, as they are told; else in slots.
+
+    In slots a tile that outlives the step has one for good, others take turns: of each size as many new ones as `spread` says
+    come first, then those that were left first; where it says nothing, those that were left last.
+    states: of the tiles that this level or one below has bytes of. places: of those that stand here. written: the entry that
+    wrote each here last; saved: that wrote it below.
+    """
+
+    def __init__(self, number: int, alignment: int, spread: Mapping[int, int], *, is_packed: bool) -> None:
+        self.number = number
+        self.is_packed = is_packed
+        self.states: dict[Tile, State] = {}
+        self.places: dict[Tile, Place] = {}
+        self.written: dict[Tile, int] = {}
+        self.saved: dict[Tile, int] = {}
+        self._alignment = alignment
+        self._spread = dict(spread)
+        self._own: dict[Tile, Place] = {}
+        self._free: dict[int, deque[Place]] = defaultdict(deque)
+        self._made: dict[int, int] = defaultdict(int)
+        self._held_nbytes = 0
+        #: the most bytes that ever stood here
+        self.peak_nbytes = 0
+        self._users: dict[int, ByteUsers] = defaultdict(ByteUsers)
+
+    def put(self, tile: Tile, offset: int | None = None) -> Place:
+        """It stands here from now on. offset: where, if the level is packed."""
+        size = align(tile.nbytes, self._alignment)
+        if self.is_packed:
+            assert offset is not None, f"nobody has said where {tile.name} is to stand"
+            place = Place(self.number, size, offset)
+        elif tile.persistent:
+            place = self._own.get(tile) or self._own.setdefault(tile, self._new(size))
+        else:
+            place = self._shared(size)
+        if tile not in self.places:
+            self._held_nbytes += size
+            self.peak_nbytes = max(self.peak_nbytes, self._held_nbytes)
+        self.places[tile] = place
+        return place
+
+    def leave(self, tile: Tile, state: State | None) -> None:
+        """It stands here no more, if it did. state: as what it is known from now on; None: as nothing, it is dead."""
+        place = self.places.pop(tile, None)
+        if place is not None:
+            self._held_nbytes -= place.nbytes
+            if not self.is_packed and not tile.persistent:
+                self._free[place.nbytes].append(place)
+        self.written.pop(tile, None)
+        if state is None:
+            self.states.pop(tile, None)
+            self.saved.pop(tile, None)
+        else:
+            self.states[tile] = state
+
+    def read(self, place: Place, entry: int, waits: set[int]) -> None:
+        """`entry` reads there; adds to `waits` those whose bytes it needs."""
+        begin = place.index if self.is_packed else place.index * place.nbytes
+        self._users_of(place).read(begin, begin + place.nbytes, entry, waits)
+
+    def write(self, place: Place, entry: int, after: set[int]) -> None:
+        """`entry` overwrites what is there; adds to `after` those that must be over before."""
+        begin = place.index if self.is_packed else place.index * place.nbytes
+        self._users_of(place).write(begin, begin + place.nbytes, entry, after)
+
+    def stand(self, tiles: Iterable[Tile]) -> Iterator[Standing]:
+        """Of `tiles` those that are known."""
+        for tile in tiles:
+            state = self.states.get(tile)
+            if state is not None:
+                place = None if state is ABSENT else self.places.get(tile)
+                yield Standing(tile, self.number, state, place, self.written.get(tile, NOBODY), self.saved.get(tile, NOBODY))
+
+    def _shared(self, size: int) -> Place:
+        free, spread = self._free[size], self._spread.get(size, 0)
+        if spread > 0:
+            self._spread[size] -= 1
+            return self._new(size)
+        if not free:
+            return self._new(size)
+        return free.popleft() if size in self._spread else free.pop()
+
+    def _new(self, size: int) -> Place:
+        self._made[size] += 1
+        return Place(self.number, size, self._made[size] - 1)
+
+    def _users_of(self, place: Place) -> ByteUsers:
+        return self._users[0 if self.is_packed else place.nbytes]
+
+
+class Levels(NamedTuple):
+    """What a step goes through. top: where operations run. ram: below it over a link, None where it is the top. disk: below
+    RAM, or None.
+    """
+
+    top: Level
+    ram: Level | None
+    disk: Level | None

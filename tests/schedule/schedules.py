@@ -1,0 +1,287 @@
+"""The law of all schedules: in whatever order its edges allow, each entry finds the bytes that program order means.
+
+A step is run on memories that hold versions of tiles in place of bytes. Entries run in orders drawn by chance, several steps
+in a row. The host writes inputs before a step and at marks, and all that came before is over then. Rooms by chance: rooms.py.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from asynctile.program.operation import READ, Operation
+from asynctile.program.program import Mark
+from asynctile.schedule.decide import Space
+from asynctile.schedule.schedule import DISK, NOBODY, RAM, RESULT, TOP, Kind, Place, Schedule, Scheduled, Standing
+from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STALE, STORED, State
+from asynctile.storage.tile import Tile
+from tests.schedule.versions import GARBAGE, Means, Memory, access
+
+#: Steps in a row.
+STEPS = 3
+#: Where a step rests beside its marks: behind its last entry.
+END = "end"
+
+
+class Run:
+    """Some steps of a schedule in a row. rests: whether all is over at each mark, and not only where the host writes.
+
+    dropped: (earlier, later), an edge that is not kept: `later` runs as soon as it may, `earlier` as late.
+    """
+
+    def __init__(
+        self, schedule: Schedule, room: Space, chance: random.Random, *, rests: bool, dropped: tuple[int, int] | None = None
+    ) -> None:
+        self.schedule = schedule
+        self.room = room
+        self.chance = chance
+        self.rests = rests
+        self.dropped = dropped
+        self.memory = Memory(schedule, room)
+        self.means = Means(schedule)
+        self.inputs = set(schedule.program.inputs.values())
+        self.lowest = TOP if room.ram is None else RAM
+        self.given: dict[Place, int] = {}
+        self.given_to: dict[Tile, int] = {}
+        self.stored = blocks(schedule)
+        self.soon = set[int]() if dropped is None else {dropped[1], *before(schedule, dropped[1], dropped)}
+
+    def run(self) -> None:
+        """AssertionError where an entry does not find what it is to read, or a standing is not true."""
+        self._begin()
+        schedule, ends = self.schedule, [*self.schedule.stretches[1:], len(self.schedule)]
+        names = [*sorted(schedule.marks, key=schedule.marks.__getitem__), END]
+        for _ in range(STEPS):
+            self._give_inputs()
+            self.given.clear()
+            self.given_to.clear()
+            begun = 0
+            for name, end in zip(names, ends, strict=True):
+                rewritten = schedule.program.rewritten.get(name, ())
+                if not (self.rests or rewritten or name == END):
+                    continue
+                self._perform(range(begun, end))
+                begun = end
+                self._give(schedule.at.get(name, ()), rewritten, end)
+                stands = schedule.end if name == END else schedule.at[name]
+                self._look(name, stands, end)
+
+    def _begin(self) -> None:
+        """Tiles that stay have their bytes where the step begins, and nowhere else."""
+        for tile in self.schedule.program.standing:
+            if tile not in self.inputs:
+                self.means.make(tile)
+        self._fill(self.schedule.start)
+
+    def _fill(self, stands: Sequence[Standing]) -> None:
+        above = {one.tile for one in stands if one.tier == TOP and one.state is DIRTY}
+        for one in stands:
+            if one.tile in self.inputs or (one.tier == RAM and one.tile in above):
+                continue
+            version = self.means.newest[one.tile]
+            if one.place is not None:
+                self.memory.write(one.place, version)
+            if one.state in (CLEAN, STORED) and one.tier == self.lowest:
+                for place in self.stored.get(one.tile, ())[:1]:
+                    self.memory.write(place, version)
+
+    def _give_inputs(self) -> None:
+        stands = {one.tile: one.place for one in self.schedule.start if one.tier == self.lowest}
+        below = set(self.schedule.inputs_below())
+        for tile in self.inputs:
+            self.means.make(tile)
+            place = stands.get(tile)
+            if place is None:
+                assert tile in below, f"the host does not know where to write {tile.name}"
+                for block in self.stored.get(tile, ())[:1]:
+                    self.memory.write(block, self.means.newest[tile])
+            else:
+                self.memory.write(place, self.means.newest[tile])
+
+    def _give(self, stands: Sequence[Standing], tiles: Collection[Tile], end: int) -> None:
+        places = {one.tile: one.place for one in stands if one.tier == self.lowest}
+        for tile in tiles:
+            self.means.make(tile)
+            place = places.get(tile)
+            assert place is not None, f"the host does not know where to write {tile.name} at a mark"
+            self.memory.write(place, self.means.newest[tile])
+            self.given[place] = self.given_to[tile] = end
+
+    def _perform(self, entries: range) -> None:
+        schedule = self.schedule.entries
+        touches = {index: self.means.touches(schedule[index]) for index in entries}
+        for index in order(schedule, entries, self.chance, self.dropped, self.soon):
+            reads, writes = touches[index]
+            for place, tile, version in reads:
+                assert self.memory.holds(place, version), f"entry {index}, {schedule[index]}, does not find {tile.name}"
+            for place, _, version in writes:
+                self.memory.write(place, version)
+
+    def _look(self, name: str, stands: Sequence[Standing], end: int) -> None:
+        """Each standing is true, and of what stays no bytes are lost."""
+        top = {one.tile: one for one in stands if one.tier == TOP}
+        whole = set()
+        for one in stands:
+            if name == END and one.tile in self.inputs:
+                continue  # the host writes them before the next step
+            is_above = one.tier == RAM and one.tile in top and top[one.tile].state is DIRTY
+            if is_above and (self.room.ram is None or self.room.ram.cap is None):
+                continue  # it holds everything, and older bytes too
+            if self._is_true(one, is_above, name, end):
+                whole.add(one.tile)
+        lost = {tile for tile in self.schedule.program.standing if tile not in self.inputs} - whole
+        assert not lost, f"at {name} nobody has the newest bytes of {', '.join(tile.name for tile in lost)}"
+
+    def _is_true(self, one: Standing, is_above: bool, name: str, end: int) -> bool:
+        """Whether the newest bytes of its tile are there."""
+        what, version = f"at {name} {one.tile.name} in tier {one.tier} {one.state}", self.means.newest.get(one.tile, GARBAGE)
+        assert (one.place is not None) == (one.state in (CLEAN, DIRTY)), f"{what} has place {one.place}"
+        assert one.state is not STALE and (one.state is not ABSENT or is_above or one.tile in self.inputs), what
+        if one.state is ABSENT:
+            return False
+        assert not is_above, f"{what}, and newer above"
+        if one.place is not None:
+            assert self.memory.holds(one.place, version), f"{what} is older, or something else"
+            assert one.written == self._last(one.place, end), f"{what}: written by {one.written}"
+        if one.state is not DIRTY:
+            assert one.saved == self._saved(one, end), f"{what}: saved by {one.saved}"
+        if one.state is not DIRTY and one.tier == self.lowest:
+            block = self._block(one.tile, end)
+            assert block is None or self.memory.holds(block, version), f"{what}, but its block is older"
+        return True
+
+    def _last(self, place: Place, end: int) -> int:
+        """The entry before `end` that wrote there last, NOBODY if that was the host or another step."""
+        found = NOBODY
+        for index in range(self.given.get(place, 0), end):
+            entry = self.schedule.entries[index]
+            for there, how in zip(entry.places, access(entry), strict=True):
+                if there == place and how != READ:
+                    found = index
+        return found
+
+    def _saved(self, one: Standing, end: int) -> int:
+        """The entry before `end` that made the bytes that stand below, NOBODY if that was the host or another step."""
+        below, found = DISK if one.tier == self.lowest else RAM, NOBODY
+        for index in range(self.given_to.get(one.tile, 0), end):
+            entry = self.schedule.entries[index]
+            operands = (entry.what,) * 2 if isinstance(entry.what, Tile) else entry.what.operands
+            for tile, place, how in zip(operands, entry.places, access(entry), strict=True):
+                is_from_above = isinstance(entry.what, Operation) or entry.places[1].tier < below
+                if tile is one.tile and place.tier == below and how != READ and is_from_above:
+                    found = index
+        return found
+
+    def _block(self, tile: Tile, end: int) -> Place | None:
+        """Its block in the file, as of `end`."""
+        entries = self.schedule.entries[:end] if not tile.persistent else self.schedule.entries
+        found = [place for entry in entries if entry.what is tile for place in entry.places if place.tier == DISK]
+        return found[-1] if found else None
+
+
+def blocks(schedule: Schedule) -> dict[Tile, list[Place]]:
+    """Those of each tile in the file, in order."""
+    found: dict[Tile, list[Place]] = defaultdict(list)
+    for entry in schedule.entries:
+        if isinstance(entry.what, Tile):
+            found[entry.what] += (place for place in entry.places if place.tier == DISK)
+    return found
+
+
+def before(schedule: Schedule, index: int, dropped: tuple[int, int] | None = None) -> set[int]:
+    """The entries that are over when `index` begins, whatever the order."""
+    found, pending = set[int](), [index]
+    while pending:
+        later = pending.pop()
+        entry = schedule.entries[later]
+        for one in (*entry.waits, *entry.after):
+            if one not in found and (one, later) != dropped:
+                found.add(one)
+                pending.append(one)
+    return found
+
+
+def order(
+    entries: Sequence[Scheduled], wanted: range, chance: random.Random, dropped: tuple[int, int] | None, soon: Collection[int]
+) -> Iterator[int]:
+    """`wanted` in an order that edges allow. An entry is late or early by chance, and stays so."""
+    later: dict[int, list[int]] = defaultdict(list)
+    left: dict[int, int] = {}
+    for index in wanted:
+        edges = {one for one in (*entries[index].waits, *entries[index].after) if one in wanted and (one, index) != dropped}
+        left[index] = len(edges)
+        for one in edges:
+            later[one].append(index)
+    turns = {index: chance.random() - (index in soon) for index in wanted}
+    if dropped is not None and dropped[0] in turns:
+        turns[dropped[0]] = 2.0
+    ready = [(turns[index], index) for index in wanted if not left[index]]
+    heapify(ready)
+    count = 0
+    while ready:
+        _, index = heappop(ready)
+        count += 1
+        yield index
+        for one in later[index]:
+            left[one] -= 1
+            if not left[one]:
+                heappush(ready, (turns[one], one))
+    assert count == len(wanted), "entries wait for each other"
+
+
+def check(schedule: Schedule, room: Space, chance: random.Random) -> None:
+    """AssertionError for a schedule by which some step would not find its bytes."""
+    _check_program_order(schedule)
+    _check_ends(schedule)
+    _check_peaks(schedule, room)
+    for rests in (False, True):
+        Run(schedule, room, chance, rests=rests).run()
+
+
+def _check_program_order(schedule: Schedule) -> None:
+    """Operations and fetches come as in the program, in their stretches; edges lead back."""
+    stretch, expected = 0, []
+    for entry in schedule.program.entries:
+        if isinstance(entry, Mark):
+            stretch += 1
+            assert schedule.marks[entry.name] == stretch
+        else:
+            expected.append((entry if isinstance(entry, Operation) else entry.tile, stretch))
+    done = [entry for entry in schedule.entries if entry.kind in (Kind.OPERATION, Kind.FETCH)]
+    assert [(entry.what, entry.stretch) for entry in done] == expected
+    stretches = [entry.stretch for entry in schedule.entries]
+    assert list(schedule.stretches) == [bisect_left(stretches, one) for one in range(stretch + 1)] and stretches == sorted(
+        stretches
+    )
+    for index, entry in enumerate(schedule.entries):
+        assert all(0 <= one < index for one in (*entry.waits, *entry.after)), f"entry {index}: {entry}"
+        assert not set(entry.waits) & set(entry.after), f"entry {index}: {entry}"
+    results = [entry.places[0] for entry in schedule.entries if entry.kind is Kind.FETCH]
+    assert results == [Place(RESULT, fetch.tile.nbytes, number) for number, fetch in enumerate(schedule.program.fetches)]
+
+
+def _check_ends(schedule: Schedule) -> None:
+    """A step ends where it began."""
+    start, end = _where(schedule.start), _where(schedule.end)
+    differ = [key for key in start.keys() | end.keys() if start.get(key) != end.get(key)]
+    assert not differ, f"a step ends elsewhere than it began: {[(start.get(key), end.get(key)) for key in differ]}"
+    assert all(one.written == one.saved == NOBODY for one in schedule.start)
+    assert all(tile.persistent for tile, _ in start), "a temporary stands between two steps"
+
+
+def _where(stands: Sequence[Standing]) -> Mapping[tuple[Tile, int], tuple[State, Place | None]]:
+    found = {(one.tile, one.tier): (one.state, one.place) for one in stands}
+    assert len(found) == len(stands), "a tile stands twice in a tier"
+    return found
+
+
+def _check_peaks(schedule: Schedule, room: Space) -> None:
+    """What stands at any mark is within the peaks, and these are within the caps."""
+    cuts = [room.top] if room.ram is None else [room.top, room.ram]
+    for tier, (cut, peak) in enumerate(zip(cuts, schedule.peaks, strict=True)):
+        assert peak <= (peak if cut.cap is None else cut.cap)
+        for stands in (schedule.start, *schedule.at.values(), schedule.end):
+            assert sum(one.place.nbytes for one in stands if one.tier == tier and one.place is not None) <= peak

@@ -1,0 +1,185 @@
+"""The uses that the moves of a device make of RAM: in their order, and dead there exactly while the newest bytes are above."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
+from asynctile.program.program import Mark, Program
+from asynctile.schedule.below import below
+from asynctile.schedule.decide import plan_top
+from asynctile.schedule.packing import Act, Packing
+from asynctile.schedule.uses import Uses, hows_of
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.tile import NEVER, Tile
+from tests.schedule.made import program_by, used
+from tests.schedule.paces import OVER_FILE, OVER_LINK
+from tests.schedule.rooms import SIZES, room_by
+from tests.schedule.test_decide import pages, step, three_tiers
+
+#: A use of RAM: what happens, and to which tile, by its access.
+Told = tuple[str, Tile, str]
+
+
+def uses_below(packing: Packing, *, inputs_stand: bool = True) -> Uses:
+    return below(packing, PAGE, OVER_LINK, OVER_FILE, inputs_stand=inputs_stand)
+
+
+def drawn(seed: int) -> Packing | None:
+    chance = random.Random(seed)
+    program = program_by(chance, sizes=SIZES, entries=chance.choice((6, 30, 60)))
+    return plan_top(program, room_by(chance, program, chance.choice(("device", "device+"))))
+
+
+def told(packing: Packing) -> Iterator[list[Told]]:
+    """By use of RAM, what a device does there, worked out from its moves alone. "changed", "made": it is changed above."""
+    program, changed = packing.program, set(packing.changed)
+    for index, moves in enumerate(packing.moves):
+        for act, tile, _ in moves:
+            if act is Act.LOAD:
+                yield [("up", tile, READ)]
+            elif act is Act.LEAVE and tile in changed:
+                yield [("down", tile, WRITE)]
+                changed.discard(tile)
+        if index == len(program):
+            return
+        entry = program.entries[index]
+        if isinstance(entry, Mark):
+            if program.rewritten[entry.name]:
+                yield [("given", tile, WRITE) for tile in program.rewritten[entry.name]]
+            changed.difference_update(program.rewritten[entry.name])
+            continue
+        hows = {tile: (READ, WRITE, UPDATE)[how] for tile, how in hows_of(entry).items()}
+        if entry.device == HOST:
+            yield [("here", tile, how) for tile, how in hows.items()]
+            changed.difference_update(tile for tile, how in hows.items() if how != READ)
+        else:
+            born = dict(packing.births.get(index, ()))
+            written = [tile for tile, how in hows.items() if how != READ]
+            for tile in written:
+                if tile.persistent and tile not in changed:
+                    yield [("made" if tile in born else "changed", tile, WRITE)]
+            changed.update(written)
+        for tile, again in zip(entry.tiles, program.device_uses[index], strict=True):
+            if again == NEVER and not tile.persistent:
+                changed.discard(tile)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_ram_is_used_as_tiles_move_in_their_order(seed: int) -> None:
+    packing = drawn(seed)
+    if packing is None:
+        return
+    uses = uses_below(packing)
+    expected = [[(uses.tiles.index(tile), how) for _, tile, how in entry] for entry in told(packing)]
+    assert [[(use.tile, use.how) for use in entry] for entry in used(uses)] == expected
+    assert not uses.has_link and [uses.tiles[one] for one in uses.inputs] == list(packing.program.inputs.values())
+    assert uses_below(packing, inputs_stand=False).inputs == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_tile_that_stays_is_dead_in_ram_exactly_while_it_stands_above_to_be_changed(seed: int) -> None:
+    packing = drawn(seed)
+    if packing is None:
+        return
+    uses, entries, inputs = uses_below(packing), list(told(packing)), set(packing.program.inputs.values())
+    ways: dict[Tile, list[tuple[int, str]]] = {}
+    for index, entry in enumerate(entries):
+        for way, tile, _ in entry:
+            ways.setdefault(tile, []).append((index, way))
+    dying = uses.dying()
+    for tile, found in ways.items():
+        if not tile.persistent or tile in inputs:
+            continue
+        for (index, way), (_, then) in zip(found, [*found[1:], found[0]], strict=True):
+            is_above = way in ("changed", "made") or (way, then) == ("up", "changed")
+            assert (tile in dying[index]) == is_above, f"{tile.name} at {index}, {way}, then {then}"
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_temporary_or_an_input_is_dead_when_nobody_needs_its_bytes_there_but_not_as_the_host_gives_them(seed: int) -> None:
+    packing = drawn(seed)
+    if packing is None:
+        return
+    uses, entries, inputs = uses_below(packing), list(told(packing)), set(packing.program.inputs.values())
+    for index, (entry, dying) in enumerate(zip(entries, uses.dying(), strict=True)):
+        for way, tile, _ in entry:
+            if tile.persistent and tile not in inputs:
+                continue
+            then = next((how for later in entries[index + 1 :] for _, one, how in later if one is tile), WRITE)
+            assert (tile in dying) == (then == WRITE and way != "given")
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_bytes_are_needed_again_where_they_are_next_read_in_ram(seed: int) -> None:
+    packing = drawn(seed)
+    if packing is None:
+        return
+    inputs = set(packing.program.inputs.values())
+    uses, entries = uses_below(packing), list(told(packing))
+    for index, entry in enumerate(used(uses)):
+        for use in entry:
+            tile = uses.tiles[use.tile]
+            next_run = entries if tile.persistent and tile not in inputs else []
+            later = [
+                (at, how)
+                for at, entry in enumerate([*entries, *next_run])
+                for _, one, how in entry
+                if one is tile and at > index
+            ]
+            at, how = later[0] if later else (NEVER, WRITE)
+            assert use.again == (NEVER if how == WRITE else at)
+
+
+def of(program: Program, top: int | None) -> tuple[list[list[str]], list[list[Tile]]]:
+    """In `top` pages above: how RAM is used, and who dies at each use."""
+    packing = plan_top(program, three_tiers(top, 1))
+    assert packing is not None
+    uses = uses_below(packing)
+    return [[way for way, *_ in entry] for entry in told(packing)], uses.dying()
+
+
+def test_what_comes_up_to_be_changed_is_dead_in_ram_from_then_until_it_comes_down() -> None:
+    a, b = pages("a"), pages("b")
+    ways, dying = of(step((DEVICE, {a: UPDATE}), (DEVICE, {b: READ})), 1)
+    assert sorted(way for (way,) in ways) == ["changed", "down", "up", "up"]
+    for (way,), dead in zip(ways, dying, strict=True):
+        assert dead == ([] if way == "down" else [a] if way == "changed" else dead)
+    assert sum(dead == [a] for dead in dying) == 2
+
+
+def test_what_is_only_read_stays_in_ram() -> None:
+    a, b = pages("a"), pages("b")
+    ways, dying = of(step((DEVICE, {a: READ}), (DEVICE, {b: READ})), 1)
+    assert ways == [["up"], ["up"]] and dying == [[], []]
+
+
+def test_what_leaves_unchanged_and_is_made_anew_later_stays_in_ram_until_it_is() -> None:
+    a, b = pages("a"), pages("b")
+    ways, dying = of(step((DEVICE, {a: READ}), (DEVICE, {b: READ}), (DEVICE, {a: WRITE})), 1)
+    made = ways.index(["made"])
+    assert [a in dead for dead in dying] == [index == made for index in range(len(ways))]
+
+
+def test_what_nothing_moves_is_no_use_of_ram_but_that_it_is_changed() -> None:
+    a, b = pages("a"), pages("b")
+    assert of(step((DEVICE, {a: UPDATE, b: READ})), None) == ([], [])
+
+
+@pytest.mark.parametrize("how", [READ, UPDATE])
+def test_the_host_computes_on_what_is_in_ram(how: str) -> None:
+    program = Program("by hand")
+    given, stays = program.input("x", (PAGE,), np.uint8), pages("a")
+    program.add(Operation("none", (given, stays), READ + how, device=HOST))
+    ways, dying = of(program.finish(), 2)
+    assert ways == [["here", "here"]] and dying == [[given]]

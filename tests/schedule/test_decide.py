@@ -1,0 +1,178 @@
+"""Every schedule that is decided keeps the law of schedules, in every kind of room, for any program."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
+from asynctile.program.program import Program
+from asynctile.schedule.decide import Cut, Space, decide, plan_top
+from asynctile.schedule.rates import CORES
+from asynctile.schedule.schedule import RAM, TOP, Kind, Schedule
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED, State
+from asynctile.storage.tile import Tile
+from tests.schedule import packings
+from tests.schedule.made import program_by
+from tests.schedule.rooms import KINDS, SIZES, fits, room_by
+from tests.schedule.schedules import Run, before, check
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+def drawn(seed: int, kind: str) -> tuple[Program, Space, random.Random]:
+    chance = random.Random(f"{seed} {kind}")
+    program = program_by(chance, sizes=SIZES, entries=chance.choice((6, 30, 60)))
+    return program, room_by(chance, program, kind), chance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=300, deadline=None)
+@given(seed=SEEDS)
+def test_in_any_order_that_edges_allow_every_entry_finds_its_bytes_and_every_standing_is_true(kind: str, seed: int) -> None:
+    program, room, chance = drawn(seed, kind)
+    schedule = decide(program, room)
+    if schedule is None:
+        assert not fits(program, room)
+    else:
+        check(schedule, room, chance)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.partition(" ")[0].endswith("+")])
+@settings(max_examples=100, deadline=None)
+@given(seed=SEEDS)
+def test_so_it_is_by_any_packing_that_is_valid(kind: str, seed: int) -> None:
+    """Tiles come, leave and are moved by chance, where a good packing would let them be."""
+    program, room, chance = drawn(seed, kind)
+    alignment, over_link = room.top.alignment, room.ram is not None
+    assert room.top.cap is not None
+    cap = room.top.cap // alignment * alignment
+    schedule = decide(program, room, packings.drawn(program, cap, alignment=alignment, over_link=over_link, chance=chance))
+    if schedule is None:
+        assert not fits(program, room)
+    else:
+        check(schedule, room, chance)
+
+
+def bare_edges(schedule: Schedule) -> list[tuple[int, int]]:
+    """(earlier, later): where nothing else makes one wait for the other, be it the host that writes at a mark between."""
+    given = [schedule.stretches[schedule.marks[name]] for name, tiles in schedule.program.rewritten.items() if tiles]
+    found = []
+    for later, entry in enumerate(schedule.entries):
+        for earlier in (*entry.waits, *entry.after):
+            rests = any(earlier < start <= later for start in given)
+            if not rests and earlier not in before(schedule, later, (earlier, later)):
+                found.append((earlier, later))
+    return found
+
+
+def is_seen(schedule: Schedule, room: Space, chance: random.Random, edge: tuple[int, int]) -> bool:
+    """Whether some order shows that an edge is missing."""
+    try:
+        for _ in range(3):
+            Run(schedule, room, chance, rests=False, dropped=edge).run()
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_an_edge_some_order_finds_other_bytes(kind: str) -> None:
+    """The law above, checked. Nobody may read what is overwritten out of turn, or the same bytes may lie there already."""
+    edges = missed = 0
+    for seed in range(40):
+        program, room, chance = drawn(seed, kind)
+        schedule = decide(program, room)
+        if schedule is None:
+            continue
+        bare = bare_edges(schedule)
+        for earlier, later in chance.sample(bare, min(len(bare), 8)):
+            edges += 1
+            if not is_seen(schedule, room, chance, (earlier, later)):
+                missed += 1
+                is_copy = schedule.entries[earlier].kind is not Kind.OPERATION
+                assert is_copy or earlier not in schedule.entries[later].waits, f"{earlier} before {later} of seed {seed}"
+    assert edges > 150 and missed <= edges // 10
+
+
+def step(*entries: tuple[str, dict[Tile, str]], program: Program | None = None) -> Program:
+    """Each entry: where it runs, and its operands with their access."""
+    program = Program("by hand") if program is None else program
+    for device, operands in entries:
+        program.add(Operation("none", tuple(operands), "".join(operands.values()), device=device))
+    return program.finish()
+
+
+def pages(name: str, count: int = 1) -> Tile:
+    return Tile(name, (count * PAGE,), np.uint8, persistent=True)
+
+
+def three_tiers(top: int | None, ram: int) -> Space:
+    """Caps in pages."""
+    return Space(Cut(PAGE, None if top is None else top * PAGE, {}), Cut(PAGE, ram * PAGE, {}), True, 1, CORES)
+
+
+def standing(schedule: Schedule, tier: int, tile: Tile) -> State | None:
+    return next((one.state for one in schedule.start if one.tier == tier and one.tile is tile), None)
+
+
+def test_what_does_not_fit_is_none() -> None:
+    a, b = pages("a"), pages("b")
+    program = step((DEVICE, {a: READ, b: UPDATE}))
+    cpu = Space(Cut(PAGE, PAGE, {}), None, True, 1, CORES)
+    assert plan_top(program, cpu) is None and decide(program, cpu) is None
+    assert decide(program, three_tiers(1, 4)) is None
+    on_host = step((HOST, {a: READ, b: UPDATE}))
+    assert decide(on_host, three_tiers(2, 1)) is None and decide(on_host, three_tiers(2, 2)) is not None
+
+
+def test_a_packing_that_is_known_is_followed() -> None:
+    program, room = step((DEVICE, {pages("a"): READ}), (DEVICE, {pages("b"): UPDATE})), three_tiers(1, 2)
+    packing = plan_top(program, room)
+    assert packing is not None
+    again = decide(program, room)
+    schedule = decide(program, room, packing)
+    assert schedule is not None and again is not None and list(schedule.lines()) == list(again.lines())
+
+
+def test_inputs_stand_in_ram_between_two_steps_where_there_is_room_and_else_below() -> None:
+    program = Program("by hand")
+    given = [program.input(f"x{n}", (PAGE,), np.uint8) for n in range(4)]
+    step(*((DEVICE, {one: READ}) for one in given), program=program)
+    roomy, narrow = decide(program, three_tiers(1, 4)), decide(program, three_tiers(1, 2))
+    assert roomy is not None and roomy.inputs_below() == []
+    assert narrow is not None and len(narrow.inputs_below()) >= 2
+    for schedule, cap in ((roomy, 4), (narrow, 2)):
+        check(schedule, three_tiers(1, cap), random.Random(0))
+
+
+def test_ram_keeps_nothing_of_what_a_device_keeps_and_changes() -> None:
+    """Of two tiles, for which RAM has one page, none ever moves."""
+    weight, other = pages("w"), pages("o")
+    program = step((DEVICE, {weight: UPDATE}), (DEVICE, {other: READ, weight: UPDATE}))
+    room = three_tiers(None, 1)
+    schedule = decide(program, room)
+    assert schedule is not None
+    check(schedule, room, random.Random(0))
+    assert standing(schedule, TOP, weight) is DIRTY and standing(schedule, RAM, weight) is ABSENT
+    assert not any(entry.what is weight for entry in schedule.entries)
+
+
+def test_a_tile_that_comes_up_and_leaves_again_before_it_is_made_anew_is_not_lost_in_between() -> None:
+    """It is overwritten whole later: nobody in the program needs its bytes, who leaves at the mark between does."""
+    old, other = pages("w"), pages("o", 2)
+    program = Program("by hand")
+    for number, operands in enumerate(({old: READ}, {other: READ}, {old: WRITE})):
+        program.add(Operation("none", tuple(operands), "".join(operands.values())))
+        program.mark(f"m{number}")
+    room = three_tiers(2, 3)
+    schedule = decide(program.finish(), room)
+    assert schedule is not None
+    check(schedule, room, random.Random(0))
+    stands = {one.tier: one.state for one in schedule.at["m1"] if one.tile is old}
+    assert stands[TOP] is STORED and stands[RAM] in (CLEAN, DIRTY, STORED)

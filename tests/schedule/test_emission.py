@@ -1,0 +1,190 @@
+"""Entries of a step, as packings say: which there are, where, what each waits for, and where tiles stand at marks.
+
+That every entry finds its bytes is test_decide.py's; here packings are made by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from asynctile.program.operation import DEVICE, HOST, READ, UPDATE, WRITE, Operation
+from asynctile.program.program import Program
+from asynctile.schedule.emission import emit
+from asynctile.schedule.level import Level, Levels
+from asynctile.schedule.packing import Act, Packing, Planned
+from asynctile.schedule.schedule import DISK, NOBODY, RAM, RESULT, TOP, Kind, Place, Schedule, Standing
+from asynctile.storage.errors import AsynctileError
+from asynctile.storage.residency import CLEAN, DIRTY, STORED
+from asynctile.storage.tile import Tile
+from tests.schedule.test_decide import step
+
+LOAD, LEAVE, COPY = Act.LOAD, Act.LEAVE, Act.COPY
+#: Bytes of a tile, and of an alignment.
+SIZE = 64
+
+
+def tile(name: str) -> Tile:
+    return Tile(name, (SIZE,), np.uint8, persistent=True)
+
+
+def packing(
+    program: Program,
+    moves: Mapping[int, Sequence[tuple[Act, Tile, int]]],
+    *,
+    start: Mapping[Tile, int] | None = None,
+    changed: Sequence[Tile] = (),
+    births: Mapping[int, Mapping[Tile, int]] | None = None,
+) -> Packing:
+    planned = tuple(tuple(Planned(*move) for move in moves.get(index, ())) for index in range(len(program) + 1))
+    born = {index: tuple(tiles.items()) for index, tiles in (births or {}).items()}
+    return Packing(program, 8 * SIZE, SIZE, start or {}, frozenset(changed), planned, born, 8 * SIZE)
+
+
+def over_ram(packing: Packing) -> Schedule:
+    """On a device that is packed, above RAM that holds everything."""
+    ram = Level(RAM, SIZE, spread={}, is_packed=False)
+    return emit(lambda: Levels(Level(TOP, SIZE, spread={}, is_packed=True), ram, None), packing, None)
+
+
+def over_disk(packing: Packing) -> Schedule:
+    disk = Level(DISK, SIZE, spread={}, is_packed=False)
+    return emit(lambda: Levels(Level(TOP, SIZE, spread={}, is_packed=True), None, disk), packing, None)
+
+
+def told(schedule: Schedule) -> list[tuple[str, list[tuple[int, int]], list[int], list[int]]]:
+    """By entry: its kind, its places, whom it waits for, and whom it comes after."""
+    return [
+        (entry.kind.name.lower(), [(place.tier, place.index) for place in entry.places], [*entry.waits], [*entry.after])
+        for entry in schedule.entries
+    ]
+
+
+def standing(stands: Sequence[Standing], tile: Tile, tier: int) -> Standing:
+    return next(one for one in stands if one.tile is tile and one.tier == tier)
+
+
+def test_a_tile_that_was_changed_is_written_back_and_one_that_was_not_only_leaves() -> None:
+    a, b = tile("a"), tile("b")
+    program = step((DEVICE, {a: READ, b: UPDATE}))
+    found = over_ram(packing(program, {0: [(LOAD, a, 0), (LOAD, b, 64)], 1: [(LEAVE, a, 0), (LEAVE, b, 64)]}))
+    assert told(found) == [
+        ("upload", [(TOP, 0), (RAM, 0)], [], []),
+        ("upload", [(TOP, 64), (RAM, 1)], [], []),
+        ("operation", [(TOP, 0), (TOP, 64)], [0, 1], []),
+        ("download", [(RAM, 1), (TOP, 64)], [2], [1]),
+    ]
+    assert [one.state for one in found.start] == [STORED, STORED, DIRTY, DIRTY]
+
+
+def test_without_a_link_tiles_move_to_and_from_the_file() -> None:
+    a = tile("a")
+    found = over_disk(packing(step((DEVICE, {a: UPDATE})), {0: [(LOAD, a, 64)], 1: [(LEAVE, a, 64)]}))
+    assert told(found) == [
+        ("transfer", [(TOP, 64), (DISK, 0)], [], []),
+        ("operation", [(TOP, 64)], [0], []),
+        ("transfer", [(DISK, 0), (TOP, 64)], [1], [0]),
+    ]
+
+
+def test_a_tile_is_copied_within_a_tier_that_is_packed_alone() -> None:
+    a = tile("a")
+    made = packing(step((DEVICE, {a: UPDATE})), {0: [(COPY, a, 64)], 1: [(COPY, a, 0)]}, start={a: 0}, changed=[a])
+    assert told(over_ram(made)) == [
+        ("copy", [(TOP, 64), (TOP, 0)], [], []),
+        ("operation", [(TOP, 64)], [0], []),
+        ("copy", [(TOP, 0), (TOP, 64)], [1], [0]),
+    ]
+    slots, ram = (Level(number, SIZE, spread={}, is_packed=False) for number in (TOP, RAM))
+    assert told(emit(lambda: Levels(slots, ram, None), made, None)) == [("operation", [(TOP, 0)], [], [])]
+
+
+def test_an_operation_of_the_host_waits_for_what_came_down_and_changes_ram() -> None:
+    a = tile("a")
+    program = step((DEVICE, {a: UPDATE}), (HOST, {a: UPDATE}), (DEVICE, {a: READ}))
+    moves = {0: [(LOAD, a, 0)], 1: [(LEAVE, a, 0)], 2: [(LOAD, a, 64)], 3: [(LEAVE, a, 64)]}
+    found = over_ram(packing(program, moves))
+    assert told(found) == [
+        ("upload", [(TOP, 0), (RAM, 0)], [], []),
+        ("operation", [(TOP, 0)], [0], []),
+        ("download", [(RAM, 0), (TOP, 0)], [1], [0]),
+        ("operation", [(RAM, 0)], [2], []),
+        ("upload", [(TOP, 64), (RAM, 0)], [3], []),
+        ("operation", [(TOP, 64)], [4], []),
+    ]
+    end = standing(found.end, a, TOP)
+    assert (end.state, end.place, end.saved) == (STORED, None, 3)
+
+
+def test_a_temporary_leaves_its_bytes_to_whoever_comes_next() -> None:
+    program = Program("by hand")
+    first, second = program.tile("t", (SIZE,), np.uint8), program.tile("u", (SIZE,), np.uint8)
+    step((DEVICE, {first: WRITE}), (DEVICE, {first: READ}), (DEVICE, {second: WRITE}), program=program)
+    found = over_ram(packing(program, {}, births={0: {first: 0}, 2: {second: 0}}))
+    assert [entry[2:] for entry in told(found)] == [([], []), ([0], []), ([], [1])]
+    assert found.start == found.end == ()
+
+
+def test_results_are_numbered_and_no_entry_waits_for_them() -> None:
+    program, a = Program("by hand"), tile("a")
+    program.fetch(a, "y", ())
+    program.fetch(a, "y", ())
+    found = over_ram(packing(program.finish(), {}, start={a: 0}))
+    assert [(entry.kind, entry.places[0]) for entry in found.entries] == [
+        (Kind.FETCH, Place(RESULT, SIZE, n)) for n in range(2)
+    ]
+    assert [entry[2:] for entry in told(found)] == [([], [])] * 2
+
+
+def test_at_a_mark_the_host_finds_inputs_in_ram_and_the_device_has_no_copy() -> None:
+    program = Program("by hand")
+    given = program.input("x", (SIZE,), np.uint8)
+    program.add(Operation("none", (given,), READ))
+    program.mark("m", [given])
+    program.add(Operation("none", (given,), READ))
+    found = over_ram(packing(program.finish(), {0: [(LOAD, given, 0)], 2: [(LOAD, given, 0)], 3: [(LEAVE, given, 0)]}))
+    assert found.stretches == (0, 2) and found.marks == {"m": 1}
+    assert [entry.stretch for entry in found.entries] == [0, 0, 1, 1]
+    above, here = (standing(found.at["m"], given, tier) for tier in (TOP, RAM))
+    assert (above.state, above.place) == (STORED, None)
+    assert (here.state, here.place, here.written) == (DIRTY, Place(RAM, SIZE, 0), NOBODY)
+    assert found.entries[2].waits == ()  # the host wrote it, when all before was over
+
+
+def test_a_mark_says_who_wrote_what_stands_there() -> None:
+    program, a = Program("by hand"), tile("a")
+    program.add(Operation("none", (a,), UPDATE))
+    program.mark("m")
+    program.add(Operation("none", (a,), UPDATE))
+    found = over_ram(packing(program.finish(), {0: [(LOAD, a, 0)], 3: [(LEAVE, a, 0)]}))
+    above = standing(found.at["m"], a, TOP)
+    assert (above.state, above.place, above.written, above.saved) == (DIRTY, Place(TOP, SIZE, 0), 1, NOBODY)
+    assert standing(found.end, a, TOP).saved == 3 == standing(found.end, a, RAM).written
+
+
+def test_what_stands_and_was_changed_is_dirty_when_the_step_begins() -> None:
+    a, b = tile("a"), tile("b")
+    program = step((DEVICE, {a: UPDATE, b: READ}))
+    found = over_ram(packing(program, {}, start={a: 0, b: 64}, changed=[a]))
+    assert [standing(found.start, one, TOP).state for one in (a, b)] == [DIRTY, CLEAN]
+    assert [standing(found.end, one, TOP).state for one in (a, b)] == [DIRTY, CLEAN]
+
+
+@pytest.mark.parametrize(
+    ("moves", "complaint"),
+    [
+        ({0: [(LEAVE, "b", 64)]}, "was to leave tile b at byte 64, and it stands nowhere"),
+        ({0: [(COPY, "b", 64)]}, "was to copy tile b at byte 64, and it stands nowhere"),
+        ({0: [(LOAD, "a", 64)]}, "was to load tile a at byte 64, and it stands at 0"),
+        ({1: [(LEAVE, "a", 64)]}, "was to leave tile a at byte 64, and it stands at 0"),
+        ({1: [(LEAVE, "a", 0)]}, "does not end where it began"),
+    ],
+)
+def test_a_move_that_does_not_fit_what_stands_is_refused(moves: dict[int, list[tuple[Act, str, int]]], complaint: str) -> None:
+    tiles = {name: tile(name) for name in "ab"}
+    program = step((DEVICE, {tiles["a"]: READ}))
+    named = {index: [(act, tiles[name], offset) for act, name, offset in here] for index, here in moves.items()}
+    with pytest.raises(AsynctileError, match=complaint):
+        over_ram(packing(program, named, start={tiles["a"]: 0}))

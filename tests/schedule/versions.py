@@ -1,0 +1,81 @@
+"""Memories that hold versions of tiles in place of bytes, and what program order means by each entry of a schedule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from asynctile.program.operation import READ, WRITE, Operation
+from asynctile.schedule.decide import Space
+from asynctile.schedule.schedule import DISK, RAM, RESULT, TOP, Place, Schedule, Scheduled
+from asynctile.storage.container import ALIGNMENT as PAGE
+from asynctile.storage.tile import Tile
+
+#: The version of bytes that are nobody's.
+GARBAGE = -1
+
+#: A version of a tile at a place, as an entry reads or writes it.
+Version = tuple[Place, Tile, int]
+
+
+class Memory:
+    """By version, what lies in the bytes of each tier. A slot is a range of bytes in a memory of the slots of its size."""
+
+    def __init__(self, schedule: Schedule, room: Space) -> None:
+        self._units = {TOP: room.top.alignment, RAM: room.top.alignment if room.ram is None else room.ram.alignment, DISK: PAGE}
+        caps = {TOP: room.top.cap, RAM: None if room.ram is None else room.ram.cap}
+        self._packed = {tier for tier, cap in caps.items() if cap is not None}
+        sizes: dict[tuple[int, int], int] = defaultdict(int)
+        for place in schedule.places():
+            if place.tier != RESULT:
+                key, begin, count = self._units_of(place)
+                sizes[key] = max(sizes[key], begin + count)
+                cap = caps.get(place.tier)
+                assert cap is None or 0 <= place.index <= cap - place.nbytes, f"{place} lies beyond the cap"
+        self._versions = {key: np.full(size, GARBAGE, np.int64) for key, size in sizes.items()}
+
+    def write(self, place: Place, version: int) -> None:
+        key, begin, count = self._units_of(place)
+        self._versions[key][begin : begin + count] = version
+
+    def holds(self, place: Place, version: int) -> bool:
+        key, begin, count = self._units_of(place)
+        return bool((self._versions[key][begin : begin + count] == version).all())
+
+    def _units_of(self, place: Place) -> tuple[tuple[int, int], int, int]:
+        unit, is_packed = self._units[place.tier], place.tier in self._packed
+        begin = place.index if is_packed else place.index * place.nbytes
+        assert begin % unit == 0 and place.nbytes % unit == 0, f"{place} is not aligned to {unit}"
+        return (place.tier, 0 if is_packed else place.nbytes), begin // unit, place.nbytes // unit
+
+
+class Means:
+    """What program order means, in one step after another. newest: the version of each tile so far, another by each write."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.newest: dict[Tile, int] = {}
+        self._made = 0
+
+    def make(self, tile: Tile) -> None:
+        self._made += 1
+        self.newest[tile] = self._made
+
+    def touches(self, entry: Scheduled) -> tuple[list[Version], list[Version]]:
+        """What the entry reads, and what it writes, in its turn."""
+        if isinstance(entry.what, Tile):
+            version = self.newest.get(entry.what, GARBAGE)
+            to, source = ((place, entry.what, version) for place in entry.places)
+            return [source], [to] if to[0].tier != RESULT else []
+        operands = list(zip(entry.places, entry.what.operands, entry.what.access, strict=True))
+        reads = [(place, tile, self.newest.get(tile, GARBAGE)) for place, tile, how in operands if how != WRITE]
+        written = {tile: place for place, tile, how in operands if how != READ}
+        for tile in written:
+            self.make(tile)
+        return reads, [(place, tile, self.newest[tile]) for tile, place in written.items()]
+
+
+def access(entry: Scheduled) -> str:
+    """Of each of its places."""
+    return entry.what.access if isinstance(entry.what, Operation) else WRITE + READ
