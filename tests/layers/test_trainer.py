@@ -15,6 +15,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,9 @@ async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_w
     options: dict[str, Any], kernel: str, call: int
 ) -> None:
     async with Engine(**options) as engine:
-        trainer = await trainer_on(engine, recompute=True)  # the host cannot run ahead to the update past so much of the head
+        device = engine.tiers.device
+        device.grain = replace(device.grain, run_ahead=32)  # the host cannot run ahead to the update past what hangs
+        trainer = await trainer_on(engine, recompute=True)
         first = await trainer.step(*BATCHES[0])
         before = await states_of(trainer)
         hang = Hang(engine, kernel, call)
