@@ -32,6 +32,8 @@ LINE_NBYTES = 64 << 10
 DEPTH = 64
 #: Characters of a number. The state of a random generator (128 bits) has 39, a float64 25; 100 digits still make a float.
 DIGITS = 100
+#: Characters that are shown of a value: what is nested deep is many short pieces.
+SHOWN = 600
 #: Bytes that are read, or looked at, in one go.
 _PIECE_NBYTES = 1 << 18
 #: A pipe without a writer opens at once, to be looked at and refused; a terminal does not become ours.
@@ -46,7 +48,8 @@ _short.maxstring = _short.maxother = 80
 
 def shown(value: Any) -> str:
     """A name or a value out of a file, or an argument, for a message: escaped, cut, and in one line (an array has several)."""
-    return _BREAK.sub(" ", _short.repr(value))
+    text = _BREAK.sub(" ", _short.repr(value))
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
 
 
 def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> io.FileIO:
