@@ -25,7 +25,10 @@ VALUES = st.recursive(
 @settings(deadline=None)
 @given(VALUES, st.booleans())
 def test_json_says_what_it_says_to_python(value, escaped):
-    assert parse_json(json.dumps(value, ensure_ascii=escaped).encode("utf-8", "surrogatepass")) == value
+    text = json.dumps(value, ensure_ascii=escaped)
+    if "\\ud" in ascii(text) and not escaped:  # half of a surrogate pair is no UTF-8
+        return
+    assert parse_json(text.encode()) == value
 
 
 def nested(depth):
