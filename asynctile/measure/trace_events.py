@@ -36,6 +36,8 @@ class TraceEvents:
         self._programs: dict[str, Program] = {}
         #: by track of phases and layers, what goes on there and since when
         self._open: dict[tuple[str, str], tuple[str, float]] = {}
+        #: by track of phases and layers, when the last span there began, or ended
+        self._reached: dict[tuple[str, str], float] = {}
         self._latest = start
 
     def add(self, message: Message, to: list[str]) -> None:
@@ -77,11 +79,12 @@ class TraceEvents:
         if ended > self._latest:
             self._latest = ended
         for share, track, section in self._marks.get(what, ()):
-            if section:
+            if not section:
+                self._close((share, track), ended, to)
+            elif ran.began >= self._reached.get((share, track), 0.0):  # else, of two threads, the next section was told first
                 self._close((share, track), ran.began, to)
                 self._open[share, track] = section, ran.began
-            else:
-                self._close((share, track), ended, to)
+                self._reached[share, track] = ran.began
 
     def _stalled(self, stall: Stalled, to: list[str]) -> None:
         copy, lasted = stall.copy, stall.ended - stall.began
@@ -114,8 +117,9 @@ class TraceEvents:
     def _close(self, key: tuple[str, str], ended: float, to: list[str]) -> None:
         found = self._open.pop(key, None)
         if found is not None:
-            tid = self._tracks.of_share(*key, to)
-            to.append(self._span(json.dumps(found[0]), key[1][:-1], tid, found[1], max(found[1], ended), "{}"))
+            tid, ended = self._tracks.of_share(*key, to), max(found[1], ended)
+            to.append(self._span(json.dumps(found[0]), key[1][:-1], tid, found[1], ended, "{}"))
+            self._reached[key] = ended
 
     def _span(self, name: str, category: str, tid: int, began: float, ended: float, args: str) -> str:
         began = max(began, self._start)

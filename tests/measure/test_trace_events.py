@@ -106,6 +106,16 @@ def test_phases_and_layers_go_from_the_first_operation_of_each_to_that_of_the_ne
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("late", [0, 1, 2, 3])
+def test_spans_never_overlap_though_a_section_is_told_behind_the_next(late: int) -> None:
+    """As with two threads: its first operation is told when it ends."""
+    program = program_of(("forward", "h.0"), ("forward", "h.1"), ("backward", "h.1"), ("update", "h.0"))
+    told = ran_all(program, 100.0)
+    told.append(told.pop(late))
+    again = Begun("engine", program), *ran_all(program, 110.0)
+    assert spans(shown(Begun("engine", program), *told, *again), "layer")[-4:] == spans(shown(*again), "layer")
+
+
 def test_a_program_that_is_broken_off_ends_with_its_last_work() -> None:
     program, other = program_of(("forward", "h.0"), ("backward", "h.0")), program_of(("texts", "head"))
     events = shown(Begun("engine", program), ran_all(program, 100.0)[0], Begun("engine", other), *ran_all(other, 105.0))
