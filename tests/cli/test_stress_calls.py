@@ -20,7 +20,7 @@ import asynctile
 import asynctile.layers
 from asynctile.cli.stress import settled as settled_module
 from asynctile.cli.stress.calls import Coroutines
-from asynctile.cli.stress.disturb import Disturbance, Landed, Reached, disturbed
+from asynctile.cli.stress.disturb import Disturbance, Landed, Reached, disturbed, thrown_away
 from asynctile.cli.stress.finding import Finding
 from asynctile.cli.stress.lives import LIVES
 from asynctile.cli.stress.models import Recipe, new_trainer
@@ -209,3 +209,22 @@ async def test_where_a_disturbance_lands() -> None:
         assert await landed(how, turns=3, elsewhere=elsewhere) is Landed.INSIDE
         assert await landed(how, turns=20, elsewhere=elsewhere) in (Landed.AFTER, Landed.NEVER)
         assert await landed(how, at=3, elsewhere=elsewhere) is Landed.NEVER  # it asks no engine for anything
+
+
+async def test_what_fails_as_it_is_thrown_away_is_noted_and_a_task_that_never_had_a_turn_is_not() -> None:
+    async def fails() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("on its way out")
+
+    async def call() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails())
+
+    noted = []
+    for turns in range(2):
+        with thrown_away() as found:
+            await disturbed(call, Disturbance(how="loop ends", turns=turns, elsewhere=True), Reached(0))
+        noted.append([one.partition(" in ")[0] for one in found])
+    assert noted == [[], ["ValueError('on its way out')"]]

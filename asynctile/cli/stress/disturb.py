@@ -202,8 +202,9 @@ def thrown_away() -> Iterator[list[str]]:
     before = sys.unraisablehook
 
     def note(unraisable: sys.UnraisableHookArgs) -> None:
-        # A group of tasks cannot end any more, and a generator that was about to be asked cannot be closed.
-        if not isinstance(unraisable.exc_value, RuntimeError):
+        # A group of tasks cannot end any more, a generator that was about to be asked cannot be closed, and a task that a loop
+        # left before its first turn was never awaited: a RuntimeWarning where warnings are errors.
+        if not isinstance(unraisable.exc_value, RuntimeError | RuntimeWarning):
             found.append(f"{unraisable.exc_value!r} in {unraisable.object!r}")
 
     sys.unraisablehook = note
