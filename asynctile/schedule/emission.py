@@ -33,7 +33,7 @@ def emit(levels: Callable[[], Levels], packing: Packing, beneath: Beneath | None
     """
     first = _Emission(levels(), packing, beneath, frozenset())
     schedule = first.schedule()
-    above = first.alone_above()
+    above = set[Tile]() if beneath is None else first.alone_above()
     return _Emission(levels(), packing, beneath, above).schedule() if above else schedule
 
 
