@@ -17,7 +17,7 @@ from asynctile.program.needs import demand_of
 from asynctile.program.program import Fetch, Program
 from asynctile.repeat.arrival import in_slots
 from asynctile.repeat.packings import packing_of
-from asynctile.repeat.room import room_of
+from asynctile.repeat.space import space_of
 from asynctile.run.assembly import Assembly
 from asynctile.run.at_once import at_once
 from asynctile.run.job import Job
@@ -86,9 +86,9 @@ def simulate(
     for tile in standing:
         if tile in program.first_uses:  # what is overwritten first need not be there
             assembly.put_dry(tile)
-    packing = packing_of(program, tiers) if played else None
+    packing = packing_of(program, demand, tiers) if played else None
     may = packing is not None or not tiers.top.arena.divided
-    schedule = decide(program, room_of(tiers, demand), packing) if played and prefetch and may else None
+    schedule = decide(program, space_of(tiers, demand), packing) if played and prefetch and may else None
     if schedule is not None:
         moved, peaks = _scheduled(schedule), schedule.peaks
     else:

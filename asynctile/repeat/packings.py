@@ -11,9 +11,10 @@ from typing import Any
 
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
+from asynctile.repeat.space import space_of
 from asynctile.run.assembly import Assembly
-from asynctile.schedule.packing import Packing, pack
-from asynctile.schedule.uses import uses_of
+from asynctile.schedule.decide import plan_top
+from asynctile.schedule.packing import Packing
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -36,7 +37,7 @@ class Packings:
         packed then, or None, and it has slots. Raises what cutting may raise.
         """
         await self._assembly.cut(demand, exactly=True, packed=True)
-        packing = await self._of(program)
+        packing = await self._of(program, demand)
         if packing is not None:
             await self._tiers.caps.pack()
         elif self._tiers.top.arena.packed:
@@ -52,14 +53,14 @@ class Packings:
         """Nothing runs any more."""
         self._kept.clear()
 
-    async def _of(self, program: Program) -> Packing | None:
+    async def _of(self, program: Program, demand: Demand) -> Packing | None:
         if not _may_pack(self._tiers):
             return None
         key = program, self._tiers.top.arena.cap
         if key not in self._kept:
             made: list[Packing | None] = []
             try:
-                await self._compute(lambda: made.append(packing_of(program, self._tiers)))
+                await self._compute(lambda: made.append(packing_of(program, demand, self._tiers)))
             finally:  # a cancellation waits for it as well: what is made is kept
                 self._kept.update((key, one) for one in made)
         self._kept.move_to_end(key)
@@ -68,16 +69,12 @@ class Packings:
         return self._kept[key]
 
 
-def packing_of(program: Program, tiers: Tiers) -> Packing | None:
-    """By which `program` is run in the top tier of `tiers`, which are cut for it; None where that is to be in slots.
+def packing_of(program: Program, demand: Demand, tiers: Tiers) -> Packing | None:
+    """By which `program` is run in the top tier of `tiers`, which are cut for `demand`; None where that is to be in slots.
 
     What it returns depends on nothing else. Blocks.
     """
-    arena, has_link = tiers.top.arena, tiers.link is not None
-    if not _may_pack(tiers):
-        return None
-    assert arena.cap is not None
-    return pack(uses_of(program, arena.alignment, tiers.pace, has_link=has_link), arena.cap, tiers.prefetch)
+    return plan_top(program, space_of(tiers, demand)) if _may_pack(tiers) else None
 
 
 def _may_pack(tiers: Tiers) -> bool:

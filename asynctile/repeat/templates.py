@@ -17,7 +17,7 @@ from asynctile.play.native import player_supported
 from asynctile.program.program import Program
 from asynctile.repeat.calls import Calls
 from asynctile.repeat.graph_template import GraphTemplate
-from asynctile.repeat.room import room_of
+from asynctile.repeat.space import space_of
 from asynctile.repeat.template import Kernels, Template
 from asynctile.schedule.decide import decide
 from asynctile.schedule.packing import Packing
@@ -137,8 +137,8 @@ class Templates:
         return self._tiers.device.recorder is not None and self._tiers.is_shared
 
     def _decided(self, program: Program, demand: Demand, packing: Packing | None) -> Schedule | None:
-        room = room_of(self._tiers, demand)
-        return None if packing is None and room.top.cap is not None else decide(program, room, packing)
+        space = space_of(self._tiers, demand)
+        return None if packing is None and space.top.cap is not None else decide(program, space, packing)
 
     def _made(self, schedule: Schedule, kernels: Kernels) -> Template | None:
         """None where a kernel has no machine code."""

@@ -42,41 +42,41 @@ class Space(NamedTuple):
     rates: Rates
 
 
-def decide(program: Program, room: Space, packing: Packing | None = None) -> Schedule | None:
+def decide(program: Program, space: Space, packing: Packing | None = None) -> Schedule | None:
     """The schedule of a step of `program`; None if it does not fit so. packing: of the top tier; None: it is worked out."""
-    packing = packing or plan_top(program, room)
+    packing = packing or plan_top(program, space)
     beneath = None
-    if packing is not None and room.ram is not None and room.ram.cap is not None:
-        beneath = _beneath(packing, room, room.ram)
+    if packing is not None and space.ram is not None and space.ram.cap is not None:
+        beneath = _beneath(packing, space, space.ram)
         packing = packing if beneath is not None else None
     if packing is None:
         return None
-    return emit(partial(_levels, room), packing, beneath)
+    return emit(partial(_levels, space), packing, beneath)
 
 
-def _levels(room: Space) -> Levels:
+def _levels(space: Space) -> Levels:
     top, ram = (
         None if cut is None else Level(number, cut.alignment, cut.spread, is_packed=cut.cap is not None)
-        for number, cut in ((TOP, room.top), (RAM, room.ram))
+        for number, cut in ((TOP, space.top), (RAM, space.ram))
     )
     assert top is not None
-    return Levels(top, ram, None if room.disk is None else Level(DISK, room.disk, {}, is_packed=False))
+    return Levels(top, ram, None if space.disk is None else Level(DISK, space.disk, {}, is_packed=False))
 
 
-def plan_top(program: Program, room: Space) -> Packing | None:
+def plan_top(program: Program, space: Space) -> Packing | None:
     """What moves in the tier that operations run in; None if a step does not fit."""
-    has_link = room.ram is not None
-    uses = uses_of(program, room.top.alignment, pace_of(room.rates, has_link=has_link), has_link=has_link)
-    return unpacked(uses) if room.top.cap is None else pack(uses, room.top.cap, room.depth)
+    has_link = space.ram is not None
+    uses = uses_of(program, space.top.alignment, pace_of(space.rates, has_link=has_link), has_link=has_link)
+    return unpacked(uses) if space.top.cap is None else pack(uses, space.top.cap, space.depth)
 
 
-def _beneath(packing: Packing, room: Space, ram: Cut) -> Beneath | None:
+def _beneath(packing: Packing, space: Space, ram: Cut) -> Beneath | None:
     """What moves in RAM: inputs stand there between two steps if that can be, else below."""
     assert ram.cap is not None
-    link, pace = pace_of(room.rates, has_link=True), pace_of(room.rates, has_link=False)
+    link, pace = pace_of(space.rates, has_link=True), pace_of(space.rates, has_link=False)
     for inputs_stand in (True, False):
         uses = below(packing, ram.alignment, link, pace, inputs_stand=inputs_stand)
-        found = pack(uses, ram.cap, room.depth)
+        found = pack(uses, ram.cap, space.depth)
         if found is not None:
             return Beneath(found, uses.dying())
     return None

@@ -91,8 +91,7 @@ class Level:
         free, spread = self._free[size], self._spread.get(size, 0)
         if spread > 0:
             self._spread[size] -= 1
-            return self._new(size)
-        if not free:
+        if spread > 0 or not free:
             return self._new(size)
         return free.popleft() if size in self._spread else free.pop()
 

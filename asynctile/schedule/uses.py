@@ -26,7 +26,6 @@ USE = np.dtype([("tile", np.int64), ("how", np.int64), ("again", np.int64), ("di
 #: that it takes by itself.
 ENTRY = np.dtype([("at", np.int64), ("rewritten", np.int64), ("seconds", np.float64), ("on_host", np.bool_)], align=True)
 
-
 #: One use of an entry: as in USE.
 Used = tuple[int, int, int, bool]
 

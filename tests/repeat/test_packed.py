@@ -1,7 +1,7 @@
 """Steps that are packed, played and by coroutines: the bits of any other way under whichever packing, its bytes, and what else
 may happen on the engine between them.
 
-Whether a packing is valid is tests/schedule/test_packing.py, a schedule of one test_room.py.
+Whether a packing is valid is tests/schedule/test_packing.py, a schedule of one test_space.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from asynctile.layers import Trainer
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.ops import fill
+from asynctile.program.program import Program
+from asynctile.schedule.decide import Space
 from asynctile.schedule.packing import Packing
-from asynctile.schedule.uses import Uses
 from asynctile.share import Share
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import Tile
@@ -46,12 +47,13 @@ def is_packed(share: Share) -> bool:
 
 
 def by_chance(seed: int) -> Callable[..., Packing]:
-    """In the place of `pack`: any packing that is valid."""
+    """In the place of `plan_top`: any packing that is valid."""
 
-    def found(uses: Uses, cap: int, depth: int) -> Packing:
-        chance = random.Random(seed)
-        packing = drawn(uses.program, cap, alignment=uses.alignment, over_link=uses.has_link, chance=chance)
-        check(packing, over_link=uses.has_link)
+    def found(program: Program, space: Space) -> Packing:
+        over_link, cap = space.ram is not None, space.top.cap
+        assert cap is not None
+        packing = drawn(program, cap, alignment=space.top.alignment, over_link=over_link, chance=random.Random(seed))
+        check(packing, over_link=over_link)
         return packing
 
     return found
@@ -102,7 +104,7 @@ def test_any_packing_of_any_program_gives_the_bits_of_a_run(
 ) -> None:
     work = write_program(random.Random(seed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynctile.repeat.packings.pack", by_chance(seed))
+        patch.setattr("asynctile.repeat.packings.plan_top", by_chance(seed))
         place = place_of(work, device, share)
         asyncio.run(run_thrice(work, place, tmp_path_factory.mktemp("spill"), plays=plays or device == "cpu"))
 
@@ -238,7 +240,7 @@ async def test_a_plan_that_forgets_a_move_is_a_fault_that_is_told_and_no_wrong_b
         index = next(index for index, moves in enumerate(packing.moves) if index > 100 and moves)
         return replace(packing, moves=(*packing.moves[:index], (), *packing.moves[index + 1 :]))
 
-    monkeypatch.setattr("asynctile.repeat.packings.pack", forgets)
+    monkeypatch.setattr("asynctile.repeat.packings.plan_top", forgets)
     async with training(CAPPED) as (_, trainer):
         await played(trainer, 0)
         before = await states_of(trainer)

@@ -14,7 +14,7 @@ from asynctile.layers.report import StepReport
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.layers.shapes import Shape
 from tests.layers.training import NARROW, Tensors, assert_same_tensors, lively, moments_of
-from tests.repeat.test_room import OVER_A_FILE
+from tests.repeat.test_space import OVER_A_FILE
 from tests.test_failures import Deaf
 
 OPTIMIZER = AdamW(lr=1e-2)

@@ -1,7 +1,7 @@
 """The law of all schedules: in whatever order its edges allow, each entry finds the bytes that program order means.
 
 A step is run on memories that hold versions of tiles in place of bytes. Entries run in orders drawn by chance, several steps
-in a row. The host writes inputs before a step and at marks, and all that came before is over then. Rooms by chance: rooms.py.
+in a row. The host writes inputs before a step and at marks, and all that came before is over then. Spaces by chance: spaces.py.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Run:
     """
 
     def __init__(
-        self, schedule: Schedule, room: Space, chance: random.Random, *, rests: bool, dropped: tuple[int, int] | None = None
+        self, schedule: Schedule, space: Space, chance: random.Random, *, rests: bool, dropped: tuple[int, int] | None = None
     ) -> None:
         self.schedule = schedule
-        self.room = room
+        self.space = space
         self.chance = chance
         self.rests = rests
         self.dropped = dropped
-        self.memory = Memory(schedule, room)
+        self.memory = Memory(schedule, space)
         self.means = Means(schedule)
         self.inputs = set(schedule.program.inputs.values())
-        self.lowest = TOP if room.ram is None else RAM
+        self.lowest = TOP if space.ram is None else RAM
         self.given: dict[Place, int] = {}
         self.given_to: dict[Tile, int] = {}
         self.stored = blocks(schedule)
@@ -128,7 +128,7 @@ class Run:
             if name == END and one.tile in self.inputs:
                 continue  # the host writes them before the next step
             is_above = one.tier == RAM and one.tile in top and top[one.tile].state is DIRTY
-            if is_above and (self.room.ram is None or self.room.ram.cap is None):
+            if is_above and (self.space.ram is None or self.space.ram.cap is None):
                 continue  # it holds everything, and older bytes too
             if self._is_true(one, is_above, name, end):
                 whole.add(one.tile)
@@ -232,13 +232,13 @@ def order(
     assert count == len(wanted), "entries wait for each other"
 
 
-def check(schedule: Schedule, room: Space, chance: random.Random) -> None:
+def check(schedule: Schedule, space: Space, chance: random.Random) -> None:
     """AssertionError for a schedule by which some step would not find its bytes."""
     _check_program_order(schedule)
     _check_ends(schedule)
-    _check_peaks(schedule, room)
+    _check_peaks(schedule, space)
     for rests in (False, True):
-        Run(schedule, room, chance, rests=rests).run()
+        Run(schedule, space, chance, rests=rests).run()
 
 
 def _check_program_order(schedule: Schedule) -> None:
@@ -278,9 +278,9 @@ def _where(stands: Sequence[Standing]) -> Mapping[tuple[Tile, int], tuple[State,
     return found
 
 
-def _check_peaks(schedule: Schedule, room: Space) -> None:
+def _check_peaks(schedule: Schedule, space: Space) -> None:
     """What stands at any mark is within the peaks, and these are within the caps."""
-    cuts = [room.top] if room.ram is None else [room.top, room.ram]
+    cuts = [space.top] if space.ram is None else [space.top, space.ram]
     for tier, (cut, peak) in enumerate(zip(cuts, schedule.peaks, strict=True)):
         assert peak <= (peak if cut.cap is None else cut.cap)
         for stands in (schedule.start, *schedule.at.values(), schedule.end):

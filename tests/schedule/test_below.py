@@ -20,7 +20,7 @@ from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.tile import NEVER, Tile
 from tests.schedule.made import program_by, used
 from tests.schedule.paces import OVER_FILE, OVER_LINK
-from tests.schedule.rooms import SIZES, room_by
+from tests.schedule.spaces import SIZES, space_by
 from tests.schedule.test_decide import pages, step, three_tiers
 
 #: A use of RAM: what happens, and to which tile, by its access.
@@ -34,7 +34,7 @@ def uses_below(packing: Packing, *, inputs_stand: bool = True) -> Uses:
 def drawn(seed: int) -> Packing | None:
     chance = random.Random(seed)
     program = program_by(chance, sizes=SIZES, entries=chance.choice((6, 30, 60)))
-    return plan_top(program, room_by(chance, program, chance.choice(("device", "device+"))))
+    return plan_top(program, space_by(chance, program, chance.choice(("device", "device+"))))
 
 
 def told(packing: Packing) -> Iterator[list[Told]]:

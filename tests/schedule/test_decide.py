@@ -1,4 +1,4 @@
-"""Every schedule that is decided keeps the law of schedules, in every kind of room, for any program."""
+"""Every schedule that is decided keeps the law of schedules, in every kind of space, for any program."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED, State
 from asynctile.storage.tile import Tile
 from tests.schedule import packings
 from tests.schedule.made import program_by
-from tests.schedule.rooms import KINDS, SIZES, fits, room_by
 from tests.schedule.schedules import Run, before, check
+from tests.schedule.spaces import KINDS, SIZES, fits, space_by
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -28,19 +28,19 @@ SEEDS = st.integers(0, 1 << 32)
 def drawn(seed: int, kind: str) -> tuple[Program, Space, random.Random]:
     chance = random.Random(f"{seed} {kind}")
     program = program_by(chance, sizes=SIZES, entries=chance.choice((6, 30, 60)))
-    return program, room_by(chance, program, kind), chance
+    return program, space_by(chance, program, kind), chance
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=300, deadline=None)
 @given(seed=SEEDS)
 def test_in_any_order_that_edges_allow_every_entry_finds_its_bytes_and_every_standing_is_true(kind: str, seed: int) -> None:
-    program, room, chance = drawn(seed, kind)
-    schedule = decide(program, room)
+    program, space, chance = drawn(seed, kind)
+    schedule = decide(program, space)
     if schedule is None:
-        assert not fits(program, room)
+        assert not fits(program, space)
     else:
-        check(schedule, room, chance)
+        check(schedule, space, chance)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.partition(" ")[0].endswith("+")])
@@ -48,15 +48,15 @@ def test_in_any_order_that_edges_allow_every_entry_finds_its_bytes_and_every_sta
 @given(seed=SEEDS)
 def test_so_it_is_by_any_packing_that_is_valid(kind: str, seed: int) -> None:
     """Tiles come, leave and are moved by chance, where a good packing would let them be."""
-    program, room, chance = drawn(seed, kind)
-    alignment, over_link = room.top.alignment, room.ram is not None
-    assert room.top.cap is not None
-    cap = room.top.cap // alignment * alignment
-    schedule = decide(program, room, packings.drawn(program, cap, alignment=alignment, over_link=over_link, chance=chance))
+    program, space, chance = drawn(seed, kind)
+    alignment, over_link = space.top.alignment, space.ram is not None
+    assert space.top.cap is not None
+    cap = space.top.cap // alignment * alignment
+    schedule = decide(program, space, packings.drawn(program, cap, alignment=alignment, over_link=over_link, chance=chance))
     if schedule is None:
-        assert not fits(program, room)
+        assert not fits(program, space)
     else:
-        check(schedule, room, chance)
+        check(schedule, space, chance)
 
 
 def bare_edges(schedule: Schedule) -> list[tuple[int, int]]:
@@ -71,11 +71,11 @@ def bare_edges(schedule: Schedule) -> list[tuple[int, int]]:
     return found
 
 
-def is_seen(schedule: Schedule, room: Space, chance: random.Random, edge: tuple[int, int]) -> bool:
+def is_seen(schedule: Schedule, space: Space, chance: random.Random, edge: tuple[int, int]) -> bool:
     """Whether some order shows that an edge is missing."""
     try:
         for _ in range(3):
-            Run(schedule, room, chance, rests=False, dropped=edge).run()
+            Run(schedule, space, chance, rests=False, dropped=edge).run()
     except AssertionError:
         return True
     return False
@@ -86,14 +86,14 @@ def test_without_an_edge_some_order_finds_other_bytes(kind: str) -> None:
     """The law above, checked. Nobody may read what is overwritten out of turn, or the same bytes may lie there already."""
     edges = missed = 0
     for seed in range(40):
-        program, room, chance = drawn(seed, kind)
-        schedule = decide(program, room)
+        program, space, chance = drawn(seed, kind)
+        schedule = decide(program, space)
         if schedule is None:
             continue
         bare = bare_edges(schedule)
         for earlier, later in chance.sample(bare, min(len(bare), 8)):
             edges += 1
-            if not is_seen(schedule, room, chance, (earlier, later)):
+            if not is_seen(schedule, space, chance, (earlier, later)):
                 missed += 1
                 is_copy = schedule.entries[earlier].kind is not Kind.OPERATION
                 assert is_copy or earlier not in schedule.entries[later].waits, f"{earlier} before {later} of seed {seed}"
@@ -132,11 +132,11 @@ def test_what_does_not_fit_is_none() -> None:
 
 
 def test_a_packing_that_is_known_is_followed() -> None:
-    program, room = step((DEVICE, {pages("a"): READ}), (DEVICE, {pages("b"): UPDATE})), three_tiers(1, 2)
-    packing = plan_top(program, room)
+    program, space = step((DEVICE, {pages("a"): READ}), (DEVICE, {pages("b"): UPDATE})), three_tiers(1, 2)
+    packing = plan_top(program, space)
     assert packing is not None
-    again = decide(program, room)
-    schedule = decide(program, room, packing)
+    again = decide(program, space)
+    schedule = decide(program, space, packing)
     assert schedule is not None and again is not None and list(schedule.lines()) == list(again.lines())
 
 
@@ -155,10 +155,10 @@ def test_ram_keeps_nothing_of_what_a_device_keeps_and_changes() -> None:
     """Of two tiles, for which RAM has one page, none ever moves."""
     weight, other = pages("w"), pages("o")
     program = step((DEVICE, {weight: UPDATE}), (DEVICE, {other: READ, weight: UPDATE}))
-    room = three_tiers(None, 1)
-    schedule = decide(program, room)
+    space = three_tiers(None, 1)
+    schedule = decide(program, space)
     assert schedule is not None
-    check(schedule, room, random.Random(0))
+    check(schedule, space, random.Random(0))
     assert standing(schedule, TOP, weight) is DIRTY and standing(schedule, RAM, weight) is ABSENT
     assert not any(entry.what is weight for entry in schedule.entries)
 
@@ -170,9 +170,9 @@ def test_a_tile_that_comes_up_and_leaves_again_before_it_is_made_anew_is_not_los
     for number, operands in enumerate(({old: READ}, {other: READ}, {old: WRITE})):
         program.add(Operation("none", tuple(operands), "".join(operands.values())))
         program.mark(f"m{number}")
-    room = three_tiers(2, 3)
-    schedule = decide(program.finish(), room)
+    space = three_tiers(2, 3)
+    schedule = decide(program.finish(), space)
     assert schedule is not None
-    check(schedule, room, random.Random(0))
+    check(schedule, space, random.Random(0))
     stands = {one.tier: one.state for one in schedule.at["m1"] if one.tile is old}
     assert stands[TOP] is STORED and stands[RAM] in (CLEAN, DIRTY, STORED)

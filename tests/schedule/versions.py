@@ -22,9 +22,10 @@ Version = tuple[Place, Tile, int]
 class Memory:
     """By version, what lies in the bytes of each tier. A slot is a range of bytes in a memory of the slots of its size."""
 
-    def __init__(self, schedule: Schedule, room: Space) -> None:
-        self._units = {TOP: room.top.alignment, RAM: room.top.alignment if room.ram is None else room.ram.alignment, DISK: PAGE}
-        caps = {TOP: room.top.cap, RAM: None if room.ram is None else room.ram.cap}
+    def __init__(self, schedule: Schedule, space: Space) -> None:
+        ram = space.top if space.ram is None else space.ram
+        self._units = {TOP: space.top.alignment, RAM: ram.alignment, DISK: PAGE}
+        caps = {TOP: space.top.cap, RAM: None if space.ram is None else space.ram.cap}
         self._packed = {tier for tier, cap in caps.items() if cap is not None}
         sizes: dict[tuple[int, int], int] = defaultdict(int)
         for place in schedule.places():

@@ -1,4 +1,4 @@
-"""Rooms drawn by chance: every kind of tier above every other, from just enough bytes for a step to more than it wants."""
+"""Spaces drawn by chance: every kind of tier above every other, from just enough bytes for a step to more than it wants."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SIZES = (1, 64, 200, 4096, 5000, 9000)
 KINDS = ("cpu", "cpu+", "device", "device+", "device over ram+", "device+ over ram+")
 
 
-def room_by(chance: random.Random, program: Program, kind: str) -> Space:
-    """A room of that kind. Nearly all programs fit: see `fits`."""
+def space_by(chance: random.Random, program: Program, kind: str) -> Space:
+    """A space of that kind. Nearly all programs fit: see `fits`."""
     above, _, ram = kind.partition(" over ")
     is_device, alignment = above.startswith("device"), chance.choice((64, 256))
     if above == "cpu+":
@@ -35,15 +35,15 @@ def room_by(chance: random.Random, program: Program, kind: str) -> Space:
     return Space(top, below, PAGE if ram else None, depth, CORES)
 
 
-def fits(program: Program, room: Space) -> bool:
+def fits(program: Program, space: Space) -> bool:
     """Whether caps are such that a schedule must be found: twice what is wanted at once, and the inputs."""
-    top, has_link = room.top, room.ram is not None
+    top, has_link = space.top, space.ram is not None
     least = 2 * floor(program, top.alignment, has_link=has_link)
     if not has_link:
         least += nbytes(program.inputs.values(), top.alignment)
     if top.cap is not None and top.cap < least:
         return False
-    return room.ram is None or room.ram.cap is None or room.ram.cap >= 2 * ram_floor(program)
+    return space.ram is None or space.ram.cap is None or space.ram.cap >= 2 * ram_floor(program)
 
 
 def nbytes(tiles: Iterable[Tile], alignment: int) -> int:

@@ -11,7 +11,7 @@ from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
 
 
-def room_of(tiers: Tiers, demand: Demand) -> Space:
+def space_of(tiers: Tiers, demand: Demand) -> Space:
     """Of `tiers`, which are cut for `demand`."""
     cuts = [_cut(tiers, tier, demand) for tier in tiers.from_the_top()]
     ram = None if tiers.link is None else cuts[1]
