@@ -237,11 +237,12 @@ async def settle(engine: Engine) -> None:
     ("kernel", "call"), [*BEFORE.values(), ("cross_entropy_backward", 1)], ids=[*BEFORE.keys(), "in the head's backward"]
 )
 async def test_cancelled_before_its_first_update_a_step_leaves_the_model_as_it_was(
-    options: dict[str, Any], kernel: str, call: int
+    options: dict[str, Any], kernel: str, call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Engine(**options) as engine:
-        device = engine.tiers.device
-        device.grain = replace(device.grain, run_ahead=32)  # the host cannot run ahead to the update past what hangs
+        device = engine.tiers.device  # of which the host cannot run ahead to the update, past what hangs
+        device.grain = replace(device.grain, run_ahead=32)
+        monkeypatch.setattr("asynctile.streams.run_ahead.RUN_AHEAD_OPERATIONS", 32)
         trainer = await trainer_on(engine, recompute=True)
         first = await trainer.step(*BATCHES[0])
         before = await states_of(trainer)
