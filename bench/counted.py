@@ -17,7 +17,7 @@ from optimum import Least, least_bytes
 
 from asynctile.layers import GPT2Config
 from asynctile.layers.activations import sizes_of
-from asynctile.layers.arrangement import Surroundings, arrange
+from asynctile.layers.arrangement import Recorded, Surroundings, arrange
 from asynctile.layers.machine import Machine
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.rows import Rows
@@ -99,7 +99,7 @@ class Model:
                           spill=True)  # fmt: skip
         around = Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=True, cores=machine.cores,
                               rates=machine.rates, copies=self.device == "emulated")  # fmt: skip
-        arranged = arrange("step", parameters, rows, around, precision=self.precision, recompute=True)
+        arranged = arrange(Recorded("step", parameters), rows, around, precision=self.precision, recompute=True)
         program = record("step", parameters, rows.in_passes(arranged.passes), kept=arranged.kept)
         least = fewest(program, device_memory + host_memory, PAGE)
         traffic = simulate(program, standing, device=self.device, grain=machine.grain, device_memory=device_memory,

@@ -67,16 +67,31 @@ class Surroundings:
         return len(self.rooms) > 1 or self.spills
 
 
-def arrange(
-    kind: str, parameters: Parameters, rows: Rows, around: Surroundings, *, precision: str, recompute: bool | str
-) -> Arrangement:
-    """The arrangement of a step of that kind. rows: one pass for each micro-batch. recompute: as in Trainer."""
-    step = _Step(kind, parameters, around, precision)
+class Recorded:
+    """Steps of one kind of a model on one batch; the last is kept, since to record one takes some fifteen us an entry."""
+
+    def __init__(self, kind: str, parameters: Parameters) -> None:
+        self.kind = kind
+        self.parameters = parameters
+        #: by the number of passes, and how many parts keep their activations
+        self._last: tuple[tuple[int, int], Program] | None = None
+
+    def program(self, rows: Rows, kept: int) -> Program:
+        key = len(rows.passes), kept
+        if self._last is None or self._last[0] != key:
+            self._last = key, record(self.kind, self.parameters, rows, kept=kept)
+        return self._last[1]
+
+
+def arrange(recorded: Recorded, rows: Rows, around: Surroundings, *, precision: str, recompute: bool | str) -> Arrangement:
+    """The arrangement of these steps. rows: one pass for each micro-batch. recompute: as in Trainer."""
+    step = _Step(recorded, around, precision)
     default = len(rows.passes)
+    parameters = recorded.parameters
     kept = kept_if(recompute, parameters.config) if isinstance(recompute, bool) else step.most_kept(rows)
     if not around.lets_go or step.is_held(rows, kept):
         return Arrangement(default, kept)
-    if len(step.program(rows, kept)) > COUNTED_ENTRIES:
+    if len(recorded.program(rows, kept)) > COUNTED_ENTRIES:
         return Arrangement(default, kept)
     most = max(default, min(rows.most_passes, rows.most_passes * len(parameters.tiling.model) // around.cores))
     passes = least_of(default, most, lambda count: step.cost(rows.in_passes(count), kept))
@@ -113,21 +128,14 @@ def least_of(start: int, most: int, cost: Callable[[int], float]) -> int:
 class _Step:
     """Steps of one kind of a model, in various arrangements."""
 
-    def __init__(self, kind: str, parameters: Parameters, around: Surroundings, precision: str) -> None:
-        self.kind = kind
-        self.parameters = parameters
+    def __init__(self, recorded: Recorded, around: Surroundings, precision: str) -> None:
+        self.kind = recorded.kind
+        self.parameters = recorded.parameters
+        self.program = recorded.program
         self.around = around
         self.precision = precision
         #: by the number of passes
         self._foreseen: dict[int, Activations] = {}
-        #: the last that was recorded
-        self._program: tuple[tuple[int, int], Program] | None = None
-
-    def program(self, rows: Rows, kept: int) -> Program:
-        key = len(rows.passes), kept
-        if self._program is None or self._program[0] != key:
-            self._program = key, record(self.kind, self.parameters, rows, kept=kept)
-        return self._program[1]
 
     def is_held(self, rows: Rows, kept: int) -> bool:
         return all_held(self._activations(rows), self.around.standing, self.around.rooms, kept)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from asynctile.errors import BudgetError
 from asynctile.layers.activations import Room, sizes_of
-from asynctile.layers.arrangement import Arrangement, Surroundings, arrange
+from asynctile.layers.arrangement import Arrangement, Recorded, Surroundings, arrange
 from asynctile.layers.model import Model
 from asynctile.layers.programs import PROGRAMS
 from asynctile.layers.rows import Rows
@@ -68,6 +68,7 @@ class Keeping:
                 rates=engine.tiers.rates,
                 copies=engine.device == "emulated",
             )
-            return arrange(kind, model.parameters, rows, around, precision=engine.precision, recompute=self._recompute)
+            recorded = Recorded(kind, model.parameters)
+            return arrange(recorded, rows, around, precision=engine.precision, recompute=self._recompute)
 
         return await engine.compute(chosen)

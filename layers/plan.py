@@ -6,18 +6,18 @@ need not be there: rates that nobody gives are assumed (asynctile/schedule/rates
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from asynctile.layers.activations import Activations, kept_if, sizes_of
-from asynctile.layers.arrangement import Surroundings, arrange
+from asynctile.layers.arrangement import Recorded, Surroundings, arrange
 from asynctile.layers.config import Config
 from asynctile.layers.floor import floor_demand
 from asynctile.layers.machine import Machine, Work, size
 from asynctile.layers.parameters import Parameters
 from asynctile.layers.step import record
 from asynctile.layers.tiling import Tiling
-from asynctile.layers.update_placement import NOWHERE, tiles_to_update_on_host, updates_of
+from asynctile.layers.update_placement import tiles_to_update_on_host, updates_of
 from asynctile.measure.simulate import simulate
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
@@ -147,13 +147,14 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         rates=machine.rates,
         copies=machine.device == "emulated",
     )
-    arranged = arrange(work.kind, parameters, rows, around, precision=machine.precision, recompute=work.recompute)
+    recorded = Recorded(work.kind, parameters)
+    arranged = arrange(recorded, rows, around, precision=machine.precision, recompute=work.recompute)
     rows, kept = rows.in_passes(arranged.passes), arranged.kept
 
-    def recorded(on_host: frozenset[Tile]) -> Program:
+    def updating(on_host: Collection[Tile]) -> Program:
         return record(work.kind, parameters, rows, kept=kept, on_host=on_host)
 
-    program = recorded(NOWHERE)
+    program = recorded.program(rows, kept)
     demand = demand_of([program], standing)
     flops = sum(operation.flops for operation in program.operations())
     host = machine.host_nbytes
@@ -166,17 +167,20 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         if cap is not None:
             floor.check(cap, "device_memory" if has_link else "host_memory")
     if has_link and work.update == "host":
-        program = recorded(frozenset(operation.operands[0] for operation in updates_of(program)))
+        program = updating({operation.operands[0] for operation in updates_of(program)})
+        demand = demand_of([program], standing)
     elif has_link and work.update == "auto":
-        placed = recorded(tiles_to_update_on_host(program, demand, cap, machine.rates))
-        in_ram_nbytes = demand_of([placed], standing).rounded(PAGE).passing().floor_nbytes
-        program = placed if not spill or host is None or in_ram_nbytes <= host else program
-    in_ram = demand_of([program], standing).rounded(PAGE if spill else ALIGNMENT)
+        placed = updating(tiles_to_update_on_host(program, demand, cap, machine.rates))
+        wanted = demand_of([placed], standing)
+        if not spill or host is None or wanted.rounded(PAGE).passing().floor_nbytes <= host:
+            program, demand = placed, wanted
+    in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
     updates = updates_of(program)
     stage(f"working out where the tiles of {len(program):,} operations stand")
     traffic = simulate(
         program,
         standing,
+        demand=demand,
         device=machine.device,
         grain=machine.grain,
         device_memory=cap if has_link else None,

@@ -60,6 +60,7 @@ def simulate(
     program: Program,
     standing: Sequence[Tile],
     *,
+    demand: Demand | None = None,
     device: str = "emulated",
     grain: Grain = FINE,
     device_memory: int | None = None,
@@ -72,8 +73,8 @@ def simulate(
 ) -> Traffic:
     """Traffic of `program` on the device called `device`, which need not be there, under caps in bytes.
 
-    standing: the persistent tiles, which must be fresh (they are moved about). played: of a step that is played, if it can be,
-    and by a packing where there is one. rates: of that device and its host.
+    standing: the persistent tiles, which must be fresh (they are moved about). demand: of both, if it is known. played: of a
+    step that is played, if it can be, and by a packing where there is one. rates: of that device and its host.
     BudgetError if a cap is below what is needed.
     """
     has_link = device != "cpu"
@@ -81,7 +82,7 @@ def simulate(
     places = DrySpill(spill_limit) if spill else None
     options = TierOptions(device_memory=device_memory, host_memory=host_memory, prefetch=prefetch, rates=rates)
     tiers = Tiers(dry, places, dry.add_stream("spill", 1), options)
-    assembly, demand = Assembly(tiers), demand_of([program], standing)
+    assembly, demand = Assembly(tiers), demand or demand_of([program], standing)
     at_once(assembly.cut(demand))
     for tile in standing:
         if tile in program.first_uses:  # what is overwritten first need not be there

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asynctile import Engine
 from asynctile.layers import Trainer
 from asynctile.layers.activations import Room, sizes_of
-from asynctile.layers.arrangement import Arrangement, Surroundings, arrange, least_of
+from asynctile.layers.arrangement import Arrangement, Recorded, Surroundings, arrange, least_of
 from asynctile.layers.machine import Machine
 from asynctile.layers.plan import plan_step
 from asynctile.layers.step import parts_of, record
@@ -38,7 +38,7 @@ def arranged(cap: int | None, rates: Rates = CORES, recompute: bool | str = "aut
         rooms=(Room(cap, ALIGNMENT), Room(more.pop("ram", None), ALIGNMENT)), standing=sizes_of(PARAMETERS.states()),
         spills=more.pop("spills", False), cores=more.pop("cores", 1), rates=rates, **more,
     )  # fmt: skip
-    return arrange("step", PARAMETERS, ROWS, around, precision="fp32", recompute=recompute)
+    return arrange(Recorded("step", PARAMETERS), ROWS, around, precision="fp32", recompute=recompute)
 
 
 def moved_nbytes(cap: int, passes: int, kept: int = 0) -> int:
