@@ -51,8 +51,9 @@ class Bound:
         # Not a method of this: what is played would hold what holds it.
         self.played: Any = template.bound(partial(_array, tiers, self.slots, self._results), self.numbers)
         self.transfers = Transfers(self.schedule, tiers, self.slots)
-        #: where the host writes inputs before a run, and by mark in the middle of one
+        #: where the host writes inputs before a run, and by mark in the middle of one; those that it writes below
         self._inputs = self._arrays(self.schedule.start)
+        self._below = frozenset(self.schedule.inputs_below())
         self._rewritten = {mark: self._arrays(stands) for mark, stands in self.schedule.at.items()}
         self._look()
 
@@ -68,7 +69,7 @@ class Bound:
             check_value(tile, value)
             if tile in self._inputs:
                 np.copyto(self._inputs[tile], value)
-            else:
+            elif tile in self._below:
                 events.append(self.transfers.fill(tile, value))
         for event in events:
             await self.tiers.run_ahead.settled(event)

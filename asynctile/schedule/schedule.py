@@ -131,9 +131,12 @@ class Schedule:
             yield from (one.place for one in standing if one.place is not None)
 
     def inputs_below(self) -> list[Tile]:
-        """Inputs for which there is no slot when the step begins: the host writes them to their places in the file."""
+        """Inputs for which there is no slot when the step begins: the host writes them to their places in the file. Those that
+        get another value before they are read are written nowhere.
+        """
         standing = {one.tile for one in self.start if one.place is not None}
-        return [tile for tile in self.program.inputs.values() if tile not in standing]
+        moved = {entry.what for entry in self.entries if entry.kind is Kind.TRANSFER}
+        return [tile for tile in self.program.inputs.values() if tile in moved and tile not in standing]
 
     def lines(self) -> Iterator[str]:
         """As text, an entry a line, for whoever looks for what went wrong."""

@@ -11,6 +11,7 @@ import pytest
 from asynctile import Engine, StalledError, TierError, TornModelError
 from asynctile.layers import AdamW, Trainer
 from asynctile.layers.report import StepReport
+from asynctile.storage.container import ALIGNMENT
 from asynctile.storage.faults import SURVIVED, Faults
 from tests.layers.shapes import Shape
 from tests.layers.training import NARROW, Tensors, assert_same_tensors, lively, moments_of
@@ -52,6 +53,20 @@ async def test_played_steps_over_a_file_have_the_bits_of_coroutines(case: str, t
     assert_same_tensors(found, expected)
     moved = [(r.spill_read_bytes, r.spill_written_bytes, r.uploaded_bytes, r.downloaded_bytes) for r in played[2:]]
     assert moved[0] == moved[1] and moved[0][0] > 0 and moved[0][1] > 0
+
+
+async def test_inputs_that_find_no_room_in_ram_and_are_given_anew_are_written_nowhere(tmp_path: Path) -> None:
+    caps: dict[str, Any] = {"device_memory": 36 << 10, "host_memory": 9 * ALIGNMENT}  # the latter is its floor
+    found = []
+    for plays in (True, False):
+        async with Engine("emulated", spill=tmp_path, **caps) as engine:
+            engine.plays = plays
+            trainer = Trainer(await lively(engine, NARROW), OPTIMIZER, micro_batches=2, update="host", clip_norm=0.3)
+            reports = [await trainer.step(*NARROW.batch_of_tokens(seed)) for seed in range(3)]
+            found.append(([(report.loss, report.grad_norm) for report in reports], await states_of(trainer)))
+            assert [report.played for report in reports] == [False, plays, plays]
+    assert found[0][0] == found[1][0]
+    assert_same_tensors(found[0][1], found[1][1])
 
 
 ON_EACH = ["cpu over a file", "emulated over a file"]

@@ -95,8 +95,9 @@ class Run:
             self.means.make(tile)
             place = stands.get(tile)
             if place is None:
-                assert tile in below, f"the host does not know where to write {tile.name}"
-                for block in self.stored.get(tile, ())[:1]:
+                blocks = self.stored.get(tile, ())  # none: then it is given other bytes before somebody reads it
+                assert (tile in below) is bool(blocks), f"the host does not know where to write {tile.name}"
+                for block in blocks[:1]:
                     self.memory.write(block, self.means.newest[tile])
             else:
                 self.memory.write(place, self.means.newest[tile])

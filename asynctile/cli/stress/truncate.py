@@ -101,7 +101,10 @@ async def _cut(round: Round, outsider: _Outsider, within_s: float) -> None:
 async def _go_on(trainer: Trainer, checkpoint: Path) -> None:
     """To the last step, with a checkpoint behind each second."""
     while trainer.step_count < _STEPS:
-        await trainer.step(*batch(trainer.step_count + 1))
+        step = trainer.step_count + 1
+        await trainer.step(*batch(step))
+        if trainer.step_count < step:
+            raise Finding("lost", f"step {step} was left out: what it computed with is not finite")
         if trainer.step_count % 2 == 0:
             await trainer.save(checkpoint)
 
