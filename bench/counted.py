@@ -99,8 +99,9 @@ class Model:
                           spill=True)  # fmt: skip
         around = Surroundings(rooms=machine.rooms, standing=sizes_of(standing), spills=True, cores=machine.cores,
                               rates=machine.rates, copies=self.device == "emulated")  # fmt: skip
-        arranged = arrange(Recorded("step", parameters), rows, around, precision=self.precision, recompute=True)
-        program = record("step", parameters, rows.in_passes(arranged.passes), kept=arranged.kept)
+        recorded = Recorded("step", parameters)
+        arranged = arrange(recorded, rows, around, precision=self.precision, recompute=True)
+        program = recorded.program(rows.in_passes(arranged.passes), arranged.kept)
         least = fewest(program, device_memory + host_memory, PAGE)
         traffic = simulate(program, standing, device=self.device, grain=machine.grain, device_memory=device_memory,
                            host_memory=host_memory, spill=True, played=True)  # fmt: skip

@@ -68,7 +68,7 @@ class Surroundings:
 
 
 class Recorded:
-    """Steps of one kind of a model on one batch; the last is kept, since to record one takes some fifteen us an entry."""
+    """Records steps of one kind of a model on one batch, and keeps the last: to record one takes some 15 us an entry."""
 
     def __init__(self, kind: str, parameters: Parameters) -> None:
         self.kind = kind
@@ -77,6 +77,7 @@ class Recorded:
         self._last: tuple[tuple[int, int], Program] | None = None
 
     def program(self, rows: Rows, kept: int) -> Program:
+        """The step in those passes of rows, with the activations of so many parts kept; see `record`."""
         key = len(rows.passes), kept
         if self._last is None or self._last[0] != key:
             self._last = key, record(self.kind, self.parameters, rows, kept=kept)

@@ -51,7 +51,7 @@ class Bound:
         # Not a method of this: what is played would hold what holds it.
         self.played: Any = template.bound(partial(_array, tiers, self.slots, self._results), self.numbers)
         self.transfers = Transfers(self.schedule, tiers, self.slots)
-        #: where the host writes inputs before a run, and by mark in the middle of one; those that it writes below
+        #: where the host writes inputs before a run, and by mark in the middle of one; inputs that it writes to the file
         self._inputs = self._arrays(self.schedule.start)
         self._below = frozenset(self.schedule.inputs_below())
         self._rewritten = {mark: self._arrays(stands) for mark, stands in self.schedule.at.items()}

@@ -131,8 +131,8 @@ class Schedule:
             yield from (one.place for one in standing if one.place is not None)
 
     def inputs_below(self) -> list[Tile]:
-        """Inputs for which there is no slot when the step begins: the host writes them to their places in the file. Those that
-        get another value before they are read are written nowhere.
+        """Inputs that stand nowhere in memory when the step begins: the host writes them to the file. An input that no transfer
+        moves is not among them: it gets another value at a mark before the step reads it.
         """
         standing = {one.tile for one in self.start if one.place is not None}
         moved = {entry.what for entry in self.entries if entry.kind is Kind.TRANSFER}

@@ -46,7 +46,6 @@ async def test_a_step_allocates_no_array_elsewhere(
                 biggest = max(biggest, tracemalloc.get_traced_memory()[1] - before)
 
             engine.kernels[name] = watched
-        await trainer.step(tokens, targets)  # plans what goes by coroutines, and makes the views of its tiles
         tracemalloc.start()
         try:
             await trainer.step(tokens, targets)

@@ -104,7 +104,7 @@ async def _go_on(trainer: Trainer, checkpoint: Path) -> None:
         step = trainer.step_count + 1
         await trainer.step(*batch(step))
         if trainer.step_count < step:
-            raise Finding("lost", f"step {step} was left out: what it computed with is not finite")
+            raise Finding("lost", f"step {step} was skipped: its loss or its gradient is not finite")
         if trainer.step_count % 2 == 0:
             await trainer.save(checkpoint)
 
