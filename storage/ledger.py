@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from asynctile.storage.arena import Arena
 from asynctile.storage.errors import AsynctileError, BudgetError
-from asynctile.storage.move import Allocate, Evict, Load, Move, Relocate
+from asynctile.storage.move import Allocate, Evict, Load, Move
 from asynctile.storage.pool import Pool
 from asynctile.storage.ranking import Ranking
 from asynctile.storage.residency import (
@@ -27,7 +27,6 @@ from asynctile.storage.residency import (
     LEAVE,
     LOAD,
     LOSE,
-    RELOCATE,
     WRITE,
     WRITE_BACK,
     History,
@@ -107,18 +106,6 @@ class Ledger:
         """Bring a tile to `offset` of a packed arena, where nobody stands."""
         self._settle(residency, self.arena.take_at(offset, residency.tile.nbytes), True, moves)
 
-    def relocate(self, residency: Residency, offset: int, moves: list[Move]) -> None:
-        """Move a tile to `offset` of a packed arena, where nobody stands, nor the tile itself in part."""
-        to, slot = self.arena.range_at(offset, residency.tile.nbytes), residency.slot
-        assert slot is not None
-        to.pool.claim(to)
-        self._count()
-        was = residency.state
-        self.history.change(residency, RELOCATE)
-        residency.slot = to
-        slot.pool.give(slot, evicted=True)
-        moves.append(Relocate(residency, slot, was, to))
-
     def expect(self, tile: Tile, offset: int) -> None:
         """The tile will be written whole before it is read, at `offset` of a packed arena: `admit` allocates it there."""
         self.arena.expected[tile] = offset
@@ -187,10 +174,6 @@ class Ledger:
             residency.slot = slot
             self.resident[residency] = None
             self.ranking.rank(slot.pool, residency)
-        elif isinstance(move, Relocate):
-            slot.pool.claim(slot)
-            residency.slot = slot
-            move.to.pool.give(move.to, evicted=True)
         else:
             self._leave(residency)
             slot.pool.give(slot, evicted=True)

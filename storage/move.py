@@ -36,14 +36,4 @@ class Evict:
     write_back: bool
 
 
-@dataclass(slots=True, eq=False)
-class Relocate:
-    """The tile leaves `slot` and stands in `to` of the same tier: copy it there."""
-
-    residency: Residency
-    slot: Slot
-    was: State
-    to: Slot
-
-
-Move = Load | Allocate | Evict | Relocate
+Move = Load | Allocate | Evict

@@ -65,8 +65,6 @@ WRITE = Transition("write", {CLEAN: DIRTY, DIRTY: DIRTY, STALE: DIRTY})
 WRITE_BACK = Transition("write back", {DIRTY: STORED})
 #: It leaves its slot without a copy: there is one below, or nobody wants the bytes.
 LEAVE = Transition("leave", {CLEAN: STORED, DIRTY: ABSENT, STALE: ABSENT})
-#: It leaves its slot for another one of the tier, and takes its bytes along.
-RELOCATE = Transition("relocate", {CLEAN: CLEAN, DIRTY: DIRTY, STALE: STALE})
 #: The tier above has changed it.
 OUTDATE = Transition("outdate", {ABSENT: ABSENT, STORED: ABSENT, CLEAN: STALE, DIRTY: STALE, STALE: STALE})
 #: The tier below has newer bytes: it has left its slot, if it had one.
@@ -76,7 +74,7 @@ KEEP = Transition("keep", {CLEAN: DIRTY, DIRTY: DIRTY})
 #: Its bytes are gone, or wanted no more: it has left its slot, if it had one.
 LOSE = Transition("lose", dict.fromkeys(State, ABSENT))
 
-TRANSITIONS = (LOAD, ALLOCATE, WRITE, WRITE_BACK, LEAVE, RELOCATE, OUTDATE, REPLACE, KEEP, LOSE)
+TRANSITIONS = (LOAD, ALLOCATE, WRITE, WRITE_BACK, LEAVE, OUTDATE, REPLACE, KEEP, LOSE)
 
 
 class Residency:

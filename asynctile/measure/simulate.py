@@ -149,4 +149,4 @@ def _moved(tiers: Tiers, dry: DryDevice) -> list[int]:
     """Bytes so far: up, down, from the file, to the file, within the device's memory; how many copies."""
     link = (tiers.top.loaded_nbytes, tiers.top.written_nbytes) if tiers.link is not None else (0, 0)
     disk = (tiers.host.loaded_nbytes, tiers.host.written_nbytes) if tiers.spill is not None else (0, 0)
-    return [*link, *disk, tiers.top.copied_nbytes, dry.copies]
+    return [*link, *disk, 0, dry.copies]

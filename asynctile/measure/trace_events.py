@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from asynctile.measure.trace_tracks import LAYERS, PHASES, STEPS, Tracks
-from asynctile.measure.trace_words import as_json, describe, text_of, waits_for
+from asynctile.measure.trace_words import as_json, describe, text_of, waiting, waits_for
 from asynctile.program.operation import Operation
 from asynctile.program.program import Program
 from asynctile.streams.recorder import Begun, Message, Ran, Stalled, Stepped
@@ -90,7 +90,7 @@ class TraceEvents:
         copy, lasted = stall.copy, stall.ended - stall.began
         tid, tile = self._tracks.of_stalls(stall.stream, to), describe(copy.what)
         args = {
-            "operation": describe(stall.operation), "tile": tile, "bytes": getattr(copy.what, "nbytes", 0),
+            "operation": waiting(stall), "tile": tile, "bytes": getattr(copy.what, "nbytes", 0),
             "waits_for": waits_for(stall), "since_us": round(max(stall.since - self._start, 0.0) * 1e6, 3),
             "idle_us": round(stall.idle_s * 1e6, 3), "threads": round(stall.idle_s / lasted, 2) if lasted else 0,
         }  # fmt: skip

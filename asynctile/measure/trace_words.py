@@ -45,6 +45,12 @@ def describe(what: object) -> str:
     return "" if what is None else str(what)
 
 
+def waiting(stall: Stalled) -> str:
+    """The operation that waited; or a copy within the memory that operations run in, which makes room for one."""
+    what = stall.operation
+    return f"copy {what.name}" if isinstance(what, Tile) else describe(what)
+
+
 def waits_for(stall: Stalled) -> str:
     """What an operation waited for most of the time: its copy, or what this was behind."""
     copy = stall.copy

@@ -41,11 +41,3 @@ class Link(Backing, Protocol):
 
     def is_lost(self, residency: Residency) -> bool:
         """Whether the copy below failed to arrive. Nothing may be in flight."""
-
-
-class Copy(Protocol):
-    """A copy within the memory of a tier, enqueued (device/base.py)."""
-
-    def __call__(
-        self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
-    ) -> StreamEvent: ...

@@ -66,9 +66,8 @@ class SpillLink:
         told: Callable[[BaseException | None], None] = lambda error: None, after: StreamEvents = (),
     ) -> StreamEvent:  # fmt: skip
         """Enqueue a transfer that only `after` holds up. told: called by the thread that did it, with its error or None."""
-        work = self.spill.write if writes else self.spill.read
-        args = told, work, block, pages, tile.name
-        return self.stream.enqueue((), _telling, args, after=after, is_copy=True, what=tile)
+        args = told, self.spill, block, pages, tile.name
+        return self.stream.enqueue((), write if writes else read, args, after=after, is_copy=True, what=tile)
 
     def is_lost(self, residency: Residency) -> bool:
         return residency.saved is not None and residency.saved.error is not None
@@ -80,8 +79,17 @@ class SpillLink:
         return self.stream.enqueue(waits, work, args, after=after, is_copy=True, what=residency.tile)
 
 
-def _telling(told: Callable[[BaseException | None], None], work: Callable[..., Any], *args: Any) -> None:
-    """Do `work` and say how it went."""
+def read(told: Callable[[BaseException | None], None], spill: SpillTier, *args: Any) -> None:
+    """Read a tile and say how it went; a trace names it so."""
+    _tell(told, spill.read, *args)
+
+
+def write(told: Callable[[BaseException | None], None], spill: SpillTier, *args: Any) -> None:
+    """The same of a write."""
+    _tell(told, spill.write, *args)
+
+
+def _tell(told: Callable[[BaseException | None], None], work: Callable[..., Any], *args: Any) -> None:
     try:
         work(*args)
     except BaseException as error:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asynctile.memory.contracts import Copy, Link, Memory
+from asynctile.memory.contracts import Link, Memory
 from asynctile.schedule.cursor import Cursor
-from asynctile.schedule.packed import PackedCursor
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import Ledger
-from asynctile.storage.move import Allocate, Evict, Load, Move, Relocate
+from asynctile.storage.move import Allocate, Evict, Load, Move
 from asynctile.storage.residency import (
     ABSENT,
     CLEAN,
@@ -39,27 +38,22 @@ from asynctile.streams.run_ahead import RunAhead
 class Tier:
     """link: to what is below, None where nothing can leave. lockstep: None if loads overlap work.
 
-    copy: within the memory, None if no tile ever goes elsewhere in it.
     cursor: of the job that runs here, which must know what leaves; None between jobs.
     loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, of played steps too, never reset.
-    copied_nbytes: within it, by coroutines alone; what a played step copies its schedule says.
     """
 
     def __init__(
-        self, memory: Memory, ledger: Ledger, link: Link | None, run_ahead: RunAhead, lockstep: Lockstep | None,
-        copy: Copy | None = None,
-    ) -> None:  # fmt: skip
+        self, memory: Memory, ledger: Ledger, link: Link | None, run_ahead: RunAhead, lockstep: Lockstep | None
+    ) -> None:
         self.memory = memory
         self.ledger = ledger
         self.arena = ledger.arena
         self.link = link
         self.run_ahead = run_ahead
         self.lockstep = lockstep
-        self.copy = copy
-        self.cursor: Cursor | PackedCursor | None = None
+        self.cursor: Cursor | None = None
         self.loaded_nbytes = 0
         self.written_nbytes = 0
-        self.copied_nbytes = 0
 
     def of(self, tile: Tile) -> Residency:
         """Where `tile` stands here."""
@@ -236,8 +230,6 @@ class Tier:
                     self._evict(move.residency, move.slot, move.write_back)
                 elif isinstance(move, Load):
                     self._load(move.residency, move.slot)
-                elif isinstance(move, Relocate):
-                    self._relocate(move.residency, move.slot, move.to)
                 else:
                     self._allocate(move.residency, move.slot)
             except BaseException:
@@ -254,17 +246,6 @@ class Tier:
             self.run_ahead.add(event, residency.tile.nbytes)
             guard = (*guard, event)
         self._leave(residency, slot, guard)
-
-    def _relocate(self, residency: Residency, slot: Slot, to: Slot) -> None:
-        assert self.copy is not None
-        tile, written = residency.tile, residency.written
-        target = self.memory.array(to, tile.shape, tile.dtype)
-        event = self.copy(target, residency.array, failed_or_unfinished(written), unfinished(*to.guard), tile)
-        self.copied_nbytes += tile.nbytes
-        self.run_ahead.add(event, tile.nbytes)
-        slot.guard = (*unfinished(written, *residency.reads), event)
-        to.guard = ()
-        residency.array, residency.written, residency.reads = target, event, []
 
     def _leave(self, residency: Residency, slot: Slot, guard: StreamEvents) -> None:
         slot.guard = tuple(guard)

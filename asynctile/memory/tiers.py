@@ -21,8 +21,6 @@ from asynctile.memory.tier import Tier
 from asynctile.program.program import Program
 from asynctile.schedule.cursor import FROM_DISK, OVER_LINK, Cursor, DeviceCursor, RamCursor
 from asynctile.schedule.pace import Pace, pace_of
-from asynctile.schedule.packed import PackedCursor
-from asynctile.schedule.packing import Packing
 from asynctile.schedule.positions import Positions
 from asynctile.schedule.rates import CORES, Rates
 from asynctile.storage.arena import Arena
@@ -104,14 +102,13 @@ class Tiers:
         )  # fmt: skip
         memory: Any = device.host if device.has_link else device
         below = None if spill is None or transfers is None else SpillLink(spill, memory, transfers)
-        copy = None if device.has_link else device.copy
-        self.host = self.top = Tier(memory, Ledger(arena, below), below, self.run_ahead, self.lockstep, copy)
+        self.host = self.top = Tier(memory, Ledger(arena, below), below, self.run_ahead, self.lockstep)
         self.link: HostLink | None = None
         if device.has_link:
             self.link = HostLink(device, self.host)
             grain = device.grain
             arena = Arena(options.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
-            self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep, device.copy)
+            self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep)
         if spill is not None:
             spill.mended = partial(_mended, tell)
         self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)
@@ -138,15 +135,10 @@ class Tiers:
         """Every tier once, the one below behind the one above."""
         return (self.top,) if self.link is None else (self.top, self.host)
 
-    def begin(
-        self, program: Program, demand: Demand, packing: Packing | None = None
-    ) -> tuple[int, list[Cursor | PackedCursor]]:
-        """A job begins: its first position and its cursors, one a tier from the top down, which those know of until `end`.
-
-        packing: by which the top tier is used, if it is packed.
-        """
+    def begin(self, program: Program, demand: Demand) -> tuple[int, list[Cursor]]:
+        """A job begins: its first position and its cursors, one a tier from the top down, which those know of until `end`."""
         base = self.positions.begin()
-        cursors = [self._cursor(tier, program, base, demand, packing) for tier in self.from_the_top()]
+        cursors = [self._cursor(tier, program, base, demand) for tier in self.from_the_top()]
         ranked = self._ranked_for is not None and self._ranked_for() is program
         for tier, cursor in zip(self.from_the_top(), cursors, strict=True):
             tier.cursor = cursor
@@ -176,12 +168,8 @@ class Tiers:
         for tier in self.from_the_top():
             tier.close()
 
-    def _cursor(
-        self, tier: Tier, program: Program, base: int, demand: Demand, packing: Packing | None
-    ) -> Cursor | PackedCursor:
+    def _cursor(self, tier: Tier, program: Program, base: int, demand: Demand) -> Cursor:
         ledger, depth = tier.ledger, self.prefetch
-        if tier is self.top and packing is not None:
-            return PackedCursor(ledger, packing, base)
         demand = demand.rounded(tier.arena.alignment)
         in_ram = OVER_LINK if self.spill is None else FROM_DISK
         if self.link is None:

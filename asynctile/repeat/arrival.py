@@ -16,9 +16,7 @@ from asynctile.program.operation import READ
 from asynctile.program.operation import WRITE as OVERWRITE
 from asynctile.program.program import Program
 from asynctile.run.assembly import Assembly
-from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import NOBODY, TOP, Place, Standing
-from asynctile.storage.demand import align
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, LOSE, REPLACE, WRITE, Residency
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import NEVER, Tile
@@ -134,15 +132,6 @@ def _is_arranged(tiers: Tiers, start: Iterable[Standing]) -> bool:
         if residency.state is not one.state or (residency.slot is None) is not (one.place is None):
             return False
     return True
-
-
-def planned_start(packing: Packing) -> list[Standing]:
-    """The tiles that stand in the top tier when a step begins by `packing`."""
-    places = {tile: Place(TOP, align(tile.nbytes, packing.alignment), offset) for tile, offset in packing.start.items()}
-    changed = packing.changed
-    return [
-        Standing(tile, TOP, DIRTY if tile in changed else CLEAN, place, NOBODY, NOBODY) for tile, place in places.items()
-    ]
 
 
 def stand(tiers: Tiers, stands: Iterable[Standing], slots: Slots, failure: Callable[[int], BaseException | None]) -> None:

@@ -27,10 +27,11 @@ class Calls(Template):
     ValueError if a kernel cannot be called by its address, since it is none of Numba's for these types.
     """
 
+    played = True
+
     def __init__(self, schedule: Schedule, kernels: Kernels, over_link: bool) -> None:
-        super().__init__(schedule)
+        super().__init__(schedule, {})
         self._over_link = over_link
-        self.kernels = {}
         self._kernels = kernels
         self._blocks: dict[Any, Block] = {}
         #: where in the words addresses go: of places, by their number, and of numbers, by theirs

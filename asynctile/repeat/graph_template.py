@@ -29,10 +29,11 @@ class GraphTemplate(Template):
     again has its graphs.
     """
 
+    played = True
+
     def __init__(self, schedule: Schedule, kernels: Kernels, device: Device, pace: Pace, *, in_turns: bool) -> None:
-        super().__init__(schedule)
         operations = [entry.what for entry in schedule.entries if isinstance(entry.what, Operation)]
-        self.kernels = {one.kernel: kernels[one.kernel] for one in operations if one.device == DEVICE}
+        super().__init__(schedule, {one.kernel: kernels[one.kernel] for one in operations if one.device == DEVICE})
         self._device = device
         self._pieces = cut(schedule, pace, most_s=TURN_S if in_turns else SEEN_S)
         self._items = items_of(self._pieces)

@@ -1,8 +1,8 @@
-"""A job that is played: the run of a program by its schedule, with the face of asynctile/run/job.py.
+"""The run of a program by its schedule, with the face of asynctile/run/job.py.
 
-Workers, or the graphs of a device, run a stretch, the host looks at marks. What depends on a failed entry is no good, and the
-rest of the stretch runs; so a step that fails or is given up is left at a mark, where the schedule knows where every tile
-stands.
+Workers, the graphs of a device, or coroutines run a stretch, the host looks at marks. What depends on a failed entry is no
+good, and the rest of the stretch runs; so a step that fails or is given up is left at a mark, where the schedule knows where
+every tile stands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asynctile.streams.event import StreamEvent, StreamEvents
 
 
 class Player(Protocol):
-    """Who runs what it is attached to: asynctile/play/player.py, or asynctile/replay/replayer.py. All on the device's loop."""
+    """Who runs a schedule: asynctile/play/player.py, replay/replayer.py or run/issuer.py. All on the device's loop."""
 
     on_transfer: Callable[..., Any] | None
 
@@ -54,13 +54,12 @@ class Player(Protocol):
 class PlayedJob:
     """Begun when it is made, on the device's loop; its inputs are in place. outputs: what its fetches fill.
 
-    The rest is as Job's, `played` aside.
+    played: whether by workers or graphs. The rest is as Job's.
     """
-
-    played = True
 
     def __init__(self, assembly: Assembly, player: Player, bound: Bound, outputs: Mapping[str, np.ndarray]) -> None:
         self.program = bound.schedule.program
+        self.played = bound.template.played
         self.numbers = bound.numbers
         self._assembly = assembly
         self._player = player
@@ -98,6 +97,7 @@ class PlayedJob:
         """Let the rest run and wait until all of it has; raises the first error."""
         await self._release(len(self._bound.schedule.stretches))
         await self._wait(self._ended())
+        await self._assembly.run_ahead.settle()  # nothing is left for others to wait for
         self.numbers = self.numbers.copy()  # the next run writes there
         self._bound.fetch(self._outputs)
         self._count()
@@ -109,6 +109,7 @@ class PlayedJob:
             await self._player.hand_over()  # where it was cancelled within that
             for event in self._ended():
                 await tiers.run_ahead.settled(event)
+            await tiers.run_ahead.settle()
         except Exception:
             if tiers.run_ahead.stalled is None:
                 raise

@@ -1,9 +1,9 @@
-"""Which programs are played: those that run twice in a row. Their schedules, and those that are bound to the tiers now.
+"""Which programs run by schedules: those that run twice in a row. Their schedules, and those that are bound to the tiers now.
 
-The first run of a program goes by coroutines, and so does whatever cannot be played: programs that fetch much, kernels that
-are not compiled, tiers without prefetch, a traced engine. From the second run in a row on the schedule decides. It is a
-function of the program and of how the caps are cut for it, so what moves still depends on nothing else. Where tiles come and
-go, and nobody can play, coroutines follow the packing from then on.
+The first run of a program decides as it goes, and so does one that fetches much, or has no prefetch. From the second run in a
+row on the schedule decides. It is a function of the program and of how the caps are cut for it, so what moves still depends on
+nothing else. A schedule is played by workers or graphs; where a kernel is not compiled, or somebody looks at each operation,
+coroutines carry it out (asynctile/run/issuer.py).
 
 Where tiles come and go one schedule at a time is bound, and left when another program runs. Where everything stays, nothing of
 one is in the way of another: all stay bound, and a program that has been played is played whenever it comes again.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,17 @@ import numpy as np
 from asynctile.memory.tiers import Tiers
 from asynctile.play.player import Player as Workers
 from asynctile.program.program import Program
-from asynctile.repeat.arrival import arrange, fill, planned_start
+from asynctile.repeat.arrival import arrange, fill
 from asynctile.repeat.bound import Bound, TooFewSlots, results_nbytes
 from asynctile.repeat.packings import Packings
-from asynctile.repeat.played_job import PlayedJob
+from asynctile.repeat.played_job import PlayedJob, Player
 from asynctile.repeat.template import Kernels, Template
 from asynctile.repeat.templates import Templates
 from asynctile.replay.recording import Recording
 from asynctile.replay.replayer import Replayer
 from asynctile.run.assembly import Assembly
+from asynctile.run.issuer import Issuer
 from asynctile.run.job import Job
-from asynctile.schedule.packing import Packing
-from asynctile.schedule.schedule import TOP
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -77,35 +76,28 @@ class Schedules:
 
     async def begin(
         self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
-    ) -> Job | PlayedJob | None:
-        """A run of `program` that is played, or goes by a packing; or None: then it decides as it goes. Raises what cutting the
-        tiers may raise.
-        """
+    ) -> PlayedJob | None:
+        """A run of `program` by its schedule; or None: then it decides as it goes. Raises what cutting the tiers may raise."""
         if self._tiers.run_ahead.stalled is not None:
             raise self._tiers.run_ahead.stalled  # the last run still hangs in what it would use
         complete = program.inputs.keys() <= inputs.keys()  # else coroutines say which is missing
-        may = complete and self._may(program)
-        bound = self._bounds.get(program)
-        if bound is not None and may and bound.holds(self._kernels):
+        may, bound = complete and self._may(program), self._bounds.get(program)
+        if bound is not None and may and self._is_right(bound):
             await bound.fill(inputs)
         else:
             if not (complete and self._tiers.caps.have_room_for(demand)):
                 self.leave()
             again = self._last() is program or self._is_kept(program)
             self._last = weakref.ref(program)
-            if not (again and complete and (may or self._may_follow())):
+            if not (again and may):
                 return None
             before = self._bounds.pop(program, None)
             if before is not None:
                 self._let_go(before)
-            may = may and self._has_players()
-            packing = await self._packings.cut(program, demand)
-            template = await self._templates.of(program, demand, packing) if may else None
-            bound = None if template is None else await self._bind(template, inputs)
+            bound = await self._bound(program, demand, inputs)
             if bound is None:
-                return None if packing is None else await self._follow(packing, demand, inputs, outputs)
-        self._attach(bound)
-        return PlayedJob(self._assembly, self._player(), bound, outputs)
+                return None
+        return PlayedJob(self._assembly, self._runner(bound), bound, outputs)
 
     def leave(self) -> None:
         """Nothing is played for now; the tiers are as after any other job, and who plays holds no memory of theirs."""
@@ -136,36 +128,36 @@ class Schedules:
         return self._tiers.device.kernels
 
     def _may(self, program: Program) -> bool:
-        """Whether there is somebody to play it, and nobody looks at each operation."""
-        return (
-            self._is_on()
-            and self._templates.is_possible
-            and self._tiers.lockstep is None
-            and results_nbytes(program) <= MOST_FETCHED
-            and not any(stream.trace is not None for stream in self._tiers.device.streams())
-        )
+        """Whether it may run by a schedule."""
+        return self._is_on() and self._tiers.lockstep is None and results_nbytes(program) <= MOST_FETCHED
 
-    def _may_follow(self) -> bool:
-        """Whether coroutines run by a packing whatever repeats: there is nobody who could play it."""
-        return self._is_on() and self._tiers.device.workers is None and self._tiers.lockstep is None
+    def _may_play(self) -> bool:
+        """Whether there is somebody to play, and nobody looks at each operation."""
+        return self._templates.is_possible and not any(stream.trace is not None for stream in self._tiers.device.streams())
 
-    async def _follow(
-        self, packing: Packing, demand: Demand, inputs: Mapping[str, np.ndarray], outputs: dict[str, np.ndarray]
-    ) -> Job | None:
-        """A run by coroutines that follow `packing`, for which the tiers are cut; None if tiles do not come to its start."""
-        tiers, assembly, program = self._tiers, self._assembly, packing.program
-        try:
-            await assembly.cut(demand, exactly=True, packed=True)  # RAM may have been packed for a schedule that nobody plays
-            start = planned_start(packing)
-            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, program, start, [TOP])):
-                self._release(program.inputs.values())
-                return None
-            for name, value in inputs.items() if tiers.host.arena.packed else ():
-                await assembly.put(program.inputs[name], value)
-            return Job(assembly, program, demand, outputs, packing)
-        except BaseException:
-            self._release(program.inputs.values())
-            raise
+    def _is_right(self, bound: Bound) -> bool:
+        """Whether it is bound for those who are to run it now, and holds."""
+        played = self._may_play() and self._templates.is_played(bound.schedule.program)
+        return bound.template.played is played and bound.holds(self._kernels)
+
+    async def _bound(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> Bound | None:
+        """Its schedule, bound for who plays it, or for coroutines; None if it has none, or tiles do not come to its start."""
+        packing = await self._packings.cut(program, demand)
+        for played in (True, False) if self._may_play() and self._has_players() else (False,):
+            template = await self._templates.of(program, demand, packing, played=played)
+            bound = None if template is None else await self._bind(template, inputs)
+            if bound is not None or template is None or not template.played:
+                return bound
+        return None
+
+    def _runner(self, bound: Bound) -> Player:
+        """Who carries it out."""
+        self._templates.used(bound.schedule.program)
+        if bound.template.played:
+            self._attach(bound)
+            return self._player()
+        tiers = self._tiers
+        return Issuer(bound.played, tiers.device, tiers.run_ahead, tiers.gate)
 
     async def _bind(self, template: Template, inputs: Mapping[str, np.ndarray]) -> Bound | None:
         """Bring the tiers to where its schedule begins; None if they do not come there, or the device does not get ready."""
@@ -224,13 +216,14 @@ class Schedules:
 
     def _attach(self, bound: Bound) -> None:
         """The player plays this one."""
-        self._templates.used(bound.schedule.program)
         if self._attached is not bound:
             self._attached = None
             self._player().attach(bound.played)
             self._attached = bound
 
     def _detach(self) -> None:
+        if self._attached is None:
+            return
         self._attached = None
         self._player().detach()
         self._player().on_transfer = None
@@ -242,10 +235,10 @@ class Schedules:
         bound.transfers.give_back()
         self._release(bound.schedule.program.inputs.values())
 
-    def _dropped(self, program: Program, template: Template | None) -> None:
-        """It is kept no more."""
+    def _dropped(self, program: Program, templates: Sequence[Template | None]) -> None:
+        """They are kept no more."""
         bound = self._bounds.get(program)
-        if bound is not None and bound.template is template:
+        if bound is not None and bound.template in templates:
             self._let_go(self._bounds.pop(program))
 
     def _player(self) -> Workers | Replayer:

@@ -1,11 +1,11 @@
 """A schedule, all but the addresses: what is worked out once for who runs it, however often the tiers are cut anew.
 
-What workers need is calls.py, what becomes graphs graph_template.py; which slot a place is bound.py.
+Coroutines need no more than this. What workers need is calls.py, what becomes graphs graph_template.py; which slot a place is
+bound.py.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.device.base import Device
+from asynctile.schedule.placed import Placed
 from asynctile.schedule.schedule import DISK, Arrays, Kind, Schedule
 
 Kernels = Mapping[str, Callable[..., None]]
@@ -31,16 +32,18 @@ class Counts(NamedTuple):
     fetched: int
 
 
-class Template(ABC):
+class Template:
     """schedule, and the places in memory that it uses, each once. kernels: all and only those that it calls, as they were.
 
     numbers: what its kernels report, float64 by the program's indices; made once, since its address is written down.
+    played: whether it is for workers or graphs, and not for coroutines.
     """
 
-    kernels: dict[str, Callable[..., None]]
+    played = False
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, kernels: Kernels) -> None:
         self.schedule = schedule
+        self.kernels = dict(kernels)
         self.places = [place for place in dict.fromkeys(schedule.places()) if place.tier != DISK]
         self._numbers: np.ndarray | None = None
         self._amounts = np.array([entry.nbytes if entry.kind is not Kind.OPERATION else 1 for entry in schedule.entries])
@@ -48,9 +51,9 @@ class Template(ABC):
         self._ways = np.array([_WRITTEN if entry.places[0].tier == DISK else entry.kind for entry in schedule.entries])
         self._totals = self._summed(self._amounts)
 
-    @abstractmethod
     def bound(self, arrays: Arrays, numbers: np.ndarray) -> Any:
-        """What its player is attached to: the schedule on these arrays."""
+        """What it is run as: the schedule on these arrays."""
+        return Placed(self.schedule, arrays, numbers)
 
     def numbers_on(self, device: Device) -> np.ndarray:
         """float64 (n,), the same ones whenever it is bound."""

@@ -1,14 +1,14 @@
 """The templates of a share's programs: which program has one under which cut of the caps, and which are kept.
 
-A schedule is worked out once for a program and a cut, in a thread, and made a template for who plays it on the
-device: compiled workers, or graphs. Which programs are played when is schedules.py's.
+A schedule is worked out once for a program and a cut, in a thread, and made a template for coroutines, and for who plays it on
+the device: compiled workers, or graphs. Which programs are played when is schedules.py's.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,18 +36,28 @@ NODES = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is known of a program under one cut: its schedule, and the template for these kernels; None where there is none."""
+    """What is known of a program under one cut, for these kernels.
 
-    schedule: Schedule | None
+    issued: the template for coroutines; None where there is no schedule. played: that for who plays it; None where nobody can.
+    """
+
     kernels: dict[str, Callable[..., None]]
-    template: Template | None
+    issued: Template | None
+    played: Template | None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return None if self.issued is None else self.issued.schedule
 
 
 class Templates:
-    """Those of one share. compute: runs Python in a thread. dropped: called with a program and its template that go."""
+    """Those of one share. compute: runs Python in a thread. dropped: called with a program and templates of it that go."""
 
     def __init__(
-        self, tiers: Tiers, compute: Callable[..., Awaitable[Any]], dropped: Callable[[Program, Template | None], None]
+        self,
+        tiers: Tiers,
+        compute: Callable[..., Awaitable[Any]],
+        dropped: Callable[[Program, Sequence[Template | None]], None],
     ) -> None:
         self._tiers = tiers
         self._compute = compute
@@ -74,17 +84,24 @@ class Templates:
     def captured(self) -> None:
         """The program asked for last has graphs: of the others those used last keep theirs, as far as there is room."""
         *others, last = [
-            (program, kept.template) for (program, *_), kept in self._kept.items() if isinstance(kept.template, GraphTemplate)
+            (program, kept.played) for (program, *_), kept in self._kept.items() if isinstance(kept.played, GraphTemplate)
         ]
         nodes = last[1].nodes + sum(template.nodes for _, template in others)
         for program, template in others:
             if nodes > NODES and template.nodes:
                 nodes -= template.nodes
-                self._dropped(program, template)
+                self._dropped(program, [template])
                 template.forget_graphs()
 
-    async def of(self, program: Program, demand: Demand, packing: Packing | None) -> Template | None:
-        """That of a program under the cut that there is; None if it cannot be played."""
+    def is_played(self, program: Program) -> bool:
+        """Whether it could be played under the cut that there is now, as far as is known."""
+        kept = self._kept.get(self._key(program))
+        return kept is None or kept.played is not None
+
+    async def of(self, program: Program, demand: Demand, packing: Packing | None, *, played: bool) -> Template | None:
+        """That of a program under the cut that there is. played: for who plays it, if it can be; else that for coroutines. None
+        if it has no schedule.
+        """
         key, kernels = self._key(program), self._called(program)
         kept = self._kept.get(key)
         if kept is None or kept.kernels != kernels:
@@ -92,7 +109,8 @@ class Templates:
 
             def make() -> None:
                 schedule = before.schedule if before is not None else self._decided(program, demand, packing)
-                made.append(Kept(schedule, kernels, None if schedule is None else self._made(schedule, kernels)))
+                issued = None if schedule is None else Template(schedule, kernels)
+                made.append(Kept(kernels, issued, self._made(schedule, kernels) if schedule is not None else None))
 
             try:
                 await self._compute(make)
@@ -101,7 +119,7 @@ class Templates:
             kept = self._kept[key]
         self._kept.move_to_end(key)
         self._drop()
-        return kept.template
+        return kept.played if played and kept.played is not None else kept.issued
 
     def give_up(self, template: Template, why: BaseException) -> None:
         """The device could not get ready to play it: its program is issued, as long as caps and kernels are as they are.
@@ -109,8 +127,8 @@ class Templates:
         By the template: another share may have come or gone since it was asked for, and with that what it is kept under.
         """
         program = template.schedule.program
-        found = [(key, kept) for key, kept in self._kept.items() if kept.template is template]
-        self._kept.update((key, replace(kept, template=None)) for key, kept in found)
+        found = [(key, kept) for key, kept in self._kept.items() if kept.played is template]
+        self._kept.update((key, replace(kept, played=None)) for key, kept in found)
         if isinstance(template, GraphTemplate):
             template.forget_graphs()  # at once: it may be for want of their memory
         logger.warning(
@@ -141,8 +159,10 @@ class Templates:
         return None if packing is None and space.top.cap is not None else decide(program, space, packing)
 
     def _made(self, schedule: Schedule, kernels: Kernels) -> Template | None:
-        """None where a kernel has no machine code."""
+        """None where nobody can play it, as where a kernel has no machine code."""
         device = self._tiers.device
+        if not self.is_possible:
+            return None
         if device.recorder is not None:
             return GraphTemplate(schedule, kernels, device, self._tiers.pace, in_turns=self._is_in_turns)
         try:
@@ -164,7 +184,7 @@ class Templates:
             if len(self._kept) <= KEPT and (len(self._kept) <= FEW or entries <= ENTRIES):
                 break
             (program, *_), gone = self._kept.popitem(last=False)
-            self._dropped(program, gone.template)
+            self._dropped(program, [gone.issued, gone.played])
             entries -= length
 
 

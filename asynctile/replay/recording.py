@@ -15,7 +15,8 @@ import numpy as np
 from asynctile.device.base import GraphRecorder, Node
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.schedule.pieces import Aside, Piece, Pieces
-from asynctile.schedule.schedule import Arrays, Kind, Schedule, Scheduled
+from asynctile.schedule.placed import Placed
+from asynctile.schedule.schedule import Arrays, Scheduled
 
 
 class Graphs:
@@ -45,7 +46,7 @@ class Item(NamedTuple):
         return self.what.nodes if isinstance(self.what, Piece) else (self.what.entry,)
 
 
-class Recording:
+class Recording(Placed):
     """pieces: of a schedule. items: those, and what is between them, by items_of. graphs: of the pieces, on these addresses;
     empty until `capture` has made them. arrays: at its places. numbers: float64, where its kernels report.
     """
@@ -53,23 +54,10 @@ class Recording:
     def __init__(
         self, pieces: Pieces, items: Sequence[Item], graphs: Graphs, arrays: Arrays, numbers: np.ndarray
     ) -> None:
+        super().__init__(pieces.schedule, arrays, numbers)
         self.pieces = pieces
         self.items = items
         self.graphs = graphs
-        self._arrays = arrays
-        self._numbers = numbers
-        #: of what the host computes or copies; what it moves to and from a file has its blocks (asynctile/repeat/transfers.py)
-        self._operands = {aside.entry: self._operands_of(self.entry(aside)) for aside in pieces.asides
-                          if self.entry(aside).kind is not Kind.TRANSFER}  # fmt: skip
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.pieces.schedule
-
-    @property
-    def stretch_count(self) -> int:
-        """Of its schedule."""
-        return len(self.schedule.stretches)
 
     @property
     def is_captured(self) -> bool:
@@ -84,10 +72,6 @@ class Recording:
             graphs.found.append(graphs.recorder.record(nodes))
             graphs.nodes += len(nodes)
 
-    def operands(self, aside: Aside) -> tuple[np.ndarray, ...]:
-        """Arrays in RAM, of what the host computes, or copies: to and from."""
-        return self._operands[aside.entry]
-
     def entry(self, aside: Aside) -> Scheduled:
         """What it is."""
         return self.schedule.entries[aside.entry]
@@ -101,19 +85,8 @@ class Recording:
             entry = entries[index]
             after = tuple(number_of[before] for before in (*entry.waits, *entry.after) if before in number_of)
             number = self.number(entry.what) if isinstance(entry.what, Operation) else None
-            nodes.append(Node(entry.kind, entry.what, self._operands_of(entry), number, after))
+            nodes.append(Node(entry.kind, entry.what, self.operands_of(entry), number, after))
         return nodes
-
-    def _operands_of(self, entry: Scheduled) -> tuple[Any, ...]:
-        """The arrays of an operation; of a move, where to and where from."""
-        what = entry.what
-        tiles = what.operands if isinstance(what, Operation) else (what, what)
-        return tuple(self._arrays(place, tile.shape, tile.dtype) for place, tile in zip(entry.places, tiles, strict=True))
-
-    def number(self, operation: Operation) -> np.ndarray | None:
-        """Where an operation reports."""
-        index = self.schedule.program.place_of(operation)
-        return None if index is None else self._numbers[index : index + 1]
 
 
 def items_of(pieces: Pieces) -> tuple[Item, ...]:

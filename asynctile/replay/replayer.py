@@ -191,7 +191,7 @@ class Replayer:
             assert self.on_transfer is not None
             event: StreamEvent = self.on_transfer(aside.entry, (*waits, *after))
             return event
-        arrays = self._attached().operands(aside)
+        arrays = self._attached().operands(aside.entry)
         if isinstance(entry.what, Operation):
             return self._device.launch_on_host(entry.what, arrays, self._attached().number(entry.what), waits, after)
         to, source = arrays

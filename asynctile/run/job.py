@@ -17,7 +17,6 @@ from asynctile.program.operation import NO_NUMBER
 from asynctile.program.program import Fetch, Program
 from asynctile.run.assembly import Assembly
 from asynctile.run.stage import Stage
-from asynctile.schedule.packing import Packing
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
 from asynctile.storage.residency import ABSENT
@@ -29,7 +28,6 @@ class Job:
     """Walk `program` once: `await until(mark)` as often as wanted, then `await finish()`; `abandon` when it fails.
 
     demand: what the tiers were cut for. outputs: host arrays that the program's fetches fill; None in a run without bytes.
-    packing: by which tiles come and go in the top tier, which stands as it begins; None where cursors decide.
     numbers: float64, by the program's indices, valid once `reported` or `finish` has returned. issued: entries issued so far.
     AsynctileError for a program that reads a tile which nobody has written. played: it is not (asynctile/repeat/played_job.py).
     """
@@ -42,7 +40,6 @@ class Job:
         program: Program,
         demand: Demand,
         outputs: dict[str, np.ndarray] | None = None,
-        packing: Packing | None = None,
     ) -> None:
         tiers = assembly.tiers
         for tile in program.first_uses:
@@ -52,9 +49,9 @@ class Job:
         self.outputs = outputs
         self.issued = 0
         self._assembly = assembly
-        self._base, cursors = tiers.begin(program, demand, packing)
-        #: entries behind which the stages were stepped; one fewer than none where something is planned before the first
-        self._stepped = 0 if packing is None else -1
+        self._base, cursors = tiers.begin(program, demand)
+        #: entries behind which the stages were stepped
+        self._stepped = 0
         self._stage = Stage(tiers.top, cursors[0], None)
         if tiers.link is not None and tiers.host.arena.divided:
             self._stage.below = Stage(tiers.host, cursors[1], None)

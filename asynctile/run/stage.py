@@ -3,22 +3,20 @@
 A job steps its stages after each of its operations, in program order, the upper first: what RAM is asked for now comes before
 what it will be asked for. A stage waits while too many bytes are on their way, and for the stage below; and while it waits its
 job waits. So what the two decide remains a pure function of the program: no clock decides how far ahead a tile is loaded or
-which one leaves for it. The decisions are those of a cursor (asynctile/schedule/cursor.py), which a plan makes as well, or were
-made before (asynctile/schedule/packed.py).
+which one leaves for it. The decisions are those of a cursor (asynctile/schedule/cursor.py), which a plan makes as well.
 """
 
 from __future__ import annotations
 
 from asynctile.memory.tier import Tier
 from asynctile.schedule.cursor import Cursor
-from asynctile.schedule.packed import PackedCursor
 from asynctile.storage.move import Move
 
 
 class Stage:
     """Into `tier`, as the cursor of one job says. below: the stage that feeds it, None for the lowest."""
 
-    def __init__(self, tier: Tier, cursor: Cursor | PackedCursor, below: Stage | None) -> None:
+    def __init__(self, tier: Tier, cursor: Cursor, below: Stage | None) -> None:
         self.tier = tier
         self.cursor = cursor
         self.below = below

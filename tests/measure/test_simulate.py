@@ -35,20 +35,18 @@ async def test_a_simulated_run_that_repeats_moves_what_a_packed_one_moves(tiles:
     cap = int(tiles * work.nbytes)
     async with Engine("emulated", device_memory=cap) as engine:
         if not plays:
-            device_of(engine).workers = None  # nobody plays: coroutines follow the packing
+            device_of(engine).workers = None  # nobody plays: coroutines carry the schedule out
         await work.prepare(engine)
         moved = []
         for _ in range(4):
             await work.run(engine)
             moved.append(engine.statistics())
         assert engine.tiers.top.arena.packed
-        copied = engine.tiers.top.copied_nbytes
     traffic = simulate(twin.program, twin.standing(), device_memory=cap, played=True)
     assert traffic.packed and traffic.divided
     for before, after in pairwise(moved[1:]):
         assert traffic.uploaded_nbytes == after.uploaded_bytes - before.uploaded_bytes
         assert traffic.downloaded_nbytes == after.downloaded_bytes - before.downloaded_bytes
-    assert plays or 3 * traffic.copied_nbytes == copied
     assert cap - traffic.unused_nbytes <= moved[-1].device_peak_bytes <= cap
 
 

@@ -1,4 +1,4 @@
-"""A packed tier on streams that run behind: bytes arrive whole wherever tiles stand, move and make room for each other."""
+"""A packed tier on streams that run behind: bytes arrive whole wherever tiles stand and make room for each other."""
 
 import gc
 import random
@@ -16,7 +16,7 @@ from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.ops import fill
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
+from asynctile.storage.residency import ABSENT
 from asynctile.storage.spill import SpillTier
 from asynctile.storage.tile import NEVER, Tile
 from tests.settle import let_through
@@ -85,16 +85,6 @@ def born(tiers, one, offset, value, next_use=1):
     return residency
 
 
-def moved(tiers, residency, offset):
-    moves = []
-    tiers.top.ledger.relocate(residency, offset, moves)
-    tiers.top.carry_out(moves)
-
-
-def fail(*arrays):
-    raise ZeroDivisionError
-
-
 def refuse(*args):
     raise TierError("refused")
 
@@ -103,97 +93,6 @@ def let_go_on(tiers):
     """Block until every stream has run what it can: where operations run one thread of two is held up."""
     for stream in tiers.device.streams():
         let_through(stream)
-
-
-async def test_a_place_that_a_tile_has_left_is_not_overwritten_before_it_was_copied(tiers, gate):
-    a, b = born(tiers, tile("a", 2), 0, 3.0), born(tiers, tile("b", 2), 2 * PAGE, 5.0)
-    tiers.top.give_up(b)
-    await tiers.run_ahead.drain()
-    compute(tiers, a, lambda array: gate.wait())
-    moved(tiers, a, 4 * PAGE)
-    tiers.top.load_at(b, PAGE)
-    let_go_on(tiers)
-    assert not b.written.done and b.state is CLEAN
-    gate.set()
-    await tiers.run_ahead.drain()
-    assert (a.array == 3).all() and (b.array == 5).all()
-    assert (a.slot.offset, b.slot.offset) == (4 * PAGE, PAGE)
-    assert (tiers.top.copied_nbytes, tiers.top.loaded_nbytes) == (2 * PAGE, 2 * PAGE)
-
-
-async def test_a_tile_that_moved_is_read_and_written_back_behind_its_copy(tiers, gate):
-    a = born(tiers, tile("a"), 0, 3.0)
-    compute(tiers, a, lambda array: gate.wait())
-    moved(tiers, a, PAGE)
-    other = born(tiers, tile("other"), 0, 7.0)
-    tiers.top.give_up(a)
-    let_go_on(tiers)
-    assert not other.written.done and not a.saved.done
-    gate.set()
-    await tiers.run_ahead.drain()
-    tiers.top.load_at(a, 5 * PAGE)
-    await tiers.run_ahead.drain()
-    assert (a.array == 3).all() and (other.array == 7).all()
-
-
-async def test_a_place_is_left_only_when_everybody_has_read_there(tiers, gate):
-    a = born(tiers, tile("a"), 0, 3.0)
-    await tiers.run_ahead.drain()
-    tiers.device.kernels["hold"] = lambda *arrays: gate.wait()
-    event = tiers.device.launch(type(fill(a.tile, 0.0))("hold", (a.tile,), "r"), (a.array,), None, ())
-    tiers.run_ahead.add(event)
-    tiers.top.read_by(a, event, 3)
-    moved(tiers, a, PAGE)
-    other = born(tiers, tile("other"), 0, 7.0)
-    let_go_on(tiers)
-    assert a.written.done and not other.written.done
-    gate.set()
-    await tiers.run_ahead.drain()
-
-
-async def test_bytes_that_were_never_made_are_not_taken_for_whole_where_they_moved(tiers):
-    a = born(tiers, tile("a"), 0, 3.0)
-    compute(tiers, a, fail)
-    moved(tiers, a, PAGE)
-    await tiers.run_ahead.settle()
-    assert isinstance(a.written.error, ZeroDivisionError) and a.slot.offset == PAGE
-    assert not tiers.top.rescue(a)
-    assert a.state is ABSENT and tiers.top.arena.used_nbytes == 0
-
-
-@pytest.mark.parametrize("state", [CLEAN, DIRTY])
-async def test_a_copy_that_fails_costs_the_bytes_that_stood_nowhere_else(tiers, state):
-    a = born(tiers, tile("a"), 0, 3.0)
-    if state is CLEAN:
-        tiers.top.give_up(a)
-        tiers.top.load_at(a, 0)
-    stream = tiers.device.streams()[0]
-    tiers.top.copy = lambda target, source, waits, after, what: stream.enqueue(waits, fail, (target, source), after=after)
-    moved(tiers, a, PAGE)
-    await tiers.run_ahead.settle()
-    assert tiers.top.rescue(a) == (state is CLEAN)
-    assert a.state is (STORED if state is CLEAN else ABSENT) and a.slot is None
-    if state is CLEAN:
-        tiers.top.load_at(a, PAGE)
-        await tiers.run_ahead.drain()
-        assert (a.array == 3).all()
-
-
-async def test_a_copy_that_is_refused_did_not_happen_nor_what_came_behind_it(tiers):
-    a, b = born(tiers, tile("a"), 0, 3.0), born(tiers, tile("b"), PAGE, 5.0)
-    tiers.top.give_up(b)
-    before, moves, ledger = a.array, [], tiers.top.ledger
-    ledger.load_at(b, 7 * PAGE, moves)
-    ledger.relocate(a, 4 * PAGE, moves)
-    ledger.relocate(b, 0, moves)
-    tiers.top.copy = refuse
-    with pytest.raises(TierError, match="refused"):
-        tiers.top.carry_out(moves)
-    await tiers.run_ahead.drain()
-    assert (a.slot.offset, a.array is before, a.state) == (0, True, DIRTY)
-    assert (b.slot.offset, b.state) == (7 * PAGE, CLEAN)
-    assert (a.array == 3).all() and (b.array == 5).all()
-    assert tiers.top.arena.used_nbytes == tiers.top.arena.counted_nbytes == 2 * PAGE
 
 
 async def test_an_allocation_that_is_taken_back_leaves_its_place_behind_the_work_there(tiers, gate):
@@ -267,7 +166,7 @@ def free_offset(tiers, rng, one):
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_no_byte_is_lost_however_tiles_come_go_move_and_change(tiers, seed):
+async def test_no_byte_is_lost_however_tiles_come_go_and_change(tiers, seed):
     """Nothing is waited for in between: four streams run behind, in whatever order they may."""
     rng = random.Random(seed)
     tiles = [tile(f"t{number}", rng.choice((1, 1, 2, 3))) for number in range(7)]
@@ -285,8 +184,6 @@ async def test_no_byte_is_lost_however_tiles_come_go_move_and_change(tiers, seed
             values[one] = float(step)
         elif residency.slot is None:
             tiers.top.load_at(residency, offset)
-        elif rng.random() < 0.5:
-            moved(tiers, residency, offset)
         else:
             compute(tiers, residency, lambda array: np.add(array, 1, out=array))
             values[one] += 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from asynctile.errors import AsynctileError
 from asynctile.storage.arena import Arena
 from asynctile.storage.ledger import Ledger
-from asynctile.storage.move import Allocate, Evict, Load, Relocate
+from asynctile.storage.move import Allocate, Evict, Load
 from asynctile.storage.residency import CLEAN, DIRTY, STORED
 from asynctile.storage.tile import NEVER, Tile
 
@@ -39,39 +39,16 @@ def stored(book, name, units=1):
     return residency
 
 
-def test_a_tile_stands_where_it_is_told_to_and_moves_where_it_is_told_to():
+def test_a_tile_stands_where_it_is_told_to():
     book, moves = packed(), []
     a = stored(book, "a", units=2)
     book.load_at(a, 128, moves)
-    book.relocate(a, 256, moves)
     moves.append(book.evict(a))
-    load, relocate, evict = moves
-    assert [type(move) for move in moves] == [Load, Relocate, Evict]
+    load, evict = moves
+    assert [type(move) for move in moves] == [Load, Evict]
     assert (load.slot.offset, load.slot.nbytes, load.was) == (128, 128, STORED)
-    assert (relocate.slot, relocate.to.offset, relocate.was) == (load.slot, 256, CLEAN)
-    assert (evict.slot, evict.write_back) == (relocate.to, False)
+    assert (evict.slot, evict.write_back) == (load.slot, False)
     assert book.arena.used_nbytes == 0 and not book.resident
-
-
-def test_a_tile_that_moves_counts_twice_until_it_has_and_never_beyond_the_cap():
-    book, moves = packed(), []
-    a, b = stored(book, "a", units=4), stored(book, "b", units=UNITS - 8)
-    book.load_at(a, 0, moves)
-    book.load_at(b, 4 * 64, moves)
-    book.relocate(a, CAP - 4 * 64, moves)
-    assert book.peak_nbytes == CAP
-    assert book.arena.used_nbytes == CAP - 4 * 64
-
-
-def test_a_changed_tile_stays_changed_where_it_moves_and_is_written_back_from_there():
-    book, moves = packed(), []
-    a = stored(book, "a")
-    book.load_at(a, 0, moves)
-    book.used(a, 5, True)
-    book.relocate(a, 64, moves)
-    assert a.state is DIRTY
-    evict = book.evict(a)
-    assert evict.write_back and evict.slot.offset == 64
 
 
 def test_what_an_operation_overwrites_is_put_where_it_is_expected():
@@ -105,10 +82,9 @@ def test_two_tiles_at_one_place_are_a_fault():
     book, moves = packed(), []
     book.load_at(stored(book, "a", units=2), 0, moves)
     b = stored(book, "b")
-    book.load_at(b, 256, moves)
     with pytest.raises(AsynctileError, match="overlap"):
-        book.relocate(b, 64, moves)
-    assert b.slot.offset == 256 and b.state is CLEAN
+        book.load_at(b, 64, moves)
+    assert b.slot is None and b.state is STORED
 
 
 def test_slots_that_work_was_written_down_for_are_claimed_whoever_stood_there():
@@ -152,10 +128,8 @@ def test_the_books_balance_after_any_moves_and_as_before_when_they_are_taken_bac
             free = free_offsets(book, -(-one.tile.nbytes // 64))
             if one.slot is not None and not (free and data.draw(st.booleans())):
                 moves.append(book.evict(one))
-            elif not free:
+            elif not free or one.slot is not None:
                 continue
-            elif one.slot is not None:
-                book.relocate(one, data.draw(st.sampled_from(free)), moves)
             elif one.state is STORED:
                 book.load_at(one, data.draw(st.sampled_from(free)), moves)
             else:
