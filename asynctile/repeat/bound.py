@@ -101,8 +101,10 @@ class Bound:
 
     def holds(self, kernels: Kernels) -> bool:
         """Whether the kernels are as they were, and the tiers as far as it uses them."""
-        if any(kernels.get(name) is not kernel for name, kernel in self.template.kernels.items()):
-            return False
+        return all(kernels.get(name) is kernel for name, kernel in self.template.kernels.items()) and self.stands()
+
+    def stands(self) -> bool:
+        """Whether the tiers are as they were, as far as it uses them."""
         return self._stamp == _stamp(self.tiers) or self._stands_again()
 
     def _stands_again(self) -> bool:

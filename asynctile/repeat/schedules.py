@@ -32,6 +32,7 @@ from asynctile.replay.replayer import Replayer
 from asynctile.run.assembly import Assembly
 from asynctile.run.issuer import Issuer
 from asynctile.run.job import Job
+from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
@@ -85,28 +86,22 @@ class Schedules:
         if bound is not None and may and self._is_right(bound):
             await bound.fill(inputs)
         else:
-            if not (complete and self._tiers.caps.have_room_for(demand)):
-                self.leave()
+            all_stay = complete and self._tiers.caps.have_room_for(demand)
             again = self._last() is program or self._is_kept(program)
-            self._last = weakref.ref(program)
-            if not (again and may):
+            self._last, may = weakref.ref(program), may and (again or not all_stay)
+            if not all_stay:
+                self._leave_all_but(program if may else None)
+            if not may:
                 return None
-            before = self._bounds.pop(program, None)
-            if before is not None:
-                self._let_go(before)
-            bound = await self._bound(program, demand, inputs)
+            bound = await self._bound(program, demand, inputs, again=again)
             if bound is None:
                 return None
         return PlayedJob(self._assembly, self._runner(bound), bound, outputs)
 
     def leave(self) -> None:
         """Nothing is played for now; the tiers are as after any other job, and who plays holds no memory of theirs."""
-        bounds, self._bounds = self._bounds, {}
-        if not bounds:
-            return
+        self._leave_all_but(None)
         self._detach()
-        for bound in bounds.values():
-            self._let_go(bound)
 
     def forget(self, tiles: Iterable[Tile]) -> None:
         """These are gone for good, and with them the programs that train them: their schedules hold as much as they do."""
@@ -140,12 +135,19 @@ class Schedules:
         played = self._may_play() and self._templates.is_played(bound.schedule.program)
         return bound.template.played is played and bound.holds(self._kernels)
 
-    async def _bound(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray]) -> Bound | None:
+    async def _bound(
+        self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], *, again: bool
+    ) -> Bound | None:
         """Its schedule, bound for who plays it, or for coroutines; None if it has none, or tiles do not come to its start."""
-        packing = await self._packings.cut(program, demand)
-        for played in (True, False) if self._may_play() and self._has_players() else (False,):
+        before = self._bounds.pop(program, None)
+        if before is not None and not (before.stands() and self._templates.has(program)):
+            self._let_go(before)
+            before = None
+        packing = await self._packings.cut(program, demand) if before is None else None
+        may_play = (again or self._templates.has(program)) and self._may_play() and self._has_players()
+        for played in (True, False) if may_play else (False,):
             template = await self._templates.of(program, demand, packing, played=played)
-            bound = None if template is None else await self._bind(template, inputs)
+            bound = None if template is None else await self._bind(template, inputs, before)
             if bound is not None or template is None or not template.played:
                 return bound
         return None
@@ -159,16 +161,19 @@ class Schedules:
         tiers = self._tiers
         return Issuer(bound.played, tiers.device, tiers.run_ahead, tiers.gate)
 
-    async def _bind(self, template: Template, inputs: Mapping[str, np.ndarray]) -> Bound | None:
-        """Bring the tiers to where its schedule begins; None if they do not come there, or the device does not get ready."""
-        tiers, assembly, program = self._tiers, self._assembly, template.schedule.program
+    async def _bind(
+        self, template: Template, inputs: Mapping[str, np.ndarray], before: Bound | None
+    ) -> Bound | None:
+        """Bring the tiers to where its schedule begins; None if they do not come there, or the device does not get ready.
+        before: the same schedule, bound for others to run it, which ends here: all stands where it is to.
+        """
+        tiers, program = self._tiers, template.schedule.program
         try:
-            start, numbers = template.schedule.start, range(len(tiers.from_the_top()))
-            for tier in tiers.from_the_top():
-                for pool in tier.arena.pools:
-                    pool.tidy()  # as long as the same slots are free a schedule gets the same ones, and its graphs fit
-            if not (await fill(assembly, program, inputs, start) and await arrange(tiers, program, start, numbers)):
-                return None
+            if before is None:
+                if not await self._arrive(template.schedule, inputs):
+                    return None
+            else:
+                self._end(before)
             try:
                 bound = Bound(template, tiers, self._memory_for(program))
                 tiers.unranked()
@@ -176,7 +181,7 @@ class Schedules:
                 logger.warning("%s is not played for now: %s", program.name, error)
                 return None
             try:
-                if tiers.host.arena.packed:
+                if before is not None or tiers.host.arena.packed:
                     await bound.fill(inputs)
                 if await self._is_ready(bound):
                     self._bounds[program] = bound
@@ -187,6 +192,15 @@ class Schedules:
         except BaseException:
             self._release(program.inputs.values())
             raise
+
+    async def _arrive(self, schedule: Schedule, inputs: Mapping[str, np.ndarray]) -> bool:
+        """Whether tiles came to where it begins."""
+        tiers, program = self._tiers, schedule.program
+        for tier in tiers.from_the_top():
+            for pool in tier.arena.pools:
+                pool.tidy()  # as long as the same slots are free a schedule gets the same ones, and its graphs fit
+        start, numbers = schedule.start, range(len(tiers.from_the_top()))
+        return await fill(self._assembly, program, inputs, start) and await arrange(tiers, program, start, numbers)
 
     async def _is_ready(self, bound: Bound) -> bool:
         """Whether it can be played now. Graphs are captured in a thread, all of them before the first runs: where that does not
@@ -228,11 +242,19 @@ class Schedules:
         self._player().detach()
         self._player().on_transfer = None
 
-    def _let_go(self, bound: Bound) -> None:
-        """It is bound no more."""
+    def _end(self, bound: Bound) -> None:
+        """Nobody runs it any more."""
         if self._attached is bound:
             self._detach()
         bound.transfers.give_back()
+
+    def _leave_all_but(self, program: Program | None) -> None:
+        for other in [other for other in self._bounds if other is not program]:
+            self._let_go(self._bounds.pop(other))
+
+    def _let_go(self, bound: Bound) -> None:
+        """It is bound no more."""
+        self._end(bound)
         self._release(bound.schedule.program.inputs.values())
 
     def _dropped(self, program: Program, templates: Sequence[Template | None]) -> None:

@@ -21,7 +21,7 @@ from asynctile.layers import Trainer
 from asynctile.ops import fill
 from tests.inside_engine import schedule_of
 from tests.layers.training import OPTIMIZER, Tensors, assert_same_tensors, lively
-from tests.repeat.interleaving import BATCHES, SHORT, a_weight, breaks, launch_as, played, states_of, training
+from tests.repeat.interleaving import BATCHES, PLACES, SHORT, a_weight, breaks, launch_as, played, states_of, training
 from tests.settle import settle
 
 
@@ -56,17 +56,14 @@ async def test_what_a_launch_by_hand_failed_to_write_is_not_trained_on(place: di
             await trainer.step(*BATCHES[3])
 
 
-async def test_a_step_is_back_in_play_one_step_after_a_validation_and_at_once_where_everything_stays(
-    place: dict[str, Any],
-) -> None:
-    stays = "device_memory" not in place
+async def test_a_step_is_back_in_play_at_once_after_a_validation(place: dict[str, Any]) -> None:
     found, losses = [], []
     for plays in (True, False):
         async with training(place, plays=plays) as (_, trainer):
             flags = await played(trainer, 0, 1)
             losses.append([await trainer.model.loss(*BATCHES[number]) for number in (3, 4, 5)])
             flags += await played(trainer, 2, 3, 4)
-            assert flags == [False, plays, plays and stays, plays, plays]
+            assert flags == [False, plays, plays, plays, plays]
             found.append(await states_of(trainer))
     assert losses[0] == losses[1]
     assert_same_tensors(*found)
@@ -89,8 +86,6 @@ async def test_what_only_reads_between_steps_leaves_them_in_play(place: dict[str
 
 
 async def test_steps_of_other_shapes_other_models_and_answers_between_change_no_bit(place: dict[str, Any]) -> None:
-    stays = "device_memory" not in place
-
     async def story(plays: bool) -> tuple[list[Any], Tensors, Tensors]:
         seen: list[Any] = []
         async with training(place, plays=plays, clip_norm=0.3) as (engine, trainer):
@@ -98,9 +93,9 @@ async def test_steps_of_other_shapes_other_models_and_answers_between_change_no_
             tokens, targets = BATCHES[0]
             for number in range(3):
                 flags = await played(trainer, number, number + 1) + await played(other, number, number + 1, number + 2)
-                again = plays and stays and number > 0
+                again = plays and number > 0
                 # What a share has sent to RAM comes back where device updates it, and else at the first run.
-                assert flags == [again, plays, again and place["device"] == "cpu", plays, plays]
+                assert flags == [again, plays, again and place != PLACES["resident"], plays, plays]
                 seen.append((await trainer.step(tokens[:, :4], targets[:, :4])).loss)
                 seen += [token async for token in trainer.model.generate([1, 2], max_new_tokens=2, seed=number)]
                 seen += [loss async for loss in _in_a_share(engine, plays)]
@@ -177,6 +172,7 @@ async def test_the_peak_of_a_played_step_counts_what_else_stands_there(place: di
             assert await played(trainer, 2) == [plays]
             now = engine.statistics()
             peaks.append((now.device_peak_bytes, now.host_peak_bytes))
-    if "device_memory" in place:  # what a schedule moves, and so what waits in RAM, is not what a run decides anew
-        peaks = [(on_device,) for on_device, _ in peaks]
-    assert peaks[0] == peaks[1]
+    if "device_memory" in place:  # what a schedule moves is not what a run decides anew
+        assert all(0 < on_device <= place["device_memory"] for on_device, _ in peaks)
+    else:
+        assert peaks[0] == peaks[1]

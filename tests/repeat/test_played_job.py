@@ -225,12 +225,13 @@ async def test_a_schedule_that_is_made_while_its_step_is_cancelled_is_kept(
 
     monkeypatch.setattr("asynctile.repeat.templates.decide", counted)
     async with training(place) as (_, trainer):
-        assert await played(trainer, 0) == [False]
-        step = asyncio.create_task(trainer.step(*BATCHES[1]))
+        if "device_memory" not in place:  # there it is made before the first step
+            assert await played(trainer, 0) == [False]
+        step = asyncio.create_task(trainer.step(*BATCHES[trainer.step_count]))
         await asyncio.to_thread(begun.wait)
         step.cancel()
         with pytest.raises(asyncio.CancelledError):
             await step
-        assert await played(trainer, 1) == [True]
+        assert (await played(trainer, *range(trainer.step_count, 2)))[-1]
         assert made == 1
         assert_same_tensors(await states_of(trainer), await undisturbed({}, 0, 1))

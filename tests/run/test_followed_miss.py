@@ -84,6 +84,7 @@ async def test_a_miss_passes_the_files_that_contributing_follows_it_through(tmp_
     finally:
         threading.setprofile(None)  # type: ignore[arg-type]
     try:
+        engine.plays = False
         await work.prepare(engine)
         await work.run(engine)
         tiers = engine.tiers.from_the_top()
