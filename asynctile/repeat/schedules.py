@@ -1,9 +1,10 @@
-"""Which programs run by schedules: those that run twice in a row. Their schedules, and those that are bound to the tiers now.
+"""Which programs run by schedules, and who carries them out; and the schedules that are bound to the tiers now.
 
-The first run of a program decides as it goes, and so does one that fetches much, or has no prefetch. From the second run in a
-row on the schedule decides. It is a function of the program and of how the caps are cut for it, so what moves still depends on
-nothing else. A schedule is played by workers or graphs; where a kernel is not compiled, or somebody looks at each operation,
-coroutines carry it out (asynctile/run/issuer.py).
+Where tiles come and go every run has a schedule. Where all of them stay the first run of a program decides as it goes, which
+is nothing but to begin; so does any run that fetches much, or has no prefetch. A schedule is a function of the program and of
+how the caps are cut for it, so what moves depends on nothing else. Its first run goes by coroutines (asynctile/run/issuer.py),
+and so does any in which a kernel is not compiled or somebody looks at each operation. From the second on it is played by
+workers or graphs, and so is one that was played before, whatever ran between.
 
 Where tiles come and go one schedule at a time is bound, and left when another program runs. Where everything stays, nothing of
 one is in the way of another: all stay bound, and a program that has been played is played whenever it comes again.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asynctile.device.base import Device
-from asynctile.schedule.placed import Placed
+from asynctile.memory.placed import Placed
 from asynctile.schedule.schedule import DISK, Arrays, Kind, Schedule
 
 Kernels = Mapping[str, Callable[..., None]]

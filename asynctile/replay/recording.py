@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asynctile.device.base import GraphRecorder, Node
+from asynctile.memory.placed import Placed
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.schedule.pieces import Aside, Piece, Pieces
-from asynctile.schedule.placed import Placed
 from asynctile.schedule.schedule import Arrays, Scheduled
 
 

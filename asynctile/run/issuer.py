@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from asynctile.device.base import Device
+from asynctile.memory.placed import Placed
 from asynctile.play.places import FAILED, OK, PENDING
 from asynctile.program.operation import NO_NUMBER, Operation
-from asynctile.schedule.placed import Placed
 from asynctile.schedule.schedule import DISK, RAM, Kind, Scheduled
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import Gate

@@ -1,8 +1,7 @@
 """A packing: where every tile stands in a tier, byte by byte, in a step that repeats; what moves before each entry, and when.
 
 `pack` works it out, pure: a function of the program, the bytes and how far ahead to bring tiles in. A walk decides who stands,
-when and where (walk.py).
-A run follows the packing without a decision of its own (packed.py).
+when and where (walk.py). A schedule follows from the packing without another decision (decide.py).
 
 The way not taken: slots of a few sizes. Any tile takes any free slot, and what a slot is larger than its tile is lost: a step
 of which 99% fits moved as many bytes as one of which half does. Nor intervals packed offline with no tile moved: those that

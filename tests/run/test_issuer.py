@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asynctile.memory.placed import Placed
 from asynctile.play.places import FAILED, OK, PENDING
 from asynctile.run.issuer import COMPUTE, Issuer, lanes_of
 from asynctile.schedule.decide import decide
-from asynctile.schedule.placed import Placed
 from asynctile.schedule.schedule import Kind, Schedule
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import CLOSED, OPEN, Gate
