@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from asynctile.memory.tiers import Tiers
@@ -34,16 +34,18 @@ KEPT, ENTRIES, FEW = 32, 1 << 18, 8
 NODES = 1 << 15
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kept:
     """What is known of a program under one cut, for these kernels.
 
-    issued: the template for coroutines; None where there is no schedule. played: that for who plays it; None where nobody can.
+    issued: the template for coroutines; None where there is no schedule. played: that for who plays it; None where nobody can,
+    or before it is first wanted: programs that run once need none. may_play: whether somebody could, as far as is known.
     """
 
     kernels: dict[str, Callable[..., None]]
     issued: Template | None
-    played: Template | None
+    played: Template | None = None
+    may_play: bool = True
 
     @property
     def schedule(self) -> Schedule | None:
@@ -96,7 +98,7 @@ class Templates:
     def is_played(self, program: Program) -> bool:
         """Whether it could be played under the cut that there is now, as far as is known."""
         kept = self._kept.get(self._key(program))
-        return kept is None or kept.played is not None
+        return kept is None or kept.may_play
 
     async def of(self, program: Program, demand: Demand, packing: Packing | None, *, played: bool) -> Template | None:
         """That of a program under the cut that there is. played: for who plays it, if it can be; else that for coroutines. None
@@ -104,13 +106,17 @@ class Templates:
         """
         key, kernels = self._key(program), self._called(program)
         kept = self._kept.get(key)
-        if kept is None or kept.kernels != kernels:
+        if kept is None or kept.kernels != kernels or (played and kept.may_play and kept.played is None):
             before, made = kept, list[Kept]()
 
             def make() -> None:
                 schedule = before.schedule if before is not None else self._decided(program, demand, packing)
-                issued = None if schedule is None else Template(schedule, kernels)
-                made.append(Kept(kernels, issued, self._made(schedule, kernels) if schedule is not None else None))
+                if before is not None and before.kernels == kernels:
+                    issued = before.issued
+                else:
+                    issued = None if schedule is None else Template(schedule, kernels)
+                able = self._made(schedule, kernels) if played and schedule is not None else None
+                made.append(Kept(kernels, issued, able, may_play=not played or able is not None))
 
             try:
                 await self._compute(make)
@@ -127,8 +133,9 @@ class Templates:
         By the template: another share may have come or gone since it was asked for, and with that what it is kept under.
         """
         program = template.schedule.program
-        found = [(key, kept) for key, kept in self._kept.items() if kept.played is template]
-        self._kept.update((key, replace(kept, played=None)) for key, kept in found)
+        for kept in self._kept.values():
+            if kept.played is template:
+                kept.played, kept.may_play = None, False
         if isinstance(template, GraphTemplate):
             template.forget_graphs()  # at once: it may be for want of their memory
         logger.warning(

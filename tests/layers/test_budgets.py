@@ -12,6 +12,7 @@ from asynctile import BudgetError, DeviceError, Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer
 from asynctile.layers.machine import Machine, Work
 from asynctile.layers.plan import plan_step
+from tests.settle import until
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=32, block_size=24, vocab_size=70)
 
@@ -84,9 +85,9 @@ async def test_memory_of_an_arena_that_was_cut_anew_is_let_go() -> None:
 async def test_an_engine_that_closes_ends_the_work_in_it_and_does_not_hang() -> None:
     async with Engine("emulated", device_memory="64KiB", link_rate="1MB") as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, tile=16))
+        await engine.synchronize()
         step = asyncio.create_task(trainer.step(tokens(), tokens()))
-        while engine.statistics().operations == 0:  # noqa: ASYNC110  # counted on the engine's loop
-            await asyncio.sleep(0)
+        await until(lambda: engine.tiers.run_ahead.is_behind)
     async with asyncio.timeout(20):
         (ended,) = await asyncio.gather(step, return_exceptions=True)
     assert isinstance(ended, asyncio.CancelledError | DeviceError)

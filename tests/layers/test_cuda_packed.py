@@ -1,4 +1,4 @@
-"""Steps under a cap on a GPU, whose driver and kernels run on the CPU here: from the second on they go by a packing.
+"""Steps under a cap on a GPU, whose driver and kernels run on the CPU here: they go by a packing.
 
 Their bits are tests/layers/test_cuda.py's, what packings do elsewhere tests/repeat/test_packed.py's.
 """
@@ -38,7 +38,8 @@ async def test_every_step_from_the_third_on_moves_what_its_plan_says(options: di
         trainer = Trainer(await lively(engine, SMALL), OPTIMIZER, micro_batches=SMALL.micro_batches, **options)
         for number, batch in enumerate(BATCHES):
             report = await trainer.step(*batch)
-            assert engine.tiers.top.arena.packed is (number > 0) is report.played
+            assert engine.tiers.top.arena.packed
+            assert report.played is (number > 0)
             if number > 1:
                 assert (report.uploaded_bytes, report.downloaded_bytes) == (plan.uploaded_bytes, plan.downloaded_bytes)
         assert report.device_peak_bytes <= CAP

@@ -195,7 +195,7 @@ async def test_what_a_disk_lets_go_in_one_share_stays_out_of_the_graph_that_anot
             model = await lively(part, NARROW, seed)
             trainers.append(Trainer(model, OPTIMIZER, micro_batches=NARROW.micro_batches, update="device"))
         batches = [batches_of(NARROW, STEPS, first=seed) for seed in (1, 2)]
-        losses = [[(await trainers[index].step(*batches[index][0])).loss] for index in range(2)]
+        losses = [[(await trainers[0].step(*batches[0][0])).loss], []]
         device = device_of(engine)
         upload, begin = device.streams()[1], device.driver.begin_capture
 
@@ -209,12 +209,12 @@ async def test_what_a_disk_lets_go_in_one_share_stays_out_of_the_graph_that_anot
         device.driver.begin_capture = begin_and_open
         gate.clear()
         reached.clear()
-        step = asyncio.create_task(trainers[1].step(*batches[1][1]))
-        await asyncio.to_thread(reached.wait)
+        step = asyncio.create_task(trainers[1].step(*batches[1][0]))
+        assert await asyncio.to_thread(reached.wait, 20)
         losses[0].append((await trainers[0].step(*batches[0][1])).loss)
         losses[1].append((await step).loss)
         for index in range(2):
-            losses[index] += [(await trainers[index].step(*batch)).loss for batch in batches[index][2:]]
+            losses[index] += [(await trainers[index].step(*batch)).loss for batch in batches[index][len(losses[index]) :]]
     assert let_go == [True]
     assert losses == expected
 

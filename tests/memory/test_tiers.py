@@ -194,7 +194,7 @@ async def test_an_operation_that_waits_for_its_input_is_woken_by_whoever_brings_
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
-async def test_a_program_that_has_run_ends_with_its_last_user(device, tmp_path):
+async def test_a_program_that_has_run_ends_with_its_last_user_and_its_tiles(device, tmp_path):
     """What is kept by program, such as graphs in a device's memory, would stay otherwise."""
     work = Matmul()
     slots = 6 if device == "emulated" else None
@@ -202,6 +202,7 @@ async def test_a_program_that_has_run_ends_with_its_last_user(device, tmp_path):
         await work.prepare(engine)
         await work.run(engine)
         program = weakref.ref(work.program)
+        await engine.release(work.standing())
         del work.program
         gc.collect()
         assert program() is None
