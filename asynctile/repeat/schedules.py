@@ -140,9 +140,9 @@ class Schedules:
         self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], *, again: bool
     ) -> Bound | None:
         """Its schedule, bound for who plays it, or for coroutines; None if it has none, or tiles do not come to its start."""
-        before = self._bounds.pop(program, None)
+        before = self._bounds.get(program)
         if before is not None and not (before.stands() and self._templates.has(program)):
-            self._let_go(before)
+            self._let_go(self._bounds.pop(program))
             before = None
         packing = await self._packings.cut(program, demand) if before is None else None
         may_play = (again or self._templates.has(program)) and self._may_play() and self._has_players()
@@ -174,6 +174,7 @@ class Schedules:
                 if not await self._arrive(template.schedule, inputs):
                     return None
             else:
+                self._bounds.pop(program, None)
                 self._end(before)
             try:
                 bound = Bound(template, tiers, self._memory_for(program))

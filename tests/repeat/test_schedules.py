@@ -5,7 +5,9 @@ Other work between played steps is test_interleaved.py.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -16,6 +18,7 @@ from asynctile import AsynctileError, TierError
 from asynctile.cli.stress.refusals import Refusals
 from asynctile.layers import Trainer
 from asynctile.ops import fill
+from asynctile.repeat.calls import Calls
 from asynctile.repeat.schedules import MOST_FETCHED
 from asynctile.share import Share
 from asynctile.storage.demand import Demand
@@ -170,6 +173,31 @@ async def test_a_tile_that_takes_the_place_of_another_programs_work_is_not_overw
         await engine.store([(stranger, np.full(tile.shape, 7, np.float32))])
         await played(trainer, 2, 3)
         assert (await engine.read(stranger) == 7).all()
+
+
+async def test_a_step_that_is_given_up_while_its_calls_are_laid_out_leaves_no_tile(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def held(*args: Any) -> Calls:
+        reached.set()
+        assert go_on.wait(20)
+        return Calls(*args)
+
+    monkeypatch.setattr("asynctile.repeat.templates.Calls", held)
+    async with training(place) as (engine, trainer):
+        await played(trainer, 0)
+        step = asyncio.create_task(trainer.step(*BATCHES[1]))
+        assert await asyncio.to_thread(reached.wait, 20)
+        step.cancel()
+        await settle(engine)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        await trainer.model.release()
+        now = engine.statistics()
+        assert (now.device_used_bytes, now.host_used_bytes) == (0, 0)
 
 
 async def test_validations_are_played_behind_steps_and_steps_behind_them(place: dict[str, Any]) -> None:
