@@ -64,7 +64,7 @@ async def arrange(tiers: Tiers, program: Program, start: Sequence[Standing], num
             for tile in program.inputs.values():
                 _expect(tier, tile, wanted)
             await tiers.caps.pack_ram()
-        send_away(tier, wanted)
+        _send_away(tier, wanted, {one.tile for one in start if one.tier == number and one.place is None})
         for one in wanted.values():
             _bring(tier, one)
         await tiers.run_ahead.settle()
@@ -75,14 +75,14 @@ async def arrange(tiers: Tiers, program: Program, start: Sequence[Standing], num
     return _is_arranged(tiers, start)
 
 
-def send_away(tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
-    """Let all leave that should be as below and are not, or stand in the place of others; and where the tier does not hold
-    everything, those that are not wanted.
+def _send_away(tier: Tier, wanted: Mapping[Tile, Standing], elsewhere: Container[Tile]) -> None:
+    """Let all leave that should be as below and are not, or stand in the place of others, or are wanted `elsewhere`; and where
+    the tier does not hold everything, those that are not wanted.
     """
     for residency in list(tier.ledger.resident):
         one = wanted.get(residency.tile)
         if one is None:
-            leaves = tier.arena.divided
+            leaves = tier.arena.divided or residency.tile in elsewhere
         else:
             leaves = (one.state is CLEAN and residency.state is DIRTY) or not _is_in_place(tier, residency, one)
         if leaves:

@@ -224,6 +224,15 @@ async def test_validations_are_played_behind_steps_and_steps_behind_them(place: 
     assert_same_tensors(*found)
 
 
+async def test_steps_that_update_in_ram_are_played_behind_a_validation_where_everything_stays() -> None:
+    """It leaves weights on the device that the next step has there only once it needs them."""
+    async with training(PLACES["resident"], update="host") as (_, trainer):
+        await played(trainer, 0, 1)
+        for number in (2, 3):
+            await trainer.model.loss(*BATCHES[number])
+            assert await played(trainer, number) == [True]
+
+
 async def test_an_engine_that_was_closed_keeps_no_memory_of_tiles_while_somebody_holds_it(place: dict[str, Any]) -> None:
     async with training(place) as (engine, trainer):
         small: dict[str, Any] = {"device_memory": SHORT.config.states_nbytes // 12} if engine.has_link else {}
