@@ -54,7 +54,7 @@ async def test_a_step_allocates_no_array_elsewhere(
             tracemalloc.stop()
     held = [trace.size for trace in traces if trace.domain == np.lib.tracemalloc_domain]
     assert max(held, default=0) <= LARGEST
-    assert 0 < biggest <= 2 * LARGEST, "a kernel holds an array of its own"
+    assert 0 < biggest <= 3 * LARGEST, "a kernel holds an array of its own"  # beside it the loop enqueues others
 
 
 async def test_tracemalloc_would_see_an_array() -> None:
