@@ -19,15 +19,18 @@ from asynctile.schedule.windows import room_made_for
 
 
 class Act(IntEnum):
-    """What a tile does: leave, written back if it is newer here; move within the tier; come from below; be written whole."""
+    """What a tile does: leave, written back if it is newer here; move within the tier; come from below; be written whole; or
+    nothing after all.
+    """
 
     LEAVE = 0
     COPY = 1
     LOAD = 2
     BIRTH = 3
+    NOTHING = 4
 
 
-_LEAVE, _COPY, _LOAD, _BIRTH = (int(act) for act in Act)
+_LEAVE, _COPY, _LOAD, _BIRTH, _NOTHING = (int(act) for act in Act)
 
 
 @piece()
@@ -64,6 +67,17 @@ def leave(s: Any, number: int) -> None:
 
 
 @piece()
+def unborn(s: Any, number: int) -> None:
+    """It was to be written whole by this entry, and stands nowhere again."""
+    forget(s, number)
+    for index in range(min(s.moves, s.moves_room) - 1, -1, -1):
+        move = record_at(s.moves_at, index, MOVE)
+        if move.tile == number and move.act == _BIRTH:
+            move.act = _NOTHING
+            break
+
+
+@piece()
 def _move(s: Any, number: int, offset: int) -> None:
     clock.copy(s, number, addresses.give(s, number), offset)
     addresses.take(s, number, offset)
@@ -72,7 +86,7 @@ def _move(s: Any, number: int, offset: int) -> None:
 
 
 @piece()
-def _stand(s: Any, number: int, offset: int, loads: bool) -> None:
+def stand(s: Any, number: int, offset: int, loads: bool) -> None:
     """It stands there, with its bytes or to be written whole; without places anywhere."""
     tile = tile_at(s, number)
     if s.has_places:
@@ -112,7 +126,7 @@ def enter(s: Any, number: int, loads: bool) -> bool:
     offset = _offset_for(s, number, loads) if s.has_places else NOWHERE
     if s.has_places and offset == NOWHERE:
         return False
-    _stand(s, number, offset, loads)
+    stand(s, number, offset, loads)
     return True
 
 
@@ -125,7 +139,7 @@ def _settle(s: Any, number: int) -> bool:
     if tile.stands:
         _move(s, number, tile.home)
     else:
-        _stand(s, number, tile.home, True)
+        stand(s, number, tile.home, True)
     return True
 
 

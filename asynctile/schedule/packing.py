@@ -92,7 +92,7 @@ def _packing(uses: Uses, cap: int, found: _Packed) -> Packing:
     for index, act, tile, offset in found.walk.moves.tolist():
         if act == Act.BIRTH:
             births.setdefault(index, []).append((tiles[tile], offset))
-        else:
+        elif act != Act.NOTHING:
             moves[index].append(Planned(_ACTS[act], tiles[tile], offset))
     return Packing(
         program=uses.program, cap=cap, alignment=uses.alignment,

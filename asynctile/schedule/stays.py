@@ -15,7 +15,7 @@ from numba import types
 from asynctile.kernels.cpu.jit import inline, loop, piece
 from asynctile.schedule import addresses, clock
 from asynctile.schedule.leaving import NOBODY, rank, victim
-from asynctile.schedule.packer import bring_back, enter, forget, leave
+from asynctile.schedule.packer import bring_back, enter, forget, leave, stand, unborn
 from asynctile.schedule.state import BROUGHT, entry_at, pair_at, state_at, tile_at, use_at
 from asynctile.schedule.uses import READS, WRITES
 
@@ -54,6 +54,30 @@ def _place(s: Any, number: int, beyond: int, held: int, loads: bool) -> bool:
 
 
 @piece()
+def _cram(s: Any, entry: int) -> bool:
+    """Whatever stands leaves, and what the entry uses comes side by side: its tiles stood so that no hole took the last. False
+    if they do not fit so either.
+    """
+    first, last, offset = entry_at(s, entry).at, entry_at(s, entry + 1).at, 0
+    for place in range(first, last):
+        tile = tile_at(s, use_at(s, place).tile)
+        if tile.stands and tile.placed == s.stamp and use_at(s, place).how == WRITES:
+            unborn(s, use_at(s, place).tile)
+    for number in range(s.tiles):
+        if tile_at(s, number).stands:
+            leave(s, number)
+    for place in range(first, last):
+        use = use_at(s, place)
+        tile = tile_at(s, use.tile)
+        if offset + tile.size > s.cap:
+            return False
+        stand(s, use.tile, offset, use.how != WRITES)
+        tile.since, tile.placed = s.entry, s.stamp
+        offset += tile.size
+    return True
+
+
+@piece()
 def _use(s: Any, entry: int) -> bool:
     """Whether all that an entry uses fits at once: it stands now."""
     first, last = entry_at(s, entry).at, entry_at(s, entry + 1).at
@@ -63,7 +87,9 @@ def _use(s: Any, entry: int) -> bool:
     for place in range(first, last):
         use = use_at(s, place)
         if not tile_at(s, use.tile).stands and not _place(s, use.tile, ANYWHEN, s.stamp, use.how != WRITES):
-            return False
+            if not s.has_places or not _cram(s, entry):
+                return False
+            break
     for place in range(first, last):
         use = use_at(s, place)
         if use.how != READS:

@@ -36,14 +36,14 @@ def space_by(chance: random.Random, program: Program, kind: str) -> Space:
 
 
 def fits(program: Program, space: Space) -> bool:
-    """Whether caps are such that a schedule must be found: twice what is wanted at once, and the inputs."""
+    """Whether caps are such that a schedule must be found: what is wanted at once, and the inputs."""
     top, has_link = space.top, space.ram is not None
-    least = 2 * floor(program, top.alignment, has_link=has_link)
+    least = floor(program, top.alignment, has_link=has_link)
     if not has_link:
         least += nbytes(program.inputs.values(), top.alignment)
     if top.cap is not None and top.cap < least:
         return False
-    return space.ram is None or space.ram.cap is None or space.ram.cap >= 2 * ram_floor(program)
+    return space.ram is None or space.ram.cap is None or space.ram.cap >= ram_floor(program)
 
 
 def nbytes(tiles: Iterable[Tile], alignment: int) -> int:

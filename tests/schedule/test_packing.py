@@ -129,7 +129,7 @@ def test_so_is_one_with_marks_and_whatever_else_there_may_be(
     cap = floor + int(share * (every - floor))
     packing = pack(uses_of(program, alignment, OVER_FILE, has_link=over_link), cap, depth)
     if packing is None:
-        assert cap < 2 * floor + given
+        assert cap < floor + given
         return
     check(packing, over_link=over_link)
     if over_link:
