@@ -1,7 +1,7 @@
 """asynctile: trains a GPT-2 larger than its device's memory, inside an asyncio program.
 
-Every tile operation of a training step is a coroutine that awaits its inputs and room; one task a job awaits them in program
-order, and prefetch runs beside it as coroutine stages.
+A step is a schedule, and each of its entries, an operation or a move of a tile, is a coroutine that awaits the futures of the
+entries that it names. Compiled workers play what repeats.
 """
 
 from asynctile.starting import ended_by_ctrl_c as _ended_by_ctrl_c

@@ -34,10 +34,9 @@ from asynctile.program.grain import Grain
 from asynctile.program.operation import Operation
 from asynctile.program.precision import compute_dtype
 from asynctile.program.program import Program
-from asynctile.repeat.played_job import PlayedJob
+from asynctile.repeat.job import Job
 from asynctile.repeat.schedules import Schedules
 from asynctile.run.assembly import Assembly
-from asynctile.run.job import Job
 from asynctile.schedule.rates import Rates
 from asynctile.storage.demand import Demand
 from asynctile.storage.documents import finish
@@ -330,7 +329,7 @@ class Share:
         demand: Demand,
         inputs: Mapping[str, np.ndarray],
         outputs: dict[str, np.ndarray] | None = None,
-    ) -> Job | PlayedJob:
+    ) -> Job:
         """On the device's loop, inside `exclusive`: begin a run of `program`, played if it repeats.
 
         demand: what it asks of the arena, which another program may have cut for itself since. outputs: what its fetches fill.
@@ -348,7 +347,7 @@ class Share:
     async def cut(self, demand: Demand) -> None:
         """On the device's loop, inside `exclusive`: `reserve`."""
         self._schedules.leave()
-        await self.assembly.cut(demand)
+        await self.tiers.caps.cut(demand)
 
     async def fill(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
         """On the device's loop, inside `exclusive`: `store`."""

@@ -6,9 +6,9 @@ Bytes up and down a step on a GPU (bf16, sequences of 1024 tokens), as its sched
 could move under the same cap (optimum.py): of the same program, with updates where a plan places them and activations computed
 again. Nothing runs. Caps are shares of the states (12 bytes a parameter), then of all tiles that are alive at once, and last
 of the states with the tiles that bench/gpu_plan.py foresees to be fastest; and what `make train` trains
-under its 4 MiB. Targets: at most 1.4 of the least up at 10%, 1.25 at 25%, 1.15 at 50%. Beside them what the same step moves in
-slots of two sizes, as every step did before; bytes copied within the device's memory; and the CPU seconds until the schedule is
-there. bench/results/bench_bytes_slots.json is what commit 0ac74bd moved, whose steps had slots alone.
+under its 4 MiB. Targets: at most 1.4 of the least up at 10%, 1.25 at 25%, 1.15 at 50%. Beside them bytes copied within the
+device's memory, and the CPU seconds until the schedule is there. bench/results/bench_bytes_slots.json is what commit 0ac74bd
+moved, whose steps had slots of two sizes.
 
 The last table is of a folder below RAM: bytes that a step reads from the disk and writes to it, against those that MIN
 (asynctile/schedule/fewest.py) reads into one memory of both caps. Target: at most 1.25 of it read. Updates are on the device
@@ -30,9 +30,8 @@ from small_model import CAP, OPTIONS, SHAPE
 from asynctile.errors import BudgetError
 
 GB, MB = 1e9, 1e6
-COLUMNS = ("model", "tile", "cap", "cap GB", "least up GB", "slots: up GB", "of the least", "up GB", "of the least",
-           "target", "least down GB", "slots: down GB", "down GB", "of the least", "copied GB", "s to make it",
-           "peak of cap")  # fmt: skip
+COLUMNS = ("model", "tile", "cap", "cap GB", "least up GB", "up GB", "of the least", "target", "least down GB", "down GB",
+           "of the least", "copied GB", "s to make it", "peak of cap")  # fmt: skip
 #: A row: its model, the share that its cap is, and the cap in bytes.
 Case = tuple[Model, float, int]
 DISK_COLUMNS = ("model", "device", "tile", "device memory", "RAM", "device MB", "RAM MB", "MIN reads MB", "read MB", "of MIN",
@@ -94,11 +93,10 @@ def figures(model: Model, share: float, cap: int) -> list[Any]:
         return [*begin, *[None] * (len(COLUMNS) - len(begin))]
     up, down = found.traffic.uploaded_nbytes / GB, found.traffic.downloaded_nbytes / GB
     least_up, least_down = found.least.uploaded_nbytes / GB, found.least.downloaded_nbytes / GB
-    slots_up, slots_down, most = found.slots.uploaded_nbytes / GB, found.slots.downloaded_nbytes / GB, most_at(share)
+    most = most_at(share)
     return [
-        *begin, least_up, slots_up, slots_up / least_up, up, up / least_up,
-        most and target(up / least_up, most, above=False), least_down, slots_down, down, down / least_down,
-        found.traffic.copied_nbytes / GB, found.made_s, found.traffic.device_peak_nbytes / cap]  # fmt: skip
+        *begin, least_up, up, up / least_up, most and target(up / least_up, most, above=False), least_down, down,
+        down / least_down, found.traffic.copied_nbytes / GB, found.made_s, found.traffic.device_peak_nbytes / cap]  # fmt: skip
 
 
 def main() -> None:

@@ -5,8 +5,7 @@
 From the floor to where everything stays, evenly in bytes, and at 99% and 99.9% of that: bytes up and down a step on a GPU
 (bf16, sequences of 1024 tokens), and the least that any schedule could move. Nothing runs. With every update on the device the
 program is the same under all caps; with `auto` a plan places them anew under each, which is what a training does. Targets: no
-point has more bytes up than 1.01 of those of any smaller cap; at 99% less than 1 GiB goes up. Beside them what the same step
-moves in slots of two sizes, as every step did before.
+point has more bytes up than 1.01 of those of any smaller cap; at 99% less than 1 GiB goes up.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from common import Table, arguments, commit, publish, target
 from counted import AUTO, ON_DEVICE, Model, models
 
 GIB = 1 << 30
-COLUMNS = ("cap GiB", "of all", "least up GiB", "slots: up GiB", "up GiB", "least down GiB", "down GiB", "copied GiB",
+COLUMNS = ("cap GiB", "of all", "least up GiB", "up GiB", "least down GiB", "down GiB", "copied GiB",
            "s to make it", "peak of cap")  # fmt: skip
 #: Up to so much more than under a smaller cap is not counted as a rise.
 RISE = 1.01
@@ -43,7 +42,7 @@ def curve(model: Model, update: str, points: int) -> tuple[Table, list[tuple[str
         traffic, least = found.traffic, found.least
         up[cap] = traffic.uploaded_nbytes
         table.rows.append((
-            cap / GIB, f"{cap / alive:.1%}", least.uploaded_nbytes / GIB, found.slots.uploaded_nbytes / GIB, up[cap] / GIB,
+            cap / GIB, f"{cap / alive:.1%}", least.uploaded_nbytes / GIB, up[cap] / GIB,
             least.downloaded_nbytes / GIB, traffic.downloaded_nbytes / GIB, traffic.copied_nbytes / GIB, found.made_s,
             traffic.device_peak_nbytes / cap))  # fmt: skip
         print(table.title, *table.rows[-1], flush=True)

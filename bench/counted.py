@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import partial
 
 from gpu_rows import config_named
 from optimum import Least, least_bytes
@@ -36,13 +35,11 @@ AUTO, ON_DEVICE = "auto", "device"
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What one step comes to: the least of it, what its schedule moves, and what it moves in slots of two sizes, as a step does
-    that is run once. made_s: CPU seconds to work out the schedule."""
+    """What one step comes to: the least of it, and what its schedule moves. made_s: CPU seconds to work out the schedule."""
 
     cap: int
     least: Least
     traffic: Traffic
-    slots: Traffic
     made_s: float
 
 
@@ -81,12 +78,10 @@ class Model:
         if update == AUTO:
             on_host = tiles_to_update_on_host(program, demand, cap, machine.rates)
         program = record("step", parameters, rows, on_host=on_host) if on_host else program
-        moved = partial(simulate, program, standing, device=self.device, grain=machine.grain, device_memory=cap,
-                        rates=machine.rates)
         began = time.process_time()
-        traffic = moved(played=True)
+        traffic = simulate(program, standing, device=self.device, grain=machine.grain, device_memory=cap, rates=machine.rates)
         made_s = time.process_time() - began
-        return Counted(cap=cap, least=least_bytes(program, cap), traffic=traffic, slots=moved(), made_s=made_s)
+        return Counted(cap=cap, least=least_bytes(program, cap), traffic=traffic, made_s=made_s)
 
     def spilled(self, device_memory: int, host_memory: int) -> Spilled:
         """Under caps in bytes on both memories, every update on the device and rows in as many passes as in a run.
@@ -104,7 +99,7 @@ class Model:
         program = recorded.program(rows.in_passes(arranged.passes), arranged.kept)
         least = fewest(program, device_memory + host_memory, PAGE)
         traffic = simulate(program, standing, device=self.device, grain=machine.grain, device_memory=device_memory,
-                           host_memory=host_memory, spill=True, played=True)  # fmt: skip
+                           host_memory=host_memory, spill=True)  # fmt: skip
         assert least is not None, "what fits into two memories fits into one of both"
         return Spilled(read_nbytes=traffic.spill_read_nbytes, written_nbytes=traffic.spill_written_nbytes,
                        least_nbytes=least.loaded_nbytes)  # fmt: skip

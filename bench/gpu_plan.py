@@ -82,7 +82,7 @@ def row_of(plan: Plan, kernels_s: float, host_s: float, issue_s: float) -> tuple
     bounds = {"link": plan.link_s or 0.0, "compute": kernels_s + inside_s, "host": host_s}
     bound = max(bounds, key=lambda what: bounds[what])
     moved = (nbytes / 1e9 for nbytes in (plan.uploaded_bytes, plan.downloaded_bytes, plan.copied_bytes))
-    return (plan.tile, plan.passes, plan.operations, plan.copies, *moved, plan.memory, plan.updates_on_host / plan.updates,
+    return (plan.tile, plan.passes, plan.operations, plan.copies, *moved, plan.updates_on_host / plan.updates,
             plan.compute_s, *bounds.values(), bounds[bound], bound,
             max(*bounds.values(), plan.operations * issue_s))  # fmt: skip
 
@@ -91,7 +91,7 @@ def main() -> None:
     options = arguments(__doc__, models=("gpt2", "gpt2-medium", "gpt2-xl"), caps=(0.10, 0.25, 0.50), batch=16, length=1024,
                         host=HOST_MS, issue=ISSUE_US)  # fmt: skip
     table = Table("foreseen", ("model", "cap", "tile", "passes", "operations", "copies", "up GB", "down GB", "copied GB",
-                               "memory", "updated in RAM", "GEMM s", "link s", "compute s", "host s", "step s", "bound",
+                               "updated in RAM", "GEMM s", "link s", "compute s", "host s", "step s", "bound",
                                "first s"))  # fmt: skip
     for name in options.models:
         for share in options.caps:

@@ -47,8 +47,7 @@ from asynctile.loop.files import Files
 from asynctile.loop.thread import under_shield
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.repeat.played_job import PlayedJob
-from asynctile.run.job import Job
+from asynctile.repeat.job import Job
 from asynctile.share import Share
 from asynctile.storage.demand import Demand
 from asynctile.storage.input import shown
@@ -427,7 +426,7 @@ class Model:
                 raise
             return run.numbers
 
-    async def abandon(self, run: Job | PlayedJob, why: BaseException | None = None) -> None:
+    async def abandon(self, run: Job, why: BaseException | None = None) -> None:
         """On the engine's loop: end a run that failed or was given up; the model is torn if that lost weights."""
         own = set(self.parameters.states())
         lost = [tile for tile in await run.abandon() if tile in own]

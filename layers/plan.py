@@ -37,10 +37,9 @@ class Plan:
     machine's rate. link_s: the slower direction at link_rate, None without one. bound: what bounds
     the step, in words. row_tokens: the most rows of a row tile. passes: in how many the batch goes through each layer.
     copies_bytes: what the weights in bf16 take that stand beside the states, 0 in other precisions; nothing of a step.
-    memory: how tiles that come and go stand in the capped memory: "by bytes", at any byte of it, or "in slots" of two sizes;
-    "" where nothing has to leave. unused_bytes: of that cap, what no tile stands in; copied_bytes: what a step moves from one
-    place of that memory to another to make room. copies: how many times a step copies anything, over the link, for the host's
-    results or within any memory.
+    comes_and_goes: whether tiles do in the capped memory. unused_bytes: of that cap, what no tile stands in; copied_bytes: what
+    a step moves from one place of that memory to another to make room. copies: how many times a step copies anything, over the
+    link, for the host's results or within any memory.
     layers, kept: blocks of the model, and how many parts of the step keep their activations, the head first, then the blocks
     from the last one on; "auto" is settled here as in a run under the same caps.
     updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here as in a run
@@ -59,7 +58,7 @@ class Plan:
     resident_bytes: int
     device_bytes: int | None
     device_peak_bytes: int
-    memory: str
+    comes_and_goes: bool
     unused_bytes: int
     copied_bytes: int
     copies: int
@@ -109,10 +108,10 @@ class Plan:
         return f"of the head and {self.kept - 1} of {self.layers} layers" if self.kept else "none, computed again in backward"
 
     def _cap(self) -> list[tuple[str, str]]:
-        if not self.memory:
+        if not self.comes_and_goes:
             return []
         copied = f", {format_size(self.copied_bytes)} copied within it a step" if self.copied_bytes else ""
-        return [("tiles stand in that memory", f"{self.memory}, {format_size(self.unused_bytes)} of it unused{copied}")]
+        return [("tiles stand in that memory", f"at any byte, {format_size(self.unused_bytes)} of it unused{copied}")]
 
     def _disk(self) -> list[tuple[str, str]]:
         if not self.spill_bytes:
@@ -189,7 +188,6 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         spill_limit=size(machine.spill_limit),
         prefetch=machine.prefetch,
         rates=machine.rates,
-        played=True,
     )
     compute_s, rate = flops / machine.flops_per_s, machine.link_per_s
     link_s = None if rate is None else max(traffic.uploaded_nbytes, traffic.downloaded_nbytes) / rate
@@ -206,7 +204,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         resident_bytes=in_ram.resident_nbytes,
         device_bytes=cap,
         device_peak_bytes=traffic.device_peak_nbytes,
-        memory="" if not traffic.divided else "by bytes" if traffic.packed else "in slots",
+        comes_and_goes=traffic.divided,
         unused_bytes=traffic.unused_nbytes,
         copied_bytes=traffic.copied_nbytes,
         copies=traffic.copies,

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from asynctile.layers.parameters import Parameters
 from asynctile.program.program import Program
-from asynctile.repeat.played_job import PlayedJob
-from asynctile.run.job import Job
+from asynctile.repeat.job import Job
 from asynctile.share import Share
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
@@ -37,7 +36,7 @@ class Weights(Protocol):
     def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
         """What the program asks of an arena beside what stands of the model, and `also`."""
 
-    async def abandon(self, run: Job | PlayedJob, why: BaseException | None = None) -> None:
+    async def abandon(self, run: Job, why: BaseException | None = None) -> None:
         """On the engine's loop: end a run that failed or was given up."""
 
 

@@ -44,8 +44,7 @@ from asynctile.layers.update_placement import NOWHERE, check_update, tiles_to_up
 from asynctile.loop.thread import under_shield
 from asynctile.measure.statistics import StepTraffic
 from asynctile.program.program import UPDATE, Program
-from asynctile.repeat.played_job import PlayedJob
-from asynctile.run.job import Job
+from asynctile.repeat.job import Job
 from asynctile.share import Share
 from asynctile.storage.tile import Tile
 
@@ -339,7 +338,7 @@ class Trainer:
             return await self._update(program, run, report, counted, loss)
 
     async def _update(
-        self, program: Program, run: Job | PlayedJob, report: Reporter, counted: Callable[[], None], loss: float
+        self, program: Program, run: Job, report: Reporter, counted: Callable[[], None], loss: float
     ) -> StepReport:
         """The part that changes weights; a cancellation is raised after it has ended."""
         try:
@@ -362,14 +361,14 @@ class Trainer:
             raise asyncio.CancelledError
         return self.last_report
 
-    async def _skip(self, run: Job | PlayedJob, report: Reporter, loss: float, norm: float) -> StepReport:
+    async def _skip(self, run: Job, report: Reporter, loss: float, norm: float) -> StepReport:
         await self.model.abandon(run)
         if self.model.torn is not None:
             raise TornModelError(self.model.torn_message())
         self.skipped_count += 1
         return report(run, loss, norm, skipped=True)
 
-    async def _break_off(self, run: Job | PlayedJob, error: BaseException) -> None:
+    async def _break_off(self, run: Job, error: BaseException) -> None:
         """Before the first update: let what was enqueued run out; the model is as it was unless a tier lost bytes."""
         await under_shield(self.model.abandon(run, error))
         if isinstance(error, StalledError):
@@ -382,7 +381,7 @@ class Trainer:
             ) from error
 
     def _report(
-        self, before: StepTraffic, start: float, positions: int, count: int, run: Job | PlayedJob, loss: float, norm: float, *,
+        self, before: StepTraffic, start: float, positions: int, count: int, run: Job, loss: float, norm: float, *,
         skipped: bool = False,
     ) -> StepReport:
         report = StepReport.between(
@@ -394,7 +393,7 @@ class Trainer:
         return report
 
 
-def _total(program: Program, run: Job | PlayedJob, label: str) -> float:
+def _total(program: Program, run: Job, label: str) -> float:
     """Sum, in float64 and in the program's order, of the numbers whose label begins with `label`."""
     values = run.numbers.tolist()
     return sum([values[index] for index in program.numbers_of(label)])

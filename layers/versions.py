@@ -22,8 +22,7 @@ from asynctile.layers.tiling import Tiling
 from asynctile.loop.exclusive import Exclusive
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.repeat.played_job import PlayedJob
-from asynctile.run.job import Job
+from asynctile.repeat.job import Job
 from asynctile.share import Share
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
@@ -92,7 +91,7 @@ class Version:
             self._demands[program] = demand_of([program], chain(self._beside, also))
         return self._demands[program]
 
-    async def abandon(self, run: Job | PlayedJob, why: BaseException | None = None) -> None:
+    async def abandon(self, run: Job, why: BaseException | None = None) -> None:
         """On the engine's loop: end a run that failed or was given up."""
         own = set(self.tiles())
         if any(tile in own for tile in await run.abandon()):

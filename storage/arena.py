@@ -29,8 +29,6 @@ class Arena:
 
     alignment: of every slot. argument: what gave the cap, for messages; remedy: how it is raised, if not by that.
     lent_nbytes: of the cap, to whoever borrowed it.
-    in_turn: slots are taken in turn, those that nobody has had yet first, as far as they are expected: work on the last tile
-    may still be on its way long after the tile is dead.
     rigid: memory cannot be let go slot by slot; where free slots of one size stand in the way of another, all is cut anew.
     expected: where tiles that are neither here nor to be loaded will be written, while packed: offsets in bytes.
     """
@@ -44,10 +42,8 @@ class Arena:
         argument: str = "device_memory",
         remedy: str = "",
         rigid: bool = False,
-        in_turn: bool = False,
     ) -> None:
         self.cap = cap
-        self.in_turn = in_turn
         self.rigid = rigid
         self.evictable = evictable
         self.alignment = alignment

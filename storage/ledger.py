@@ -1,9 +1,8 @@
 """The ledger of a tier: which tile stands in which slot, and what must move so that an operation can run.
 
-Decides, moves nothing: `admit` and `prefetch` append moves (move.py) to a list that asynctile/memory/tier.py carries out.
-Decisions follow program order only, never the clock, so a program under a budget always moves the same bytes. The victim is
-the tile whose next use is furthest away (ranking.py). While the arena is packed nothing is decided here: who comes, goes and
-moves is told, and where to.
+Decides, moves nothing: `admit` appends moves (move.py) to a list that asynctile/memory/tier.py carries out. Decisions are those
+of single launches, of which nothing is known ahead: the victim is the tile that was used longest ago (ranking.py). While the
+arena is packed nothing is decided here: who comes, goes and moves is told, and where to.
 
 Nobody ever waits for a slot here: a slot may change hands while work on it is still under way, because its next
 owner waits, on the streams, for the events of the last one. So an operation can run whenever its own tiles fit
@@ -36,7 +35,7 @@ from asynctile.storage.residency import (
 )
 from asynctile.storage.sizes import format_size
 from asynctile.storage.slot import Slot
-from asynctile.storage.tile import NEVER, Tile
+from asynctile.storage.tile import Tile
 
 
 class Backing(Protocol):
@@ -90,17 +89,8 @@ class Ledger:
         held = set(residencies)
         for residency, how in zip(residencies, access, strict=True):
             if residency.slot is None:
-                slot = self._slot_for(residency, held, moves, beyond=-1, for_load=how != "w")
-                assert slot is not None
+                slot = self._slot_for(residency, held, moves, for_load=how != "w")
                 self._settle(residency, slot, how != "w", moves)
-
-    def prefetch(self, residency: Residency, needed_at: int, moves: list[Move]) -> bool:
-        """Bring a tile in ahead of position `needed_at`; False if that would push out a tile needed sooner."""
-        slot = self._slot_for(residency, (), moves, beyond=needed_at, for_load=True)
-        if slot is None:
-            return False
-        self._settle(residency, slot, True, moves)
-        return True
 
     def load_at(self, residency: Residency, offset: int, moves: list[Move]) -> None:
         """Bring a tile to `offset` of a packed arena, where nobody stands."""
@@ -109,14 +99,6 @@ class Ledger:
     def expect(self, tile: Tile, offset: int) -> None:
         """The tile will be written whole before it is read, at `offset` of a packed arena: `admit` allocates it there."""
         self.arena.expected[tile] = offset
-
-    def evict_ahead(self, pool: Pool, beyond: int, moves: list[Move]) -> bool:
-        """Free the slot of the tile used furthest away, before anyone needs it; False if none is used after `beyond`."""
-        victim = self.ranking.furthest(pool, (), beyond)
-        if victim is None:
-            return False
-        moves.append(self.evict(victim))
-        return True
 
     def used(self, residency: Residency, next_use: int, wrote: bool) -> None:
         """Record a use that was just issued and the next one."""
@@ -209,19 +191,17 @@ class Ledger:
         self.peak_nbytes = max(self.peak_nbytes, self.arena.held_nbytes)
 
     def _slot_for(
-        self, residency: Residency, held: Container[Residency], moves: list[Move], *, beyond: int, for_load: bool
-    ) -> Slot | None:
-        """A free slot, or that of the tile used furthest away, if that lies beyond position `beyond`; packed: as expected."""
+        self, residency: Residency, held: Container[Residency], moves: list[Move], *, for_load: bool
+    ) -> Slot:
+        """A free slot, or that of the tile of the highest rank; packed: as expected."""
         if self.arena.packed:
             return self.arena.take_at(self.arena.expected.pop(residency.tile), residency.tile.nbytes)
         pool = self.arena.pool_for(residency.tile.nbytes)
         slot = pool.take(for_load=for_load)
         if slot is not None:
             return slot
-        victim = self.ranking.furthest(pool, held, beyond)
+        victim = self.ranking.furthest(pool, held)
         if victim is None:
-            if beyond >= 0:
-                return None
             raise self._no_room(residency.tile, pool)
         slot = victim.slot
         assert slot is not None
@@ -230,7 +210,7 @@ class Ledger:
 
     def _evict(self, victim: Residency, slot: Slot) -> Evict:
         was = victim.state
-        write_back = was is DIRTY and (victim.tile.persistent or victim.next_use < NEVER)
+        write_back = was is DIRTY
         if write_back:
             if self.backing is None:
                 raise self._no_room(victim.tile, self.arena.pool_for(victim.tile.nbytes))

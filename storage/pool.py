@@ -21,7 +21,6 @@ class Pool:
 
     Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first: compute has
     just been there. Those of evicted tiles go first to loads, oldest first: their write-back is the most likely to have ended.
-    Where slots are taken in turn, new ones go first as far as they are expected, then those of dead tiles, oldest first.
     """
 
     __slots__ = (
@@ -53,16 +52,13 @@ class Pool:
 
     def take(self, *, for_load: bool) -> Slot | None:
         """A free slot, or None when there is none."""
-        in_turn, may_grow = self.arena.in_turn, self._may_grow()
         if for_load and self._evicted:
             slot = self._evicted.popleft()
-        elif in_turn and self.made < self.expected and may_grow:
-            slot = self._grown()
         elif self._dead:
-            slot = self._dead.popleft() if for_load or in_turn else self._dead.pop()
+            slot = self._dead.popleft() if for_load else self._dead.pop()
         elif self._evicted:
             slot = self._evicted.popleft()
-        elif may_grow:
+        elif self._may_grow():
             slot = self._grown()
         else:
             return None
@@ -89,7 +85,7 @@ class Pool:
         """From now on what is overwritten takes the lowest first: where the same ones are free, who takes as many has the same
         ones again.
         """
-        free = sorted(self.free_slots(), key=lambda slot: slot.index, reverse=not self.arena.in_turn)
+        free = sorted(self.free_slots(), key=lambda slot: slot.index, reverse=True)
         self._evicted.clear()
         self._dead = deque(free)
 

@@ -1,4 +1,4 @@
-"""The ranking of what stands in a pool: whose next use is furthest away (Belady's MIN), in heaps that forget lazily.
+"""The ranking of what stands in a pool: who was used longest ago, in heaps that forget lazily.
 
 For storage/ledger.py, which tells it of every use. Only slots that are counted are ranked: elsewhere nobody has to leave for
 another, or it is known ahead who does.
@@ -36,8 +36,8 @@ class Ranking:
             heap[:] = {entry[2]: entry for entry in live}.values()
             heapq.heapify(heap)
 
-    def furthest(self, pool: Home, held: Container[Residency], beyond: int) -> Residency | None:
-        """Who is used furthest away and not `held`; None if that is not after position `beyond`."""
+    def furthest(self, pool: Home, held: Container[Residency]) -> Residency | None:
+        """Who has the highest rank and is not `held`."""
         heap = self._heaps.get(pool, [])
         aside = []
         found = None
@@ -49,7 +49,7 @@ class Ranking:
             elif residency in held:
                 aside.append(heapq.heappop(heap))
             else:
-                found = residency if residency.next_use > beyond else None
+                found = residency
                 break
         for entry in aside:
             heapq.heappush(heap, entry)

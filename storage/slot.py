@@ -31,7 +31,6 @@ class Holder(Protocol):
 
     used_nbytes: int
     made_nbytes: int
-    in_turn: bool
 
     def may_grow(self, nbytes: int) -> bool: ...
 

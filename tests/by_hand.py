@@ -8,6 +8,7 @@ from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST
 from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
+from tests.inside_engine import device_of
 
 SHAPE = (32, 32)
 NBYTES = 32 * 32 * 4
@@ -59,35 +60,14 @@ async def prepared(engine, program, tiles):
     return bytes_of
 
 
-def late(tier):
-    """Names of tiles that `tier` gets only when their operation is issued, from now on."""
-    names, admit = [], tier.admit
+def enqueued(engine):
+    """What the device is asked to run, on itself or on the host, from now on."""
+    found, device = [], device_of(engine)
+    true = device.launch
 
-    def watched(residencies, access):
-        names.extend(one.name for one, how in zip(residencies, access, strict=True) if one.slot is None and how != "w")
-        return admit(residencies, access)
+    def launch(operation, *args):
+        found.append(operation)
+        return true(operation, *args)
 
-    tier.admit = watched
-    return names
-
-
-async def launched(engine, operation, next_uses=None):
-    """On the device's loop: through the tile coroutine, with ranks of one's own."""
-    return await engine.assembly.lanes[operation.device].perform(operation, next_uses or [1] * len(operation.operands))
-
-
-def watch_operations(engine, watch):
-    """`watch(operation)` before every operation that any lane of `engine` performs; what it returns is called behind it."""
-    for lane in set(engine.assembly.lanes.values()):
-        lane.perform = _watched(lane.perform, watch)
-
-
-def _watched(perform, watch):
-    async def performed(entry, *args):
-        after = watch(entry)
-        event = await perform(entry, *args)
-        if after is not None:
-            after()
-        return event
-
-    return performed
+    device.launch = launch
+    return found

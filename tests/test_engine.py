@@ -11,7 +11,6 @@ from asynctile import BudgetError, DeviceError, Engine
 from asynctile.ops import copy, fill, gemm
 from asynctile.program.needs import demand_of
 from asynctile.program.program import Program
-from asynctile.schedule.cursor import Cursor
 from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS
 from tests.matmul import Matmul, product_in_ram
@@ -151,33 +150,6 @@ async def test_reading_a_tile_that_was_never_written_names_it():
         await work.prepare(engine)
         with pytest.raises(Exception, match=r"c\[0,0\] was never written"):
             await engine.read(work.tiles["c"][0, 0])
-
-
-async def test_moves_that_were_decided_before_an_error_are_carried_out(monkeypatch):
-    work = Matmul()
-    async with engine_for(work, "emulated", slots=6) as engine:
-        await work.prepare(engine)
-        look_ahead, calls = Cursor.look_ahead, []
-
-        def fails_once(cursor, index, moves):
-            look_ahead(cursor, index, moves)
-            if moves and not calls:
-                calls.append(len(moves))
-                raise BudgetError("full", floor=0)
-
-        monkeypatch.setattr(Cursor, "look_ahead", fails_once)
-
-        async def job():
-            async with engine.exclusive():
-                run = await engine.start(work.program, work.demand, {})
-                with pytest.raises(BudgetError, match="full"):
-                    await run.finish()
-                assert await run.abandon() == []
-
-        await engine.call(job())
-        assert calls
-        await work.run(engine)
-        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)
 
 
 async def test_without_prefetch_no_load_runs_beside_a_kernel(tmp_path):

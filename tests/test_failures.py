@@ -150,15 +150,15 @@ async def test_an_input_that_nobody_writes_is_named(tmp_path):
 
 
 async def test_host_bytes_wait_for_older_bytes_that_are_still_being_loaded_into_their_slot(tmp_path):
-    """A step fills its hyper-parameters a second time when the prefetcher may already be loading them."""
     work, deaf = Matmul(), Deaf()
     async with engine_for(work, tmp_path, "cpu", None, 6, wrap_spill=deaf.wrap) as engine:
         await work.prepare(engine)
         await work.run(engine)
-        tile = next(tile for tile in work.tiles["a"].values() if engine.tiers.top.of(tile).slot is None)
+        tile = work.tiles["a"][0, 0]
 
         async def job():
             async with engine.exclusive():
+                await engine.tiers.caps.unpack()
                 deaf.hangs.set()
                 engine.tiers.top.admit((engine.tiers.top.of(tile),), "r")
                 filling = asyncio.create_task(engine.assembly.put(tile, np.full(tile.shape, 7, np.float32)))

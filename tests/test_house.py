@@ -160,15 +160,15 @@ def test_a_pure_floor_touches_no_bytes(module: str) -> None:
 
 
 def test_the_rules_of_floors_bite() -> None:
-    assert from_above("asynctile.schedule.cursor", ["asynctile.streams.event"]) == ["asynctile.streams.event"]
-    assert from_above("asynctile.run.job", ["asynctile", "asynctile.memory.tier"]) == ["asynctile"]
+    assert from_above("asynctile.schedule.walk", ["asynctile.streams.event"]) == ["asynctile.streams.event"]
+    assert from_above("asynctile.run.lane", ["asynctile", "asynctile.memory.tier"]) == ["asynctile"]
     assert from_above("asynctile.storage.tile", ["asynctile.errors"]) and not from_above("asynctile.cli", SOURCES)
     for source in ("import asyncio", "import os.path", "from time import sleep", "async def f(): pass", "with open('x'): pass"):
         assert impure(ast.parse(source)), source
     for source in ("np.zeros(3)", "from numpy import zeros", "residency.array", "pool.memory", "import numpy.random"):
         assert bytes_touched(ast.parse(source)), source
     assert not bytes_touched(ast.parse("import numpy as np\ndtype = np.float32"))
-    assert "asynctile.storage.ledger" in all_below("asynctile.schedule.cursor")
+    assert "asynctile.storage.tile" in all_below("asynctile.schedule.walk")
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -14,7 +14,7 @@ from asynctile import DeviceError, Engine, StalledError
 from asynctile.ops import fill
 from asynctile.program.needs import demand_of
 from asynctile.streams.gate import CLOSED, OPEN
-from tests.by_hand import program_of, standing
+from tests.by_hand import enqueued, program_of, standing
 from tests.matmul import Matmul, product_in_ram
 from tests.settle import settle, until
 
@@ -205,8 +205,9 @@ async def test_closing_the_engine_lets_what_was_held_back_run_out(monkeypatch):
         work, asked, gemm, held = Matmul(), Asked(whole), whole.kernels["gemm"], threading.Event()
         await work.prepare(part)
         whole.kernels["gemm"] = lambda *args: (held.wait(), gemm(*args))
+        issued = enqueued(whole)
         training, uploads = asyncio.create_task(work.run(part)), whole._life.device.streams()[-2]
-        await until(lambda: part.statistics().operations == len(work.program))
+        await until(lambda: len(issued) == len(work.program))
         await until(lambda: uploads.depth == (0, 0))  # no operation waits for a copy, which would be held back
         stand_still(whole, monkeypatch)
         asking = asyncio.create_task(asked.on(first))

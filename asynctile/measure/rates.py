@@ -24,7 +24,6 @@ from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import TierOptions, Tiers
 from asynctile.ops import fill, gemm
 from asynctile.program.needs import demand_of
-from asynctile.run.assembly import Assembly
 from asynctile.schedule.rates import Rates, assumed
 from asynctile.storage.documents import finish
 from asynctile.storage.pool import Pool
@@ -102,7 +101,7 @@ async def measure_gpu(device: Device, dtype: np.dtype[Any], cap: int | None, cor
         return None
     tiers = Tiers(device, None, None, TierOptions(device_memory=nbytes, host_memory=nbytes))
     try:
-        await Assembly(tiers).cut(demand_of([], [Tile(f"probe[{index}]", (edge, edge), dtype) for index in range(PROBED)]))
+        await tiers.caps.cut(demand_of([], [Tile(f"probe[{index}]", (edge, edge), dtype) for index in range(PROBED)]))
         flops_per_s = await measure_gemms(tiers, dtype)
         if flops_per_s is None:
             return None

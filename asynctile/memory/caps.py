@@ -1,7 +1,7 @@
 """How much of each tier a program gets: caps are cut for its demand, places on the disk reserved, spare RAM lent.
 
-Decisions about single tiles are storage/ledger.py's and the cursor's. Everything here happens between runs, on
-the device's loop. Long because what is cut, packed, lent and told of are the same bytes.
+Decisions about single tiles are schedules', and storage/ledger.py's for launches. Everything here happens between runs, on the
+device's loop. Long because what is cut, packed, lent and told of are the same bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from asynctile.memory.tier import Tier
 from asynctile.program.needs import demand_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
+from asynctile.storage.demands import demands, has_turns
 from asynctile.storage.residency import ABSENT
 from asynctile.storage.sizes import format_size
 from asynctile.storage.spill import SpillTier
@@ -68,9 +69,9 @@ class Caps:
 
     def check_floor(self, floor: Demand) -> None:
         """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
-        for tier in self.tiers:
+        for tier, wanted in zip(self.tiers, self.demands(floor), strict=True):
             if tier.arena.cap is not None and tier.arena.evictable:
-                self.demand_on(tier, floor).check(tier.arena.cap, tier.arena.argument, tier.arena.remedy)
+                wanted.check(tier.arena.cap, tier.arena.argument, tier.arena.remedy)
 
     def check_room(self, nbytes: int) -> None:
         """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
@@ -88,20 +89,29 @@ class Caps:
 
     def have_room_for(self, demand: Demand) -> bool:
         """Whether nothing has to leave or to be let go of for `demand`, and nothing has before."""
-        return all(tier.arena.has_room_for(self.demand_on(tier, demand), self._foreign(tier, demand)) for tier in self.tiers)
+        wanted = zip(self.tiers, self.demands(demand), strict=True)
+        return all(tier.arena.has_room_for(asked, self._foreign(tier, demand)) for tier, asked in wanted)
 
-    async def cut(self, demand: Demand, *, exactly: bool = False, packed: bool = False) -> None:
+    async def cut_for_schedule(self, demand: Demand) -> None:
+        """`cut`, as if nothing had been cut before, and pack the top tier where it does not hold everything. RAM below a device
+        is packed later, once what leaves the device has come there (pack_ram).
+        """
+        await self.cut(demand, exactly=True)
+        if self.top.arena.divided:
+            await self._pack()
+
+    async def cut(self, demand: Demand, *, exactly: bool = False) -> None:
         """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs.
 
-        exactly: as if nothing had been cut before; else a cut for more than this stays. packed: the top tier stays packed where
-        it would be divided; else it is cut into slots. RAM below a device always is: what leaves the device comes there.
+        exactly: as if nothing had been cut before, and what is packed stays so where it would be divided; else a cut for more
+        than this stays, and there are slots.
         """
         await self.run_ahead.settle()
         await self._called_back(demand)
         wanted, foreign = self._check(demand)
-        self.in_turn = self._has_in_turn(demand)
+        self.in_turn = self.link is not None and has_turns(demand, self.host.arena, foreign[self.host])
         for tier in self._from_the_packed():
-            if packed and tier is self.top and tier.arena.may_stay_packed(wanted[tier], foreign[tier]):
+            if exactly and tier is self.top and tier.arena.may_stay_packed(wanted[tier], foreign[tier]):
                 continue
             serves = tier.arena.is_cut_for if exactly else tier.arena.fits
             if serves(wanted[tier], foreign[tier]):
@@ -113,7 +123,7 @@ class Caps:
             tier.cut(wanted[tier], foreign[tier])
         self._cut_for = demand
 
-    async def pack(self) -> None:
+    async def _pack(self) -> None:
         """The top tier, which is divided, is packed from now on, until it is cut: what stands in slots leaves.
 
         What fails to leave is met by whoever wants its bytes next.
@@ -145,7 +155,7 @@ class Caps:
         """What `demand` is to each tier, and what else stands there; BudgetError if that is too much. Sets
         places aside on the disk.
         """
-        wanted = {tier: self.demand_on(tier, demand) for tier in self.tiers}
+        wanted = dict(zip(self.tiers, self.demands(demand), strict=True))
         foreign = {tier: self._foreign(tier, demand) for tier in self.tiers}
         for tier in self.tiers:
             tier.arena.check(wanted[tier], foreign[tier])
@@ -251,21 +261,9 @@ class Caps:
                 floor=nbytes + kept + 1,
             )
 
-    def demand_on(self, tier: Tier, demand: Demand) -> Demand:
-        """What `demand` is to a tier."""
-        rounded = demand.rounded(tier.arena.alignment)
-        if self.link is None:
-            return rounded.alone()
-        if tier is self.top:
-            return rounded
-        return rounded.passing(in_turn=self._has_in_turn(demand))
-
-    def _has_in_turn(self, demand: Demand) -> bool:
-        """Whether RAM has room for slots that what comes down takes in turn."""
-        if self.link is None:
-            return False
-        in_turn = demand.rounded(self.host.arena.alignment).passing(in_turn=True)
-        return self.host.arena.keeps_all(in_turn, self._foreign(self.host, demand))
+    def demands(self, demand: Demand) -> tuple[Demand, ...]:
+        """What `demand` asks of each tier."""
+        return demands(demand, [tier.arena for tier in self.tiers], self._foreign(self.host, demand))
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
         """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""
@@ -281,7 +279,7 @@ class Caps:
     async def _called_back(self, demand: Demand) -> None:
         """Wait for lent RAM if it is wanted now: whoever borrowed it finishes a save, or StalledError names it."""
         arena = self.host.arena
-        while self.loans and not arena.keeps_all(self.demand_on(self.host, demand), self._foreign(self.host, demand)):
+        while self.loans and not arena.keeps_all(self.demands(demand)[-1], self._foreign(self.host, demand)):
             await self._one_returned()
 
     def look(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from asynctile.device.base import Device
 from asynctile.memory.tier import Tier
 from asynctile.program.operation import READ, WRITE
-from asynctile.program.program import in_ram
 from asynctile.storage.residency import OUTDATE, Residency
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import NEVER
@@ -43,7 +42,7 @@ class HostLink:
             else:
                 waits = (written,)
         event = self.device.upload(residency.array, copy.array, waits, after, residency.tile)
-        self.host.read_by(copy, event, in_ram(residency.next_use))
+        self.host.read_by(copy, event, residency.next_use)
         return event
 
     def write(self, residency: Residency, slot: Slot, waits: StreamEvents) -> StreamEvent:
@@ -52,7 +51,7 @@ class HostLink:
             self.host.admit((copy,), WRITE)
         after = unfinished(copy.written, *copy.reads)
         event = self.device.download(copy.array, residency.array, waits, after, residency.tile)
-        self.host.written_by(copy, event, in_ram(residency.next_use))
+        self.host.written_by(copy, event, residency.next_use)
         return event
 
     def moved_nbytes(self, residency: Residency) -> int:
@@ -71,4 +70,4 @@ class HostLink:
             if copy.slot is not None:
                 self.host.ledger.used(copy, NEVER, False)
         elif copy.slot is not None:
-            self.host.ledger.used(copy, in_ram(next_use), False)
+            self.host.ledger.used(copy, next_use, False)

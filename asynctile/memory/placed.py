@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from asynctile.program.operation import Operation
-from asynctile.schedule.schedule import Arrays, Schedule, Scheduled
+from asynctile.schedule.schedule import Arrays, Place, Schedule, Scheduled
+from asynctile.storage.tile import Tile
 
 
 class Placed:
@@ -30,10 +31,14 @@ class Placed:
             self._operands[index] = self.operands_of(self.schedule.entries[index])
         return self._operands[index]
 
+    def array(self, place: Place, tile: Tile) -> Any:
+        """Of `tile`, which stands at `place`."""
+        return self._arrays(place, tile.shape, tile.dtype)
+
     def operands_of(self, entry: Scheduled) -> tuple[Any, ...]:
         """The same, made anew."""
         tiles = entry.what.operands if isinstance(entry.what, Operation) else (entry.what, entry.what)
-        return tuple([self._arrays(place, tile.shape, tile.dtype) for place, tile in zip(entry.places, tiles, strict=True)])
+        return tuple([self.array(place, tile) for place, tile in zip(entry.places, tiles, strict=True)])
 
     def number(self, operation: Operation) -> np.ndarray | None:
         """Where an operation reports."""

@@ -1,8 +1,8 @@
 """A tier: fast memory cut into slots or packed, the ledger of who stands there, and the moves to and from what is below.
 
-Carries out what the ledger and a job's cursor decide. A move is enqueued with the events that it must wait for, and nothing
-waits here: a slot may change hands while work on it is under way, its next owner is ordered behind that by events. The same
-class is the device over RAM, RAM over a disk, and RAM alone; what differs is the link to what is below.
+Carries out what the ledger decides, or what the begin of a schedule asks for. A move is enqueued with the events that it must
+wait for, and nothing waits here: a slot may change hands while work on it is under way, its next owner is ordered behind that
+by events. The same class is the device over RAM, RAM over a disk, and RAM alone; what differs is the link to what is below.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asynctile.memory.contracts import Link, Memory
-from asynctile.schedule.cursor import Cursor
 from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import Ledger
 from asynctile.storage.move import Allocate, Evict, Load, Move
@@ -31,27 +30,21 @@ from asynctile.storage.residency import (
 from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents, failed_or_unfinished, unfinished
-from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
 
 
 class Tier:
-    """link: to what is below, None where nothing can leave. lockstep: None if loads overlap work.
+    """link: to what is below, None where nothing can leave.
 
-    cursor: of the job that runs here, which must know what leaves; None between jobs.
     loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, of played steps too, never reset.
     """
 
-    def __init__(
-        self, memory: Memory, ledger: Ledger, link: Link | None, run_ahead: RunAhead, lockstep: Lockstep | None
-    ) -> None:
+    def __init__(self, memory: Memory, ledger: Ledger, link: Link | None, run_ahead: RunAhead) -> None:
         self.memory = memory
         self.ledger = ledger
         self.arena = ledger.arena
         self.link = link
         self.run_ahead = run_ahead
-        self.lockstep = lockstep
-        self.cursor: Cursor | None = None
         self.loaded_nbytes = 0
         self.written_nbytes = 0
 
@@ -69,10 +62,7 @@ class Tier:
             try:
                 self.ledger.admit(residencies, access, moves)
             finally:
-                if moves:
-                    if self.cursor is not None:
-                        self.cursor.turn_back(moves)
-                    self.carry_out(moves)
+                self.carry_out(moves)
         except BaseException:
             self.take_back(moves)
             raise
@@ -254,16 +244,11 @@ class Tier:
 
     def _load(self, residency: Residency, slot: Slot) -> None:
         assert self.link is not None
-        after = unfinished(*slot.guard)
-        if self.lockstep is not None:
-            after += self.lockstep.work()
-        tile = residency.tile
+        tile, after = residency.tile, unfinished(*slot.guard)
         residency.array = self.memory.array(slot, tile.shape, tile.dtype)
         event = residency.written = self.link.read(residency, slot, after)
         slot.guard = ()
         residency.reads = []
-        if self.lockstep is not None:
-            self.lockstep.loaded(event)
         self.loaded_nbytes += self.link.moved_nbytes(residency)
         self.run_ahead.add(event, tile.nbytes)
 

@@ -5,7 +5,6 @@ Puts them together; nothing moves here. What runs over them is asynctile/run/ass
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,19 +17,17 @@ from asynctile.memory.caps import Caps
 from asynctile.memory.host_link import HostLink
 from asynctile.memory.spill_link import SpillLink
 from asynctile.memory.tier import Tier
-from asynctile.program.program import Program
-from asynctile.schedule.cursor import FROM_DISK, OVER_LINK, Cursor, DeviceCursor, RamCursor
+from asynctile.program.grain import Grain
 from asynctile.schedule.pace import Pace, pace_of
 from asynctile.schedule.positions import Positions
 from asynctile.schedule.rates import CORES, Rates
 from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
-from asynctile.storage.demand import ALIGNMENT, Demand
+from asynctile.storage.demand import ALIGNMENT
 from asynctile.storage.ledger import Ledger
 from asynctile.storage.spill import SpillTier
 from asynctile.streams.event import Runner
 from asynctile.streams.gate import Gate
-from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RUN_AHEAD_OPERATIONS, RunAhead
 from asynctile.streams.stream import Stream
 
@@ -60,6 +57,17 @@ class TierOptions:
     watchdog: float | None = None
     host_remedy: str = ""
     rates: Rates = CORES
+
+
+def arenas_of(options: TierOptions, grain: Grain, *, has_link: bool, spills: bool) -> tuple[Arena, ...]:
+    """The arenas of a device with this grain, from the top down. spills: whether there is a disk below RAM."""
+    ram = Arena(
+        options.host_memory, evictable=spills, alignment=PAGE if spills else ALIGNMENT, argument="host_memory",
+        remedy=options.host_remedy,
+    )  # fmt: skip
+    if not has_link:
+        return (ram,)
+    return Arena(options.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid), ram
 
 
 class Tiers:
@@ -92,23 +100,14 @@ class Tiers:
         if run_ahead is None:
             run_ahead = RunAhead(self.runners, options.watchdog, tell, self._most_ahead)
         self.run_ahead = run_ahead
-        self.lockstep = Lockstep() if options.prefetch == 0 else None
-        #: the program whose next run the ranks of what stands in the tiers point into; weak, as this is no reason to keep it
-        self._ranked_for: weakref.ref[Program] | None = None
-        page = ALIGNMENT if spill is None else PAGE
-        arena = Arena(
-            options.host_memory, evictable=spill is not None, alignment=page, argument="host_memory",
-            remedy=options.host_remedy, in_turn=device.has_link,
-        )  # fmt: skip
+        *above, arena = arenas_of(options, device.grain, has_link=device.has_link, spills=spill is not None)
         memory: Any = device.host if device.has_link else device
         below = None if spill is None or transfers is None else SpillLink(spill, memory, transfers)
-        self.host = self.top = Tier(memory, Ledger(arena, below), below, self.run_ahead, self.lockstep)
+        self.host = self.top = Tier(memory, Ledger(arena, below), below, self.run_ahead)
         self.link: HostLink | None = None
-        if device.has_link:
+        for arena in above:
             self.link = HostLink(device, self.host)
-            grain = device.grain
-            arena = Arena(options.device_memory, evictable=True, alignment=grain.alignment, rigid=grain.rigid)
-            self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead, self.lockstep)
+            self.top = Tier(device, Ledger(arena, self.link), self.link, self.run_ahead)
         if spill is not None:
             spill.mended = partial(_mended, tell)
         self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)
@@ -135,48 +134,10 @@ class Tiers:
         """Every tier once, the one below behind the one above."""
         return (self.top,) if self.link is None else (self.top, self.host)
 
-    def begin(self, program: Program, demand: Demand) -> tuple[int, list[Cursor]]:
-        """A job begins: its first position and its cursors, one a tier from the top down, which those know of until `end`."""
-        base = self.positions.begin()
-        cursors = [self._cursor(tier, program, base, demand) for tier in self.from_the_top()]
-        ranked = self._ranked_for is not None and self._ranked_for() is program
-        for tier, cursor in zip(self.from_the_top(), cursors, strict=True):
-            tier.cursor = cursor
-            if not ranked:
-                cursor.rank_all()
-        self._ranked_for = weakref.ref(program)
-        return base, cursors
-
-    def end(self, base: int, program: Program, *, broken_off: bool = False) -> None:
-        """The job is over. broken_off: what its tiles were to be used for next is no longer true."""
-        self.positions.end(base, len(program))
-        for tier in self.from_the_top():
-            tier.cursor = None
-        if broken_off:
-            self._ranked_for = None
-
-    def unranked(self) -> None:
-        """Runs follow that rank nothing."""
-        self._ranked_for = None
-
-    def next_uses(self, program: Program) -> list[tuple[int, ...]]:
-        """The next uses of operands behind each entry, as the tier ranks them that operations run in."""
-        return program.next_uses if self.link is None else program.device_uses
-
     def close(self) -> None:
         """The memory is about to go."""
         for tier in self.from_the_top():
             tier.close()
-
-    def _cursor(self, tier: Tier, program: Program, base: int, demand: Demand) -> Cursor:
-        ledger, depth = tier.ledger, self.prefetch
-        demand = demand.rounded(tier.arena.alignment)
-        in_ram = OVER_LINK if self.spill is None else FROM_DISK
-        if self.link is None:
-            return Cursor(ledger, program, base, demand, depth, in_ram)
-        if tier is self.top:
-            return DeviceCursor(ledger, program, base, demand, depth, OVER_LINK)
-        return RamCursor(ledger, program, base, demand, depth, in_ram, self.top.ledger)
 
 
 def _mended(tell: Tell, text: str, was_damaged: bool) -> None:

@@ -60,11 +60,6 @@ UPDATE = "update"
 AT_HOST = NEVER >> 1
 
 
-def in_ram(rank: int) -> int:
-    """The position in a rank of the device, for a ledger of RAM."""
-    return rank - AT_HOST if AT_HOST <= rank < NEVER else rank
-
-
 class Program:
     """Record with `add`, `fetch`, `mark`, `tile`, `input`, `number`; then `finish`.
 
@@ -160,7 +155,7 @@ class Program:
         return (entry for entry in self.entries if isinstance(entry, Operation))
 
     def _check_written(self) -> None:
-        """A run would wait for such a tile for ever. Of persistent tiles only a job can tell (asynctile/run/job.py)."""
+        """A run would wait for such a tile for ever. Of persistent tiles only an engine can tell."""
         written: set[Tile] = set()
         for entry in self.entries:
             for tile, how in zip(entry.tiles, entry.access, strict=True):

@@ -6,10 +6,11 @@ of one, at a mark, has to tell them. Which slot is which place is bound.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from asynctile.errors import AsynctileError
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.program.operation import READ
@@ -31,18 +32,14 @@ def in_slots(stands: Iterable[Standing], number: int) -> dict[Tile, Standing]:
     return {one.tile: one for one in stands if one.tier == number and one.place is not None}
 
 
-async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.ndarray], start: Iterable[Standing]) -> bool:
-    """Put the inputs of a program in RAM; where that is packed they have no bytes yet, but are expected as in `start`. False if
-    there is something else that nobody has written.
-    """
+async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.ndarray], start: Iterable[Standing]) -> None:
+    """Put the inputs of a program in RAM; where that is packed they have no bytes yet, but are expected as in `start`."""
     tiers, stands = assembly.tiers, {one.tile: one for one in start if one.place is not None}
     for name, tile in program.inputs.items():
         if tiers.host.arena.packed:
             _expect(tiers.host, tile, stands)
         else:
             await assembly.put(tile, inputs[name])
-    made = program.first_uses.keys() - program.inputs.values()
-    return not any(tiers.top.of(tile).state is ABSENT for tile in made)
 
 
 def _expect(host: Tier, tile: Tile, stands: Container[Tile]) -> None:
@@ -50,16 +47,17 @@ def _expect(host: Tier, tile: Tile, stands: Container[Tile]) -> None:
     host.drop(host.of(tile), LOSE if tile in stands else REPLACE)
 
 
-async def arrange(tiers: Tiers, program: Program, start: Sequence[Standing], numbers: Sequence[int]) -> bool:
-    """Bring the tiles of `program` to where `start` has them in the tiers of these numbers: in whichever slot, or to its place
-    in a tier that is packed. False if that cannot be. The other tiers stay as they are.
+async def arrange(
+    tiers: Tiers, program: Program, start: Sequence[Standing], unwritten: Collection[Tile]
+) -> BaseException | None:
+    """Bring the tiles of `program` to where `start` has them: in whichever slot, or to its place in a tier that is packed; but
+    those that nobody has written need only have a place there. Returns the error of a move that failed.
 
-    At most one cap of bytes a tier and way. What else stands in a tier that is divided leaves. A move that fails is met by
-    coroutines, which can tell what that means for its tile: until all have gone well, nothing is known here that was not so
-    before.
+    At most one cap of bytes a tier and way. What else stands in a tier that is divided leaves. Until all moves have gone well,
+    nothing is known here that was not so before.
     """
-    for number in numbers:
-        tier, wanted = tiers.from_the_top()[number], in_slots(start, number)
+    for number, tier in enumerate(tiers.from_the_top()):
+        wanted = in_slots(start, number)
         if tier is not tiers.top and tier.arena.divided:  # what comes through RAM to the device has come
             for tile in program.inputs.values():
                 _expect(tier, tile, wanted)
@@ -68,11 +66,12 @@ async def arrange(tiers: Tiers, program: Program, start: Sequence[Standing], num
         for one in wanted.values():
             _bring(tier, one)
         await tiers.run_ahead.settle()
-    if not _are_whole(tiers, start):
-        return False
-    for number in numbers:
-        take_as_changed(tiers, tiers.from_the_top()[number], in_slots(start, number))
-    return _is_arranged(tiers, start)
+    error = _error_of(tiers, start)
+    if error is None:
+        for number, tier in enumerate(tiers.from_the_top()):
+            _take_as_changed(tiers, tier, in_slots(start, number))
+        _check(tiers, program, [one for one in start if one.tile not in unwritten])
+    return error
 
 
 def _send_away(tier: Tier, wanted: Mapping[Tile, Standing], elsewhere: Container[Tile]) -> None:
@@ -108,7 +107,7 @@ def _bring(tier: Tier, one: Standing) -> None:
     tier.admit((residency,), OVERWRITE if residency.state is ABSENT else READ)
 
 
-def take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
+def _take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
     """What a schedule writes back counts as changed, also if it has come from below just now."""
     for tile, one in wanted.items():
         residency = tier.of(tile)
@@ -118,20 +117,20 @@ def take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) -
                 tiers.link.used(residency, residency.next_use, True)
 
 
-def _are_whole(tiers: Tiers, start: Iterable[Standing]) -> bool:
-    """Whether what wrote the tiles here, and below, has gone well."""
+def _error_of(tiers: Tiers, start: Iterable[Standing]) -> BaseException | None:
+    """Of what wrote the tiles here, and below; None if all has gone well."""
     found = [tiers.from_the_top()[one.tier].of(one.tile) for one in start]
-    events = [event for residency in found for event in (residency.written, residency.saved) if event is not None]
-    return all(event.done and event.error is None for event in events)
+    events = (event for residency in found for event in (residency.written, residency.saved) if event is not None)
+    return next((event.error for event in events if event.error is not None), None)
 
 
-def _is_arranged(tiers: Tiers, start: Iterable[Standing]) -> bool:
-    """Whether every tile is where it is expected, and as it is."""
+def _check(tiers: Tiers, program: Program, start: Iterable[Standing]) -> None:
+    """AsynctileError unless every tile is where it is expected, and as it is."""
     for one in start:
         residency = tiers.from_the_top()[one.tier].of(one.tile)
         if residency.state is not one.state or (residency.slot is None) is not (one.place is None):
-            return False
-    return True
+            raise AsynctileError(f"{residency.name} was to be {one.state} in tier {one.tier} before {program.name}, and is "
+                                 f"{residency.state}; this is a fault of asynctile")
 
 
 def stand(tiers: Tiers, stands: Iterable[Standing], slots: Slots, failure: Callable[[int], BaseException | None]) -> None:

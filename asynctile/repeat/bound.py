@@ -7,17 +7,18 @@ byte moved, once the right tiles stand in the right tiers (arrival.py). In a tie
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from asynctile.errors import AsynctileError
 from asynctile.memory.tier import Tier
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
-from asynctile.repeat.arrival import in_slots
+from asynctile.repeat.arrival import in_slots, stand
 from asynctile.repeat.template import Kernels, Template
 from asynctile.repeat.transfers import Transfers
 from asynctile.run.assembly import check_value
@@ -29,22 +30,20 @@ from asynctile.storage.slot import Slot
 from asynctile.storage.tile import Tile, corner
 
 
-class TooFewSlots(Exception):
-    """A tier has fewer free slots than a schedule has places there."""
-
-
 class Bound:
     """template on `tiers`, where its tiles are arranged. slots: of all its places. played: what a player is attached to.
+    unwritten: its tiles that nobody had written before its first run that ends.
 
     results: memory for what it fetches, of which it wants `results_nbytes`; others may use it between two runs.
     others_nbytes: by tier from the top down, of slots that tiles of other programs have.
     numbers: what its kernels report, float64 by the program's indices. transfers: those that the host does for it.
-    TooFewSlots if a tier has too few, BudgetError if the spill file has too few blocks.
+    BudgetError if the spill file has too few blocks.
     """
 
-    def __init__(self, template: Template, tiers: Tiers, results: np.ndarray) -> None:
+    def __init__(self, template: Template, tiers: Tiers, results: np.ndarray, unwritten: Collection[Tile] = ()) -> None:
         self.template = template
         self.tiers = tiers
+        self.unwritten = unwritten
         self.slots: Mapping[Place, Slot] = _slots(self.schedule, tiers)
         self.numbers = template.numbers_on(tiers.device)
         self._results = _parts(results, self.schedule.program)
@@ -88,6 +87,13 @@ class Bound:
             tile = fetch.tile
             target = outputs[fetch.key][fetch.index]
             target[...] = corner(self._results[number].view(tile.dtype).reshape(tile.shape), target.shape)
+
+    def ended(self) -> None:
+        """A run was performed to its end: all its tiles are written."""
+        if self.unwritten:
+            stand(self.tiers, self.schedule.end, self.slots, lambda entry: None)
+            self.unwritten = ()
+            self._look()
 
     def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
         """Of the inputs, in RAM, as far as they have slots there."""
@@ -186,7 +192,8 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
         for slot in reversed(free):
             pool.give(slot, evicted=False)
         if len(free) < len(places):
-            raise TooFewSlots(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, expected {len(places)}")
+            raise AsynctileError(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, {schedule.program.name} needs "
+                                 f"{len(places)}; this is a fault of asynctile")
         found.update(zip(places, free, strict=True))
     return found
 

@@ -1,27 +1,59 @@
-"""How the tiers of a share are cut, as far as a schedule depends on it."""
+"""The space that a step has under caps: how they are cut for it, as far as its schedule depends on that; and its schedule."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from asynctile.memory.tier import Tier
+from asynctile.errors import BudgetError
 from asynctile.memory.tiers import Tiers
-from asynctile.schedule.decide import Cut, Space
+from asynctile.program.program import Program
+from asynctile.schedule.decide import Cut, Space, decide
+from asynctile.schedule.rates import Rates
+from asynctile.schedule.schedule import Schedule
+from asynctile.storage.arena import Arena
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import Demand, align
+from asynctile.storage.sizes import format_size
 
 
-def space_of(tiers: Tiers, demand: Demand) -> Space:
+def space_of(arenas: Sequence[Arena], asked: Sequence[Demand], *, spills: bool, prefetch: int, rates: Rates) -> Space:
+    """Of arenas, from the top down, that are cut for what is asked of each. spills: whether a disk is below RAM."""
+    top, ram = _cut(arenas[0], Counter()), None
+    if len(arenas) > 1:
+        ram = _cut(arenas[1], _temporaries(asked[1], arenas[1].alignment))
+    return Space(top, ram, PAGE if spills else None, prefetch, rates)
+
+
+def schedule_for(program: Program, demand: Demand, tiers: Tiers) -> Schedule:
+    """By which `program` runs on `tiers`, which are cut for `demand`. Blocks. BudgetError if it does not fit there."""
+    arenas = [tier.arena for tier in tiers.from_the_top()]
+    return must_decide(program, space_on(tiers, demand), arenas, tiers.caps.demands(demand))
+
+
+def space_on(tiers: Tiers, demand: Demand) -> Space:
     """Of `tiers`, which are cut for `demand`."""
-    cuts = [_cut(tiers, tier, demand) for tier in tiers.from_the_top()]
-    ram = None if tiers.link is None else cuts[1]
-    return Space(cuts[0], ram, None if tiers.spill is None else PAGE, tiers.prefetch, tiers.rates)
+    arenas = [tier.arena for tier in tiers.from_the_top()]
+    spills = tiers.spill is not None
+    return space_of(arenas, tiers.caps.demands(demand), spills=spills, prefetch=tiers.prefetch, rates=tiers.rates)
 
 
-def _cut(tiers: Tiers, tier: Tier, demand: Demand) -> Cut:
-    arena, spread = tier.arena, Counter[int]()
-    if arena.in_turn and not arena.divided:
-        wanted = tiers.caps.demand_on(tier, demand)
-        spread = Counter(wanted.exact)
-        spread.subtract(align(tile.nbytes, arena.alignment) for tile in wanted.standing)
-    return Cut(arena.alignment, arena.cap if arena.divided else None, +spread)
+def must_decide(program: Program, space: Space, arenas: Sequence[Arena], asked: Sequence[Demand]) -> Schedule:
+    """`decide`, or BudgetError."""
+    schedule = decide(program, space)
+    if schedule is None:
+        caps = " and ".join(f"{arena.argument} of {format_size(arena.cap)}" for arena in arenas if arena.cap is not None)
+        raise BudgetError(f"{program.name} does not fit into {caps}: its tiles find no places there; {arenas[0].remedy} or "
+                          "choose a smaller tile", floor=asked[0].floor_nbytes)  # fmt: skip
+    return schedule
+
+
+def _cut(arena: Arena, spread: Counter[int]) -> Cut:
+    return Cut(arena.alignment, arena.cap, {}) if arena.divided else Cut(arena.alignment, None, spread)
+
+
+def _temporaries(demand: Demand, alignment: int) -> Counter[int]:
+    """By size, how many slots there are beside those of what stands."""
+    found = Counter(demand.exact)
+    found.subtract(align(tile.nbytes, alignment) for tile in demand.standing)
+    return +found

@@ -17,10 +17,8 @@ from asynctile.play.native import player_supported
 from asynctile.program.program import Program
 from asynctile.repeat.calls import Calls
 from asynctile.repeat.graph_template import GraphTemplate
-from asynctile.repeat.space import space_of
+from asynctile.repeat.space import schedule_for
 from asynctile.repeat.template import Kernels, Template
-from asynctile.schedule.decide import decide
-from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import Schedule
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
@@ -38,18 +36,14 @@ NODES = 1 << 15
 class Kept:
     """What is known of a program under one cut, for these kernels.
 
-    issued: the template for coroutines; None where there is no schedule. played: that for who plays it; None where nobody can,
-    or before it is first wanted: programs that run once need none. may_play: whether somebody could, as far as is known.
+    issued: the template for coroutines. played: that for who plays it; None where nobody can, or before it is first wanted:
+    programs that run once need none. may_play: whether somebody could, as far as is known.
     """
 
     kernels: dict[str, Callable[..., None]]
-    issued: Template | None
+    issued: Template
     played: Template | None = None
     may_play: bool = True
-
-    @property
-    def schedule(self) -> Schedule | None:
-        return None if self.issued is None else self.issued.schedule
 
 
 class Templates:
@@ -68,7 +62,7 @@ class Templates:
         self._kept: OrderedDict[Any, Kept] = OrderedDict()
 
     @property
-    def is_possible(self) -> bool:
+    def _has_player(self) -> bool:
         """Whether there is somebody who could play one."""
         device = self._tiers.device
         return device.recorder is not None or (device.workers is not None and player_supported())
@@ -95,14 +89,14 @@ class Templates:
                 self._dropped(program, [template])
                 template.forget_graphs()
 
-    def is_played(self, program: Program) -> bool:
-        """Whether it could be played under the cut that there is now, as far as is known."""
+    def may_play(self, program: Program) -> bool:
+        """Whether somebody could play it under the cut that there is now, as far as is known."""
         kept = self._kept.get(self._key(program))
-        return kept is None or kept.may_play
+        return self._has_player and (kept is None or kept.may_play)
 
-    async def of(self, program: Program, demand: Demand, packing: Packing | None, *, played: bool) -> Template | None:
-        """That of a program under the cut that there is. played: for who plays it, if it can be; else that for coroutines. None
-        if it has no schedule.
+    async def of(self, program: Program, demand: Demand, *, played: bool) -> Template:
+        """That of a program under the cut that there is. played: for who plays it, if it can be; else that for coroutines.
+        BudgetError if the cut leaves no places for all that it uses.
         """
         key, kernels = self._key(program), self._called(program)
         kept = self._kept.get(key)
@@ -110,12 +104,9 @@ class Templates:
             before, made = kept, list[Kept]()
 
             def make() -> None:
-                schedule = before.schedule if before is not None else self._decided(program, demand, packing)
-                if before is not None and before.kernels == kernels:
-                    issued = before.issued
-                else:
-                    issued = None if schedule is None else Template(schedule, kernels)
-                able = self._made(schedule, kernels) if played and schedule is not None else None
+                schedule = before.issued.schedule if before is not None else schedule_for(program, demand, self._tiers)
+                issued = before.issued if before is not None and before.kernels == kernels else Template(schedule, kernels)
+                able = self._made(schedule, kernels) if played else None
                 made.append(Kept(kernels, issued, able, may_play=not played or able is not None))
 
             try:
@@ -161,14 +152,10 @@ class Templates:
         """Whether graphs are to be short, for others' sake; workers can be held anywhere."""
         return self._tiers.device.recorder is not None and self._tiers.is_shared
 
-    def _decided(self, program: Program, demand: Demand, packing: Packing | None) -> Schedule | None:
-        space = space_of(self._tiers, demand)
-        return None if packing is None and space.top.cap is not None else decide(program, space, packing)
-
     def _made(self, schedule: Schedule, kernels: Kernels) -> Template | None:
         """None where nobody can play it, as where a kernel has no machine code."""
         device = self._tiers.device
-        if not self.is_possible:
+        if not self._has_player:
             return None
         if device.recorder is not None:
             return GraphTemplate(schedule, kernels, device, self._tiers.pace, in_turns=self._is_in_turns)
@@ -184,15 +171,17 @@ class Templates:
         return {name: kernels[name] for name in names if name in kernels}
 
     def _drop(self) -> None:
-        """The schedules unused for longest go, if there are too many, and what is bound of them."""
-        lengths = [0 if one.schedule is None else len(one.schedule) for one in self._kept.values()]
-        entries = sum(lengths)
-        for length in lengths:
-            if len(self._kept) <= KEPT and (len(self._kept) <= FEW or entries <= ENTRIES):
-                break
-            (program, *_), gone = self._kept.popitem(last=False)
-            self._dropped(program, [gone.issued, gone.played])
-            entries -= length
+        """The schedules unused for longest go, if there are too many, and what is bound of them. Where most were never played,
+        one of these goes: programs that run once are not to push out those that come again.
+        """
+        entries = sum(len(one.issued.schedule) for one in self._kept.values())
+        while len(self._kept) > KEPT or (len(self._kept) > FEW and entries > ENTRIES):
+            *others, _ = self._kept
+            once = [key for key in others if self._kept[key].played is None]
+            key = once[0] if 2 * len(once) > len(others) else others[0]
+            gone = self._kept.pop(key)
+            self._dropped(key[0], [gone.issued, gone.played])
+            entries -= len(gone.issued.schedule)
 
 
 def _cut(tiers: Tiers) -> tuple[Any, ...]:

@@ -17,7 +17,6 @@ from asynctile.program.program import Fetch
 from asynctile.run.host_lane import HostLane
 from asynctile.run.inputs import Inputs
 from asynctile.run.lane import Lane
-from asynctile.storage.demand import Demand
 from asynctile.storage.ledger import never_written
 from asynctile.storage.move import Move
 from asynctile.storage.residency import ABSENT, REPLACE, Residency
@@ -32,7 +31,7 @@ class Assembly:
         device, self.tiers = tiers.device, tiers
         self.run_ahead = tiers.run_ahead
         self.inputs = Inputs(tiers.top, tiers.run_ahead)
-        parts = self.inputs, tiers.run_ahead, tiers.lockstep
+        parts = self.inputs, tiers.run_ahead
         lane = Lane(device, tiers.top, *parts)
         self.lanes: dict[str, Lane] = {DEVICE: lane, HOST: lane}
         #: for operations that report a number which nobody asked for
@@ -50,20 +49,15 @@ class Assembly:
         """Bytes of results copied to the host."""
         return self.lanes[DEVICE].fetched_nbytes
 
-    async def cut(self, demand: Demand, *, exactly: bool = False, packed: bool = False) -> None:
-        """Make the tiers serve `demand`, see Caps.cut."""
-        await self.tiers.caps.cut(demand, exactly=exactly, packed=packed)
-        link = self.tiers.link
-        if link is not None:
-            self.lanes[DEVICE].on_use = link.used if self.tiers.host.arena.divided else None
-
     async def launch(self, operation: Operation, number: np.ndarray | None) -> StreamEvent:
         """One operation outside a program: its tiles rank by how recently they were used."""
         if number is None and operation.number is not None:
             number = self._scratch
-        await self.tiers.caps.unpack()
-        ranks = (self.tiers.positions.alone(),) * len(operation.operands)
-        return await self.lanes[operation.device].perform(operation, ranks, number)
+        tiers = self.tiers
+        await tiers.caps.unpack()
+        if tiers.link is not None:
+            self.lanes[DEVICE].on_use = tiers.link.used if tiers.host.arena.divided else None
+        return await self.lanes[operation.device].perform(operation, self.tiers.positions.alone(), number)
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
         """Put host bytes in a tile that no work in flight uses. Cancelled, it leaves the tile as it was."""
@@ -89,10 +83,6 @@ class Assembly:
             async for tile, value in tiles:
                 await self.put(tile, value)
 
-    def put_dry(self, tile: Tile) -> None:
-        """`put` without bytes, for a run without them."""
-        self._was_put(tile, self._in_ram(tile)[0])
-
     async def read(self, tile: Tile) -> np.ndarray:
         """A copy of a tile's newest bytes; nothing may be in flight."""
         tiers = self.tiers
@@ -104,7 +94,7 @@ class Assembly:
             await self._make_place(tile)
         if tiers.link is None or residency.slot is not None:
             fetch = Fetch(tile, "", ())
-            await self._arrived(await self.lanes[DEVICE].perform(fetch, (residency.next_use,), copy), residency)
+            await self._arrived(await self.lanes[DEVICE].perform(fetch, residency.next_use, copy), residency)
             return copy
         in_ram: Residency = residency.backing
         if in_ram.slot is None:
@@ -117,13 +107,16 @@ class Assembly:
 
     def release(self, tiles: Iterable[Tile]) -> None:
         """Free tiles that will not be used again."""
+        top = self.tiers.top
         for tile in tiles:
-            self.tiers.top.release(self.tiers.top.of(tile))
+            residency = top.of(tile)
+            if residency.slot is not None or residency.backing is not None:
+                top.release(residency)
 
     async def _make_place(self, tile: Tile) -> None:
         """Between jobs nothing is planned for a tile that stands nowhere in RAM: it needs slots there."""
         host = self.tiers.host
-        if host.arena.packed and host.cursor is None and host.of(tile).slot is None:
+        if host.arena.packed and host.of(tile).slot is None:
             await self.tiers.caps.unpack()
 
     def _in_ram(self, tile: Tile) -> tuple[Residency, Sequence[Move]]:

@@ -1,8 +1,7 @@
 """The lane of the host: operations that run in RAM, on what stands there for their tiles.
 
-Beside the device and in program order with it, by events. What the device has changed comes down first; what such an operation
-writes is newest in RAM, and the device's copy of it is dropped. So a gradient that dies here crosses the link once. Which
-operations these are is decided by whoever records a program.
+Beside the device and in order with it, by events. What the device has changed comes down first; what such an operation writes
+is newest in RAM, and the device's copy of it is dropped.
 """
 
 from __future__ import annotations
@@ -14,26 +13,23 @@ from asynctile.device.base import Device
 from asynctile.memory.host_link import HostLink
 from asynctile.memory.tier import Tier
 from asynctile.program.operation import READ, WRITE, Operation
-from asynctile.program.program import Entry, in_ram
+from asynctile.program.program import Entry
 from asynctile.run.inputs import Inputs
 from asynctile.run.lane import Lane
 from asynctile.storage.move import Move
 from asynctile.storage.residency import DIRTY, REPLACE, Residency
-from asynctile.storage.tile import NEVER, Tile
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
-from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
 
 
 class HostLane(Lane):
-    """What runs in RAM, the tier of `link`, below the device's tier `top`. next_uses are as the device ranks them."""
+    """What runs in RAM, the tier of `link`, below the device's tier `top`."""
 
     stand_here = False  # what the device has changed comes down
 
-    def __init__(
-        self, device: Device, top: Tier, link: HostLink, inputs: Inputs, run_ahead: RunAhead, lockstep: Lockstep | None
-    ) -> None:
-        super().__init__(device, link.host, inputs, run_ahead, lockstep)
+    def __init__(self, device: Device, top: Tier, link: HostLink, inputs: Inputs, run_ahead: RunAhead) -> None:
+        super().__init__(device, link.host, inputs, run_ahead)
         self.top = top
         self.link = link
 
@@ -66,22 +62,15 @@ class HostLane(Lane):
         return event
 
     def _used(
-        self, tiles: Sequence[Tile], operands: Sequence[Residency], access: str, next_uses: Sequence[int], event: StreamEvent
+        self, tiles: Sequence[Tile], operands: Sequence[Residency], access: str, rank: int, event: StreamEvent
     ) -> None:
-        for tile, copy, how, next_use in zip(tiles, operands, access, next_uses, strict=True):
+        for tile, copy, how in zip(tiles, operands, access, strict=True):
             above = self.top.of(tile)
             if how == READ:
-                self.tier.read_by(copy, event, in_ram(next_use))
+                self.tier.read_by(copy, event, rank)
             else:
                 self.top.drop(above, REPLACE)
                 above.saved = None
-                self.tier.written_by(copy, event, in_ram(next_use))
+                self.tier.written_by(copy, event, rank)
             if above.slot is not None:
-                self.top.ledger.used(above, next_use, False)
-            else:
-                above.next_use = next_use
-                if self.top.cursor is not None:
-                    self.top.cursor.back_to(next_use)
-        for tile, next_use in zip(tiles, next_uses, strict=True):  # not before: an operation may name a tile twice
-            if next_use == NEVER and not tile.persistent and self.top.of(tile).backing is not None:
-                self.top.release(self.top.of(tile))
+                self.top.ledger.used(above, rank, False)

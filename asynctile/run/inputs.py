@@ -1,8 +1,7 @@
 """Tiles that nobody has written yet, and the coroutines that wait for them.
 
-A tile's future resolves once the work that writes it has been enqueued, by whichever lane or job, or once the host has put
-bytes in it. From then on events order whatever uses it. Within a job that is so for every input before it is asked for,
-since a job awaits its operations in program order; single launches come in any order.
+A tile's future resolves once the launch that writes it has been enqueued, or a job that writes it has ended, or the host has
+put bytes in it. From then on events order whatever uses it. A schedule needs none of this; single launches come in any order.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from asynctile.memory.placed import Placed
 from asynctile.play.places import FAILED, OK, PENDING
 from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.schedule.schedule import DISK, RAM, Kind, Scheduled
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RunAhead
@@ -34,18 +35,21 @@ _LANE = {Kind.UPLOAD: UP, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMP
 
 
 class Issuer:
-    """One run of `placed` on `device`. gate, run_ahead: of the share whose it is.
+    """One run of `placed` on `device`. gate, run_ahead: of the share whose it is. outputs: what its fetches fill.
 
     on_transfer: (entry, events that must be over) enqueues a transfer and returns its event. All on the device's loop.
     """
 
-    def __init__(self, placed: Placed, device: Device, run_ahead: RunAhead, gate: Gate) -> None:
+    def __init__(
+        self, placed: Placed, device: Device, run_ahead: RunAhead, gate: Gate, outputs: Mapping[str, np.ndarray]
+    ) -> None:
         self.on_transfer: Callable[..., Any] | None = None
         self._placed = placed
         self._entries = placed.schedule.entries
         self._device = device
         self._run_ahead = run_ahead
         self._gate = gate
+        self._results = [outputs[fetch.key][fetch.index] for fetch in placed.schedule.program.fetches]
         #: by entry; None before it is enqueued
         self._events: list[StreamEvent | None] = [None] * len(self._entries)
         #: entries that some lane waits for
@@ -130,12 +134,21 @@ class Issuer:
             self._run_ahead.add(moved, entry.nbytes)
             return moved
         try:
-            event = self._enqueue(entry, self._placed.operands(index), waits, after)
+            event = self._enqueue(entry, self._arrays(index), waits, after)
         except Exception as error:  # its event carries it to whoever waits
             return failed(error, entry.what)
         is_beside = entry.kind is Kind.OPERATION and entry.places[0].tier == RAM
         self._run_ahead.add(event, entry.nbytes, beside=is_beside)
         return event
+
+    def _arrays(self, index: int) -> Sequence[Any]:
+        """The operands of an entry; where a copy goes, and from where."""
+        entry = self._entries[index]
+        if entry.kind is not Kind.FETCH:
+            return self._placed.operands(index)
+        result, place = entry.places
+        assert isinstance(entry.what, Tile)
+        return self._results[result.index], self._placed.array(place, entry.what)
 
     def _enqueue(
         self, entry: Scheduled, arrays: Sequence[Any], waits: list[StreamEvent], after: list[StreamEvent]

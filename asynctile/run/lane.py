@@ -1,12 +1,12 @@
 """The tile coroutine, and the lane that it goes through on its device.
 
-`Lane.perform` is the one way in which an operation runs: of a training step or a generation, launched by itself, on the host
-(host_lane.py), or without bytes in a plan (asynctile/measure/simulate.py). It waits for inputs
-that nobody has enqueued yet, and for room when the host has run too far ahead; then, without an await, it takes all its tiles
-at once, enqueues the kernel behind the events of whatever uses them, and is done with Python. Runs on the device's loop only.
+`Lane.perform` is the way of an operation that is launched by itself, be it on the host (host_lane.py): nothing is known of what
+comes behind it. Programs go by their schedules (issuer.py). It waits for inputs that nobody has enqueued yet, and for room when
+the host has run too far ahead; then, without an await, it takes all its tiles at once, enqueues the kernel behind the events of
+whatever uses them, and is done with Python. Runs on the device's loop only.
 
-The way not taken: a task per operation that waits for its inputs to be computed. It costs 6 to 10 us and a trip
-through the loop where an event on the stream costs nothing. A job awaits these coroutines in program order, in one task.
+The way not taken: to wait for its inputs to be computed. It costs 6 to 10 us and a trip through the loop where an event on the
+stream costs nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from asynctile.program.program import Entry, Fetch
 from asynctile.run.inputs import Inputs
 from asynctile.storage.move import Move
 from asynctile.storage.residency import ABSENT, MOST_READS, Residency
-from asynctile.storage.tile import NEVER, Tile
+from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
-from asynctile.streams.lockstep import Lockstep
 from asynctile.streams.run_ahead import RunAhead
 
 
@@ -32,27 +31,24 @@ class Lane:
 
     stand_here: operands that have slots here need nothing more.
     tier: where operands must stand. fetched_nbytes, operations: counted when enqueued, never reset.
-    on_use: called with (residency, next use, wrote) where a tier below wants to know; None elsewhere.
+    on_use: called with (residency, rank, wrote) where a tier below wants to know; None elsewhere.
     """
 
     stand_here = True
 
-    def __init__(
-        self, device: Device, tier: Tier, inputs: Inputs, run_ahead: RunAhead, lockstep: Lockstep | None
-    ) -> None:
+    def __init__(self, device: Device, tier: Tier, inputs: Inputs, run_ahead: RunAhead) -> None:
         self.device = device
         self.tier = tier
         self.inputs = inputs
         self.run_ahead = run_ahead
-        self.lockstep = lockstep
         self.on_use: Callable[[Residency, int, bool], None] | None = None
         self.fetched_nbytes = 0
         self.operations = 0
 
-    async def perform(self, entry: Entry, next_uses: Sequence[int], target: Any = None) -> StreamEvent:
+    async def perform(self, entry: Entry, rank: int, target: Any = None) -> StreamEvent:
         """The tile coroutine; returns the event of what it enqueued.
 
-        next_uses: by operand, as the tier ranks them. target: float64 array of length 1 for what a kernel reports, or the host
+        rank: of its tiles from now on. target: float64 array of length 1 for what a kernel reports, or the host
         array that a fetch fills. Raises the error of work that failed before it, BudgetError if its tiles do not fit together,
         StalledError for an input that nobody writes.
         """
@@ -81,15 +77,11 @@ class Lane:
             if not stand:
                 placed = self._admit(entry, operands)
             arrays, waits, after = ordering(operands, access)
-            if self.lockstep is not None:
-                after += self.lockstep.loads()
             event = self._enqueue(entry, arrays, target, waits, after)
         except BaseException:
             self.tier.take_back(placed)
             raise
-        if self.lockstep is not None:
-            self.lockstep.worked(event)
-        self._used(entry.tiles, operands, access, next_uses, event)
+        self._used(entry.tiles, operands, access, rank, event)
         if self.inputs.awaited:
             self.inputs.announce([tile for tile, how in zip(entry.tiles, access, strict=True) if how != READ])
         return event
@@ -114,27 +106,21 @@ class Lane:
         return event
 
     def _used(
-        self, tiles: Sequence[Tile], operands: Sequence[Residency], access: str, next_uses: Sequence[int], event: StreamEvent
+        self, tiles: Sequence[Tile], operands: Sequence[Residency], access: str, rank: int, event: StreamEvent
     ) -> None:
-        """Whoever comes next finds `event` and the next use; what has none is dead."""
-        used, on_use, dead = self.tier.ledger.used, self.on_use, False
-        for residency, how, next_use in zip(operands, access, next_uses):  # noqa: B905
+        """Whoever comes next finds `event` and the rank."""
+        used, on_use = self.tier.ledger.used, self.on_use
+        for residency, how in zip(operands, access):  # noqa: B905
             if how == READ:
                 residency.reads.append(event)
                 if len(residency.reads) > MOST_READS:
                     residency.reads = [read for read in residency.reads if not read.done]
-                used(residency, next_use, False)
             else:
                 residency.written = event
                 residency.reads = []
-                used(residency, next_use, True)
+            used(residency, rank, how != READ)
             if on_use is not None:
-                on_use(residency, next_use, how != READ)
-            dead = dead or (next_use == NEVER and not residency.tile.persistent)
-        if dead:  # not before: an operation may name a tile twice
-            for residency, next_use in zip(operands, next_uses):  # noqa: B905
-                if next_use == NEVER and not residency.tile.persistent and residency.slot is not None:
-                    self.tier.release(residency)
+                on_use(residency, rank, how != READ)
 
 
 def ordering(operands: Sequence[Residency], access: str) -> tuple[list[Any], list[StreamEvent], list[StreamEvent]]:

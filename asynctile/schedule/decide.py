@@ -6,6 +6,7 @@ Pure: a function of its arguments. What moves in each tier is packing.py's, in w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ from asynctile.program.program import Program
 from asynctile.schedule.below import below
 from asynctile.schedule.emission import Beneath, emit
 from asynctile.schedule.level import Level, Levels
+from asynctile.schedule.lockstep import in_lockstep
 from asynctile.schedule.pace import pace_of
-from asynctile.schedule.packing import Packing, pack, unpacked
+from asynctile.schedule.packing import Packing, pack, resident, unpacked
 from asynctile.schedule.rates import Rates
 from asynctile.schedule.schedule import DISK, RAM, TOP, Schedule
 from asynctile.schedule.uses import uses_of
@@ -32,7 +34,7 @@ class Cut(NamedTuple):
 
 class Space(NamedTuple):
     """Where a step runs. top: where its operations do. ram: below it over a link, None where it is the top. disk: the alignment
-    of the file below RAM, None if there is none. depth: of prefetch, at least 1.
+    of the file below RAM, None if there is none. depth: of prefetch, 0 for no overlap.
     """
 
     top: Cut
@@ -51,7 +53,8 @@ def decide(program: Program, space: Space, packing: Packing | None = None) -> Sc
         packing = packing if beneath is not None else None
     if packing is None:
         return None
-    return emit(partial(_levels, space), packing, beneath)
+    schedule = emit(partial(_levels, space), packing, beneath)
+    return schedule if space.depth else replace(schedule, entries=in_lockstep(schedule.entries))
 
 
 def _levels(space: Space) -> Levels:
@@ -64,10 +67,19 @@ def _levels(space: Space) -> Levels:
 
 
 def plan_top(program: Program, space: Space) -> Packing | None:
-    """What moves in the tier that operations run in; None if a step does not fit."""
+    """What moves in the tier that operations run in; None if a step does not fit. In RAM inputs stand between two steps if that
+    can be, else below.
+    """
     has_link = space.ram is not None
-    uses = uses_of(program, space.top.alignment, pace_of(space.rates, has_link=has_link), has_link=has_link)
-    return unpacked(uses) if space.top.cap is None else pack(uses, space.top.cap, space.depth)
+    if space.top.cap is None and not has_link:
+        return resident(program, space.top.alignment)
+    pace = pace_of(space.rates, has_link=has_link)
+    for inputs_stand in (True, False):
+        uses = uses_of(program, space.top.alignment, pace, has_link=has_link, inputs_stand=inputs_stand)
+        found = unpacked(uses) if space.top.cap is None else pack(uses, space.top.cap, space.depth)
+        if found is not None or has_link:
+            break
+    return found
 
 
 def _beneath(packing: Packing, space: Space, ram: Cut) -> Beneath | None:

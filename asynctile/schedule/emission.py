@@ -14,7 +14,7 @@ from asynctile.program.program import Entry, Fetch, Mark
 from asynctile.schedule.level import Level, Levels
 from asynctile.schedule.packing import Act, Packing, Planned
 from asynctile.schedule.schedule import NOBODY, RESULT, Kind, Place, Schedule, Scheduled, Standing
-from asynctile.schedule.uses import is_dead, tiles_of
+from asynctile.schedule.uses import has_passed, is_dead, tiles_of
 from asynctile.storage.errors import AsynctileError
 from asynctile.storage.residency import ABSENT, CLEAN, DIRTY, STORED
 from asynctile.storage.tile import Tile
@@ -245,7 +245,7 @@ class _Emission:
         self._touched()
 
     def _bury(self, index: int) -> None:
-        """Temporaries that nobody uses behind the entry are gone."""
+        """Temporaries that nobody uses behind the entry are gone, and inputs that the host writes below."""
         program = self.program
         ranks = program.next_uses if self.ram is None else program.device_uses
         for tile, rank in zip(program.entries[index].tiles, ranks[index], strict=True):
@@ -253,6 +253,9 @@ class _Emission:
                 self.changed.discard(tile)
                 for level in self.levels.values():
                     level.leave(tile, None)
+            elif tile in self.packing.passing and has_passed(program, rank):
+                self.changed.discard(tile)
+                self.top.leave(tile, ABSENT)
 
     def _end(self) -> None:
         """Everything goes to where it stood when the step began."""

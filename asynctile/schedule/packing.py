@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from asynctile.program.operation import HOST
 from asynctile.program.program import Program
 from asynctile.schedule.packer import Act
-from asynctile.schedule.uses import Uses
+from asynctile.schedule.uses import Uses, is_dead, tiles_of
 from asynctile.schedule.walk import NoRoom, Stay, Walk, inputs_alone
 from asynctile.storage.tile import Tile
 
@@ -43,7 +44,8 @@ class Packing:
 
     start: the offset of each tile that stands when a step begins, and again when it ends. changed: of these, those whose bytes
     below are older then. moves: [i] are carried out in order before entry i, the last behind the last entry. births: by entry,
-    its operands that are overwritten whole and stand nowhere yet, with their offsets. peak_nbytes: the most that stand at once.
+    its operands that are overwritten whole and stand nowhere yet, with their offsets. passing: inputs that the host writes
+    below before a run, which are gone with their last use.
     """
 
     program: Program
@@ -53,7 +55,7 @@ class Packing:
     changed: frozenset[Tile]
     moves: tuple[tuple[Planned, ...], ...]
     births: Mapping[int, tuple[tuple[Tile, int], ...]]
-    peak_nbytes: int
+    passing: frozenset[Tile] = frozenset()
 
     def nbytes(self, act: Act) -> int:
         """Of all tiles that do so in a step."""
@@ -68,7 +70,7 @@ class Packing:
 def pack(uses: Uses, cap: int, depth: int) -> Packing | None:
     """The best packing found for a tier of `cap` bytes; None if a step does not fit so.
 
-    depth: of prefetch, at least 1. To bring tiles in early, and to let others leave early, takes room, for which more bytes
+    depth: of prefetch. To bring tiles in early, and to let others leave early, takes room, for which more bytes
     have to move: the fastest of those that move about the fewest bytes is taken.
     """
     cap = cap // uses.alignment * uses.alignment
@@ -76,15 +78,35 @@ def pack(uses: Uses, cap: int, depth: int) -> Packing | None:
     return None if found is None else _packing(uses, cap, found)
 
 
+def resident(program: Program, alignment: int) -> Packing:
+    """What moves in RAM that holds everything, where it is the device: nothing. Offsets mean nothing."""
+    standing = frozenset((*program.standing, *program.inputs.values()))
+    alive, births = set(standing), dict[int, tuple[tuple[Tile, int], ...]]()
+    for index, entry in enumerate(program.entries):
+        born = dict.fromkeys(tile for tile in entry.tiles if tile not in alive)
+        if born:
+            births[index] = tuple((tile, 0) for tile in born)
+            alive.update(born)
+        ranks = zip(entry.tiles, program.next_uses[index], strict=True)
+        alive.difference_update(tile for tile, rank in ranks if is_dead(tile, rank))
+    return Packing(
+        program=program, cap=0, alignment=alignment, start=dict.fromkeys(tiles_of(program)[: len(standing)], 0),
+        changed=standing, moves=((),) * (len(program) + 1), births=births,
+    )  # fmt: skip
+
+
 def unpacked(uses: Uses) -> Packing:
-    """What moves in a tier that holds everything: each tile comes once, and leaves only for the host. Offsets mean nothing."""
+    """What moves in a device over RAM that holds everything: each tile comes once, and leaves only for the host. Offsets mean
+    nothing.
+    """
     largest, count = int(uses.sizes.max(initial=0)), len(uses.tiles)
     cap = int(uses.sizes.sum()) + (count + 1) * largest  # so that there is a hole for each, wherever the others stand
     found = _Packer(uses, cap).packed(cap, 0)
     assert found is not None, "everything fits"
-    if not uses.has_link:  # nor does anything stand below
-        found = found._replace(changed=set(found.home))
-    return _packing(uses, cap, found)
+    # What the host never wants counts as changed: then a step and a validation that take turns begin with the same.
+    in_ram = {tile for entry in uses.program.entries if entry.device == HOST for tile in entry.tiles}
+    changed = {tile for tile in found.home if uses.tiles[tile] not in in_ram}
+    return _packing(uses, cap, found._replace(changed=found.changed | changed))
 
 
 def _packing(uses: Uses, cap: int, found: _Packed) -> Packing:
@@ -99,7 +121,7 @@ def _packing(uses: Uses, cap: int, found: _Packed) -> Packing:
         start={tiles[tile]: offset for tile, offset in found.home.items()},
         changed=frozenset(tiles[tile] for tile in found.changed),
         moves=tuple(map(tuple, moves)), births={index: tuple(born) for index, born in births.items()},
-        peak_nbytes=found.walk.peak,
+        passing=frozenset(tiles[tile] for tile in uses.passing),
     )  # fmt: skip
 
 
@@ -136,6 +158,7 @@ class _Packer(NamedTuple):
         changed = {tile for tile in home if walk.tiles["dirty"][tile]}
         if not self.uses.has_link:
             changed.update(self.uses.inputs)  # the host writes them where they stand before the next run
+            changed.update(tile for tile in self.uses.passing if tile in home)
         return _Packed(walk, home, changed)
 
 
@@ -148,8 +171,7 @@ def _best(packer: _Packer, depth: int) -> _Packed | None:
     except NoRoom:
         return None
     found: list[_Packed] = []
-    for share in SHARES:
-        spare = int(share * depth * packer.cap)
+    for spare in dict.fromkeys(int(share * depth * packer.cap) for share in SHARES):
         one = packer.packed(spare, spare)
         if one is not None:
             if found and one.walk.moved > MORE * least.moved:

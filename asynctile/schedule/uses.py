@@ -4,7 +4,7 @@ needs their bytes again. Pure; who stands where is walk.py and packing.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,14 +43,16 @@ class Uses:
     """Of `program` on one tier. tiles: by number, the persistent ones first. sizes: bytes of each, rounded up to `alignment`.
 
     has_link: whether there is RAM below the tier, over a link. Without one the host writes inputs where they stand, and a
-    mark at which it does uses them. inputs: the numbers of those that it writes before every run. uses: USE records, each
+    mark at which it does uses them. inputs: the numbers of those that it writes before every run; passing: of those that it
+    writes below, which are dead behind their last use. uses: USE records, each
     tile once in an entry, and behind them those of tiles that are rewritten. entries: ENTRY records, and two more, of the
     end. pace: of the tier's device and its link.
     """
 
     def __init__(
-        self, program: Program, alignment: int, pace: Pace, entries: Iterable[EntryUses], inputs: list[int], *, has_link: bool
-    ) -> None:
+        self, program: Program, alignment: int, pace: Pace, entries: Iterable[EntryUses], inputs: list[int], *, has_link: bool,
+        passing: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.program = program
         self.alignment = alignment
         self.has_link = has_link
@@ -59,6 +61,7 @@ class Uses:
         self.nbytes = np.array([tile.nbytes for tile in self.tiles], np.int64)
         self.sizes = -(-self.nbytes // alignment) * alignment
         self.inputs = inputs
+        self.passing = passing
         used: list[Used] = []
         rewritten: list[int] = []
         rows = []
@@ -88,20 +91,23 @@ def tiles_of(program: Program) -> list[Tile]:
     return list(dict.fromkeys([*program.standing, *program.inputs.values(), *program.temporaries]))
 
 
-def uses_of(program: Program, alignment: int, pace: Pace, *, has_link: bool) -> Uses:
-    """Those of the tier that operations run in."""
+def uses_of(program: Program, alignment: int, pace: Pace, *, has_link: bool, inputs_stand: bool = True) -> Uses:
+    """Those of the tier that operations run in. inputs_stand: whether the host writes inputs there before a run, where there is
+    no link; else below.
+    """
     numbers = {tile: number for number, tile in enumerate(tiles_of(program))}
     ranks = program.device_uses if has_link else program.next_uses
+    passing = dict.fromkeys(program.inputs.values()) if not has_link and not inputs_stand else {}
     entries = []
     for index, (entry, again) in enumerate(zip(program.entries, ranks, strict=True)):
         on_host = has_link and entry.device == HOST
         given = [numbers[tile] for tile in program.rewritten[entry.name]] if isinstance(entry, Mark) else []
-        used = _used(entry, again, numbers)
+        used = _used(program, entry, again, numbers, passing)
         if not has_link:
             used += [(tile, WRITES, _first_use(program, tile, index), False) for tile in given]
         entries.append(EntryUses(used, given if has_link else (), seconds_of(pace, entry, on_host=on_host), on_host))
-    inputs = [numbers[tile] for tile in program.inputs.values()]
-    return Uses(program, alignment, pace, entries, inputs, has_link=has_link)
+    inputs = [numbers[tile] for tile in program.inputs.values() if tile not in passing]
+    return Uses(program, alignment, pace, entries, inputs, has_link=has_link, passing=[numbers[tile] for tile in passing])
 
 
 def hows_of(entry: Entry) -> dict[Tile, int]:
@@ -118,12 +124,23 @@ def is_dead(tile: Tile, rank: int) -> bool:
     return rank == NEVER and not tile.persistent
 
 
-def _used(entry: Entry, again: Sequence[int], numbers: Mapping[Tile, int]) -> list[Used]:
+def has_passed(program: Program, rank: int) -> bool:
+    """Whether a run of the program needs no more the bytes of a tile whose next use has that rank."""
+    return rank >= len(program)
+
+
+def _used(
+    program: Program, entry: Entry, again: Sequence[int], numbers: Mapping[Tile, int], passing: Container[Tile]
+) -> list[Used]:
+    """passing: tiles that nobody needs between two runs."""
+    used = []
     ranks = dict(zip(entry.tiles, again, strict=True))
-    return [
-        (numbers[tile], how, rank if rank < AT_HOST else NEVER, is_dead(tile, rank))
-        for (tile, how), rank in zip(hows_of(entry).items(), ranks.values(), strict=True)
-    ]
+    for (tile, how), rank in zip(hows_of(entry).items(), ranks.values(), strict=True):
+        if tile in passing and has_passed(program, rank):
+            used.append((numbers[tile], how, NEVER, True))
+        else:
+            used.append((numbers[tile], how, rank if rank < AT_HOST else NEVER, is_dead(tile, rank)))
+    return used
 
 
 def _first_use(program: Program, tile: int, behind: int) -> int:

@@ -192,15 +192,14 @@ def step(update: str) -> tuple[Program, list[Tile]]:
     return record("step", parameters, parameters.tiling.rows(2, 32), on_host=on_host), standing
 
 
-@pytest.mark.parametrize("played", [False, True], ids=["by coroutines", "played"])
 @pytest.mark.parametrize("update", ["device", "host", "half"])
-def test_no_run_moves_fewer_bytes_under_any_cap_and_none_many_more(bench: Any, update: str, played: bool) -> None:
+def test_no_run_moves_fewer_bytes_under_any_cap_and_none_many_more(bench: Any, update: str) -> None:
     program, standing = step(update)
     demand, moved = demand_of([program], standing), list[tuple[int, int]]()
     for share in (0, 0.1, 0.25, 0.5, 1):
         cap = demand.floor_nbytes + int(share * (demand.resident_nbytes - demand.floor_nbytes))
         least = bench("optimum").least_bytes(program, cap)
-        traffic = simulate(program, standing, device_memory=cap, played=played)
+        traffic = simulate(program, standing, device_memory=cap)
         assert least.uploaded_nbytes <= traffic.uploaded_nbytes
         assert least.downloaded_nbytes <= traffic.downloaded_nbytes
         moved.append((least.uploaded_nbytes, traffic.uploaded_nbytes))

@@ -204,6 +204,7 @@ def test_a_weight_that_changes_before_its_step_may_be_cancelled_no_more(run: Run
     def late(self: Program) -> Program:
         first = next((i for i, entry in enumerate(self.entries) if getattr(entry, "kernel", "") == "adamw"), None)
         if first is not None:
+            self.entries.append(self.entries.pop(self.marks["update"]))
             self.marks["update"] = len(self.entries) - 1
         return finish(self)
 

@@ -104,7 +104,7 @@ def test_any_packing_of_any_program_gives_the_bits_of_a_run(
 ) -> None:
     work = write_program(random.Random(seed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asynctile.repeat.packings.plan_top", by_chance(seed))
+        patch.setattr("asynctile.schedule.decide.plan_top", by_chance(seed))
         place = place_of(work, device, share)
         asyncio.run(run_thrice(work, place, tmp_path_factory.mktemp("spill"), plays=plays or device == "cpu"))
 
@@ -113,7 +113,7 @@ def test_any_packing_of_any_program_gives_the_bits_of_a_run(
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.3}, {"update": "host"}, {"recompute": False}], ids=str)
 async def test_packed_steps_have_the_bits_of_others_and_move_what_their_plan_says(options: dict[str, Any], plays: bool) -> None:
     plan = plan_step(SHORT.config, SHORT.work(**{"update": "device", **options}), Machine(**CAPPED))
-    assert plan.memory == "by bytes"
+    assert plan.comes_and_goes
     async with training(CAPPED, **options) as (engine, trainer):
         if not plays:
             without_player(engine)
@@ -240,7 +240,7 @@ async def test_a_plan_that_forgets_a_move_is_a_fault_that_is_told_and_no_wrong_b
         index = next(index for index, moves in enumerate(packing.moves) if index > 100 and moves)
         return replace(packing, moves=(*packing.moves[:index], (), *packing.moves[index + 1 :]))
 
-    monkeypatch.setattr("asynctile.repeat.packings.plan_top", forgets)
+    monkeypatch.setattr("asynctile.schedule.decide.plan_top", forgets)
     async with training(CAPPED) as (_, trainer):
         before = await trainer.model.state_dict()
         with pytest.raises(AsynctileError):

@@ -21,7 +21,6 @@ from asynctile.ops import fill
 from asynctile.repeat.calls import Calls
 from asynctile.repeat.schedules import MOST_FETCHED
 from asynctile.share import Share
-from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 from tests.inside_engine import schedule_of
 from tests.layers.training import OPTIMIZER, assert_same_tensors, lively
@@ -79,20 +78,23 @@ async def test_a_run_without_one_of_its_inputs_is_refused_also_where_runs_before
         assert flags[-1], "the last time it would have been played again"
 
 
-async def test_what_fetches_much_is_not_played_and_cuts_no_cap_as_if_it_were(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fetches_much_is_not_played_and_needs_no_memory_beside_the_caps(
+    place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with training(place) as (_, trainer):
+        expected = [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:3]]
     monkeypatch.setattr("asynctile.repeat.schedules.MOST_FETCHED", 100)
-    async with training(PLACES["under a cap"]) as (engine, trainer):
-        caps, exact = engine.tiers.caps, []
-        cut = caps.cut
+    async with training(place) as (engine, trainer):
+        runs, start = [], engine.start
 
-        async def seen(demand: Demand, **how: bool) -> None:
-            exact.append(how["exactly"])
-            await cut(demand, **how)
+        async def seen(*args: Any) -> Any:
+            runs.append(await start(*args))
+            return runs[-1]
 
-        monkeypatch.setattr(caps, "cut", seen)
-        for _ in range(3):
-            await trainer.model.logits(BATCHES[0][0])
-        assert exact == [False] * 3
+        engine.start = seen  # type: ignore[method-assign]
+        assert [(await trainer.model.logits(tokens)).tobytes() for tokens, _ in BATCHES[:3]] == expected
+        assert [run.played for run in runs] == [False] * 3
+        assert not engine._schedules._results.nbytes
 
 
 async def test_results_that_are_fetched_are_those_of_coroutines(place: dict[str, Any]) -> None:

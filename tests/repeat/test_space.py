@@ -17,7 +17,7 @@ from asynctile.layers.batch import loss_inputs
 from asynctile.layers.model import Model
 from asynctile.memory.tiers import Tiers
 from asynctile.program.program import Program
-from asynctile.repeat.space import space_of
+from asynctile.repeat.space import space_on
 from asynctile.schedule.decide import decide
 from asynctile.schedule.packing import Packing
 from asynctile.schedule.schedule import Kind, Schedule
@@ -66,8 +66,8 @@ async def decided(engine: Engine, trainer: Trainer, shape: Any, seed: int | None
     async def job() -> Schedule | None:
         program = await trainer._keeping.run(kind, rows, partial(trainer._placed, kind))
         async with engine.exclusive():
-            await engine.assembly.cut(model.demand(program))
-            space = space_of(engine.tiers, model.demand(program))
+            await engine.tiers.caps.cut(model.demand(program))
+            space = space_on(engine.tiers, model.demand(program))
             return decide(program, space, None if seed is None else a_packing(program, engine.tiers, seed))
 
     found = await engine.call(job())

@@ -46,8 +46,11 @@ class Noted:
         self.order: list[int] = []
         placed = Placed(schedule, lambda place, shape, dtype: self, np.zeros(len(schedule.program.numbers) + 1))
         placed.operands = lambda index: (index, index)  # type: ignore[method-assign, assignment, return-value]
+        placed.array = lambda place, tile: self  # type: ignore[method-assign]
         placed.number = lambda operation: None  # type: ignore[method-assign]
-        self.issuer = Issuer(placed, self, self.run_ahead, self.gate)  # type: ignore[arg-type]
+        outputs = {fetch.key: {one.index: None for one in schedule.program.fetches} for fetch in schedule.program.fetches}
+        self.issuer = Issuer(placed, self, self.run_ahead, self.gate, outputs)  # type: ignore[arg-type]
+        self.issuer._results = [index for index, entry in enumerate(schedule.entries) if entry.kind is Kind.FETCH]
         self.issuer.on_transfer = lambda index, after: self.note(index, (), after)
 
     def note(self, index: int, waits: Sequence[StreamEvent], after: Sequence[StreamEvent]) -> StreamEvent:

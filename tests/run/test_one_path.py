@@ -1,4 +1,7 @@
-"""One way for all that is not played: operations go through the tile coroutine, loads ahead of their use through a stage."""
+"""One way for all that is not played: each operation, and each move, is an entry of a schedule that its coroutine enqueues.
+
+What is launched by itself has a coroutine of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,118 +15,110 @@ import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, Trainer
-from asynctile.memory.tier import Tier
 from asynctile.ops import copy
 from asynctile.program.needs import demand_of
-from asynctile.program.operation import Operation
-from asynctile.program.program import Fetch
+from asynctile.run.issuer import Issuer
 from asynctile.run.lane import Lane
-from asynctile.run.stage import Stage
+from asynctile.schedule.schedule import Kind
 from tests.by_hand import on_host, standing
 from tests.inside_engine import device_of
 from tests.layers.training import OPTIMIZER, SMALL, batches_of
 
 STATES = SMALL.config.states_nbytes
+VERBS = {
+    "launch": Kind.OPERATION, "launch_on_host": Kind.OPERATION, "upload": Kind.UPLOAD, "download": Kind.DOWNLOAD,
+    "copy": Kind.COPY,
+}  # fmt: skip
 
 
 class Paths:
-    """What went through the coroutine, what reached the device, and by whom each tile was loaded, from now on."""
+    """What the device is asked for from now on, and by which coroutine: what an entry is, or an operation by itself."""
 
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.performed: list[Any] = []
-        self.launched: list[Any] = []
-        #: (tier, tile, the operation or stage in which it was loaded; None: something else)
-        self.loads: list[tuple[Tier, Any, Any]] = []
+        #: by kind of entries that were enqueued, and of "launch", how many the device got
+        self.enqueued = Counter[Any]()
+        #: what no coroutine has enqueued: tiles that come to where a schedule begins
+        self.others = Counter[str]()
         self._inside: list[Any] = []
-        perform, step, load = Lane.perform, Stage.step, Tier._load
+        enqueue, perform = Issuer._enqueue, Lane.perform
 
-        async def performed(lane: Lane, entry: Any, *args: Any) -> Any:
-            self.performed.append(entry)
-            self._inside.append(entry)
+        def enqueued(issuer: Issuer, entry: Any, *args: Any) -> Any:
+            self._inside.append(entry.kind)
             try:
-                return await perform(lane, entry, *args)
+                return enqueue(issuer, entry, *args)
             finally:
                 self._inside.pop()
 
-        async def stepped(stage: Stage, index: int) -> None:
-            self._inside.append(stage)
+        async def performed(lane: Lane, *args: Any) -> Any:
+            self._inside.append("launch")
             try:
-                await step(stage, index)
+                return await perform(lane, *args)
             finally:
                 self._inside.pop()
 
-        def loaded(tier: Tier, residency: Any, slot: Any) -> None:
-            self.loads.append((tier, residency.tile, self._inside[-1] if self._inside else None))
-            load(tier, residency, slot)
-
+        monkeypatch.setattr(Issuer, "_enqueue", enqueued)
         monkeypatch.setattr(Lane, "perform", performed)
-        monkeypatch.setattr(Stage, "step", stepped)
-        monkeypatch.setattr(Tier, "_load", loaded)
         device = device_of(engine)
-        for name in ("launch", "launch_on_host"):
-            monkeypatch.setattr(device, name, self._recorded(getattr(device, name)))
+        for verb in VERBS:
+            if hasattr(device, verb):
+                monkeypatch.setattr(device, verb, self._noted(verb, getattr(device, verb)))
 
-    def _recorded(self, launch: Callable[..., Any]) -> Callable[..., Any]:
-        def launched(operation: Operation, *args: Any) -> Any:
-            assert self._inside[-1] is operation, "it was launched from elsewhere than its own coroutine"
-            if not self.launched or self.launched[-1] is not operation:  # by launch_on_host
-                self.launched.append(operation)
-            return launch(operation, *args)
+    def _noted(self, verb: str, true: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            who = self._inside[-1] if self._inside else None
+            if who is None:
+                self.others[verb] += 1
+            elif verb != "launch" or who != "within":  # by launch_on_host
+                kind = Kind.FETCH if who is Kind.FETCH and verb == "download" else VERBS[verb]
+                assert who in (kind, "launch"), f"{verb} by {who}"
+                self.enqueued[who] += 1
+            self._inside.append("within")
+            try:
+                return true(*args)
+            finally:
+                self._inside.pop()
 
-        return launched
-
-    def check(self) -> Counter[str]:
-        """Loads by who made them; every operation that the device got went through the coroutine, once, in this order."""
-        operations = [entry for entry in self.performed if type(entry) is Operation]
-        assert operations == self.launched
-        found: Counter[str] = Counter()
-        for _, tile, who in self.loads:
-            if not isinstance(who, Stage):
-                assert who is not None and tile in who.tiles, f"{tile} was loaded ahead, and by no stage"
-            found["stage" if isinstance(who, Stage) else "operation"] += 1
-        return found
+        return noted
 
 
 @pytest.mark.parametrize("update", ["device", "host"])
 @pytest.mark.parametrize("caps", [
+    {"device": "cpu"},
     {"device": "cpu", "host_memory": 200 << 10, "spill": True},
+    {"device": "emulated"},
     {"device": "emulated", "device_memory": STATES // 3},
+    {"device": "emulated", "device_memory": STATES // 3, "prefetch": 0},
     {"device": "emulated", "device_memory": STATES // 3, "host_memory": 280 << 10, "spill": True},
-], ids=["RAM over a file", "a device over RAM", "three tiers"])  # fmt: skip
-async def test_a_step_and_a_generation_go_through_the_coroutine_and_its_loads_ahead_through_stages(
+], ids=["RAM", "RAM over a file", "a device", "a device over RAM", "without prefetch", "three tiers"])  # fmt: skip
+async def test_steps_and_generations_are_entries_of_schedules(
     caps: dict[str, Any], update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = caps | ({"spill": tmp_path} if "spill" in caps else {})
     async with Engine(**options) as engine:
         model = await GPT2.create(engine, SMALL.config, seed=1, tile=SMALL.tile)
         trainer = Trainer(model, OPTIMIZER, micro_batches=SMALL.micro_batches, update=update)
-        engine.plays = False  # what is played was decided before
+        engine.plays = False
         paths = Paths(engine, monkeypatch)
         before = engine.statistics().operations
         for batch in batches_of(SMALL, 2):
-            await trainer.step(*batch)
-        assert len(paths.launched) == engine.statistics().operations - before > 1000
-        found = paths.check()
-        assert found["stage"] > 2 * found["operation"] > 0
-        tiers = {tier for tier, _, who in paths.loads if isinstance(who, Stage)}
-        assert tiers == {tier for tier in engine.tiers.from_the_top() if tier.arena.divided}
-        steps = len(paths.performed)
+            assert not (await trainer.step(*batch)).played
+        assert paths.enqueued[Kind.OPERATION] == engine.statistics().operations - before > 500
         tokens = [token async for token in model.generate([1, 2], max_new_tokens=2, seed=1)]
-        assert len(tokens) == 2
-        assert any(isinstance(entry, Fetch) for entry in paths.performed[steps:])
-        paths.check()
+        assert len(tokens) == 2 and paths.enqueued[Kind.FETCH] > 0
+        assert paths.enqueued["launch"] == 0
+        assert not paths.others.keys() & {"launch", "launch_on_host"}
+        if "device_memory" in caps:
+            assert paths.enqueued[Kind.UPLOAD] > paths.others["upload"], "most tiles come within a step"
 
 
-async def test_single_launches_go_through_the_coroutine_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_launches_go_through_a_coroutine_of_their_own_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c = tiles = standing("a", "b", "c")
     async with Engine("emulated") as engine:
         await engine.reserve(demand_of([], tiles))
         await engine.store([(a, np.ones(a.shape, np.float32))])
         paths = Paths(engine, monkeypatch)
-        operations = [copy(a, b), on_host(copy(b, c)), copy(c, a)]
-        for operation in operations:
+        for operation in (copy(a, b), on_host(copy(b, c)), copy(c, a)):
             await engine.launch(operation)
         await engine.synchronize()
-        assert paths.performed == operations
-        assert paths.check() == {"operation": 2}  # a, and c as the host made it
+        assert paths.enqueued == {"launch": 3 + 3} and not paths.others  # a up, b down, c up
         assert (await engine.read(a) == 1).all()

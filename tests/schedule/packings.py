@@ -143,7 +143,7 @@ def check(packing: Packing, *, over_link: bool) -> None:
         walk.step(packing)
         assert walk.floor.where == packing.start, "a step does not end where it began"
         assert packing.changed == walk.changed(), "who is newer than below is not who was changed"
-    assert walk.floor.peak_nbytes <= packing.peak_nbytes <= packing.cap
+    assert walk.floor.peak_nbytes <= packing.cap
 
 
 def _begun(packing: Packing, over_link: bool) -> Walk:
@@ -182,8 +182,7 @@ class _Draw:
             self.walk.perform(index, born)
         self._go_back()
         moves.append(tuple(self.moves))
-        found = Packing(self.program, self.floor.cap, self.floor.alignment, self.start, frozenset(), tuple(moves), births,
-                        self.floor.peak_nbytes)  # fmt: skip
+        found = Packing(self.program, self.floor.cap, self.floor.alignment, self.start, frozenset(), tuple(moves), births)
         (walk := _begun(found, self.over_link)).step(found)
         return replace(found, changed=frozenset(walk.changed()))
 

@@ -36,12 +36,9 @@ def space_by(chance: random.Random, program: Program, kind: str) -> Space:
 
 
 def fits(program: Program, space: Space) -> bool:
-    """Whether caps are such that a schedule must be found: what is wanted at once, and the inputs."""
+    """Whether caps are such that a schedule must be found: what is wanted at once."""
     top, has_link = space.top, space.ram is not None
-    least = floor(program, top.alignment, has_link=has_link)
-    if not has_link:
-        least += nbytes(program.inputs.values(), top.alignment)
-    if top.cap is not None and top.cap < least:
+    if top.cap is not None and top.cap < floor(program, top.alignment, has_link=has_link):
         return False
     return space.ram is None or space.ram.cap is None or space.ram.cap >= ram_floor(program)
 

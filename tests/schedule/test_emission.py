@@ -40,7 +40,7 @@ def packing(
 ) -> Packing:
     planned = tuple(tuple(Planned(*move) for move in moves.get(index, ())) for index in range(len(program) + 1))
     born = {index: tuple(tiles.items()) for index, tiles in (births or {}).items()}
-    return Packing(program, 8 * SIZE, SIZE, start or {}, frozenset(changed), planned, born, 8 * SIZE)
+    return Packing(program, 8 * SIZE, SIZE, start or {}, frozenset(changed), planned, born)
 
 
 def over_ram(packing: Packing) -> Schedule:

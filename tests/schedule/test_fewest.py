@@ -106,7 +106,7 @@ def least(touched: tuple[frozenset[int], ...], units: int) -> int:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
-def test_a_run_by_slots_moves_no_less(share: float) -> None:
+def test_a_run_moves_no_less(share: float) -> None:
     shape = SHAPES["sequences cut, all ragged"]
     parameters = shape.parameters()
     rows = parameters.tiling.rows(shape.batch, shape.length, shape.micro_batches)

@@ -21,7 +21,7 @@ from asynctile.layers.step import record
 from asynctile.program.needs import demand_of
 from asynctile.program.operation import HOST, READ
 from asynctile.program.program import Mark, Program
-from asynctile.schedule.packing import Act, Packing, pack, unpacked
+from asynctile.schedule.packing import Act, Packing, pack, resident, unpacked
 from asynctile.schedule.uses import uses_of
 from asynctile.storage.container import ALIGNMENT as PAGE
 from asynctile.storage.demand import ALIGNMENT, Demand, align
@@ -170,7 +170,8 @@ def test_what_moves_comes_down_to_what_is_missing_as_a_cap_grows() -> None:
 @given(seed=st.integers(0, 1 << 32), over_link=st.booleans())
 def test_in_a_tier_that_holds_everything_each_tile_comes_once_and_leaves_only_for_the_host(seed: int, over_link: bool) -> None:
     program = program_by(random.Random(seed), sizes=(1, 64, 200, 5000))
-    packing = unpacked(uses_of(program, ALIGNMENT, OVER_LINK, has_link=over_link))
+    uses = uses_of(program, ALIGNMENT, OVER_LINK, has_link=over_link)
+    packing = unpacked(uses) if over_link else resident(program, ALIGNMENT)
     standing = set(packing.start)
     for index, entry in enumerate(program.entries):
         on_host = over_link and entry.device == HOST

@@ -153,25 +153,14 @@ def test_what_was_made_beyond_what_was_promised_is_not_lent():
     assert pool.take(for_load=True) is None
 
 
-def test_slots_in_turn_are_those_that_nobody_has_had_yet_and_then_those_that_are_free_for_longest():
-    arena = Arena(1 << 20, evictable=False, in_turn=True)
-    (pool,) = arena.cut(Demand((1024,), (1,), {1024: 3}, "adamw"))
-    taken = []
-    for _ in range(7):
-        taken.append(pool.take(for_load=False))
-        pool.give(taken[-1], evicted=False)
-    assert [slot.index for slot in taken] == [0, 1, 2, 0, 1, 2, 0]
-
-
 def test_the_tier_below_has_slots_for_what_comes_down_in_turn_and_the_one_above_has_not():
     both = Demand((64,), (1,), {60: 2, 64: 2}, "adamw", in_turn={60: 3}).rounded(128)
     assert both.exact == {128: 4} and both.resident_nbytes == 4 * 128
     assert both.passing(in_turn=True).exact == {128: 7} and both.passing().exact == {128: 4}
 
 
-@pytest.mark.parametrize("in_turn", [False, True])
-def test_of_a_tidy_pool_what_is_overwritten_takes_the_lowest_first_whoever_gave_slots_back_when(in_turn):
-    arena = Arena(1 << 20, evictable=False, in_turn=in_turn)
+def test_of_a_tidy_pool_what_is_overwritten_takes_the_lowest_first_whoever_gave_slots_back_when():
+    arena = Arena(1 << 20, evictable=False)
     (pool,) = arena.cut(Demand((1024,), (1,), {1024: 4}, "adamw"))
     slots = [pool.take(for_load=False) for _ in range(4)]
     for index in (2, 0, 3, 1):

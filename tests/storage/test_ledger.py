@@ -115,18 +115,6 @@ def test_an_operation_larger_than_the_arena_is_refused_before_anything_moves():
     assert resident.slot is not None
 
 
-def test_prefetch_yields_to_tiles_that_are_needed_sooner():
-    book = ledger(2)
-    a, b, c = (stored(book, name) for name in "abc")
-    use(book, [a], "r", [5])
-    use(book, [b], "r", [6])
-    moves = []
-    assert not book.prefetch(c, 7, moves)
-    assert moves == []
-    assert book.prefetch(c, 5, moves)
-    assert [(type(move), move.residency.name) for move in moves] == [(Evict, "b"), (Load, "c")]
-
-
 def test_a_released_temporary_frees_its_slot_and_its_place_below():
     book = ledger(1)
     t, a = temporary(book, "t"), stored(book, "a")

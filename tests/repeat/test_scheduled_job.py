@@ -9,20 +9,24 @@ import asyncio
 import json
 import math
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asynctile import DeviceError, Engine, TornModelError
+from asynctile import AsynctileError, DeviceError, Engine, TierError, TornModelError
 from asynctile.ops import copy
 from asynctile.program.needs import demand_of
 from asynctile.program.program import UPDATE, Program
 from asynctile.schedule.decide import decide
 from asynctile.schedule.schedule import Kind, Schedule
+from asynctile.storage.faults import Faults
 from asynctile.storage.tile import Tile
+from tests.by_hand import NBYTES, standing
 from tests.inside_engine import schedule_of
 from tests.layers.training import Tensors, assert_same_tensors
+from tests.matmul import Matmul, engine_for
 from tests.repeat.interleaving import BATCHES, PLACES, played, states_of, training
 from tests.repeat.traps import set_trap
 
@@ -223,7 +227,7 @@ async def test_a_schedule_that_is_made_while_its_step_is_cancelled_is_kept(
         begun.set()
         return decide(*args)
 
-    monkeypatch.setattr("asynctile.repeat.templates.decide", counted)
+    monkeypatch.setattr("asynctile.repeat.space.decide", counted)
     async with training(place) as (_, trainer):
         if "device_memory" not in place:  # there it is made before the first step
             assert await played(trainer, 0) == [False]
@@ -235,3 +239,45 @@ async def test_a_schedule_that_is_made_while_its_step_is_cancelled_is_kept(
         assert (await played(trainer, *range(trainer.step_count, 2)))[-1]
         assert made == 1
         assert_same_tensors(await states_of(trainer), await undisturbed({}, 0, 1))
+
+
+async def test_what_a_run_that_is_given_up_has_not_written_is_no_tile_with_bytes() -> None:
+    a, b, c = tiles = standing("a", "b", "c")
+    program = Program("in two parts")
+    program.add(copy(a, b))
+    program.mark("half")
+    program.add(copy(b, c))
+    program.finish()
+    async with Engine("emulated", device_memory=4 * NBYTES) as engine:
+        await engine.reserve(demand_of([program], tiles))
+        await engine.store([(a, np.ones(a.shape, np.float32))])
+
+        async def job() -> list[Tile]:
+            async with engine.exclusive():
+                run = await engine.start(program, demand_of([program], tiles), {})
+                await run.until("half")
+                return await run.abandon()
+
+        assert await engine.call(job()) == []
+        assert (await engine.read(b) == 1).all()
+        with pytest.raises(AsynctileError, match="c was never written"):
+            await engine.read(c)
+
+
+async def test_a_run_whose_tiles_do_not_come_to_its_begin_raises_why_and_loses_what_was_lost(tmp_path: Path) -> None:
+    faults, work = Faults(seed=3), Matmul()
+    async with engine_for(work, tmp_path, "emulated", 6, 5, wrap_spill=faults.wrap) as engine:
+        await work.prepare(engine)
+        faults.arm("eio_read", lasting=True)
+
+        async def job() -> list[Tile]:
+            async with engine.exclusive():
+                run = await engine.start(work.program, work.demand, {})
+                with pytest.raises(TierError):
+                    await run.finish()
+                return await run.abandon()
+
+        assert await engine.call(job()) == []
+        faults.disarm()
+        await work.run(engine)
+        assert np.allclose(await work.result(engine), work.a @ work.b, atol=1e-3)

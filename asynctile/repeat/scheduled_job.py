@@ -1,4 +1,4 @@
-"""The run of a program by its schedule, with the face of asynctile/run/job.py.
+"""The run of a program by its schedule.
 
 Workers, the graphs of a device, or coroutines run a stretch, the host looks at marks. What depends on a failed entry is no
 good, and the rest of the stretch runs; so a step that fails or is given up is left at a mark, where the schedule knows where
@@ -19,7 +19,7 @@ from asynctile.program.program import UPDATE
 from asynctile.repeat.arrival import stand
 from asynctile.repeat.bound import Bound
 from asynctile.run.assembly import Assembly
-from asynctile.schedule.schedule import Standing
+from asynctile.schedule.schedule import NOBODY, Standing
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 
@@ -51,10 +51,10 @@ class Player(Protocol):
     def statuses(self) -> np.ndarray: ...
 
 
-class PlayedJob:
+class ScheduledJob:
     """Begun when it is made, on the device's loop; its inputs are in place. outputs: what its fetches fill.
 
-    played: whether by workers or graphs. The rest is as Job's.
+    The rest is as Job's.
     """
 
     def __init__(self, assembly: Assembly, player: Player, bound: Bound, outputs: Mapping[str, np.ndarray]) -> None:
@@ -72,10 +72,8 @@ class PlayedJob:
         player.begin()
 
     async def until(self, mark: str) -> None:
-        """Let everything before `mark` run, and what is behind it up to the first update or to where an input is rewritten:
-        workers need not rest while the host looks.
-
-        KeyError if the program has no such mark.
+        """Also what is behind the mark, up to the first update or to where an input is rewritten: workers need not rest while
+        the host looks.
         """
         schedule = self._bound.schedule
         self._asked = schedule.marks[mark]
@@ -83,27 +81,26 @@ class PlayedJob:
         await self._release(min((stretch for stretch in stops if stretch >= self._asked), default=self._asked))
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
-        """At a mark that allows it (Program.mark): give an input another value, for what comes behind."""
         await self._wait(self._ended())  # what still reads the old one, or makes room for the new one
         marks = self._bound.schedule.marks
         self._bound.put(next(name for name in marks if marks[name] == self._released), tile, value)
 
     async def reported(self) -> None:
-        """Wait for the numbers of everything before the mark that was asked for."""
         begun = [stretch for stretch in self._begun() if stretch < self._asked]
         await self._wait([event for stretch in begun for event in self._player.reported(stretch)])
 
     async def finish(self) -> None:
-        """Let the rest run and wait until all of it has; raises the first error."""
         await self._release(len(self._bound.schedule.stretches))
         await self._wait(self._ended())
         await self._assembly.run_ahead.settle()  # nothing is left for others to wait for
         self.numbers = self.numbers.copy()  # the next run writes there
-        self._bound.fetch(self._outputs)
+        if self.played:
+            self._bound.fetch(self._outputs)
         self._count()
+        self._bound.ended()
+        self._assembly.inputs.announce(self.program.standing)
 
     async def abandon(self) -> list[Tile]:
-        """Let what was released run out, then leave at the mark; returns persistent tiles whose bytes are lost."""
         tiers, schedule = self._assembly.tiers, self._bound.schedule
         try:
             await self._player.hand_over()  # where it was cancelled within that
@@ -116,11 +113,11 @@ class PlayedJob:
             return []  # what is whole cannot be known while something still hangs
         self._count()
         failure = partial(self._failure, self._player.statuses)
-        stand(tiers, self._standing(), self._bound.slots, failure)
-        for tile in (*schedule.program.temporaries, *schedule.program.inputs.values()):
-            residency = tiers.top.of(tile)
-            if residency.slot is not None or residency.backing is not None:
-                tiers.top.release(residency)
+        standing = self._standing()
+        stand(tiers, standing, self._bound.slots, failure)
+        written = {one.tile for one in standing if max(one.written, one.saved) != NOBODY}
+        self._assembly.release(tile for tile in self._bound.unwritten if tile not in written)
+        self._assembly.release((*schedule.program.temporaries, *schedule.program.inputs.values()))
         return [tile for tile in schedule.program.standing if not tiers.top.rescue(tiers.top.of(tile))]
 
     async def _release(self, stretches: int) -> None:

@@ -1,0 +1,31 @@
+"""Prefetch 0: loads and work take turns, the step without overlap that shows what overlap is worth. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from asynctile.schedule.schedule import DISK, Kind, Scheduled
+
+
+def in_lockstep(entries: Sequence[Scheduled]) -> tuple[Scheduled, ...]:
+    """The same entries, each load behind all work before it, and each piece of work behind all loads before it.
+
+    What is written back, or copied within a tier, overlaps as ever.
+    """
+    found, was_load = [], False
+    before: list[int] = []
+    now: list[int] = []
+    for number, entry in enumerate(entries):
+        is_load = _is_load(entry)
+        if is_load or entry.kind in (Kind.OPERATION, Kind.FETCH):
+            if is_load is not was_load:  # those further back are over as well: these have waited for them
+                before, now, was_load = now, [], is_load
+            now.append(number)
+            entry = replace(entry, after=tuple(sorted({*entry.after, *before}.difference(entry.waits))))
+        found.append(entry)
+    return tuple(found)
+
+
+def _is_load(entry: Scheduled) -> bool:
+    return entry.kind is Kind.UPLOAD or (entry.kind is Kind.TRANSFER and entry.places[0].tier != DISK)
