@@ -150,7 +150,7 @@ async def test_turns_change_no_bit_of_two_trainings_and_of_what_is_asked_between
         assert training.losses == expected.losses  # what moves follows from whether it is played
         assert_same_tensors(training.states, expected.states)
     assert found[2] == await place.generated_alone()
-    assert min(waited) > 0, "they were held back"
+    assert max(waited) > 0, "neither was held back"
 
 
 class GatedFile:
