@@ -46,7 +46,7 @@ NOT_PURE = {
 TYPES = {"dtype", "float32", "uint16"}
 #: Modules of pure floors that compute with arrays of offsets and times, of which there are many; still none of a tile's bytes.
 ARITHMETIC = {"asynctile.schedule.state", "asynctile.schedule.uses", "asynctile.schedule.walk"}
-LONGEST = 300
+LONGEST = 500
 #: Names of more than one class. A player is one on purpose: the protocol and what keeps it.
 SHARED_NAMES = {"Block", "Player", "Recording"}
 

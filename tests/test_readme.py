@@ -93,26 +93,3 @@ def test_paths_in_the_text_are_there(document):
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", document.read_text())
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
-
-
-def mapped():
-    """Path of every file that the map in CONTRIBUTING.md names: the indentation says in which folder it is."""
-    (block,) = re.findall(r"^## Map of the code\n(.*?)^## ", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
-    top = room = ROOT
-    for line in re.findall(r"^ {4,}\S.*", block, re.MULTILINE):
-        folder = re.match(r" *([\w/]+)/ ", line)
-        if line[4] != " ":
-            top = room = ROOT / folder[1]
-        elif line[6] != " ":
-            room = top / folder[1] if folder else top
-        yield from (room / name for name in re.findall(r"\w+\.(?:py|sh)\b", line))
-
-
-def test_the_map_names_every_module_where_it_is_but_those_of_rooms_with_a_file_for_each_thing():
-    named = set(mapped())
-    assert sorted(path for path in named if not path.exists()) == []
-    inner = {path for folder in ("asynctile", "layers", "storage") for path in (ROOT / folder).rglob("*.py")}
-    alike = {"cli", "ops", "kernels"}
-    rest = {path for path in inner if not path.name.startswith("__") and not alike & set(path.relative_to(ROOT).parts)}
-    links = [ROOT / "asynctile" / link for link in ("layers", "storage")]
-    assert sorted(path for path in rest - named if not any(path.is_relative_to(link) for link in links)) == []
