@@ -40,6 +40,7 @@ def stress(program: Program, tmp_path: Path, *words: object) -> tuple[int, str, 
     return program("stress", "--spill", tmp_path, "--seed", 3, *words)
 
 
+@pytest.mark.laws
 @pytest.mark.timeout(600)  # a save is killed behind each of a hundred calls, by as many processes
 def test_a_round_of_each_scenario(program: Program, tmp_path: Path) -> None:
     report = tmp_path / "report.json"

@@ -32,6 +32,8 @@ from asynctile.storage.pool import Pool
 from asynctile.storage.slot import Slot
 from tests.cli.conftest import Program as Command
 
+pytestmark = pytest.mark.laws
+
 Run = Callable[..., dict[str, Any]]
 
 

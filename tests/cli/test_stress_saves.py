@@ -13,6 +13,8 @@ import pytest
 from asynctile.cli.stress import saves
 from tests.cli.conftest import Program
 
+pytestmark = pytest.mark.laws
+
 _PLANTED = """
 import sys
 from pathlib import Path

@@ -13,6 +13,8 @@ import pytest
 from asynctile.cli.stress import signals
 from tests.cli.conftest import Program
 
+pytestmark = pytest.mark.laws
+
 #: Instead of the process that sends signals: as far apart as is said, the first a little later from round to round.
 _PLANTED = """
 import random, sys

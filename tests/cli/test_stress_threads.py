@@ -14,6 +14,8 @@ from asynctile.cli.stress import threads
 from asynctile.loop.keeper import Keeper
 from tests.cli.conftest import Program
 
+pytestmark = pytest.mark.laws
+
 
 def stress(program: Program, folder: Path, rounds: int) -> tuple[int, dict[str, Any]]:
     """The status of so many rounds, and their report."""
