@@ -1,9 +1,11 @@
-"""The arena of a tier: how its cap is cut into slots of a few fixed sizes, or packed: any tile at any offset.
+"""The arena of one tier: how its cap is cut into slots of a few sizes, or packed, with tiles at any offset.
 
-Pure bookkeeping. The memory itself belongs to the device (asynctile/device), who stands in a slot is decided by
-storage/ledger.py, which slots of a size are free is known to storage/pool.py, and which bytes to storage/ground.py. A cap that
-does not hold everything is cut into slots while what will run is not known: any free slot takes any tile of its pool, so a
-budget at the floor works. Where a whole step is known, so are its addresses, and the arena is packed.
+Pure bookkeeping. The memory itself belongs to the device (asynctile/device). storage/ledger.py decides which tile gets a slot,
+storage/pool.py knows the free slots of one size, and storage/ground.py knows which bytes are taken. An arena works in one of
+three ways:
+- Its cap holds everything: one pool for each tile size, growing as needed.
+- Its cap is too small and the next work is unknown: it is divided. Any free slot of a pool fits, so a cap at the floor works.
+- Its cap is too small and a whole step is known: it is packed. The plan gives every tile its address.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from asynctile.storage.tile import Tile
 
 
 class Arena:
-    """All pools of one tier, largest last, under one cap in bytes (None: no cap).
+    """All pools of one tier, by ascending slot size, under one cap in bytes (None: no cap).
 
-    A cap that holds everything has a pool for each size, which grows while the cap allows. Otherwise, if tiles can leave
-    (`evictable`), the arena is `divided` between two pools, so that a tile of either size can always push out another
-    of its size; or it is `packed`, and has none. Either way it has a `ground`, which stays while the cap does.
+    If the cap holds everything, pools grow within it. Otherwise, if tiles can be evicted (`evictable`), the arena is `divided`
+    between at most two pools, so that a tile of either size can always evict one of its size, or it is `packed` and has no
+    pools. In both cases it has a `ground`, which is kept as long as the cap stays the same.
 
-    alignment: of every slot. argument: what gave the cap, for messages; remedy: how it is raised, if not by that.
-    lent_nbytes: of the cap, to whoever borrowed it.
-    rigid: memory cannot be let go slot by slot; where free slots of one size stand in the way of another, all is cut anew.
-    expected: where tiles that are neither here nor to be loaded will be written, while packed: offsets in bytes.
+    alignment: of every slot, in bytes. argument, remedy: the option that set the cap, and how to raise the cap, for messages.
+    lent_nbytes: the part of the cap that is lent. rigid: memory cannot be released slot by slot; if free slots of one size
+    block another size, the whole arena is cut anew.
+    expected: while packed, the offset in bytes at which a tile that has no slot yet will be written whole.
     """
 
     def __init__(
@@ -61,17 +63,17 @@ class Arena:
 
     @property
     def held_nbytes(self) -> int:
-        """Of slots that are taken, and lent."""
+        """Bytes of the slots that are taken, plus the bytes that are lent."""
         return self.used_nbytes + self.lent_nbytes
 
     @property
     def available(self) -> int | None:
-        """The cap without what is lent."""
+        """The cap in bytes minus the bytes that are lent; None if there is no cap."""
         return None if self.cap is None else self.cap - self.lent_nbytes
 
     @property
     def counted_nbytes(self) -> int:
-        """Of slots that are taken, as those count who hand them out."""
+        """Bytes of the taken slots, counted anew from the pools and the ground (a check on `used_nbytes`)."""
         taken = sum(pool.used * pool.slot_nbytes for pool in self.pools)
         return taken if self.ground is None else taken + self.ground.taken_nbytes
 
@@ -79,35 +81,35 @@ class Arena:
         return self.available is None or self.made_nbytes + nbytes <= self.available
 
     def may_lend(self, nbytes: int) -> bool:
-        """Whether `nbytes` of the cap are not needed by the programs that it was cut for."""
+        """Return whether the programs that the arena was cut for can spare `nbytes` of the cap."""
         needed = max(self._promised_nbytes, self.made_nbytes) + nbytes
         return not self.divided and (self.available is None or needed <= self.available)
 
     def lend(self, nbytes: int) -> bool:
-        """Set them aside, if they are not."""
+        """Set `nbytes` of the cap aside for a borrower; return False, and do nothing, if the programs need them."""
         if not self.may_lend(nbytes):
             return False
         self.lent_nbytes += nbytes
         return True
 
     def pool_for(self, nbytes: int) -> Pool:
-        """The smallest pool whose slots take `nbytes`."""
+        """Return the pool with the smallest slots that hold `nbytes`; BudgetError if there is none."""
         for pool in self.pools:
             if nbytes <= pool.slot_nbytes:
                 return pool
         raise BudgetError(
-            f"a tile of {format_size(nbytes)} fits no slot here: {self.argument} is cut into slots of "
+            f"a tile of {format_size(nbytes)} fits no slot: {self.argument} is cut into slots of "
             f"{', '.join(format_size(pool.slot_nbytes) for pool in self.pools) or 'no size yet'}; "
             "reserve slots of that size first",
             floor=nbytes,
         )
 
     def free_slots(self) -> list[Slot]:
-        """Those of all pools that exist and are nobody's."""
+        """Return the free slots of all pools."""
         return [slot for pool in self.pools for slot in pool.free_slots()]
 
     def fits(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
-        """Whether the present cut already serves `demand`. foreign: as in `check`."""
+        """Return whether the pools, as they are, already serve `demand`. foreign: as in `check`."""
         if self.packed:
             return False
         have = [pool.slot_nbytes for pool in self.pools]
@@ -118,25 +120,25 @@ class Arena:
         if demand.sizes[-1] > have[-1]:
             return False
         assert self.cap is not None
-        # Large slots are what is left when the small ones are paid for: their floor is enough.
+        # The large pool gets the bytes that the small pool leaves, so here only its floor is required.
         wanted = [count for _, count in demand.divide(self.cap, self.argument)[:-1]] + [demand.floor[-1]]
         needed = dict.fromkeys(have, 0)
         places = [min(slot for slot in have if size <= slot) for size in demand.sizes]
         for place, count in zip(places, wanted, strict=True):
             needed[place] += count
-        # A tile above the small size must not find itself in a pool that was counted for small ones.
+        # A tile above the small size must not land in a pool that was sized for small tiles.
         if any(self.pool_for(size).slot_nbytes != places[-1] for size in demand.exact if size > demand.small):
             return False
         return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
 
     def is_cut_for(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
-        """Whether the present cut is the one that `cut` would make."""
+        """Return whether the present cut is the one that `cut` would make."""
         if not self.divided or self.cap is None or _everything(demand, foreign) <= self._room():
             return not self.divided and self.fits(demand, foreign)
         return [(pool.slot_nbytes, pool.limit) for pool in self.pools] == demand.divide(self.cap, self.argument)
 
     def holds(self, demand: Demand) -> bool:
-        """Whether every tile of `demand` can stay at once."""
+        """Return whether all tiles of `demand` can stay resident at once."""
         if not self.divided:
             return True
         if self.packed:
@@ -147,9 +149,9 @@ class Arena:
         return all(needed[pool.slot_nbytes] <= (pool.limit or 0) for pool in self.pools)
 
     def check(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> None:
-        """BudgetError if the cap is below what `demand` needs: its floor, or everything where nothing can leave.
+        """Raise BudgetError if the cap is below the floor of `demand` or, if nothing can be evicted, below its total size.
 
-        foreign: tiles by size that are resident and not among the demand's.
+        foreign: resident tiles that are not part of the demand, {size: count}.
         """
         if self.cap is None:
             return
@@ -159,31 +161,31 @@ class Arena:
         elif needed > self.cap:
             raise BudgetError(
                 f"{self.argument} of {format_size(self.cap)} is below the floor of {format_size(needed)} ({needed} bytes): "
-                f"every tile that is alive at once must find a place in RAM; {self.remedy} or give spill a folder on a "
+                f"all tiles that are alive at the same time need a place in RAM; {self.remedy} or give spill a folder on a "
                 "fast disk",
                 floor=needed,
             )
 
     def keeps_all(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
-        """Whether nothing need leave: the arena is not divided and the cap holds everything."""
+        """Return whether nothing has to be evicted: the arena is not divided, and the cap holds everything."""
         return not self.divided and _everything(demand, foreign) <= self._room()
 
     def may_stay_packed(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
-        """Whether it is packed, on all of its cap, which does not hold everything."""
+        """Return whether the arena is packed over its whole cap, and the cap still does not hold everything."""
         is_whole = self.ground is not None and self.ground.nbytes == self.cap
         return self.packed and is_whole and _everything(demand, foreign) > self._room()
 
     def has_room_for(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
-        """Whether `cut` would take away no slot."""
+        """Return whether `cut` would remove no slot."""
         return not self.divided and self._grown_nbytes(demand, foreign) <= self._room()
 
     def must_be_empty(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> bool:
-        """Whether tiles must leave before `cut`: the pools that there are will not stay."""
+        """Return whether all tiles must be evicted before `cut`, because the present pools will not survive it."""
         stuck = self.rigid and self._grown_nbytes(demand, foreign) > self._room()
         return self.packed or (bool(self.pools) and (stuck or not self.keeps_all(demand, foreign)))
 
     def cut(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Pool]:
-        """Make pools for `demand`; returns the new ones. Raises BudgetError when the cap is below the floor."""
+        """Make pools for `demand` and return the new ones. Raises BudgetError if the cap is below the floor."""
         self.check(demand, foreign)
         if self.must_be_empty(demand, foreign):
             self.forget_pools()
@@ -198,7 +200,7 @@ class Arena:
         return self.divide(demand.divide(self.cap, self.argument))
 
     def divide(self, sizes: Iterable[tuple[int, int]]) -> list[Pool]:
-        """Pools of (slot bytes, count) each, side by side; there must be none yet."""
+        """Divide the arena into pools of (slot bytes, count) each, side by side on the ground. It must have no pools yet."""
         assert not self.pools and not self.packed
         ground, start = self._lay_ground(), 0
         for nbytes, count in sizes:
@@ -207,9 +209,9 @@ class Arena:
         return self.pools
 
     def pack(self) -> None:
-        """From now on tiles stand where they are told to (`take_at`); until the next `cut`. It must hold none.
+        """Pack the arena: until the next `cut`, tiles stand at the offsets given to `take_at`. It must hold no tile.
 
-        Work may be in flight on the slots of a divided arena: whoever gets their bytes waits for it.
+        Work may be in flight on the slots of a divided arena: the next owner of their bytes waits for it.
         """
         assert not self.used_nbytes, "an arena with tiles in it cannot be packed"
         self.expected.clear()
@@ -223,18 +225,21 @@ class Arena:
         self.packed = True
 
     def range_at(self, offset: int, nbytes: int) -> Slot:
-        """The slot at `offset` that a tile of `nbytes` needs, not taken, and be it free or not. Of a packed arena."""
+        """Return a slot at `offset` for a tile of `nbytes`, free or not, and do not take it. Packed arenas only."""
         assert self.packed and self.ground is not None and not offset % self.alignment
         return self.ground.range_at(offset, align(nbytes, self.alignment))
 
     def take_at(self, offset: int, nbytes: int) -> Slot:
-        """`range_at`, which must be free, and taken."""
+        """Return the slot at `offset` and take it; AsynctileError if any of its bytes are taken."""
         slot = self.range_at(offset, nbytes)
         slot.pool.claim(slot)
         return slot
 
     def forget_pools(self) -> None:
-        """As before the first cut, but for the ground; nothing may be in flight, or be said to who comes next (`pack`)."""
+        """Return to the state before the first cut, but keep the ground.
+
+        Nothing may be in flight on the slots, unless the caller hands that work to the bytes' next owners (as `pack` does).
+        """
         assert self.used_nbytes == 0, "an arena with tiles in it cannot be divided again"
         self.pools, self.divided, self.packed, self.made_nbytes = [], False, False, 0
         self.expected.clear()
@@ -242,28 +247,28 @@ class Arena:
             self.ground.forget()
 
     def leave_ground(self) -> None:
-        """Let its memory go, whoever still knows a slot of it; nothing may be in flight there."""
+        """Release the memory of the ground, even if someone still refers to a slot in it. Nothing may be in flight there."""
         if self.ground is not None:
             self.ground.memory = None
             self.ground = None
 
     def drop_free(self) -> list[Slot]:
-        """Forget the free slots of all pools; their memory is the caller's to return."""
+        """Forget the free slots of all pools and return them; the caller releases their memory."""
         return [slot for pool in self.pools for slot in pool.drop_free()]
 
     def withdraw(self, pools: list[Pool]) -> None:
-        """Undo a `cut` whose pools got no memory."""
+        """Undo a `cut` whose new `pools` got no memory."""
         self.pools = [pool for pool in self.pools if pool not in pools]
         self.divided = self.divided and bool(self.pools)
         if not self.divided:
             self.leave_ground()
 
     def make_room(self, demand: Demand, foreign: Mapping[int, int] | None = None) -> list[Slot]:
-        """Free slots to let go of, so that pools can grow as `demand` wants; their memory is the caller's to return."""
+        """Return the free slots to drop so that pools can grow as `demand` wants; the caller releases their memory."""
         return [] if self.must_be_empty(demand, foreign) or self.has_room_for(demand, foreign) else self.drop_free()
 
     def _lay_ground(self) -> Ground:
-        """Be divided, on the ground that there is if it is as large as the cap."""
+        """Mark the arena as divided and return its ground, the present one if it is as large as the cap."""
         assert self.cap is not None and self.evictable and not self.lent_nbytes
         if self.ground is None or self.ground.nbytes != self.cap:
             self.leave_ground()
@@ -283,12 +288,12 @@ class Arena:
             pool.expected = max(pool.expected, demand.exact.get(size, 0) + (foreign or {}).get(size, 0))
 
     def _grown_nbytes(self, demand: Demand, foreign: Mapping[int, int] | None) -> int:
-        """Bytes of the pools of an undivided arena grown to `demand`. Rigid memory is there once it is expected."""
+        """Return the bytes of an undivided arena's pools, grown to `demand`. Rigid memory counts as soon as it is expected."""
         made, others = {pool.slot_nbytes: max(pool.made, pool.expected * self.rigid) for pool in self.pools}, foreign or {}
         sizes = {*made, *demand.exact}
         return sum(size * max(made.get(size, 0), demand.exact.get(size, 0) + others.get(size, 0)) for size in sizes)
 
 
 def _everything(demand: Demand, foreign: Mapping[int, int] | None) -> int:
-    """Bytes of every tile of `demand` and of those that are there already."""
+    """Return the bytes of all tiles of `demand` and of the tiles in `foreign`."""
     return demand.resident_nbytes + sum(size * count for size, count in (foreign or {}).items())

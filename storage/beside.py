@@ -1,9 +1,11 @@
-"""What stands beside a folder while it is replaced: its name, its lock, the swap, and what a kill leaves of it.
+"""Replacing a folder as a whole: temporary names beside it, a lock, the swap, and recovery after a kill.
 
-Beside a folder NAME, `.NAME.<id>.new` is litter unless the process that fills it is alive, which a lock says, and
-`.NAME.<id>.old` is always whole: it stands there between two renames, where the system cannot exchange names.
-Covers `swap`, `recover_folder`, `recover_folders` and `remove_folder`, in a parent that is held open, and `whole_folder`, by
-which commands that only read find what a kill has left, and change nothing. Filling a folder is `folder.py`.
+Beside a folder NAME there may be two kinds of helper folders:
+- `.NAME.<id>.new`, a folder that a process is filling. If no living process holds its lock, it is litter.
+- `.NAME.<id>.old`, the previous folder, always complete. It exists between two renames, on systems that cannot exchange names.
+
+Covers `swap`, `recover_folder`, `recover_folders` and `remove_folder`, all in a parent folder that is held open. Commands that
+only read use `whole_folder`, which finds the complete copy and changes nothing. Filling a folder is `folder.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _BESIDE = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(?P<kind>new|old)")
 
 
 def swap(parent: Folder, fresh: str, final: str) -> None:
-    """Make `fresh` be `final`; the older `final`, if there is one, is then found where `fresh` was."""
+    """Make the folder `fresh` take the name `final`; a previous `final` then has the name `fresh`."""
     if parent.stat(final) is None:
         parent.rename(fresh, final)
     elif not parent.exchange(fresh, final):
@@ -37,21 +39,21 @@ def swap(parent: Folder, fresh: str, final: str) -> None:
             except BaseException:
                 parent.rename(aside, final)
                 raise
-            parent.rename(aside, fresh)  # from here it is litter, whole or not
+            parent.rename(aside, fresh)  # from here on it is litter, complete or not
     parent.sync()
 
 
 @contextmanager
 def held(parent: Folder, name: str) -> Iterator[None]:
-    """Wait for the lock of a folder and hold it. It goes with the process, however that ends."""
+    """Wait for the lock of a folder, then hold it. The system drops the lock when the process ends, however it ends."""
     with parent.inside(name) as folder:
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # some file systems have no locks
             fcntl.flock(folder.fd, fcntl.LOCK_EX)
         yield
 
 
 def _is_litter(parent: Folder, name: str) -> bool:
-    """Whether no living process holds the folder; False where that cannot be known."""
+    """Return whether no living process holds the folder; False if that cannot be determined."""
     try:
         with parent.inside(name) as folder:
             fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,18 +63,18 @@ def _is_litter(parent: Folder, name: str) -> bool:
 
 
 def beside(name: str) -> str:
-    """A name of its own for what will take the place of the folder `name`."""
+    """Return a unique temporary name for the folder that will replace the folder `name`."""
     return f".{name}.{secrets.token_hex(4)}.new"
 
 
 def _left_in(parent: Folder) -> list[tuple[str, str]]:
-    """What a kill left: (name, of which folder). Links are never ours."""
+    """Return the helper folders that a kill left: (name, name of the folder it belongs to). Links are never ours."""
     found = [(name, match["name"]) for name in parent.names() if (match := _BESIDE.fullmatch(name))]
     return [(name, of) for name, of in found if (at := parent.stat(name)) is not None and stat.S_ISDIR(at.st_mode)]
 
 
 def _old_copies(parent: Folder, final: str) -> list[str]:
-    """The whole copies beside the place of `final`, the newest first."""
+    """Return the complete copies beside `final`, the newest first."""
 
     def mtime(name: str) -> int:
         found = parent.stat(name)
@@ -82,14 +84,14 @@ def _old_copies(parent: Folder, final: str) -> list[str]:
 
 
 def recover_folder(parent: Folder, final: str) -> None:
-    """Undo what a process killed while it replaced `final` left: put the whole folder back, if only the copy beside
-    its place is there, and remove the rest.
+    """Clean up after a process that was killed while it replaced `final`.
 
-    Leaves alone what a living process is filling. Raises OSError if the whole copy cannot be renamed.
+    If `final` is missing and a complete copy stands beside it, the copy gets the name `final`. All other leftovers are removed,
+    except those that a living process is filling. Raises OSError if the complete copy cannot be renamed.
     """
-    # Whole copies first, the newest before others: only one can be missed.
+    # Complete copies first, the newest before the others: only one of them can be needed.
     for name in _old_copies(parent, final):
-        with suppress(FileNotFoundError), held(parent, name):  # a living process has it for no longer than two renames
+        with suppress(FileNotFoundError), held(parent, name):  # a living process holds it only for two renames
             if parent.stat(final) is None:
                 parent.rename(name, final)
                 parent.sync()
@@ -103,21 +105,24 @@ def recover_folder(parent: Folder, final: str) -> None:
 
 
 def recover_folders(parent: Folder) -> None:
-    """`recover_folder` for every folder of `parent` that something stands beside."""
+    """Run `recover_folder` for every folder of `parent` that has a helper folder beside it."""
     for final in sorted({of for _, of in _left_in(parent)}):
         recover_folder(parent, final)
 
 
 def remove_folder(parent: Folder, name: str) -> None:
-    """Remove a folder; a process that is killed meanwhile leaves no half of it under its name. CheckpointError for a link."""
+    """Remove a folder; a kill in between never leaves half of it under its name. CheckpointError for a link."""
     litter = beside(name)
-    parent.inside(name).close()  # it is a folder, and no link
+    parent.inside(name).close()  # raises for a link
     parent.rename(name, litter)
     parent.remove_tree(litter)
 
 
 def whole_folder(path: str | os.PathLike[str]) -> Path:
-    """Where the folder `path` is to be read: in its place or, if a kill has left it beside that, there. Changes nothing."""
+    """Return where to read the folder `path`: its own place or, if a kill left the complete copy beside it, that copy.
+
+    Changes nothing.
+    """
     final = Path(path)
     if final.exists():
         return final
@@ -133,9 +138,7 @@ def whole_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def whole_names(parent: Folder) -> set[str]:
-    """The folders that stand whole in `parent`, or are linked there, in their place or, after a kill, beside it: the names of
-    the places.
-    """
+    """Return the names of the folders in `parent` that are complete, in place or (after a kill) beside it; links count."""
     names = {name for name in parent.names() if not _BESIDE.fullmatch(name)}
     names = {name for name in names if (at := parent.stat(name)) and (stat.S_ISDIR(at.st_mode) or stat.S_ISLNK(at.st_mode))}
     return names | {of for name, of in _left_in(parent) if name.endswith(".old")}

@@ -1,8 +1,8 @@
-"""A folder of files that may be lost: what took long to make, kept from one start of a program to the next.
+"""A cache folder: results that took long to compute, kept between two starts of a program. Its files may vanish any time.
 
-Covers `Cache`. Nothing here fails: where a folder cannot be written nothing is kept, and what cannot be read is not there.
-Files appear whole, several processes may share a folder, and those used longest ago are dropped. A file may still be damaged,
-or somebody else's: whoever reads one checks it as if it had been typed.
+Covers `Cache`. Nothing here raises: if the folder cannot be written, nothing is kept, and a file that cannot be read counts as
+missing. Files appear complete or not at all, several processes may share a folder, and the least recently used files are
+dropped. A file may still be damaged or foreign, so its reader must check the content as it would check user input.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from asynctile.storage.inside import Folder, part_of, write_whole
 
 __all__ = ["Cache"]
 
-#: What a disk, a folder or a name may say.
+#: Errors of a disk, a folder or a name.
 _FAULTS = (OSError, CheckpointError)
 
 
 class Cache:
-    """Files called *`suffix` in the folder `name` of `parent`, made when the first is kept: at most `most`, together of at most
-    `most_nbytes`, and each of at most `largest_nbytes`.
+    """Files named *`suffix` in the folder `name` of `parent`, which is created when the first file is kept.
+
+    At most `most` files are kept, of together at most `most_nbytes`, and each of at most `largest_nbytes`.
     """
 
     def __init__(self, parent: Path, name: str, suffix: str, *, most: int, most_nbytes: int, largest_nbytes: int) -> None:
@@ -37,7 +38,7 @@ class Cache:
         self._largest_nbytes = largest_nbytes
 
     def read(self, key: str) -> bytes | None:
-        """What was kept as `key`, which is then the one used last; None if there is nothing that can be read."""
+        """Return the content kept as `key` and mark it as used now; None if nothing readable is there."""
         name = key + self._suffix
         try:
             content = read_file(self.path / name, self._largest_nbytes)
@@ -48,7 +49,7 @@ class Cache:
         return content
 
     def keep(self, key: str, content: bytes) -> None:
-        """Keep it, if that can be, in the place of what was kept as `key` before."""
+        """Keep `content` as `key`, replacing older content. Does nothing if that fails or if the content is too large."""
         if len(content) > self._largest_nbytes:
             return
         with suppress(*_FAULTS), self._opened(make=True) as folder:
@@ -60,7 +61,10 @@ class Cache:
             return parent.inside(self.path.name, make=make)
 
     def _write(self, folder: Folder, name: str, content: bytes) -> None:
-        """Whole, and not brought to the disk: what a crash leaves of it is read as damaged, and made again."""
+        """Write the file under a temporary name, then rename it.
+
+        There is no fsync: a file that a crash damaged is rejected by its reader, and made again.
+        """
         part = part_of(name)
         try:
             fd = folder.new_file(part)
@@ -74,7 +78,7 @@ class Cache:
             raise
 
     def _drop(self, folder: Folder) -> None:
-        """Those used longest ago go, and with them what a kill has left of one that was being written."""
+        """Remove the least recently used files beyond the limits, and with them unfinished files that a kill left."""
         found = ((name, folder.stat(name)) for name in folder.names() if self._mine.fullmatch(name))
         files = [(its.st_mtime_ns, name, its.st_size) for name, its in found if its is not None and stat.S_ISREG(its.st_mode)]
         nbytes = 0

@@ -1,7 +1,7 @@
-"""Checksums of the files of a folder, kept in `checksums.json` beside them, so that a flipped bit is noticed.
+"""Checksums of the files in a folder, kept beside them in `checksums.json`, to detect flipped bits.
 
-Covers taking and checking them. They guard against disks and copies, not against anyone's intent. A folder without
-the file is taken as it is: others who write the same layout know nothing of it.
+Covers computing and checking them. They protect against faulty disks and copies, not against tampering. A folder without
+`checksums.json` is accepted unchecked, because other programs write the same layout without it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _PIECE_NBYTES = 4 << 20
 
 
 def checksum(path: Path, tick: Callable[[], object] = bool, limit: int | None = None) -> str:
-    """The checksum of a whole file, read piece by piece; `tick` is called after each. OSError, also for one of more than
-    `limit` bytes.
+    """Return the checksum of a whole file, read piece by piece; `tick` is called after each piece.
+
+    Raises OSError, also if the file has more than `limit` bytes (None: any size).
     """
     digest = xxhash.xxh3_64()
     piece = memoryview(bytearray(_PIECE_NBYTES))
@@ -38,12 +39,12 @@ def checksum(path: Path, tick: Callable[[], object] = bool, limit: int | None = 
 
 
 def checksum_record(checksums: dict[str, str]) -> dict[str, Any]:
-    """What `checksums.json` holds for checksums by file name."""
+    """Return the content of `checksums.json` for `checksums`, {file name: checksum}."""
     return {"algorithm": _ALGORITHM, "files": checksums, "record": _of_table(checksums)}
 
 
 def _of_table(table: dict[str, Any]) -> str:
-    """So that a flipped bit in the name of a file does not leave it unchecked."""
+    """Return a checksum of the table itself: a flipped bit in a file's name must not leave that file unchecked."""
     digest: str = xxhash.xxh3_64_hexdigest(json.dumps(table, sort_keys=True).encode())
     return digest
 
@@ -56,24 +57,24 @@ def check_files(
     others: Iterable[str] = (),
     limit: int | None = None,
 ) -> None:
-    """CheckpointError for the first of the files `names` of `folder` whose bytes are not those that were saved.
+    """Raise CheckpointError for the first of the files `names` of `folder` whose bytes differ from the bytes that were saved.
 
-    A folder without `checksums.json` is not looked at. tick: called all the time. others: files that are looked at only if
-    they were saved. limit: the most bytes of any of them; None: whoever asks knows how long they are, and reading takes
-    as long.
+    Checks nothing if the folder has no `checksums.json`.
+    tick: called after each piece that is read. others: files to check only if they were saved.
+    limit: the most bytes that a file may have; None: the caller knows the files' sizes, and reading takes as long as they need.
     """
     record = folder / CHECKSUMS
     if not record.exists():
         return
     table = read_json(record)
     if not isinstance(table, dict) or not isinstance(table.get("files"), dict):
-        raise CheckpointError(f"{record} is damaged: it has no checksums by file; use another checkpoint or copy it again")
+        raise CheckpointError(f"{record} is damaged: it has no table of checksums; use another checkpoint or copy it again")
     if table.get("algorithm") != _ALGORITHM:
-        raise CheckpointError(f"{record} has checksums of kind {shown(table.get('algorithm'))}, expected {_ALGORITHM!r}; "
+        raise CheckpointError(f"{record} has checksums of kind {shown(table.get('algorithm'))}; expected {_ALGORITHM!r}; "
                               "update asynctile, or delete that file to load unchecked")
     whole = _of_table(table["files"])
-    if table.get("record", whole) != whole:  # older ones have none of themselves
-        raise CheckpointError(f"{record} is damaged: it is not what was saved; use another checkpoint, copy it again, or "
+    if table.get("record", whole) != whole:  # older files have no "record"
+        raise CheckpointError(f"{record} is damaged: it differs from what was saved; use another checkpoint, copy it again, or "
                               "delete that file to load unchecked")
     for name in (*names, *(name for name in others if name in table["files"])):
         expected = table["files"].get(name)
@@ -86,6 +87,6 @@ def check_files(
             raise unreadable(folder / name, error) from error
         if found != expected:
             raise CheckpointError(
-                f"{folder / name} is damaged: its checksum is {found} and was {shown(expected)} when it was saved; use another "
-                f"checkpoint or copy it again (if you changed it on purpose, delete {CHECKSUMS} beside it)"
+                f"{folder / name} is damaged: its checksum is {found}, and was {shown(expected)} when it was saved; use "
+                f"another checkpoint or copy it again (if you changed the file on purpose, delete {CHECKSUMS} beside it)"
             )

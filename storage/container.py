@@ -1,8 +1,10 @@
-"""The spill file: one file without a name in a folder on NVMe, read and written past the page cache.
+"""The spill file itself: one nameless file in a folder on NVMe, read and written past the page cache.
 
-Covers the system calls and what can be wrong with a folder. A file without a name is gone when its process is, however that
-ended. Retries, checksums and counters are storage/spill.py, which bytes belong to whom is storage/blocks.py, a file that
-fails on purpose is storage/faults.py. The folder is locked by its own descriptor, so there is no lock file to be left behind.
+Covers the system calls, and the problems that a folder can have. A nameless file disappears with its process, however the
+process ends. The lock sits on the folder's own descriptor, so no lock file can be left behind.
+
+Retries, checksums and counters are storage/spill.py, the bookkeeping of blocks is storage/blocks.py, and a file that fails on
+purpose is storage/faults.py.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from asynctile.storage.sizes import format_size
 
 __all__ = ["ALIGNMENT", "ContainerFile", "RawFile", "aligned_array"]
 
-#: Offsets, lengths and addresses of transfers are multiples of this: what O_DIRECT asks for on every usual disk.
+#: Offsets, lengths and addresses of transfers are multiples of this: O_DIRECT requires it on every usual disk.
 ALIGNMENT = 4096
 
-#: What the system may lack (macOS has none of the three) is 0, and left out.
+#: Flags that the system may lack (macOS does) are 0, which leaves them out.
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 _TMPFILE: int = getattr(os, "O_TMPFILE", 0)
-#: Where the file must have a name for a moment. One name is enough, because the folder is locked; one that a killed process
-#: left is taken over.
+#: The file's name on systems where it needs one for a moment. One name is enough, because the folder is locked. A file that a
+#: killed process left under it is taken over.
 _NAME = ".asynctile.spill"
 _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -37,36 +39,42 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def aligned_array(nbytes: int) -> np.ndarray:
-    """Fresh bytes, all zero, at an address that O_DIRECT takes."""
+    """Return `nbytes` fresh bytes, all zero, at an address that O_DIRECT accepts."""
     return np.frombuffer(mmap.mmap(-1, max(nbytes, 1)), np.uint8, nbytes)
 
 
 class RawFile(Protocol):
-    """A file as the kernel shows it: transfers may be short, and raise OSError. Any thread may call any time before close."""
+    """A file as the kernel shows it: transfers may be short, and errors are OSError.
 
-    #: Where the file is, for messages.
+    Any thread may call it at any time before `close`.
+    """
+
+    #: The file's folder, for messages.
     path: str
-    #: Whether transfers pass the page cache, and so must be aligned.
+    #: Whether transfers go past the page cache, and so must be aligned.
     direct: bool
 
     def preadv(self, views: Sequence[np.ndarray], offset: int) -> int:
-        """Fill `views` (1-D, uint8) from `offset`; how many bytes, 0 at the end of the file."""
+        """Fill `views` (1-D, uint8) from `offset`; return the number of bytes read, 0 at the end of the file."""
 
     def pwritev(self, views: Sequence[np.ndarray], offset: int) -> int:
-        """Write `views` at `offset`; how many bytes."""
+        """Write `views` (1-D, uint8) at `offset`; return the number of bytes written."""
 
     def allocate(self, nbytes: int) -> None:
-        """Make the file at least `nbytes` long, with the disk space behind it; TierError when there is not so much."""
+        """Make the file at least `nbytes` long, with disk space behind all of it; TierError if the disk has too little."""
 
     def truncate(self, nbytes: int) -> None:
         """Cut the file to `nbytes`."""
 
     def close(self) -> None:
-        """Let the file go; twice is fine. No transfer may be running: its descriptor may be another file's by then."""
+        """Close the file; closing twice is fine.
+
+        No transfer may be running: the system could already have given the descriptor to another file.
+        """
 
 
 class ContainerFile:
-    """The spill file of one engine, in `folder`, which must exist. Raises TierError if it cannot be."""
+    """The spill file of one engine, in `folder`, which must exist. Raises TierError if the file cannot be made."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = os.fspath(folder)
@@ -81,17 +89,17 @@ class ContainerFile:
         except OSError as error:
             self.close()
             raise TierError(
-                f"spill folder {self.path} takes no file: {error.strerror}; {format_size(free_nbytes(self.path))} are free; "
-                "name a folder on a local disk that can be written"
+                f"cannot make a file in spill folder {self.path}: {error.strerror}; {format_size(free_nbytes(self.path))} are "
+                "free; name a writable folder on a local disk"
             ) from error
         except BaseException:
             self.close()
             raise
 
     def _probe(self) -> bool:
-        """Write and read 4096 bytes for real, first past the page cache; some file systems take the flag and not the bytes.
+        """Write and read 4096 bytes, first past the page cache: some file systems accept the flag but not the transfer.
 
-        Returns whether the page cache is passed. Raises OSError if it works in neither way.
+        Return whether transfers can go past the page cache. Raises OSError if neither way works.
         """
         pattern, found = aligned_array(ALIGNMENT), aligned_array(ALIGNMENT)
         pattern[:] = 0xA5
@@ -106,7 +114,7 @@ class ContainerFile:
             except OSError as error:
                 if not direct or error.errno in _FULL:
                     raise
-        raise OSError(errno.EIO, "4096 bytes written were not the same when read")
+        raise OSError(errno.EIO, "4096 bytes read back differ from the bytes written")
 
     def preadv(self, views: Sequence[np.ndarray], offset: int) -> int:
         moved = _preadv(self._fd, views, offset)
@@ -119,7 +127,7 @@ class ContainerFile:
         return moved
 
     def _drop(self, offset: int, nbytes: int) -> None:
-        """Through the page cache, ask that the bytes do not stay there: that RAM is what the tier was made to spare."""
+        """Ask the system not to keep the bytes in the page cache, if they went through it: the tier exists to save that RAM."""
         if not self.direct and nbytes and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
@@ -127,7 +135,7 @@ class ContainerFile:
         more = nbytes - self.nbytes
         if more <= 0:
             return
-        # Asked first, because an allocation that fails half way has filled the disk of everybody else for a moment.
+        # Check first: an allocation that fails half way fills the disk for everybody else for a moment.
         if more > free_nbytes(self.path):
             raise self._no_room(more, "too few")
         try:
@@ -135,7 +143,7 @@ class ContainerFile:
                 try:
                     os.posix_fallocate(self._fd, self.nbytes, more)
                 except OSError as error:
-                    os.ftruncate(self._fd, self.nbytes)  # what it got before it failed
+                    os.ftruncate(self._fd, self.nbytes)  # give back the part that it got before it failed
                     if error.errno not in _NO_FALLOCATE:
                         raise
             os.ftruncate(self._fd, nbytes)
@@ -147,7 +155,7 @@ class ContainerFile:
         free = free_nbytes(self.path)
         return TierError(
             f"the spill file in {self.path} needs {format_size(more)} ({more} bytes) more on the disk, where "
-            f"{format_size(free)} ({free} bytes) are free: {why}; free some, name another folder, or lower spill_limit"
+            f"{format_size(free)} ({free} bytes) are free: {why}; free some space, name another folder, or lower spill_limit"
         )
 
     def truncate(self, nbytes: int) -> None:
@@ -155,14 +163,15 @@ class ContainerFile:
         self.nbytes = min(self.nbytes, nbytes)
 
     def close(self) -> None:
-        # The file before the lock: whoever gets the folder next finds the disk space back.
+        # Close the file before the lock, so that the next engine in this folder finds the disk space free.
         for fd in (self._fd, self._folder):
             if fd >= 0:
                 os.close(fd)
         self._fd = self._folder = -1
 
 
-#: What a forked child inherits, and lets go at once: it would keep the folder locked and the disk full for as long as it lives.
+#: Files that a forked child inherits and closes at once. Otherwise it would keep the folder locked and the disk full as long as
+#: it lives.
 _open_files: weakref.WeakSet[ContainerFile] = weakref.WeakSet()
 
 
@@ -176,7 +185,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def free_nbytes(path: str) -> int:
-    """Bytes that an ordinary user may still write on the disk of `path`; 0 if nobody can tell."""
+    """Return the bytes that an ordinary user may still write to the disk of `path`; 0 if that is unknown."""
     try:
         stat = os.statvfs(path)
     except OSError:
@@ -185,7 +194,7 @@ def free_nbytes(path: str) -> int:
 
 
 def _lock(path: str) -> int:
-    """A descriptor of the folder, locked until it is closed."""
+    """Return a descriptor of the folder, locked until it is closed."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -206,7 +215,7 @@ def _lock(path: str) -> int:
 
 
 def _create(folder: int) -> int:
-    """A file that has no name, or loses it at once."""
+    """Return a descriptor of a new file that has no name, or loses its name at once."""
     if _TMPFILE:
         try:
             return os.open(".", _TMPFILE | os.O_RDWR | os.O_EXCL, 0o600, dir_fd=folder)

@@ -1,6 +1,6 @@
-"""What a set of tiles demands of a tier: slot sizes, the floor, how many there are, and how a cap is divided by it.
+"""The demand on a tier: which slot sizes a set of tiles needs, how many of each, and how a cap is divided by them.
 
-Pure numbers. They are measured from programs by asynctile/program/needs.py; the slots are cut by storage/arena.py.
+Pure numbers. asynctile/program/needs.py measures a demand from programs; storage/arena.py cuts the slots.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from asynctile.storage.errors import BudgetError
 from asynctile.storage.sizes import format_size
 from asynctile.storage.tile import Tile
 
-#: Slots begin at multiples of a cache line.
+#: Slots begin at multiples of a cache line (bytes).
 ALIGNMENT = 64
 
 
 class Demand:
-    """What slots a set of tiles wants.
+    """The slots that a set of tiles needs.
 
-    sizes: bytes of a small and of a large slot, ascending (one size where all tiles are alike).
-    floor: the most slots of each size that one operation needs at once. what: the operation that sets the floor.
-    at_host, what_at_host: the same for operations that run in the tier below; "" if there are none.
-    exact: for every size that occurs, how many tiles of it there are at once when nothing is ever evicted.
-    in_turn: slots beside those in the tier below, for what comes down to be used there once: the next of it need not wait.
-    standing: the tiles that stay between runs; they are counted in `exact`.
+    sizes: bytes of a small and of a large slot, ascending (one size if all tiles are alike).
+    floor: for each size, the most slots that one operation needs at once. what: the operation that sets the floor.
+    at_host, what_at_host: the same for operations that run in the tier below; zeros and "" if there are none.
+    exact: for every tile size that occurs, how many tiles are alive at once if nothing is ever evicted, {size: count}.
+    in_turn: extra slots in the tier below, {size: count}, for tiles that come down to be used there once. With them the next
+    such tile need not wait for a slot.
+    standing: the tiles that stay between runs; `exact` includes them.
     """
 
     def __init__(
@@ -54,21 +55,21 @@ class Demand:
 
     @property
     def small(self) -> int:
-        """The largest size that counts as small; 0 where all tiles are alike."""
+        """The largest size in bytes that counts as small; 0 if all tiles are alike."""
         return self.sizes[0] if len(self.sizes) > 1 else 0
 
     @property
     def resident_nbytes(self) -> int:
-        """Bytes when every tile stays, each in a slot of its own size."""
+        """Bytes of all tiles, each in a slot of its own size."""
         return sum(size * count for size, count in self.exact.items())
 
     @property
     def floor_nbytes(self) -> int:
-        """The smallest cap that works where tiles can be evicted."""
+        """The smallest cap in bytes that works if tiles can be evicted."""
         return sum(size * count for size, count in zip(self.sizes, self.floor, strict=True))
 
     def rounded(self, alignment: int) -> Demand:
-        """The same demand where every slot is a multiple of `alignment`."""
+        """Return the same demand with every slot size rounded up to a multiple of `alignment`."""
         if alignment == ALIGNMENT:
             return self
         exact, in_turn = (_rounded(counts, alignment) for counts in (self.exact, self.in_turn))
@@ -77,19 +78,20 @@ class Demand:
                       at_host=tuple(at_host.values()), what_at_host=self.what_at_host, in_turn=in_turn)  # fmt: skip
 
     def _rounded(self, counts: tuple[int, ...], alignment: int) -> dict[int, int]:
-        """Slots of each size that `counts` come to."""
+        """Return {rounded size: count} for `counts`, one per size; sizes that round to the same number are added up."""
         found: dict[int, int] = {}
         for size, count in zip(self.sizes, counts, strict=True):
             found[align(size, alignment)] = found.get(align(size, alignment), 0) + count
         small = align(self.small, alignment)
         if len(found) > 1 and any(self.small < size <= small for size in self.exact):
-            found[small] += counts[-1]  # tiles that were large before may now stand among the small ones
+            found[small] += counts[-1]  # tiles that counted as large may now land among the small ones
         return found
 
     def passing(self, *, in_turn: bool = False) -> Demand:
-        """The demand on the tier below: tiles pass through, one slot of each size is enough; and operations may run there.
+        """Return the demand on the tier below, where tiles pass through and host operations run.
 
-        in_turn: with the slots for what comes down in turn, without which it is slower.
+        One slot of each size is enough for tiles that pass through. in_turn: include the extra slots `in_turn`, without which a
+        step is slower.
         """
         floor = tuple(max(1, count) for count in self.at_host)
         what = self.what_at_host or "a tile on its way to the device"
@@ -97,13 +99,17 @@ class Demand:
         return Demand(self.sizes, floor, exact, what, self.standing)
 
     def alone(self) -> Demand:
-        """The demand where every operation runs in one tier."""
+        """Return the demand if every operation runs in one tier."""
         floor = tuple(map(max, self.floor, self.at_host))
         what = self.what_at_host if self.at_host[-1] > self.floor[-1] else self.what
         return Demand(self.sizes, floor, self.exact, what, self.standing)
 
     def divide(self, cap: int, argument: str = "device_memory") -> list[tuple[int, int]]:
-        """(slot size, count) under `cap`: the floor, then all the small ones if a tenth of the rest pays for them."""
+        """Return (slot size, count) for each size under `cap`.
+
+        Every size gets its floor. A tenth of the rest goes to more small slots, up to all of them; what then remains goes to
+        large slots.
+        """
         self.check(cap, argument)
         spare = cap - self.floor_nbytes
         counts = []
@@ -115,7 +121,10 @@ class Demand:
         return list(zip(self.sizes, counts, strict=True))
 
     def check(self, cap: int, argument: str = "device_memory", remedy: str = "") -> None:
-        """BudgetError if `cap` is below the floor. argument: what gave the cap; remedy: how to raise it, if not by that."""
+        """Raise BudgetError if `cap` is below the floor.
+
+        argument: the option that set the cap. remedy: how to raise the cap, if not by that option.
+        """
         if cap >= self.floor_nbytes:
             return
         parts = " and ".join(
@@ -130,7 +139,7 @@ class Demand:
 
 
 def _rounded(counts: Mapping[int, int], alignment: int) -> Counter[int]:
-    """Slots by size, where every one is a multiple of `alignment`."""
+    """Return {rounded size: count} with every size rounded up to a multiple of `alignment`."""
     found: Counter[int] = Counter()
     for size, count in counts.items():
         found[align(size, alignment)] += count

@@ -1,4 +1,4 @@
-"""What a demand asks of each tier. Pure."""
+"""The demand of a program on each tier, from the top tier down. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from asynctile.storage.demand import Demand
 
 
 def demands(demand: Demand, arenas: Sequence[Arena], foreign: Mapping[int, int] | None = None) -> tuple[Demand, ...]:
-    """From the top down. arenas: of RAM, or of a device and the RAM below it. foreign: what else RAM is to hold, by size."""
+    """Return one demand for each tier, from the top down.
+
+    arenas: of RAM alone, or of a device and the RAM below it. foreign: other tiles that RAM must hold, {size: count}.
+    """
     top = demand.rounded(arenas[0].alignment)
     if len(arenas) == 1:
         return (top.alone(),)
@@ -18,5 +21,5 @@ def demands(demand: Demand, arenas: Sequence[Arena], foreign: Mapping[int, int] 
 
 
 def has_turns(demand: Demand, ram: Arena, foreign: Mapping[int, int] | None = None) -> bool:
-    """Whether RAM below a device has room for slots that what comes down takes in turn."""
+    """Return whether RAM below a device has room for the extra slots `in_turn` of the demand."""
     return ram.keeps_all(demand.rounded(ram.alignment).passing(in_turn=True), foreign)

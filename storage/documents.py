@@ -1,7 +1,7 @@
-"""Small files and threads' work from a coroutine, without blocking its loop.
+"""Small files from a coroutine, and work in threads, without blocking the loop.
 
-Covers `load_json`, `store_json` and `store_file`, which write by aiofiles, and `finish`. The rules that they keep (what is
-read as JSON, how a file gets its name) are those of `folder.py`, which has the same for plain functions.
+Covers `load_json`, `store_json` and `store_file`, which write with aiofiles, and `finish`. They keep the rules of `folder.py`
+(what is read as JSON, how a file gets its name), which does the same for plain functions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 async def finish(work: Awaitable[T]) -> T:
-    """Await `work` to its end even if cancelled, then raise CancelledError, unless it failed by itself.
+    """Await `work` to its end even if cancelled, then raise CancelledError unless the work itself failed.
 
-    A thread cannot be stopped. One that is left alone with its file would make litter in a folder that is being
-    removed, or rename what its caller has given up.
+    A thread cannot be stopped. If its caller left, the thread could still create a file in a folder that is being removed, or
+    rename a file that the caller has given up.
     """
     task = asyncio.ensure_future(work)
     cancelled = False
@@ -43,17 +43,18 @@ async def finish(work: Awaitable[T]) -> T:
 
 
 async def load_json(path: str | os.PathLike[str], *, finite: bool = True, executor: Executor | None = None) -> Any:
-    """`folder.read_json` in a thread. executor: whose, the loop's own if not given; so for the others here."""
+    """Read a JSON file with `folder.read_json` in a thread of `executor` (None: the loop's default, as in all functions here).
+    """
     return await _run(executor, read_json, path, finite=finite)
 
 
 async def store_json(path: str | os.PathLike[str], obj: Any, *, executor: Executor | None = None) -> None:
-    """Write `obj` as JSON, whole or not at all. TypeError for what JSON cannot hold, OSError if the disk fails."""
+    """Write `obj` as JSON, completely or not at all. TypeError for objects that JSON cannot hold, OSError if the disk fails."""
     await store_file(path, encode_json(obj), executor=executor)
 
 
 async def store_file(path: str | os.PathLike[str], content: bytes, *, executor: Executor | None = None) -> None:
-    """Write a small file whole, as `folder.write_file` does; once begun, it ends before a cancellation is raised."""
+    """Write a small file as `folder.write_file` does. Once begun, the write finishes before a cancellation is raised."""
     await finish(_store(Path(path), content, executor))
 
 

@@ -1,9 +1,9 @@
-"""The typed errors of asynctile, one tree under `AsynctileError`.
+"""The typed errors of asynctile, all under `AsynctileError`.
 
-Covers the classes only; `asynctile.errors` re-exports them for users. Wrong arguments are not here: they
-raise the built-in `ValueError` or `TypeError`. Every sentence names the object, what was given, what was
-expected and the way out; it is written where the error is raised. The classes stand in `storage`, the lowest
-package, because imports run one way and each layer raises.
+Covers the classes only; `asynctile.errors` re-exports them for users. Wrong arguments raise the built-in `ValueError` or
+`TypeError` instead. Every message names the object, what was given, what was expected and the way out; it is written where the
+error is raised. The classes are defined in `storage`, the lowest package, because imports run one way and every layer raises
+them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ __all__ = [
 
 
 class AsynctileError(Exception):
-    """Everything that asynctile raises on purpose, other than a wrong argument."""
+    """Base class of everything that asynctile raises on purpose, except for wrong arguments."""
 
 
 class BudgetError(AsynctileError):
-    """A memory cap is too small for what was asked, said before any work is done.
+    """A memory cap is too small for the request; raised before any work is done.
 
     `floor` is the smallest cap in bytes that would have worked.
     """
 
     def __init__(self, message: str, floor: int) -> None:
-        # Both go to Exception: pickling rebuilds the error from `args`, and a lone message would lose the floor.
+        # Exception gets both: pickling rebuilds the error from `args`, and the message alone would lose the floor.
         super().__init__(message, floor)
         self.message = message
         self.floor = floor
@@ -38,9 +38,7 @@ class TierError(AsynctileError):
 
 
 class CheckpointError(AsynctileError):
-    """A saved file cannot be written, or read back as what it should be: missing, truncated, damaged or of
-    another model.
-    """
+    """A saved file cannot be written, or it is missing, truncated, damaged or of another model when it is read back."""
 
 
 class DeviceError(AsynctileError):
@@ -52,6 +50,4 @@ class StalledError(TierError):
 
 
 class TornModelError(AsynctileError):
-    """A fused step failed after its first update: the weights are of no single step, and only a checkpoint
-    helps.
-    """
+    """A fused step failed after its first update: some weights are updated and some are not, and only a checkpoint helps."""

@@ -1,9 +1,10 @@
 """A spill file that fails on purpose: errors, short transfers, damaged bytes, a slow disk.
 
-Covers what a disk may do to the spill tier, planned one transfer at a time. `asynctile stress` trains through it, the tests of
-storage/spill.py hold the tier to the table below, and benchmarks take its `rate`. It stands between the tier and the real file
-(storage/container.py), so everything above runs as it does on a healthy disk; which faults a tier must survive is said here,
-that it does is storage/spill.py.
+Covers the faults that a disk may have, planned one transfer at a time. It stands between the spill tier and the real file
+(storage/container.py), so everything above it runs as it does on a healthy disk. `asynctile stress` trains through it, the
+tests of storage/spill.py hold the tier to the table below, and benchmarks use its `rate`.
+
+The table says which faults a tier must survive; storage/spill.py makes it survive them.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ Direction = Literal["read", "write"]
 
 @dataclass(frozen=True, kw_only=True)
 class FaultKind:
-    """A kind of fault, and what a correct tier makes of it."""
+    """One kind of fault, and how a correct tier reacts to it."""
 
     #: What the disk does.
     what: str
     #: The transfers that it applies to.
     to: frozenset[Direction]
-    #: Whether the tier gets over one; over one in every transfer.
+    #: Whether the tier survives one such fault, and whether it survives one in every transfer.
     once: bool
     lasting: bool
-    #: If it does not: who raises TierError. Until then a lost write is a write like any other.
+    #: If the tier does not survive: the direction of the transfer that raises TierError. Until then a lost write passes for a
+    #: good one.
     raised_by: Direction | None
 
 
@@ -50,24 +52,24 @@ FAULTS: dict[str, FaultKind] = {
     "eio_read": FaultKind(to=_READ, once=True, lasting=False, raised_by="read", what="a read fails with EIO"),
     "eio_write": FaultKind(to=_WRITE, once=True, lasting=False, raised_by="write", what="a write fails with EIO"),
     "enospc": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="write", what="a write fails with ENOSPC"),
-    "short_read": FaultKind(to=_READ, once=True, lasting=True, raised_by=None, what="half is read, and said so"),
-    "short_write": FaultKind(to=_WRITE, once=True, lasting=True, raised_by=None, what="half is written, and said so"),
+    "short_read": FaultKind(to=_READ, once=True, lasting=True, raised_by=None, what="half is read and reported"),
+    "short_write": FaultKind(to=_WRITE, once=True, lasting=True, raised_by=None, what="half is written and reported"),
     "torn_write": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="half is written, all is reported"),
     "lost_write": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="nothing is written, all is reported"),
     "flip_read": FaultKind(to=_READ, once=True, lasting=False, raised_by="read", what="a bit flips on the way from the disk"),
-    "flip_written": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="a bit is another one on the disk"),
+    "flip_written": FaultKind(to=_WRITE, once=False, lasting=False, raised_by="read", what="a bit flips on the disk"),
     "slow": FaultKind(to=_READ | _WRITE, once=True, lasting=True, raised_by=None, what="a transfer takes delay_s longer"),
     "gone": FaultKind(to=_READ | _WRITE, once=False, lasting=False, raised_by="read", what="the file is cut to nothing"),
 }
 # fmt: on
 
-#: The kinds after which every tile still reads as it was written: when they come once, and when they stay.
+#: The kinds after which every tile still reads as it was written: faults that strike once, and lasting faults.
 SURVIVED = frozenset(kind for kind, fault in FAULTS.items() if fault.once)
 SURVIVED_LASTING = frozenset(kind for kind, fault in FAULTS.items() if fault.lasting)
 
 
 class Armed(NamedTuple):
-    """A planned fault: it meets the transfer after `after` others of those that it applies to, or every one from there."""
+    """A planned fault. It meets one transfer of its direction, after `after` others; if `lasting`, also every later one."""
 
     kind: str
     after: int
@@ -75,18 +77,18 @@ class Armed(NamedTuple):
 
 
 class Faults:
-    """Faults planned for the files that it wraps. Any thread may arm, at any time.
+    """The faults planned for the files that it wraps. Any thread may arm it, at any time.
 
-    seed: which bits flip. delay_s: seconds that "slow" takes. rate: bytes a second that reads and writes share, None: as fast
-    as the disk is.
+    seed: selects the bits that flip. delay_s: seconds that "slow" adds. rate: bytes per second that reads and writes share;
+    None: as fast as the disk.
     """
 
     def __init__(self, seed: int = 0, *, delay_s: float = 0.005, rate: int | None = None) -> None:
         if rate is not None and rate <= 0:
-            raise ValueError(f"rate of {rate} bytes a second moves nothing; give a positive one, or None for no limit")
+            raise ValueError(f"rate is {rate} bytes a second; expected a positive number, or None for no limit")
         self.delay_s = delay_s
         self.rate = rate
-        #: How many transfers each kind has met.
+        #: The number of transfers that each kind of fault has met.
         self.injected: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._armed: list[Armed] = []
@@ -94,34 +96,37 @@ class Faults:
         self._lock = threading.Lock()
 
     def wrap(self, file: RawFile) -> RawFile:
-        """`file` with these faults; what `SpillTier(wrap=...)` takes."""
+        """Return `file` with these faults; pass this method as `SpillTier(wrap=...)`."""
         return _FaultyFile(file, self)
 
     def arm(self, kind: str, after: int = 0, lasting: bool = False) -> None:
-        """Plan a fault for the `after`-th transfer from now that it applies to (0: the next); lasting: and all later ones.
+        """Plan a fault for the `after`-th matching transfer from now (0: the next one) and, if `lasting`, for all later ones.
 
-        "gone" is always lasting: what was cut off does not come back.
+        "gone" is always lasting, because bytes that were cut off do not come back.
         """
         if kind not in FAULTS:
-            raise ValueError(f"there is no fault {kind!r}; expected one of {', '.join(FAULTS)}")
+            raise ValueError(f"unknown fault {kind!r}; expected one of {', '.join(FAULTS)}")
         if after < 0:
-            raise ValueError(f"fault {kind} is planned after {after} transfers; expected 0 or more")
+            raise ValueError(f"fault {kind} was planned after {after} transfers; expected 0 or more")
         with self._lock:
             self._armed.append(Armed(kind, after, lasting or kind == "gone"))
 
     @property
     def armed(self) -> tuple[Armed, ...]:
-        """What is planned still, lasting faults that are at work included."""
+        """The faults that are still planned, including lasting faults that already struck."""
         with self._lock:
             return tuple(self._armed)
 
     def disarm(self) -> None:
-        """Forget what is planned; `injected` stays."""
+        """Forget all planned faults; `injected` stays."""
         with self._lock:
             self._armed.clear()
 
     def due(self, direction: Direction) -> list[str]:
-        """Count one transfer; the kinds that meet it: perhaps "slow", and one other at most. The rest wait for the next."""
+        """Count one transfer, and return the kinds of fault that meet it: perhaps "slow", and at most one other.
+
+        Other faults that were due wait for the next transfer.
+        """
         kinds: list[str] = []
         with self._lock:
             later: list[Armed] = []
@@ -142,12 +147,13 @@ class Faults:
         return kinds
 
     def pick(self, count: int) -> int:
-        """A number below `count`, by the seed."""
+        """Return a pseudo-random number below `count`, determined by the seed."""
         with self._lock:
             return self._random.randrange(count)
 
     def throttle(self, began_s: float, nbytes: int) -> None:
-        """Sleep until a disk of `rate` would be done with a transfer that began at `began_s`, after those before it."""
+        """Sleep until a disk of `rate` would have finished a transfer of `nbytes` that began at `began_s`, behind earlier ones.
+        """
         if self.rate is None:
             return
         with self._lock:
@@ -208,11 +214,11 @@ class _FaultyFile:
         return kinds
 
     def _half(self, nbytes: int) -> int:
-        """About half of `nbytes`, as a transfer may stop: at a multiple of the alignment past the page cache, else anywhere."""
+        """Return about half of `nbytes`, where a transfer may stop: without the page cache, a multiple of the alignment."""
         return nbytes // 2 // ALIGNMENT * ALIGNMENT if self.direct else nbytes // 2
 
     def _shortened(self, views: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """The first half of `views`; all of them if less would be nothing."""
+        """Return the first half of `views`, or all of them if the half would be empty."""
         rest = self._half(sum(view.nbytes for view in views))
         if not rest:
             return views
@@ -239,7 +245,7 @@ class _FaultyFile:
             place -= view.nbytes
 
     def _write_all(self, view: np.ndarray, offset: int) -> None:
-        """A short write here would leave the fault half done."""
+        """Write all of `view`: a short write here would make another fault than the planned one."""
         while view.nbytes:
             moved = self._file.pwritev([view], offset)
             view, offset = view[moved:], offset + moved

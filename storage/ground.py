@@ -1,9 +1,9 @@
-"""The ground of a divided arena: one block of memory of the whole cap, under its pools or, while it is packed, under its tiles.
+"""The ground of an arena: one block of memory as large as the cap, below its pools or, while it is packed, below its tiles.
 
-Pure bookkeeping. Pools are parts of it that are counted out once (storage/arena.py). While the arena is packed a tile may stand
-at any offset, which whoever asks has worked out ahead: nothing is looked for here. What is kept is which ranges are taken, none
-of which overlap, and what the free ones are guarded by: work on a range may be under way when others get parts of it, and they
-wait for all of that.
+Pure bookkeeping. Pools are parts of the ground that are fixed once (storage/arena.py). While the arena is packed, a tile may
+stand at any offset; the plan computes the offsets, and nothing searches here. The ground records which ranges are taken (they
+never overlap), and the guards of the free ranges: work on a range may still be in flight when new owners get parts of it, and
+they must wait for all of that work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asynctile.storage.slot import Holder, Slot
 
 
 class Contiguous:
-    """Memory in one piece. whole: what its device made, an address or a mapping."""
+    """Memory in one piece. whole: the object that its device made, an address or a mapping."""
 
     __slots__ = ("whole", "__weakref__")
 
@@ -25,12 +25,12 @@ class Contiguous:
         self.whole = whole
 
     def place(self, slot: Slot) -> tuple[Any, int]:
-        """As in slabs.py."""
+        """Return the block and the slot's offset in it, as `Slabs.place` does (slabs.py)."""
         return self.whole, slot.offset
 
 
 class Ground:
-    """`nbytes` bytes in one piece, for the slots of `arena`. memory: Contiguous, once it has been mapped."""
+    """One block of `nbytes` bytes for the slots of `arena`. memory: a Contiguous, once it has been mapped."""
 
     __slots__ = ("arena", "nbytes", "limit", "memory", "used", "_taken", "_freed")
 
@@ -41,23 +41,26 @@ class Ground:
         self.memory: Any = None
         self.used = 0
         self._taken = Ranges()
-        #: what was taken once and is free, or was part of it
+        #: free ranges that were taken before, or parts of them: the source of guards
         self._freed = Ranges()
 
     @property
     def taken_nbytes(self) -> int:
-        """Added up anew."""
+        """Bytes of the taken ranges, added up anew."""
         return sum(stop - start for start, stop, _ in self._taken)
 
     def range_at(self, offset: int, nbytes: int) -> Slot:
-        """A range that is nobody's so far, be it free or not."""
+        """Return a slot for these bytes, free or not, without taking it."""
         return Slot(self, offset, offset, nbytes)
 
     def claim(self, slot: Slot) -> None:
-        """Take a range that is free, behind the work on all of it. AsynctileError, and not taken, if it is not all free."""
+        """Take a range, all of which must be free; its guard then includes all work on its bytes.
+
+        Raises AsynctileError, and takes nothing, if some bytes are taken or outside the ground.
+        """
         start, stop = slot.offset, slot.offset + slot.nbytes
         if not 0 <= start < stop <= self.nbytes:
-            raise AsynctileError(f"bytes {start} to {stop} are not within {self.nbytes}; this is a fault of asynctile")
+            raise AsynctileError(f"bytes {start} to {stop} are outside the ground of {self.nbytes}; this is a bug in asynctile")
         self._taken.put(start, stop, slot)
         slot.stands_behind(self._freed.take_out(start, stop))
         self.used += 1
@@ -72,18 +75,18 @@ class Ground:
         self.arena.used_nbytes -= slot.nbytes
 
     def follow(self, slots: list[Slot]) -> None:
-        """These were free when its pools were given up: what comes to their bytes waits for the work on them."""
+        """Remember the free `slots` of former pools: the next owners of their bytes must wait for the work on them."""
         for slot in slots:
             self._freed.put(slot.offset, slot.offset + slot.nbytes, slot)
 
     def forget(self) -> None:
-        """Nothing is taken, and nothing in flight."""
+        """Forget all guards. Nothing may be taken or in flight."""
         assert not self.used, "tiles stand on it"
         self._freed = Ranges()
 
 
 class Ranges:
-    """Parts of slots in the order of their bytes, none of which overlap."""
+    """Ranges of bytes, each with the slot it belongs to, in ascending order and without overlap."""
 
     __slots__ = ("_starts", "_parts")
 
@@ -95,16 +98,19 @@ class Ranges:
         return iter(self._parts)
 
     def put(self, start: int, stop: int, slot: Slot) -> None:
-        """Add bytes that are in none of them; AsynctileError, and nothing added, if some are."""
+        """Add a range; AsynctileError, and nothing added, if it overlaps another."""
         first, last = self._overlapped(start, stop)
         if first != last:
             theirs = "{} to {}".format(*self._parts[first][:2])
-            raise AsynctileError(f"bytes {start} to {stop} overlap bytes {theirs}; this is a fault of asynctile")
+            raise AsynctileError(f"bytes {start} to {stop} overlap bytes {theirs}; this is a bug in asynctile")
         self._starts.insert(first, start)
         self._parts.insert(first, (start, stop, slot))
 
     def take_out(self, start: int, stop: int) -> list[Slot]:
-        """Remove these bytes, and say whose they were; of a part that reaches beyond them the rest stays."""
+        """Remove these bytes and return the slots that they belonged to.
+
+        A part that extends beyond these bytes keeps its rest.
+        """
         first, last = self._overlapped(start, stop)
         if first == last:
             return []
@@ -119,7 +125,7 @@ class Ranges:
         return list(dict.fromkeys(slot for _, _, slot in old))
 
     def _overlapped(self, start: int, stop: int) -> tuple[int, int]:
-        """The first part that has any of these bytes, and the one behind the last."""
+        """Return the index of the first part that has any of these bytes, and the index behind the last one."""
         first = bisect_right(self._starts, start)
         if first and self._parts[first - 1][1] > start:
             first -= 1

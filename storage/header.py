@@ -1,9 +1,8 @@
-"""The header of a safetensors file: which tensor lies where.
+"""The header of a safetensors file: which tensor lies at which bytes.
 
-Covers laying tensors out, writing the header, and checking a header that was read against the size of its
-file before anything trusts it. It reads no tensor data: `tensors.py` does. Format: 8 bytes of little-endian
-header length, that many bytes of JSON padded with spaces so that the data begins at a multiple of 8, then the
-data of all tensors without a gap.
+Covers laying tensors out, writing the header, and checking a header that was read against the size of its file before anything
+trusts it. It reads no tensor data: `tensors.py` does. Format: 8 bytes of little-endian header length, that many bytes of JSON
+padded with spaces so that the data begins at a multiple of 8, then the data of all tensors without gaps.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from asynctile.storage.input import parse_json, shown
 
 __all__ = ["FLOATS", "HEADER_NBYTES", "TensorEntry", "float_code", "lay_out", "read_header"]
 
-#: the dtypes whose values can be read, by their name in the file; numpy has no bfloat16, its bits stand in for it
+#: the dtypes whose values can be read, by their name in the file; numpy has no bfloat16, so its bits are read as uint16
 FLOATS: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-#: bytes an element of the other dtypes, needed to check a file that carries them (masks, counters)
+#: bytes per element of the other dtypes, needed to check a file that contains them (masks, counters)
 _OTHER_NBYTES = {
     "BOOL": 1,
     "U8": 1,
@@ -46,15 +45,16 @@ _OTHER_NBYTES = {
     "F8_E4M3": 1,
     "F8_E5M2": 1,
 }
-#: what the name of a dtype newer than this program may look like
+#: names that a dtype newer than this program may have
 _DTYPE = re.compile("[A-Za-z0-9_]{1,32}")
 _METADATA = "__metadata__"
-#: A tensor takes about 130 bytes of header, and metadata some hundred. This is for 60,000 tensors; a length beyond is a
-#: damaged file, not a reason to allocate (decoded it takes up to 40 times as much, see input.py).
+#: The longest header that is read. A tensor takes about 130 bytes of header, the metadata some hundred, so this is enough for
+#: 60,000 tensors. A longer header means a damaged file, not a reason to allocate (decoding takes up to 40 times as much memory,
+#: see input.py).
 HEADER_NBYTES = 8 << 20
-#: What the header of a model of known names may have: a tensor's share, four times the usual, and room for metadata.
+#: The longest header for a known number of tensors: bytes per tensor, four times the usual, plus room for metadata.
 ENTRY_NBYTES, SPARE_NBYTES = 512, 1 << 20
-#: Dimensions that a tensor may have; numpy's own limit is 32 or 64, a model's is 4.
+#: The most dimensions of a tensor; numpy's own limit is 32 or 64, and a model needs 4.
 _MAX_DIMS = 16
 
 
@@ -63,7 +63,7 @@ class TensorEntry:
     """One tensor of a safetensors file."""
 
     name: str
-    #: as the file spells it: "F32", "BF16", ...
+    #: as the file spells the dtype: "F32", "BF16", ...
     dtype: str
     shape: tuple[int, ...]
     #: byte of the file at which its data begins
@@ -72,9 +72,7 @@ class TensorEntry:
 
 
 def float_code(dtype: DTypeLike) -> str:
-    """The name in the file of a numpy dtype that can be written (float64, float32, float16); ValueError for
-    another.
-    """
+    """Return the file's name for a numpy dtype that can be written (float64, float32, float16); ValueError for others."""
     wanted = np.dtype(dtype)
     if wanted.kind != "f" or wanted not in FLOATS.values():
         raise ValueError(
@@ -86,14 +84,13 @@ def float_code(dtype: DTypeLike) -> str:
 def lay_out(
     tensors: Mapping[str, tuple[DTypeLike, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, list[TensorEntry]]:
-    """Place tensors {name: (dtype, shape)} in a new file: returns its first bytes and the entries in order of
-    offset.
+    """Lay out tensors {name: (dtype, shape)} in a new file; return its first bytes, and the entries by offset.
 
-    Wider elements come first, then names in order, as the safetensors library does it: every element is
-    aligned. ValueError for tensors whose header `read_header` would refuse.
+    Tensors of wider elements come first, then names in order, as in the safetensors library, so every element is aligned.
+    Raises ValueError for tensors whose header `read_header` would refuse.
     """
     if _METADATA in tensors:
-        raise ValueError(f"tensor name {_METADATA!r} is taken by the safetensors format; choose another")
+        raise ValueError(f"tensor name {_METADATA!r} is reserved by the safetensors format; choose another")
     codes = {name: float_code(dtype) for name, (dtype, _) in tensors.items()}
     begin, placed = 0, []
     for name in sorted(tensors, key=lambda name: (-FLOATS[codes[name]].itemsize, name)):
@@ -108,7 +105,7 @@ def lay_out(
     text += b" " * (-len(text) % 8)
     if len(text) > HEADER_NBYTES:
         raise ValueError(
-            f"{len(tensors)} tensors need a header of {len(text)} bytes, at most {HEADER_NBYTES} would be read back; "
+            f"{len(tensors)} tensors need a header of {len(text)} bytes; at most {HEADER_NBYTES} can be read back, so "
             "save a model of fewer layers"
         )
     data = 8 + len(text)
@@ -120,12 +117,11 @@ def lay_out(
 
 
 def read_header(file: BinaryIO, path: Path, most: int | None = None) -> tuple[list[TensorEntry], dict[str, str]]:
-    """Read and check the header of an open safetensors file: its entries in order of offset, and its
-    metadata.
+    """Read and check a header; return the tensors by offset, and the metadata.
 
-    most: how many tensors whoever asks has names for; a header that is far too long for them is not read. Raises
-    CheckpointError, naming the file, bytes expected and bytes found, unless the header is whole, every tensor's bytes are
-    what its shape needs, and together they fill the file exactly.
+    most: how many tensors the caller expects at most; a header far too long for them is not even read. Raises CheckpointError,
+    which names the file, the bytes expected and the bytes found, unless the header is complete, every tensor has the bytes that
+    its shape needs, and together the tensors fill the file exactly.
     """
     table, data, file_nbytes = _read_table(file, path, most)
     metadata = table.pop(_METADATA, {})
@@ -152,13 +148,13 @@ def read_header(file: BinaryIO, path: Path, most: int | None = None) -> tuple[li
 
 
 def _read_table(file: BinaryIO, path: Path, most: int | None) -> tuple[dict[str, Any], int, int]:
-    """The JSON of the header, the byte at which data begins, and the bytes in the file."""
+    """Return the JSON of the header, the offset at which the data begins, and the size of the file."""
     file_nbytes = os.fstat(file.fileno()).st_size
     length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
     if file_nbytes < 8 or length > file_nbytes - 8:
         expected = "at least 8 bytes" if file_nbytes < 8 else f"a header of {length} bytes"
         raise CheckpointError(
-            f"{path} is truncated or is no safetensors file: expected {expected}, found {file_nbytes} bytes in all; "
+            f"{path} is truncated or not a safetensors file: expected {expected}, found {file_nbytes} bytes in all; "
             "use another checkpoint or copy it again"
         )
     limit = HEADER_NBYTES if most is None else min(HEADER_NBYTES, SPARE_NBYTES + most * ENTRY_NBYTES)
@@ -194,7 +190,7 @@ def _entry(path: Path, name: str, fields: Any, data: int) -> TensorEntry:
             "dimensions) and data_offsets",
         )
     item_nbytes = FLOATS[dtype].itemsize if dtype in FLOATS else _OTHER_NBYTES.get(dtype)
-    # A dtype newer than this program is let through: its tensor may be one that nobody reads.
+    # A dtype newer than this program is accepted: its tensor may be one that nobody reads.
     if item_nbytes is not None and math.prod(shape) * item_nbytes != end - begin:
         raise _damaged(
             path,

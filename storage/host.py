@@ -1,7 +1,7 @@
-"""RAM for slots: mappings of address space that take memory when they are touched and can let it go again.
+"""RAM for slots: mappings of address space that take memory when they are touched, and can return it to the system.
 
-Covers the memory only; which tile stands where is decided by storage/arena.py and ledger.py, and how much there may be of
-it is found by limits.py. Address space is taken for the slots that programs want, not for all that might ever be wanted.
+Covers the memory only. storage/arena.py and ledger.py decide which tile stands where, and limits.py finds how much memory there
+may be. Address space is reserved for the slots that programs need, not for all that might ever be needed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Map = TypeVar("Map", bound=mmap.mmap)
 
 
 class HostMemory:
-    """Pools of slots in anonymous memory. Every mapping begins on a page, so slots of whole pages suit direct file I/O."""
+    """Pools of slots in anonymous memory. Every mapping starts on a page, so slots of whole pages suit direct file I/O."""
 
     def map_pool(self, pool: Pool) -> None:
-        """Back every slot that is expected of a pool with address space; again when more are. TierError if there is none.
+        """Reserve address space for every slot that a pool expects; call it again when it expects more.
 
-        The pools of a divided arena are part of its ground.
+        The pools of a divided arena are parts of its ground. TierError if the system refuses.
         """
         if pool.ground is not None:
             self.map_ground(pool.ground)
@@ -39,17 +39,17 @@ class HostMemory:
         pool.memory.prepare()
 
     def map_ground(self, ground: Ground) -> None:
-        """Back all of it with address space, once. TierError if there is none."""
+        """Reserve address space for all of the ground, once. TierError if the system refuses."""
         if ground.memory is None:
             ground.memory = Contiguous(reserve(ground.nbytes))
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """A view of the slot; it holds the mapping by reference, so a pool may be forgotten under living views."""
+        """Return a view of the slot. It refers to the mapping, so a pool may be forgotten while views are alive."""
         memory, offset = slot.place()
         return np.ndarray(shape, dtype, memory, offset)
 
     def discard(self, slot: Slot) -> None:
-        """Give the memory of a free slot back to the system, as far as it covers whole pages."""
+        """Return the memory of a free slot to the system, as far as it covers whole pages."""
         memory, offset = slot.place()
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = (offset + slot.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -58,12 +58,12 @@ class HostMemory:
 
 
 def reserve(nbytes: int) -> mmap.mmap:
-    """Address space for `nbytes`, filled with zeros, without memory until it is touched. TierError if there is none."""
+    """Reserve address space for `nbytes`, zero-filled, without memory until it is touched. TierError if the system refuses."""
     return reserve_as(mmap.mmap, nbytes)
 
 
 def reserve_as(make: type[Map], nbytes: int) -> Map:
-    """`reserve` as a mapping of the class `make`."""
+    """Do the same as `reserve`, with a mapping of the class `make`."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
     try:
         memory = make(-1, max(nbytes, mmap.PAGESIZE), flags=flags)

@@ -1,9 +1,10 @@
-"""Reading what others may have written: regular files of a bounded size, and JSON of a bounded shape.
+"""Reading files that others may have written: regular files of bounded size, and JSON of bounded depth.
 
-Covers opening a file, reading it whole or line by line, decoding JSON, and showing what was found in a message. Nothing
-here waits for a pipe, runs along a device without end, or takes more memory or stack than a limit allows. A file that
-is refused raises OSError, like one that is missing: `strerror` says why, `filename` which. What a document must hold is
-for its reader; `folder.py` turns these errors into those of a checkpoint.
+Covers opening a file, reading it whole or line by line, decoding JSON, and showing foreign values in a message. Nothing here
+waits for a pipe, reads a device without end, or takes more memory or stack than a limit allows. A file that is refused raises
+OSError, like a missing file: `strerror` gives the reason, `filename` the file.
+
+Each reader checks the content of its documents; `folder.py` turns these errors into those of a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from asynctile.storage.sizes import format_size
 
 __all__ = ["DOCUMENT_NBYTES", "LINE_NBYTES", "open_file", "parse_json", "read_file", "read_lines", "shown"]
 
-#: A configuration or a record has some KiB, a shard index 100 bytes a tensor. Decoded, JSON takes up to 40 times as much.
+#: The largest document. A configuration has some KiB, a shard index 100 bytes per tensor; decoding takes up to 40 times that.
 DOCUMENT_NBYTES = 4 << 20
-#: A line of metrics has some hundred bytes.
+#: The longest line. A line of metrics has some hundred bytes.
 LINE_NBYTES = 64 << 10
-#: Objects and lists in one another. What is read here has 5 at most; Python's own limit depends on who calls.
+#: The deepest nesting of objects and lists. Our own files need 5; Python's own limit depends on the caller's stack.
 DEPTH = 64
-#: Characters of a number. The state of a random generator (128 bits) has 39, a float64 25; 100 digits still make a float.
+#: The most characters of a number. The state of a random generator (128 bits) has 39, a float64 has 25, and 100 digits still
+#: fit a float.
 DIGITS = 100
-#: Characters that are shown of a value: what is nested deep is many short pieces.
+#: The most characters of a value that a message shows: a deeply nested value has many short pieces.
 SHOWN = 600
-#: Bytes that are read, or looked at, in one go.
+#: Bytes that are read, or scanned, at a time.
 _PIECE_NBYTES = 1 << 18
-#: A pipe without a writer opens at once, to be looked at and refused; a terminal does not become ours.
+#: With these a pipe without a writer opens at once, to be refused, and a terminal does not become the process's own.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
@@ -47,7 +49,7 @@ _short.maxstring = _short.maxother = 80
 
 
 def shown(value: Any) -> str:
-    """A name or a value out of a file, or an argument, for a message: escaped, cut, and in one line (an array has several)."""
+    """Return a foreign name or value for a message: escaped, cut to SHOWN characters, in one line."""
     text = _BREAK.sub(" ", _short.repr(value))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
 
@@ -55,8 +57,8 @@ def shown(value: Any) -> str:
 def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> io.FileIO:
     """Open a regular file of at most `limit` bytes for reading, without a buffer.
 
-    Raises OSError, with `strerror` and `filename`, if it is missing, of another kind or longer, or if no file can have
-    such a name.
+    Raises OSError, with `strerror` and `filename`, if the file is missing, of another kind or longer, or if the name is not
+    valid for a file.
     """
     try:
         return open(path, "rb", buffering=0, opener=partial(_open, limit=limit))
@@ -65,19 +67,19 @@ def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> io.F
 
 
 def read_file(path: str | os.PathLike[str], limit: int = DOCUMENT_NBYTES) -> bytes:
-    """The bytes of a regular file, at most `limit` of them. Raises OSError as `open_file` does."""
+    """Return the bytes of a regular file, at most `limit` of them. Raises OSError as `open_file` does."""
     with open_file(path, limit=limit) as file:
         pieces, left = [], limit + 1
-        while left and (piece := file.read(min(left, _PIECE_NBYTES))):  # not the limit at once: most files are small
+        while left and (piece := file.read(min(left, _PIECE_NBYTES))):  # not `limit` at once: most files are small
             pieces.append(piece)
             left -= len(piece)
-    if not left:  # it grew since it was opened
+    if not left:  # the file grew after it was opened
         _refuse_length(path, f"more than {format_size(limit)}", limit)
     return b"".join(pieces)
 
 
 def read_lines(path: str | os.PathLike[str], limit: int = LINE_NBYTES) -> Iterator[bytes]:
-    """The lines of a regular file with their ends, one after another.
+    """Yield the lines of a regular file, each with its line end.
 
     Raises OSError as `open_file` does, and for a line of more than `limit` bytes.
     """
@@ -91,23 +93,23 @@ def read_lines(path: str | os.PathLike[str], limit: int = LINE_NBYTES) -> Iterat
 
 
 def parse_json(content: bytes, *, finite: bool = True) -> Any:
-    """What JSON in UTF-8 says. Of equal names in an object the last counts, as everywhere in Python.
+    """Decode JSON in UTF-8. If an object repeats a name, the last value wins, as everywhere in Python.
 
-    Raises ValueError, one sentence, if it is no JSON, nested deeper than DEPTH, or has a number of more than DIGITS
-    characters. With `finite` also for NaN, Infinity and numbers that a float64 cannot hold: only lines of metrics, and
-    what a caller keeps in a checkpoint, may have those.
+    Raises ValueError, in one sentence, if the content is not JSON, is nested deeper than DEPTH, or has a number of more than
+    DIGITS characters. With `finite`, NaN, Infinity and numbers beyond a float64 are errors too: only lines of metrics, and data
+    that a caller keeps in a checkpoint, may contain them.
     """
     _check_depth(content)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start} is no UTF-8") from error
+        raise ValueError(f"byte {error.start} is not UTF-8") from error
     real = _finite if finite else _float
     return json.loads(text, parse_int=_int, parse_float=real, parse_constant=real)
 
 
 def _open(path: str, _: int, *, limit: int | None) -> int:
-    """An opener for `open`: a descriptor of a regular file of at most `limit` bytes."""
+    """Return a descriptor of a regular file of at most `limit` bytes; an opener for `open`."""
     descriptor = os.open(path, _FLAGS)
     try:
         found = os.fstat(descriptor)
@@ -129,16 +131,16 @@ def _refuse_length(path: str | os.PathLike[str], found: str, limit: int) -> NoRe
 
 
 def _check_depth(content: bytes) -> None:
-    """ValueError if brackets outside of strings stand deeper than DEPTH.
+    """Raise ValueError if brackets outside of strings are nested deeper than DEPTH.
 
-    Not by catching RecursionError: how deep Python gets depends on its version and on the caller's own stack, and what
-    it read at the brim would fail later, where it is compared, printed or written.
+    The way not taken: catching RecursionError. How deep Python gets depends on its version and on the caller's own stack, and a
+    value read just below that limit would fail later, when it is compared, printed or written.
     """
     if content.count(b"[") + content.count(b"{") <= DEPTH:
         return
-    import numpy as np  # here: what only names a value in a message does without
+    import numpy as np  # here, because a caller that only needs `shown` does without numpy
 
-    # Without escapes every quote begins or ends a string, as long as it is JSON: the decoder stops where it is not.
+    # Without escapes every quote begins or ends a string, as long as the content is JSON; the decoder stops where it is not.
     plain = np.frombuffer(content.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     depth, quotes = 0, 0
     for start in range(0, plain.size, _PIECE_NBYTES):

@@ -1,12 +1,12 @@
-"""The ledger of a tier: which tile stands in which slot, and what must move so that an operation can run.
+"""The ledger of one tier: which tile stands in which slot, and what must move so that an operation can run.
 
-Decides, moves nothing: `admit` appends moves (move.py) to a list that asynctile/memory/tier.py carries out. Decisions are those
-of single launches, of which nothing is known ahead: the victim is the tile that was used longest ago (ranking.py). While the
-arena is packed nothing is decided here: who comes, goes and moves is told, and where to.
+It decides, and moves nothing: `admit` appends moves (move.py) to a list that asynctile/memory/tier.py carries out. It decides
+for single launches only, about whose future nothing is known, so it evicts the least recently used tile (ranking.py). While the
+arena is packed, the ledger only records: the plan says which tile comes, leaves and moves, and to which offset.
 
-Nobody ever waits for a slot here: a slot may change hands while work on it is still under way, because its next
-owner waits, on the streams, for the events of the last one. So an operation can run whenever its own tiles fit
-together, and two operations cannot starve each other.
+Nobody waits for a slot here. A slot may change hands while work on it is still in flight, because its next owner waits, on the
+streams, for the events of the last one. So an operation can run whenever its own tiles fit together, and two operations cannot
+starve each other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from asynctile.storage.tile import Tile
 
 
 class Backing(Protocol):
-    """The tier below: hands out places for tiles and takes them back."""
+    """The tier below: it gives tiles a place and takes the place back."""
 
     def take(self, residency: Residency) -> Any: ...
 
@@ -47,33 +47,38 @@ class Backing(Protocol):
 
 
 class Ledger:
-    """Residency of one tier. `backing` None: there is no tier below, nothing can be evicted.
+    """The residencies of one tier. backing: the tier below; None: there is none, and nothing can be evicted.
 
-    Invariants: a slot belongs to at most one tile; a tile has a slot exactly while it is clean, dirty or stale; of a dirty
-    tile there is no copy below that is as new; a dead temporary has neither slot nor backing. history: of the transitions.
+    Invariants:
+    - A slot belongs to at most one tile.
+    - A tile has a slot exactly while it is clean, dirty or stale.
+    - No copy below is as new as a dirty tile.
+    - A dead temporary has neither a slot nor a backing.
+    history: the last transitions of this tier.
     """
 
     def __init__(self, arena: Arena, backing: Backing | None) -> None:
         self.arena = arena
         self.backing = backing
         self.peak_nbytes = 0
-        #: all and only those that have a slot, in the order in which they came: decisions may not depend on addresses
+        #: all and only the residencies that have a slot, by arrival, so that decisions do not depend on addresses
         self.resident: dict[Residency, None] = {}
         self.history = History()
         self.ranking = Ranking()
 
     def of(self, tile: Tile) -> Residency:
-        """The residency of a tile in this tier."""
+        """Return the residency of `tile` in this tier."""
         found = tile.at.get(self)
         if found is None:
             found = tile.at[self] = Residency(tile)
         return found
 
     def admit(self, residencies: Sequence[Residency], access: str, moves: list[Move]) -> None:
-        """Give each tile of an operation a slot, all or none; append moves in the order in which to issue them.
+        """Give every tile of an operation a slot, all or none; append the moves in the order in which to issue them.
 
-        access: one letter a tile, "r", "u" (bytes needed) or "w" (overwritten). BudgetError if they cannot fit;
-        moves already decided then stand and must still be carried out.
+        access: one letter per tile, "r" or "u" (its bytes are needed) or "w" (overwritten whole). Raises BudgetError if the
+        tiles do not fit together; moves that were appended before the error stand and must still be carried out. AsynctileError
+        if bytes are needed that were never written, or if the arena is packed and the plan has no place for a tile.
         """
         for residency in residencies:
             if residency.slot is None:
@@ -85,7 +90,7 @@ class Ledger:
             if residency.state is ABSENT and how != "w":
                 raise never_written(residency.tile)
             if self.arena.packed and residency.slot is None and (how != "w" or residency.tile not in self.arena.expected):
-                raise self.history.fault(residency, f"its plan has no place for it in {self.arena.argument}")
+                raise self.history.fault(residency, f"the plan has no place for it in {self.arena.argument}")
         held = set(residencies)
         for residency, how in zip(residencies, access, strict=True):
             if residency.slot is None:
@@ -93,15 +98,15 @@ class Ledger:
                 self._settle(residency, slot, how != "w", moves)
 
     def load_at(self, residency: Residency, offset: int, moves: list[Move]) -> None:
-        """Bring a tile to `offset` of a packed arena, where nobody stands."""
+        """Load a tile to a free `offset` of a packed arena."""
         self._settle(residency, self.arena.take_at(offset, residency.tile.nbytes), True, moves)
 
     def expect(self, tile: Tile, offset: int) -> None:
-        """The tile will be written whole before it is read, at `offset` of a packed arena: `admit` allocates it there."""
+        """Announce that `admit` will allocate the tile at `offset` of a packed arena, to be written whole before it is read."""
         self.arena.expected[tile] = offset
 
     def used(self, residency: Residency, next_use: int, wrote: bool) -> None:
-        """Record a use that was just issued and the next one."""
+        """Record a use that was just issued, and the rank of the next one; `wrote` makes the tile dirty."""
         residency.next_use = next_use
         if wrote and residency.state is not DIRTY:
             self.history.change(residency, WRITE)
@@ -110,11 +115,11 @@ class Ledger:
         self.ranking.rank(slot.pool, residency)
 
     def change(self, residency: Residency, transition: Transition) -> None:
-        """A transition that moves no slot."""
+        """Make a transition that moves no slot."""
         self.history.change(residency, transition)
 
     def vacate(self, residency: Residency, transition: Transition) -> Slot | None:
-        """A transition after which the tile has no slot; the slot it had, evicted, so that its guard can be set."""
+        """Make a transition that takes the tile out of its slot; return the slot, now free, for the caller to set its guard."""
         self.history.change(residency, transition)
         slot = residency.slot
         if slot is not None:
@@ -123,7 +128,7 @@ class Ledger:
         return slot
 
     def release(self, residency: Residency) -> Slot | None:
-        """The tile is dead: free its slot (returned, so that its guard can be set) and its backing."""
+        """Free the slot and the backing of a dead tile; return the slot for the caller to set its guard."""
         slot = residency.slot
         if slot is not None:
             self._leave(residency)
@@ -136,7 +141,7 @@ class Ledger:
         return slot
 
     def evict(self, residency: Residency) -> Evict:
-        """Move one tile out now (to change it below, to cut the arena anew, or to free its slot early)."""
+        """Evict one tile now: to change it below, to cut the arena anew, or to free its slot early."""
         slot = residency.slot
         assert slot is not None
         move = self._evict(residency, slot)
@@ -144,11 +149,11 @@ class Ledger:
         return move
 
     def forget_pools(self) -> None:
-        """The arena was cut anew: nothing is resident, and the old pools are gone."""
+        """Forget all ranks after the arena was cut anew. No tile may be resident."""
         self.ranking.clear()
 
     def undo(self, move: Move) -> None:
-        """Take back a move that was decided and not made; of several, the last one first."""
+        """Take back a move that was decided but not made. Take back several moves in reverse order."""
         residency, slot = move.residency, move.slot
         self.history.undo(residency, move.was)
         if isinstance(move, Evict):
@@ -161,7 +166,10 @@ class Ledger:
             slot.pool.give(slot, evicted=True)
 
     def assume(self, found: Sequence[tuple[Residency, State, Slot | None, int]]) -> None:
-        """What ran without the ledger left tiles so: (residency, state, slot, next use) each, slots are theirs or free."""
+        """Adopt the state that work outside the ledger left behind.
+
+        found: (residency, state, slot, next use) of each tile. The slots are the tiles' own or free.
+        """
         for residency, _, slot, _ in found:
             old = residency.slot
             if old is not None and old is not slot:
@@ -193,7 +201,8 @@ class Ledger:
     def _slot_for(
         self, residency: Residency, held: Container[Residency], moves: list[Move], *, for_load: bool
     ) -> Slot:
-        """A free slot, or that of the tile of the highest rank; packed: as expected."""
+        """Return a free slot or, if there is none, evict the tile of the highest rank; packed: the slot at the expected offset.
+        """
         if self.arena.packed:
             return self.arena.take_at(self.arena.expected.pop(residency.tile), residency.tile.nbytes)
         pool = self.arena.pool_for(residency.tile.nbytes)
@@ -225,7 +234,7 @@ class Ledger:
         self.resident.pop(residency, None)
 
     def _check_room(self, residencies: Sequence[Residency]) -> None:
-        """Refuse before anything moves: do the tiles of one operation fit together?"""
+        """Raise BudgetError, before anything moves, if the tiles of one operation do not fit together."""
         if self.arena.cap is None or self.arena.packed:
             return
         wanted: dict[Pool, int] = {}
@@ -243,12 +252,12 @@ class Ledger:
         return BudgetError(
             f"tile {tile.name} needs a slot of {format_size(pool.slot_nbytes)}; all {limit} that {self.arena.argument} "
             f"of {format_size(self.arena.cap or 0)} allows are held"
-            + (f" by its operation, which needs {count}" if count is not None else " and nothing can leave them")
+            + (f" by its operation, which needs {count}" if count is not None else " and nothing can be evicted")
             + f"; {self.arena.remedy} or choose a smaller tile",
             floor=nbytes,
         )
 
 
 def never_written(tile: Tile) -> AsynctileError:
-    """What to raise when bytes are asked for that nobody has made."""
-    return AsynctileError(f"tile {tile.name} was never written: store or compute it before reading it")
+    """Return the error for reading a tile whose bytes were never made."""
+    return AsynctileError(f"tile {tile.name} was never written; store or compute it before reading it")

@@ -1,9 +1,10 @@
-"""How much memory this process may still take: of the machine, of its control groups, and of its own limits.
+"""The memory that this process may still take: what the machine, its control groups and its own limits leave.
 
-Covers finding the smallest of them, and asking for address space that libraries are about to take. What becomes of it is a
-default cap (asynctile/engine.py) and the words of an error (storage/host.py). A group's limit binds everything in it and below
-it, so that of every ancestor is looked at; the page cache of files counts as free, since the kernel gives it back before it
-lets anybody starve.
+Covers finding the tightest limit, and checking for address space that libraries are about to take. The result becomes a default
+cap (asynctile/engine.py) and part of an error message (storage/host.py).
+
+A control group's limit binds every process in it and below it, so the limits of all ancestors count. The page cache of files
+counts as free, because the kernel gives it back before a process runs out of memory.
 """
 
 from __future__ import annotations
@@ -25,29 +26,31 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-#: Of what is left beyond what kernels and a program around them come to take, what tiles get where nobody said how much.
+#: If the user sets no cap, tiles get this fraction of what a limit leaves after _PROGRAM_NBYTES, which is for kernels and the
+#: program around them.
 _SHARE = (4, 5)
 _PROGRAM_NBYTES = 128 << 20
-#: Linux's MAP_NORESERVE, which Python 3.11's mmap does not name: address space without a promise of memory.
+#: Linux's MAP_NORESERVE (missing in Python 3.11's mmap): address space without a promise of memory.
 NORESERVE = 0x4000
-#: Threads of an engine and of its program beside two for each core and those of asyncio.to_thread.
+#: Threads of an engine and its program, beyond two for each core and those of asyncio.to_thread.
 _OTHER_THREADS = 12
 _USUAL_STACK_NBYTES = 8 << 20
-#: mallopt's M_ARENA_MAX.
+#: M_ARENA_MAX, an option of mallopt.
 _ARENA_MAX = -8
-#: The older kind of group says "no limit" by a number of about this size.
+#: Older control groups write "no limit" as a number of about this size.
 _UNLIMITED = 1 << 60
 
 
-#: Each says how many bytes of address space a library will still take for the threads of an engine.
+#: Functions that return how many bytes of address space a library will still take for the threads of an engine.
 libraries: list[Callable[[], int]] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One thing that bounds the memory of this process. left: bytes until it does. nbytes: where it is. what: its name.
+    """One limit on the memory of this process.
 
-    is_of_machine: it is the RAM that there is, which nobody can raise.
+    left: bytes until the limit is reached. nbytes: the limit itself, in bytes. what: its name. is_of_machine: the limit is the
+    installed RAM, which cannot be raised.
     """
 
     left: int
@@ -57,32 +60,33 @@ class Limit:
 
     @property
     def share(self) -> int:
-        """What tiles get of it where nobody said how much."""
+        """Bytes that tiles get under this limit if the user sets no cap."""
         return max(0, self.left - _PROGRAM_NBYTES) * _SHARE[0] // _SHARE[1]
 
     @property
     def remedy(self) -> str:
-        """How to get more than that."""
+        """How to get more than `share`, as the last part of a message."""
         way = "give host_memory" if self.is_of_machine else "raise that limit"
         program = format_size(_PROGRAM_NBYTES)
-        return f"since {self} and tiles get four fifths of that less {program} if host_memory is not given, {way}"
+        return f"{self}; without host_memory, tiles get four fifths of that after {program} are set aside: {way}"
 
     def __str__(self) -> str:
+        """DELETE"""
         return f"{self.what} of {format_size(self.nbytes)} leaves {format_size(self.left)}"
 
 
 def spare_memory() -> int:
-    """Bytes of RAM that tiles may take where nobody said how many: a share of what is left under the tightest limit."""
+    """Return the bytes of RAM that tiles may take if the user sets no cap: a share of what the tightest limit leaves."""
     return tightest().share
 
 
 def tightest(proc: Path = Path("/proc")) -> Limit:
-    """The limit that leaves this process the least."""
+    """Return the limit that leaves this process the least."""
     return min(found(proc), key=lambda limit: limit.left)
 
 
 def found(proc: Path = Path("/proc")) -> list[Limit]:
-    """Every limit there is. proc: where the kernel tells about this process."""
+    """Return every limit that applies. proc: the folder in which the kernel describes this process."""
     memory = psutil.virtual_memory()
     machine = Limit(memory.available, memory.total, "RAM", is_of_machine=True)
     taken = _stacks_nbytes() + sum(will_take() for will_take in libraries)
@@ -91,7 +95,7 @@ def found(proc: Path = Path("/proc")) -> list[Limit]:
 
 
 def address_space(proc: Path = Path("/proc")) -> Iterator[Limit]:
-    """What `ulimit -v` and `ulimit -d` allow; neither cares whether memory was ever touched."""
+    """Yield the limits set by `ulimit -v` and `ulimit -d`. Both count memory even if it was never touched."""
     for name, field, what in (("RLIMIT_AS", "VmSize", "ulimit -v"), ("RLIMIT_DATA", "VmData", "ulimit -d")):
         nbytes = resource.getrlimit(getattr(resource, name))[0] if hasattr(resource, name) else -1
         if 0 <= nbytes < _UNLIMITED:
@@ -101,9 +105,9 @@ def address_space(proc: Path = Path("/proc")) -> Iterator[Limit]:
 
 
 def spare_address_space() -> None:
-    """Where it is limited, let new threads allocate from one arena: glibc would reserve 64 MiB for each of them.
+    """If address space is limited, make new threads allocate from one glibc arena; glibc would reserve 64 MiB for each.
 
-    Of the whole process, and not undone: what another arena has reserved stays reserved.
+    This changes the whole process and is not undone, because space that another arena has reserved stays reserved.
     """
     if any(limit.what == "ulimit -v" for limit in address_space()):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -112,15 +116,16 @@ def spare_address_space() -> None:
 
 
 def expect_room_to_open() -> None:
-    """BudgetError unless an engine can have its threads and kernels: LLVM ends a process that has no room for machine code.
+    """Raise BudgetError unless there is room for the threads and kernels of an engine.
 
-    Loading all kernels took 35 MiB of address space, and matplotlib, which draws a run, 42.
+    Without this check, LLVM would end the process when it has no room for machine code. Loading all kernels took 35 MiB of
+    address space, and matplotlib, which draws a run, 42 MiB.
     """
     expect_room(_stacks_nbytes() + _PROGRAM_NBYTES, "an engine's threads and kernels")
 
 
 def expect_room(nbytes: int, what: str) -> None:
-    """BudgetError unless so much more address space can be mapped, which is given back at once. what: it is for."""
+    """Raise BudgetError unless `nbytes` more of address space can be mapped (and unmapped at once). what: needs them."""
     try:
         mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE).close()
     except (OSError, MemoryError) as error:
@@ -131,7 +136,7 @@ def expect_room(nbytes: int, what: str) -> None:
 
 
 def _stacks_nbytes() -> int:
-    """Address space for the stacks of threads that are still to start; each counts whole, however little of it is used."""
+    """Return the address space for the stacks of threads that are still to start; a stack counts whole, used or not."""
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0] if resource is not None else -1
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
@@ -146,7 +151,7 @@ def _of_groups(proc: Path) -> Iterator[Limit]:
         cache = stat.get(prefix + "inactive_file", 0) + stat.get(prefix + "active_file", 0)
         used = _number(folder / ("memory.current" if is_unified else "memory.usage_in_bytes"))
         limits = [_number(folder / file) for file in ("memory.max", "memory.high", "memory.limit_in_bytes")]
-        limits.append(stat.get("hierarchical_memory_limit"))  # of ancestors too that are mounted nowhere here
+        limits.append(stat.get("hierarchical_memory_limit"))  # includes ancestors that are not mounted here
         set_limits = [limit for limit in limits if limit is not None and limit < _UNLIMITED]
         if used is not None and set_limits:
             limit = min(set_limits)
@@ -154,7 +159,7 @@ def _of_groups(proc: Path) -> Iterator[Limit]:
 
 
 def _groups(proc: Path) -> Iterator[tuple[Path, str, bool]]:
-    """(folder, name, of the unified hierarchy) of this process's memory groups, and of their ancestors that are mounted."""
+    """Yield (folder, name, is unified) for each memory group of this process, and for those ancestors that are mounted."""
     paths: dict[bool, str] = {}
     for line in _lines(proc / "self/cgroup"):
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -170,16 +175,16 @@ def _groups(proc: Path) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _upwards(mount: str, root: str, path: str, is_unified: bool) -> Iterator[tuple[Path, str, bool]]:
-    """From the group `path` up to what is mounted, the group `root`."""
+    """Yield the group `path` and its ancestors, up to the mounted group `root`, as `_groups` does."""
     inside = PurePosixPath(path)
-    # A path that is not below the mount's root is one seen from another namespace: what is mounted is all there is to see.
+    # A path that is not below the mount's root comes from another namespace: only the mounted group itself is visible.
     below = inside.relative_to(root) if inside.is_relative_to(root) and ".." not in inside.parts else PurePosixPath()
     for group in (below, *below.parents):
         yield Path(mount) / group, str(PurePosixPath(root) / group), is_unified
 
 
 def _unescaped(field: str) -> str:
-    """A path as mountinfo has it, where a blank is \\040."""
+    """Return a path of mountinfo with its escapes undone; a space is written \\040 there."""
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
 
@@ -187,11 +192,11 @@ def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        return []  # no such system, or no such group: no limit either
+        return []  # another system, or no such group: no limit
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The numbers of a file of lines such as `name 123`."""
+    """Return the numbers of a file whose lines look like `name 123`."""
     words = [line.split() for line in _lines(path)]
     return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdecimal()}
 

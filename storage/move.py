@@ -1,4 +1,4 @@
-"""A move: what a ledger has decided of one tile and one slot. Carried out by asynctile/memory/tier.py, or taken back whole."""
+"""Moves: what a ledger has decided for one tile and one slot. asynctile/memory/tier.py carries them out, or takes them back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asynctile.storage.slot import Slot
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Copy the tile from its backing into `slot`. was: its state before, in each move."""
+    """Copy the tile from its backing into `slot`. was: the tile's state before the move."""
 
     residency: Residency
     slot: Slot
@@ -19,7 +19,7 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Allocate:
-    """The tile will be written whole in `slot`: nothing to copy."""
+    """Give the tile `slot` without copying: an operation will write it whole. was: the tile's state before the move."""
 
     residency: Residency
     slot: Slot
@@ -28,7 +28,7 @@ class Allocate:
 
 @dataclass(slots=True, eq=False)
 class Evict:
-    """The tile leaves `slot`; `write_back`: copy it to its backing first."""
+    """Take the tile out of `slot`; `write_back`: copy it to its backing first. was: the tile's state before the move."""
 
     residency: Residency
     slot: Slot

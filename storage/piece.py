@@ -2,9 +2,8 @@
 
 Covers pieces of 0-D, 1-D and 2-D tensors. Which tensor lies where is `header.py`; the files are `tensors.py`.
 
-Bytes move by pread and pwrite, a run at a time, and not through a memory map: mapped pages count in the
-resident set until someone drops them, and a full disk or a file that shrinks is an error here, but a SIGBUS
-there.
+Bytes move by pread and pwrite, one run at a time. The way not taken: a memory map. Mapped pages count in the resident set until
+they are dropped, and a full disk or a shrinking file is an error here, but a SIGBUS there.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ from asynctile.storage.header import FLOATS, TensorEntry
 
 __all__ = ["Index", "Rectangle", "find_piece", "read_all", "write_all"]
 
-#: one slice of step 1 a dimension; dimensions that are left out are whole
+#: one slice of step 1 per dimension; missing dimensions are taken whole
 Index = tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """A rectangle of a tensor as `count` runs of `run` bytes, the first at byte `offset` of the file,
-    `stride` bytes apart.
+    """A rectangle of a tensor: `count` runs of `run` bytes each, `stride` bytes apart, the first at byte `offset` of the file.
     """
 
     shape: tuple[int, ...]
@@ -40,9 +38,7 @@ class Rectangle:
     stride: int
 
     def runs(self, buffer: NDArray[Any]) -> Iterator[tuple[int, memoryview]]:
-        """Pairs of a byte of the file and the bytes of `buffer`, contiguous and of this shape, that belong
-        there.
-        """
+        """Yield (offset in the file, bytes) for each run. buffer: a contiguous array of this shape that holds the bytes."""
         if self.run * self.count:
             flat = buffer.reshape(-1).view(np.uint8).data
             for n in range(self.count):
@@ -50,7 +46,7 @@ class Rectangle:
 
 
 def find_piece(entry: TensorEntry, index: Index) -> Rectangle:
-    """Where the rectangle `index` (clipped, like numpy's) of a tensor lies; ValueError if it does not fit."""
+    """Return where the rectangle `index` of a tensor lies, clipped as in numpy; ValueError if the index does not fit."""
     shape, item_nbytes = entry.shape, FLOATS[entry.dtype].itemsize
     if len(shape) > 2:
         raise ValueError(
@@ -60,12 +56,12 @@ def find_piece(entry: TensorEntry, index: Index) -> Rectangle:
         isinstance(part, slice) and part.step in (None, 1) for part in index
     ):
         raise ValueError(
-            f"index {index!r} does not fit tensor {entry.name} of shape {shape}; give one slice of step 1 a dimension"
+            f"index {index!r} does not fit tensor {entry.name} of shape {shape}; give one slice of step 1 per dimension"
         )
     whole = [*index, *[slice(None)] * (len(shape) - len(index))]
     bounds = [part.indices(n)[:2] for part, n in zip(whole, shape, strict=True)]
     sizes = tuple(max(0, stop - start) for start, stop in bounds)
-    # Seen as a matrix, a vector is one row and a scalar one element of it.
+    # As a matrix, a vector is one row, and a scalar is one element.
     width = shape[-1] if shape else 1
     column, columns = (bounds[-1][0], sizes[-1]) if shape else (0, 1)
     row, rows = (bounds[0][0], sizes[0]) if len(shape) == 2 else (0, 1)
@@ -76,14 +72,14 @@ def find_piece(entry: TensorEntry, index: Index) -> Rectangle:
 
 
 def write_all(fd: int, view: memoryview, offset: int) -> None:
-    """Write bytes at `offset` of an open file. Raises OSError."""
-    while view:  # one call writes at most 2 GiB, and may be cut short by a signal
+    """Write all of `view` at `offset` of an open file. Raises OSError."""
+    while view:  # one call writes at most 2 GiB, and a signal may cut it short
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done
 
 
 def read_all(fd: int, view: memoryview, offset: int, path: Path) -> None:
-    """Fill `view` from `offset` of an open file. Raises OSError, or CheckpointError where the file ends."""
+    """Fill `view` from `offset` of an open file. Raises OSError, or CheckpointError if the file ends too soon."""
     while view:
         done = os.preadv(fd, [view], offset)
         if done == 0:

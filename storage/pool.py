@@ -1,6 +1,6 @@
-"""A pool: slots of one size, so that there is no fragmentation: any free one takes any tile of that pool.
+"""A pool: slots of one size. Any free slot takes any tile of the pool, so there is no fragmentation.
 
-Pure bookkeeping, as in storage/arena.py, which says how many slots of which sizes there are.
+Pure bookkeeping. storage/arena.py decides how many slots of which sizes there are.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from asynctile.storage.slot import Holder, Slot
 
 
 class Pool:
-    """Slots of one size; lowest index first, so that untouched memory stays untouched.
+    """Slots of one size, taken from the lowest index up so that untouched memory stays untouched.
 
     limit: number of slots; None: as many as the arena's cap in bytes allows. made: slots that exist, used or free.
-    expected: slots that it will come to, as far as is known: memory for as many may be taken at once.
-    ground: of the arena, if that is divided: the slots are part of it, from `start` on.
+    expected: the number of slots that the pool is expected to reach; memory for all of them may be taken at once.
+    ground: the arena's ground, if the arena is divided. The slots are then parts of it, from byte `start` on.
 
-    Free slots wait in two rows. Those of dead tiles go first to tiles that will be overwritten whole, newest first: compute has
-    just been there. Those of evicted tiles go first to loads, oldest first: their write-back is the most likely to have ended.
+    Free slots wait in two queues:
+    - Slots of dead tiles go first to tiles that will be overwritten whole, the newest first, because compute has just used
+      them.
+    - Slots of evicted tiles go first to loads, the oldest first, because their write-back has most likely finished.
     """
 
     __slots__ = (
@@ -42,16 +44,16 @@ class Pool:
         self.made = 0
         self._dead: deque[Slot] = deque()
         self._evicted: deque[Slot] = deque()
-        #: slots whose memory was let go, to be made again first
+        #: slots whose memory was released; they are made again first
         self._dropped: list[Slot] = []
 
     @property
     def free(self) -> int | None:
-        """How many slots can be taken; None: unbounded."""
+        """The number of slots that can still be taken; None: unbounded."""
         return None if self.limit is None else self.limit - self.used
 
     def take(self, *, for_load: bool) -> Slot | None:
-        """A free slot, or None when there is none."""
+        """Take a free slot; None if there is none."""
         if for_load and self._evicted:
             slot = self._evicted.popleft()
         elif self._dead:
@@ -72,25 +74,26 @@ class Pool:
         (self._evicted if evicted else self._dead).append(slot)
 
     def claim(self, slot: Slot) -> None:
-        """Take this slot, which is free: it was given too early, or a schedule has a tile there."""
+        """Take this slot, which must be free: it was given back too early, or a schedule puts a tile there."""
         (self._evicted if slot in self._evicted else self._dead).remove(slot)
         self.used += 1
         self.arena.used_nbytes += self.slot_nbytes
 
     def free_slots(self) -> list[Slot]:
-        """The slots that exist and are nobody's."""
+        """Return the slots that exist and are free."""
         return [*self._dead, *self._evicted]
 
     def tidy(self) -> None:
-        """From now on what is overwritten takes the lowest first: where the same ones are free, who takes as many has the same
-        ones again.
+        """Sort the free slots, so that tiles that will be overwritten take the lowest slot first.
+
+        If the same slots are free, taking as many of them then yields the same ones again.
         """
         free = sorted(self.free_slots(), key=lambda slot: slot.index, reverse=True)
         self._evicted.clear()
         self._dead = deque(free)
 
     def drop_free(self) -> list[Slot]:
-        """Forget the free slots, so that the cap has room for other sizes; nothing may be in flight on them."""
+        """Forget the free slots and return them, so that the cap has room for other sizes. Nothing may be in flight on them."""
         slots = self.free_slots()
         self._dead.clear()
         self._evicted.clear()

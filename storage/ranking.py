@@ -1,7 +1,7 @@
-"""The ranking of what stands in a pool: who was used longest ago, in heaps that forget lazily.
+"""The ranking of the tiles in each pool, by use: which one to evict. One heap per pool, with stale entries dropped lazily.
 
-For storage/ledger.py, which tells it of every use. Only slots that are counted are ranked: elsewhere nobody has to leave for
-another, or it is known ahead who does.
+For storage/ledger.py, which reports every use. Only pools with a limited number of slots are ranked. In the others nothing has
+to be evicted for another tile, or the plan already knows what to evict.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from asynctile.storage.slot import Home
 
 
 class Ranking:
-    """One heap a pool."""
+    """The ranks of resident tiles, one heap per pool. The tile with the largest `next_use` ranks highest."""
 
     def __init__(self) -> None:
         self._heaps: dict[Home, list[tuple[int, int, Residency]]] = {}
         self._order = 0
 
     def clear(self) -> None:
-        """Its pools are gone."""
+        """Forget all ranks, because the pools are gone."""
         self._heaps.clear()
 
     def rank(self, pool: Home, residency: Residency) -> None:
-        """By its next use, which has just been set, in the pool in whose slot it stands."""
+        """Rank a residency by its `next_use`, which was just set, in the pool of its slot."""
         if pool.limit is None:
             return
         heap = self._heaps.setdefault(pool, [])
@@ -37,7 +37,7 @@ class Ranking:
             heapq.heapify(heap)
 
     def furthest(self, pool: Home, held: Container[Residency]) -> Residency | None:
-        """Who has the highest rank and is not `held`."""
+        """Return the residency of the highest rank that is not in `held`; None if there is none."""
         heap = self._heaps.get(pool, [])
         aside = []
         found = None

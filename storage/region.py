@@ -1,4 +1,4 @@
-"""A part of the spill file, lent to a share of an engine: a spill tier in the file of another (storage/spill.py)."""
+"""A region of the spill file, lent to a share of an engine: a spill tier inside the file of another (storage/spill.py)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["SpillRegion"]
 
 
 class SpillRegion(SpillTier):
-    """A part of the file of `whole`, of `nbytes`, for tiles of others; with places and counters of its own.
+    """A spill tier in `nbytes` bytes of the file of `whole`, with blocks and counters of its own.
 
-    BudgetError when `whole` has no room for it. `give_back` when no transfer of it is under way.
+    Raises BudgetError if `whole` has no room for it. Call `give_back` when none of its transfers is in flight.
     """
 
     def __init__(self, whole: SpillTier, nbytes: int) -> None:
@@ -28,7 +28,7 @@ class SpillRegion(SpillTier):
         self._whole.join(self._block)
 
     def _grow(self, nbytes: int) -> None:
-        pass  # the file has all of it
+        pass  # `whole` has allocated all of it
 
     def _using_file(self, name: str) -> _GeneratorContextManager[RawFile]:
         return self._whole._using_file(name)

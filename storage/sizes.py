@@ -1,8 +1,7 @@
-"""Sizes in bytes, between the text that people write and the ints that programs count with.
+"""Sizes in bytes: from the text that people write to ints, and back.
 
-Covers `parse_size` ("512MiB" to 536870912) and `format_size` (back, for sentences). What a size is compared
-with, a cap or a floor, belongs to the ledger; rates in bytes a second are written the same way and use the
-same two functions.
+Covers `parse_size` ("512MiB" to 536870912) and `format_size` (back, for sentences). Rates in bytes per second are written the
+same way and use the same two functions. Comparing a size with a cap or a floor is the ledger's job.
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ _WAY_OUT = (
 
 
 def parse_size(size: str | int) -> int:
-    """Read a size: an int of bytes, or a string such as "512MiB", "1.5 GB" or "4096".
+    """Return a size in bytes, given an int of bytes or a string such as "512MiB", "1.5 GB" or "4096".
 
-    Units are B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024), in either case. A
-    fraction of a byte is dropped. Returns bytes, >= 0. Raises ValueError when it is negative, not a number, a
-    bool, or has another unit.
+    Units are B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024), in either case. A fraction of a byte
+    is dropped. The result is >= 0. Raises ValueError if the size is negative, not a number or a bool, or has another unit.
     """
     if isinstance(size, str):
         return _parse_text(size)
     try:
         if isinstance(size, bool):
             raise TypeError
-        nbytes = operator.index(size)  # takes numpy's integers, refuses floats (and so NaN)
+        nbytes = operator.index(size)  # accepts numpy's integers, refuses floats (and so NaN)
     except TypeError:
         given = " ".join(repr(size).split())  # an array has several lines
         raise ValueError(f"size {given} is not a size in bytes; {_WAY_OUT}") from None
@@ -59,9 +57,7 @@ def _parse_text(text: str) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """Write bytes for a reader: "512 B", "1.50 GiB". Binary units, two decimals, the largest unit that leaves
-    at least one.
-    """
+    """Return bytes as text: "512 B", "1.50 GiB". Binary units, two decimals, the largest unit that gives at least 1."""
     value, sign = abs(nbytes), "-" if nbytes < 0 else ""
     if value < 1024:
         return f"{sign}{value} B"

@@ -1,8 +1,10 @@
-"""The memory behind one pool: slabs of whole slots, taken one after another as the pool grows.
+"""The memory of one pool: slabs of whole slots, added one after another as the pool grows.
 
-Covers where a slot stands. What a slab is made of, and whether it is taken before its first use, is whoever gives pools their
-memory (storage/host.py, asynctile/device/cuda_memory.py). A slab never moves, so the addresses of slots in use stay as they
-are. The way not taken, one mapping for all that a pool might ever grow to, runs into limits of address space.
+Covers where a slot stands. What a slab is made of, and whether it is taken before its first use, is up to the module that gives
+pools their memory (storage/host.py, asynctile/device/cuda_memory.py). A slab never moves, so the addresses of slots in use stay
+the same.
+
+The way not taken: one mapping for all that a pool might ever grow to. It runs into limits of address space.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from typing import Generic, TypeVar
 from asynctile.storage.pool import Pool
 from asynctile.storage.slot import Slot
 
-#: A slab of a pool that has grown beyond what was expected of it.
+#: Bytes of a slab (at least one slot) when a pool grows beyond what it expected.
 SLAB_NBYTES = 2 << 20
 
 Slab = TypeVar("Slab")
 
 
 class Slabs(Generic[Slab]):
-    """take(nbytes): make a slab. most: slots of a slab, at most; None for any number."""
+    """The slabs of one pool. take(nbytes): makes a slab. most: the most slots in a slab; None: any number."""
 
     def __init__(self, pool: Pool, take: Callable[[int], Slab], most: int | None = None) -> None:
         self._pool = pool
@@ -33,7 +35,7 @@ class Slabs(Generic[Slab]):
         self._made = 0
 
     def place(self, slot: Slot) -> tuple[Slab, int]:
-        """The slab of a slot, and how many bytes behind its start the slot begins."""
+        """Return the slab of a slot, and the slot's offset in it in bytes."""
         index = slot.index
         while index >= self._made:
             self._grow()
@@ -41,7 +43,7 @@ class Slabs(Generic[Slab]):
         return self._slabs[slab], (index - self._firsts[slab]) * self._slot_nbytes
 
     def prepare(self) -> None:
-        """Take memory for every slot that is expected of the pool."""
+        """Take memory for every slot that the pool expects."""
         while self._made < self._pool.expected:
             self._grow()
 

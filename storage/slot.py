@@ -1,7 +1,7 @@
-"""A slot: bytes of a tier's memory that one tile at a time may stand in.
+"""A slot: bytes of a tier's memory in which one tile at a time may stand.
 
-Slots of one size are a pool's (storage/pool.py); ranges of bytes that begin anywhere are the ground's (storage/ground.py). Who
-stands in one is decided by storage/ledger.py.
+Slots of one size belong to a pool (storage/pool.py); ranges that begin anywhere belong to the ground (storage/ground.py).
+storage/ledger.py decides which tile stands in a slot.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 
 class Home(Protocol):
-    """Who hands slots out. memory: where they are: its `place(slot)` says in which block, and how far behind its start.
+    """The owner of slots, which hands them out: a pool, or the ground.
 
-    limit: how many there are, where they are counted; None where they are not. used: how many are taken.
+    memory: where the slots are; `memory.place(slot)` returns the block of memory and the slot's offset in it.
+    limit: how many slots there are; None if slots are not counted. used: how many are taken.
     """
 
     memory: Any
@@ -20,14 +21,14 @@ class Home(Protocol):
     used: int
 
     def give(self, slot: Slot, *, evicted: bool) -> None:
-        """It is free. evicted: its tile has left, and may still be on its way; else the tile is dead."""
+        """Return a slot. evicted: its tile was evicted, and a write-back may be in flight; otherwise its tile is dead."""
 
     def claim(self, slot: Slot) -> None:
-        """Take this slot, which is free: it was given too early, or a schedule has a tile there."""
+        """Take this slot, which must be free: it was given back too early, or a schedule puts a tile there."""
 
 
 class Holder(Protocol):
-    """The arena as its pools and its ground see it: what they count in."""
+    """The arena as its pools and its ground see it: the counters that they update."""
 
     used_nbytes: int
     made_nbytes: int
@@ -36,9 +37,9 @@ class Holder(Protocol):
 
 
 class Slot:
-    """`nbytes` bytes from `offset` on: of the ground where the arena is divided, else of its pool.
+    """`nbytes` bytes from `offset` on, within the ground of a divided or packed arena, otherwise within its pool.
 
-    index: its number in its pool; of a range of bytes its offset.
+    index: its number in its pool; for a range of the ground, its offset.
     """
 
     __slots__ = ("pool", "index", "offset", "nbytes", "_guard", "_behind")
@@ -53,14 +54,14 @@ class Slot:
 
     @property
     def guard(self) -> tuple[Any, ...]:
-        """What the next owner must wait for (events; opaque here), those on the bytes before it included."""
+        """The events that the next owner must wait for (opaque here), including those of earlier owners of these bytes."""
         if not self._behind:
             return self._guard
         found: dict[Slot, None] = {}
         left: list[Slot] = [self]
         while left:
             slot = left.pop()
-            if slot not in found:  # what was taken back may stand behind each other
+            if slot not in found:  # after a move was taken back, two slots may stand behind each other
                 found[slot] = None
                 left += reversed(slot._behind)
         return tuple(dict.fromkeys(event for slot in found for event in slot._guard))
@@ -70,10 +71,13 @@ class Slot:
         self._guard, self._behind = events, ()
 
     def stands_behind(self, others: list[Slot]) -> None:
-        """Its bytes were theirs, who may not know yet what they are guarded by: it will be asked for when it is needed."""
+        """Add earlier owners of these bytes, whose events the guard then includes.
+
+        Their guards may not be set yet, so they are read only when this slot's guard is.
+        """
         self._behind += tuple([other for other in others if other is not self])
 
     def place(self) -> tuple[Any, int]:
-        """The block of memory that it is part of, and how many bytes behind the start of that it begins."""
+        """Return the block of memory that contains the slot, and the slot's offset in it in bytes."""
         place: tuple[Any, int] = self.pool.memory.place(self)
         return place

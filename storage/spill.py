@@ -1,12 +1,12 @@
-"""The spill tier: tiles that fit neither the device nor RAM, in one file on NVMe.
+"""The spill tier: tiles that fit neither on the device nor in RAM, in one file on NVMe.
 
-Covers the blocking side: reading and writing whole tiles from worker threads, with retries for what passes, a checksum for
-what a disk does not report, and counters. Which thread calls when is the engine's, which tile comes here is
-storage/ledger.py, where in the file it stands is storage/blocks.py, and the system calls are storage/container.py. A part of
-the file, with places of its own, is storage/region.py.
+Covers the blocking side: reading and writing whole tiles from worker threads, with retries for transient errors, checksums for
+errors that the disk does not report, and counters. The engine decides which thread calls when, storage/ledger.py which tile
+comes here, storage/blocks.py where in the file it goes. System calls are storage/container.py, and a part of the file with
+blocks of its own is storage/region.py.
 
-Nothing is copied on the way: the disk writes into the caller's aligned memory. Nothing outlives the process either, so there
-is no fsync: what must last is a checkpoint. What this tier lost, a checkpoint brings back; hence the way out in each message.
+Nothing is copied on the way: the disk writes into the caller's aligned memory. Nothing here outlives the process, so there is
+no fsync. What must last is in a checkpoint, which also restores what this tier loses; hence the way out in each message.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from asynctile.storage.sizes import format_size
 
 __all__ = ["SpillTier"]
 
-#: Errors that may pass when the same transfer is tried again.
+#: Errors that may go away when the same transfer is tried again.
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
 #: Seconds before the second, third and fourth try of a transfer.
 _PAUSES_S = (0.001, 0.01, 0.1)
-#: How often bytes that do not match their checksum are read again: a transfer may flip a bit, a disk keeps it flipped.
+#: How often bytes that fail their checksum are read again: a bit may have flipped in transfer; one on the disk stays flipped.
 _READ_AGAIN = 2
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ _WAY_OUT = "look at the disk, then try again or load the last checkpoint"
 
 
 class SpillTier:
-    """Tiles in a file in `folder`, at most `limit` bytes (None: what the disk has).
+    """Tiles in a file in `folder`, at most `limit` bytes (None: as much as the disk has).
 
-    `read` and `write` may be called by any thread; `reserve`, `take`, `give`, `cut` and `join` by one, the engine's loop.
-    `wrap` puts something between the tier and its file (storage/faults.py). mended: called, by the thread that does it, with
-    a sentence when a transfer came through that had to be repeated, and whether its bytes had not matched their checksum.
+    Any thread may call `read` and `write`; only one thread, the engine's loop, may call `reserve`, `take`, `give`, `cut` and
+    `join`. wrap: puts a layer between the tier and its file (storage/faults.py). mended: called in the transferring thread
+    after a transfer that succeeded only by retrying, with a sentence, and with whether its bytes had failed their checksum.
     """
 
-    #: What the tier is called in messages.
+    #: The tier's name in messages.
     name = "spill"
 
     def __init__(
@@ -59,23 +59,23 @@ class SpillTier:
         self.folder = os.fspath(folder)
         self.limit = limit
         self.direct = False
-        #: Bytes of tiles that were read or written whole; tries that failed, and repeats, are not in it.
+        #: Bytes of tiles that were read or written completely, without failed tries and repeats.
         self.read_nbytes = 0
         self.written_nbytes = 0
-        #: Transfers repeated, after an error or a checksum that did not match, for a tile that then came through.
+        #: Transfers that were repeated after an error or a wrong checksum, and then succeeded.
         self.retries = 0
         self.mended: Callable[[str, bool], object] = _unheard
         self._wrap = wrap
         self._blocks = Blocks(limit, ALIGNMENT)
         self._allocated_nbytes = 0
-        #: where its blocks begin in the file
+        #: the offset in the file at which its blocks begin
         self._start = 0
         self._file: RawFile | None = None
         #: Guards the counters, `_file` and `_in_flight`.
         self._lock = threading.Condition()
         self._in_flight = 0
         self._left_open: RawFile | None = None
-        #: Set: pauses between tries end at once.
+        #: Once set, pauses between tries end at once.
         self._closing = threading.Event()
 
     @property
@@ -88,15 +88,15 @@ class SpillTier:
 
     @property
     def room_nbytes(self) -> int:
-        """Bytes that tiles may take at most: the limit, or without one what they have and what is free on the disk."""
+        """The most bytes that tiles may take: the limit or, without one, the bytes they use plus what is free on the disk."""
         if self._blocks.cap is not None:
             return self._blocks.cap
         return self.used_nbytes + free_nbytes(self.folder)
 
     def open(self) -> None:
-        """Lock the folder and make the file, with all of `limit` behind it. Blocking. TierError if that cannot be."""
+        """Lock the folder and make the file, with disk space for all of `limit`. Blocking. TierError if that fails."""
         if self._file is not None or self._closing.is_set():
-            raise TierError(f"the spill tier in {self.folder} was opened before; make another one")
+            raise TierError(f"the spill tier in {self.folder} was already opened; make another one")
         file: RawFile = ContainerFile(self.folder)
         try:
             if self._wrap is not None:
@@ -112,27 +112,27 @@ class SpillTier:
             if not self._closing.is_set():
                 self._file = file
                 return
-        file.close()  # closed before it was open
+        file.close()  # `close` was called during `open`
 
     def close(self, patience_s: float | None = None) -> None:
-        """Wait for transfers that are running, refuse others from now on, and let the file go. Blocking; twice is fine.
+        """Wait for running transfers, refuse new ones, and close the file. Blocking; closing twice is fine.
 
-        A descriptor closed under a running transfer could be another file's by the time the transfer uses it. So with
-        `patience_s`, a file whose transfers still hang after so many seconds is left open.
+        If transfers still hang after `patience_s` seconds, the file stays open until the last of them ends: the system could
+        give a closed descriptor to another file before a running transfer uses it.
         """
         self._closing.set()
         with self._lock:
             file, self._file = self._file, None
             if not self._lock.wait_for(lambda: not self._in_flight, patience_s):
-                self._left_open = file  # the last of them closes it, should it ever end
+                self._left_open = file  # the last transfer closes it, should it ever end
                 return
         if file is not None:
             file.close()
 
     def reserve(self, counts: Mapping[int, int]) -> None:
-        """Make sure that so many blocks of each size can be taken, with disk space behind them. Nothing may be in flight.
+        """Make sure that so many blocks of each size, {nbytes: count}, can be taken, with disk space behind them.
 
-        BudgetError if `limit` is too small, TierError if the disk is.
+        Nothing may be in flight. BudgetError if `limit` is too small, TierError if the disk is too full.
         """
         before = self._blocks.state()
         self._blocks.reserve(counts)
@@ -143,22 +143,22 @@ class SpillTier:
             raise
 
     def take(self, nbytes: int, what: str) -> Block:
-        """A block of at least `nbytes` for `what`; BudgetError when `limit` is reached. Quick after `reserve`."""
+        """Take a block of at least `nbytes` for `what`; BudgetError when `limit` is reached. Quick after `reserve`."""
         return self._backed(self._blocks.take(nbytes, what), self._blocks.give)
 
     def give(self, block: Block) -> None:
         self._blocks.give(block)
 
     def cut(self, nbytes: int, what: str) -> Block:
-        """As `take`, but never a block that was given or reserved: for what cuts blocks of its own from it."""
+        """Take a block that was neither given back nor reserved, for an owner that cuts it into blocks of its own."""
         return self._backed(self._blocks.cut(nbytes, what), self._blocks.join)
 
     def join(self, block: Block) -> None:
-        """Take back what `cut` gave. Nothing of it may be in flight."""
+        """Take back a block from `cut`. Nothing in it may be in flight."""
         self._blocks.join(block)
 
     def _backed(self, block: Block, undo: Callable[[Block], None]) -> Block:
-        """`block`, with disk space behind it."""
+        """Return `block` with disk space behind it; if there is none, undo it and raise."""
         try:
             self._grow(block.offset + block.nbytes)
         except BaseException:
@@ -170,15 +170,14 @@ class SpillTier:
         if nbytes <= self._allocated_nbytes:
             return
         if self._file is None:
-            raise self._not_open("it")
+            raise self._not_open("a reservation")
         self._file.allocate(nbytes)
         self._allocated_nbytes = nbytes
 
     def write(self, block: Block, view: np.ndarray, name: str) -> None:
-        """Write `view` at the start of `block`, for tile `name`. Blocking, any thread; nobody may change `view` meanwhile.
+        """Write `view` at the start of `block`, for tile `name`. Blocking, any thread; `view` must not change meanwhile.
 
-        view: 1-D uint8, address and length multiples of 4096. TierError when the disk does not take it; the block then holds
-        nothing that may be read.
+        view: 1-D uint8, its address and length multiples of 4096. TierError if the disk fails; the block is then unreadable.
         """
         _check(block, view, name)
         with self._using_file(name) as file:
@@ -193,14 +192,14 @@ class SpillTier:
             self._was_mended(name, "written", retries, False)
 
     def read(self, block: Block, view: np.ndarray, name: str) -> None:
-        """Fill `view`, as long as the one that was written, from `block`, for tile `name`. Blocking, any thread.
+        """Fill `view`, as long as the view that was written, from `block`, for tile `name`. Blocking, any thread.
 
-        TierError when the disk does not give the bytes that were written; `view` then holds anything.
+        TierError if the disk does not return the bytes that were written; the content of `view` is then undefined.
         """
         _check(block, view, name)
         with self._using_file(name) as file:
             if block.checksum is None:
-                raise self._error(name, "read", block, view, "nothing was written there whole")
+                raise self._error(name, "read", block, view, "no complete write is stored there")
             retries = again = 0
             for again in range(_READ_AGAIN + 1):
                 retries += self._move(file.preadv, "read", file, block, view, name)
@@ -208,7 +207,7 @@ class SpillTier:
                 if found == block.checksum:
                     break
                 if again == _READ_AGAIN:
-                    why = f"its checksum is {found:016x}, {block.checksum:016x} was written; read {again + 1} times"
+                    why = f"its checksum is {found:016x}, but {block.checksum:016x} was written; read {again + 1} times"
                     raise self._error(name, "read", block, view, why)
                 retries += 1
         with self._lock:
@@ -221,15 +220,15 @@ class SpillTier:
         self, transfer: Callable[[Sequence[np.ndarray], int], int], verb: str, file: RawFile, block: Block, view: np.ndarray,
         name: str,
     ) -> int:  # fmt: skip
-        """Transfer all of `view`, in as many parts as the kernel makes of it; how many had to be tried again."""
+        """Transfer all of `view`, in as many parts as the kernel needs; return the number of retries."""
         done = retries = 0
         while done < view.nbytes:
             try:
                 moved = transfer([view[done:]], self._start + block.offset + done)
                 if not moved and verb == "read":
-                    raise OSError(errno.ENODATA, f"the file ends after {done} bytes of the tile: somebody truncated it")
+                    raise OSError(errno.ENODATA, f"the file ends after {done} bytes of the tile; something truncated it")
                 if file.direct:
-                    moved -= moved % ALIGNMENT  # the next part must be aligned too; a few bytes move twice
+                    moved -= moved % ALIGNMENT  # keeps the next part aligned; a few bytes move twice
                 if not moved:
                     raise OSError(errno.EAGAIN, "no bytes were moved")
                 done += moved
@@ -243,8 +242,8 @@ class SpillTier:
         return retries
 
     def _was_mended(self, name: str, done: str, retries: int, was_damaged: bool) -> None:
-        why = "bytes that did not match their checksum" if was_damaged else "errors that passed"
-        text = f"tile {name} was {done} at try {retries + 1}, after {why}, spill file in {self.folder}"
+        why = "bytes that did not match their checksum" if was_damaged else "transient errors"
+        text = f"tile {name} was {done} on try {retries + 1}, after {why}; spill file in {self.folder}"
         logger.warning("%s", text)
         self.mended(text, was_damaged)
 
@@ -277,7 +276,7 @@ class SpillTier:
 
 
 def _check(block: Block, view: np.ndarray, name: str) -> None:
-    """ValueError for a view that O_DIRECT would refuse, with no more than EINVAL to say about it."""
+    """Raise ValueError for a view that O_DIRECT would refuse, with nothing but EINVAL as its reason."""
     address = view.__array_interface__["data"][0]
     if view.ndim != 1 or view.dtype != np.uint8 or not view.flags.c_contiguous:
         fault = f"a view of shape {view.shape} and type {view.dtype}; expected contiguous bytes in one dimension"
@@ -292,4 +291,4 @@ def _check(block: Block, view: np.ndarray, name: str) -> None:
 
 
 def _unheard(text: str, was_damaged: bool) -> None:
-    """Nobody wants to know."""
+    """Ignore the report: the default of `mended`."""

@@ -1,10 +1,10 @@
-"""Tensors in safetensors files, written and read piece by piece, so that no whole tensor need be in memory.
+"""Tensors in safetensors files, written and read piece by piece, so that no whole tensor has to be in memory.
 
-Covers `TensorWriter` and `TensorReader`. The layout of the file and the checks of its header are in
-`header.py`; where a piece lies and how its bytes move in `piece.py`; folders that are replaced as a whole in
-`folder.py`; which tensors a model has, in `checkpoint.py` and the layers.
+Covers `TensorWriter` and `TensorReader`. The layout of the file and the checks of its header are in `header.py`; where a piece
+lies and how its bytes move in `piece.py`; replacing a folder as a whole in `folder.py`; which tensors a model has, in
+`checkpoint.py` and the layers.
 
-Both classes may be used from several threads at once: their files have no position to share.
+Several threads may use one writer or reader at the same time, because their files have no shared position.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from asynctile.storage.piece import Index, find_piece, read_all, write_all
 
 __all__ = ["TensorReader", "TensorWriter"]
 
-#: of a file's name, on every file system in use
+#: the longest file name in bytes, on every file system in use
 _MAX_NAME_NBYTES = 255
 
-#: A file is reserved, and brought to the disk, in parts of this size.
+#: A file is reserved, and flushed to the disk, in parts of this size.
 _PART_NBYTES = 256 << 20
 
 
 class TensorWriter:
-    """A new safetensors file of known tensors, filled in any order of pieces.
+    """A new safetensors file of known tensors, filled with pieces in any order.
 
-    `tensors` is {name: (dtype, shape)}, dtype one of float32, float16, float64. The space is
-    reserved at once in a file beside `path`, which takes the name `path` in `close()`; an error before that
-    removes it and leaves an older `path` as it was. Raises CheckpointError if the file cannot be made or the
-    disk has no room. tick: called while the space is reserved, which takes long where a file system cannot.
+    tensors: {name: (dtype, shape)}, each dtype one of float32, float16, float64. The space is reserved at once, in a file
+    beside `path` that takes the name `path` in `close()`. An error before that removes it, and leaves an older `path` as it
+    was. Raises CheckpointError if the file cannot be made or the disk has no room. tick: called while the space is reserved,
+    which is slow on some file systems.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TensorWriter:
                 f"cannot write {self.path}: {error.strerror}; choose another folder"
             ) from error
         try:
-            # Reserved, not just made long: a full disk shows here, before any work, and not in the last piece.
+            # Reserved, not just made long: a full disk is noticed here, before any work, not at the last piece.
             for start in range(0, nbytes, _PART_NBYTES):
                 os.posix_fallocate(self._file.fileno(), start, min(_PART_NBYTES, nbytes - start))
                 tick()
@@ -78,11 +78,10 @@ class TensorWriter:
             ) from error
 
     def write(self, name: str, index: Index, array: NDArray[Any]) -> None:
-        """Put `array` at `index` (one slice a dimension, step 1; () is all) of tensor `name`, converted to
-        the tensor's dtype.
+        """Write `array` at `index` of tensor `name`, converted to the tensor's dtype.
 
-        Raises KeyError for an unknown name, ValueError if the array is not of the index's shape,
-        CheckpointError if the disk fails.
+        index: one slice of step 1 per dimension; () is the whole tensor. Raises KeyError for an unknown name, ValueError if the
+        array does not have the index's shape, CheckpointError if the disk fails.
         """
         entry = _lookup(self._entries, name, self.path)
         piece = find_piece(entry, index)
@@ -102,7 +101,10 @@ class TensorWriter:
         self._missing[name] -= source.nbytes
 
     def _bring_to_disk(self, nbytes: int) -> None:
-        """Of `nbytes` more, now and then: else a long save would end in a sync of minutes, like a disk that hangs."""
+        """Flush the file whenever _PART_NBYTES more were written.
+
+        Otherwise a long save would end in a sync of minutes, which looks like a disk that hangs.
+        """
         with self._lock:
             self._unsynced += nbytes
             is_due, self._unsynced = self._unsynced >= _PART_NBYTES, self._unsynced % _PART_NBYTES
@@ -110,10 +112,10 @@ class TensorWriter:
             os.fdatasync(self._file.fileno())
 
     def close(self) -> None:
-        """Bring the bytes to the disk and give the file its name.
+        """Flush the bytes to the disk and give the file its name.
 
-        Raises ValueError, and removes the file, if fewer bytes of a tensor were written than it has: the rest
-        would read as zeros; CheckpointError if the disk fails.
+        Raises ValueError, and removes the file, if bytes of a tensor were not written, because they would read as zeros. Raises
+        CheckpointError if the disk fails.
         """
         if self._file.closed:
             return
@@ -130,12 +132,12 @@ class TensorWriter:
         except OSError as error:
             self.discard()
             raise CheckpointError(
-                f"cannot bring {self.path} to the disk: {error.strerror}; free space there or replace it"
+                f"cannot flush {self.path} to the disk: {error.strerror}; free space there or replace it"
             ) from error
         self._file.close()
 
     def discard(self) -> None:
-        """Close and remove the unfinished file; nothing after `close()`."""
+        """Close and remove the unfinished file; do nothing after `close()`."""
         if not self._file.closed:
             self._file.close()
             self._part.unlink(missing_ok=True)
@@ -153,11 +155,11 @@ class TensorWriter:
 
 
 class TensorReader:
-    """The tensors of a `.safetensors` file, or of a folder with `model.safetensors` or
-    `model.safetensors.index.json` and shards.
+    """The tensors of a `.safetensors` file, or of a folder with `model.safetensors` or with an index and shards.
 
-    most: how many tensors the caller has names for; None: any number that a header may have. Raises CheckpointError when
-    a file is missing, unreadable, truncated or damaged, or cannot be of so few tensors, before any tensor is read.
+    The index is `model.safetensors.index.json`. most: the most tensors that the caller expects; None: as many as a header can
+    describe. Raises CheckpointError, before any tensor is read, if a file is missing, unreadable, truncated, damaged, or too
+    large for so few tensors.
     """
 
     def __init__(self, path: str | os.PathLike[str], most: int | None = None) -> None:
@@ -196,25 +198,23 @@ class TensorReader:
         self.metadata |= metadata
 
     def names(self) -> list[str]:
-        """The tensors' names, in the order of their bytes."""
+        """Return the tensors' names, in the order of their bytes."""
         return list(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor; KeyError for an unknown name."""
+        """Return the shape of a tensor; KeyError for an unknown name."""
         return _lookup(self._entries, name, self.path).shape
 
     def dtype(self, name: str) -> str:
-        """The dtype of a tensor as the file spells it ("F32", "BF16", "I64", ...); KeyError for an unknown
-        name.
-        """
+        """Return the dtype of a tensor as the file spells it ("F32", "BF16", "I64", ...); KeyError for an unknown name."""
         return _lookup(self._entries, name, self.path).dtype
 
     def read(self, name: str, index: Index = ()) -> NDArray[np.float32]:
-        """A fresh contiguous float32 array of tensor `name` at `index` (one slice a dimension, step 1,
-        clipped; () is all).
+        """Return a fresh contiguous float32 array of tensor `name` at `index`.
 
-        F16, BF16 and F64 are converted. Raises KeyError for an unknown name, ValueError for an index that
-        does not fit, CheckpointError for a tensor of integers or a file that fails or has shrunk.
+        index: one slice of step 1 per dimension, clipped as in numpy; () is the whole tensor. F16, BF16 and F64 are converted.
+        Raises KeyError for an unknown name, ValueError for an index that does not fit, CheckpointError for a tensor of
+        integers, or for a file that fails or has shrunk.
         """
         entry = _lookup(self._entries, name, self.path)
         if entry.dtype not in FLOATS:
@@ -254,7 +254,7 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 
 def _shards(path: Path, most: int | None) -> Iterable[tuple[Path, set[str] | None]]:
-    """The files of a checkpoint, each with the tensors to take from it (None: all)."""
+    """Return the files of a checkpoint, each with the names of the tensors to take from it (None: all)."""
     index = path / "model.safetensors.index.json"
     if not path.is_dir():
         return [(path, None)]
@@ -277,7 +277,7 @@ def _shards(path: Path, most: int | None) -> Iterable[tuple[Path, set[str] | Non
 
 
 def _is_name(file: str) -> bool:
-    """Whether a file of a folder can be called so, and a message can say it."""
+    """Return whether `file` is a valid name inside a folder that a message can print."""
     return Path(file).name == file and file.isprintable() and len(os.fsencode(file)) <= _MAX_NAME_NBYTES
 
 

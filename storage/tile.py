@@ -1,6 +1,6 @@
-"""A tile: a named rectangle of one tensor.
+"""A tile: a named rectangle of one tensor, the unit that moves between tiers.
 
-Covers identity and shape. Where its bytes are in each tier that knows it is storage/residency.py.
+Covers identity and shape. storage/residency.py records where its bytes are in each tier.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: The next use of a tile that nothing known will read again before it is overwritten.
+#: The next use of a tile that nothing known reads again before it is overwritten.
 NEVER = 1 << 62
 
 
 class Tile:
-    """One tile. Two tiles are the same only if they are the same object.
+    """One tile. Two tiles are equal only if they are the same object.
 
-    name: for people and error messages, such as ``h.7.mlp.c_fc.weight[2,0]``.
-    shape, dtype: of the dense C-ordered array; nbytes follows.
-    persistent: outlives a step (weights, moments). Others are dead after their last use in a program.
-    at: its residency in every tier that has met it, by the tier's ledger.
+    name: for people and messages, such as ``h.7.mlp.c_fc.weight[2,0]``.
+    shape, dtype: of the dense C-ordered array; nbytes follows from them.
+    persistent: it outlives a step (weights, moments). Other tiles are dead after their last use in a program.
+    at: its residency in each tier that has met it, by the tier's ledger.
     """
 
     __slots__ = ("name", "shape", "dtype", "nbytes", "persistent", "at")
@@ -38,5 +38,5 @@ class Tile:
 
 
 def corner(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The first elements along each axis: where a tile is padded, what counts of it."""
+    """Return the part of the tile that belongs to the tensor, without padding: the first `shape` elements along each axis."""
     return array[tuple(map(slice, shape))]

@@ -108,7 +108,7 @@ async def test_a_transfer_that_came_through_in_the_end_is_told_and_logged(fault,
         await work.run(engine)
     told = [event for event in await rest(reader) if isinstance(event, Fault)]
     assert [event.kind for event in told] == [kind]
-    assert f"tile {told[0].text.split()[1]} was " in told[0].text and " at try 2, after " in told[0].text
+    assert f"tile {told[0].text.split()[1]} was " in told[0].text and " on try 2, after " in told[0].text
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", told[0].text)]
 
 

@@ -73,7 +73,7 @@ def test_a_limit_of_address_space_is_the_default_cap(name, argument):
     said = train_under(rlimits={name: nbytes}, layers=layers)
     assert said["cap"] < nbytes
     for device in "cpu", "emulated":
-        assert f"since {argument} of " in said[device]
+        assert f"; {argument} of " in said[device]
         assert "raise that limit or give spill a folder" in said[device]
 
 
@@ -103,4 +103,4 @@ def test_a_memory_cgroup_is_the_default_cap():
     with memory_group(500_000_000) as procs:
         said = train_under(groups=[procs], layers=7)
     assert said["cap"] < 400_000_000
-    assert "since memory cgroup /asynctile-test-" in said["cpu"]
+    assert "; memory cgroup /asynctile-test-" in said["cpu"]

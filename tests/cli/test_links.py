@@ -64,7 +64,7 @@ def test_a_link_inside_is_refused_before_any_work(program: Program, run: Path, t
     before = everything(tmp_path)
     status, out, err = program("train", "--resume", "--out", run, "--steps", 4, "--keep", 1)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"{run / name} is a link" in err and "put what it leads to in its place" in err
+    assert f"{run / name} is a link" in err and "replace the link by its target" in err
     assert everything(tmp_path) == before
 
 

@@ -168,7 +168,7 @@ def test_a_line_is_a_document(tmp_path):
     ('{"text": "a', "is no JSON \\(Unterminated string starting at: character 10\\)"),
     ("text", "is no JSON \\(Expecting value"),
     ('{"text": "a"} {"text": "b"}', "is no JSON \\(Extra data"), ("[" * 100_000, "is no JSON \\(it is nested deeper than 64"),
-    ('{"text": "\udcff"}', "is no JSON \\(byte 10 is no UTF-8"),
+    ('{"text": "\udcff"}', "is no JSON \\(byte 10 is not UTF-8"),
 ])  # fmt: skip
 def test_a_line_that_is_no_document_is_named_by_file_and_number(tmp_path, line, sentence):
     path = tmp_path / "a.jsonl"

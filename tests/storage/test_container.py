@@ -144,7 +144,7 @@ def test_a_missing_folder_a_file_and_a_folder_that_takes_no_files_are_named(tmp_
     for folder, sentence in (
         (tmp_path / "none", r"none does not exist; create it"),
         (tmp_path / "file", r"file is not a folder; name a folder"),
-        ("/proc", r"/proc takes no file: .* are free; name a folder on a local disk"),
+        ("/proc", r"cannot make a file in spill folder /proc: .* are free; name a writable folder"),
     ):
         with pytest.raises(TierError, match=sentence) as caught:
             ContainerFile(folder)
@@ -162,7 +162,7 @@ def test_a_folder_that_refuses_the_file_says_why(code, tmp_path, monkeypatch):
         return real(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(TierError, match=rf"takes no file: {os.strerror(code)}; .* are free"):
+    with pytest.raises(TierError, match=rf"cannot make a file in .*: {os.strerror(code)}; .* are free"):
         ContainerFile(tmp_path)
     monkeypatch.undo()
     assert descriptors() == before

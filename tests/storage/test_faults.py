@@ -67,7 +67,7 @@ def test_the_tier_survives_or_reports_each_fault_as_the_table_says(kind, lasting
     for _, index, sentence in errors:
         for part in (f"tile t{index}: ", str(folder), f"offset {blocks[index].offset}: ", "load the last checkpoint"):
             assert part in sentence
-    raised_by = {verb for verb, _, sentence in errors if "nothing was written there whole" not in sentence}
+    raised_by = {verb for verb, _, sentence in errors if "no complete write is stored there" not in sentence}
     survived = FAULTS[kind].lasting if lasting else FAULTS[kind].once
     assert raised_by == (set() if survived else {FAULTS[kind].raised_by})
     assert all(np.array_equal(view, filled(index)) for index, view in enumerate(views)), "the caller's bytes were altered"
@@ -192,7 +192,7 @@ def test_a_throttled_disk_is_one_link_for_reads_and_writes(tmp_path, monkeypatch
 
 
 def test_wrong_arguments_are_refused_by_name():
-    with pytest.raises(ValueError, match="there is no fault 'fire'; expected one of eio_read, "):
+    with pytest.raises(ValueError, match="unknown fault 'fire'; expected one of eio_read, "):
         Faults().arm("fire")
     with pytest.raises(ValueError, match="planned after -1"):
         Faults().arm("slow", after=-1)

@@ -40,7 +40,7 @@ def test_json_says_what_it_says_to_python(value, escaped):
     if is_utf8(text):
         assert parse_json(text.encode()) == value
     else:
-        with pytest.raises(ValueError, match="is no UTF-8"):
+        with pytest.raises(ValueError, match="is not UTF-8"):
             parse_json(text.encode("utf-8", "surrogatepass"))
 
 
@@ -95,7 +95,7 @@ def test_numbers_are_finite_unless_wanted(number):
 
 def test_what_is_no_text_is_refused():
     for content in ("{}".encode("utf-16"), b'"\xff"', b'"\xed\xa0\x80"'):
-        with pytest.raises(ValueError, match="is no UTF-8"):
+        with pytest.raises(ValueError, match="is not UTF-8"):
             parse_json(content)
 
 

@@ -139,7 +139,7 @@ def test_a_device_with_nothing_below_says_that_nothing_can_leave():
     arena.cut(Demand((NBYTES,), (1,), {NBYTES: 1}, "gemm"))
     book = Ledger(arena, None)
     use(book, [temporary(book, "t")], "w", [9])
-    with pytest.raises(BudgetError, match="nothing can leave"):
+    with pytest.raises(BudgetError, match="nothing can be evicted"):
         use(book, [temporary(book, "u")], "w", [9])
 
 

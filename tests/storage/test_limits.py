@@ -110,6 +110,6 @@ def test_a_limit_of_address_space_leaves_what_is_not_mapped_yet(name, what, monk
     (limit,) = limits.address_space(tmp_path)
     assert (limit.what, limit.nbytes, limit.left, limit.share) == (what, 1000 * MIB, 800 * MIB, (800 - 128) * MIB * 4 // 5)
     assert limit.remedy == (
-        f"since {what} of 1000.00 MiB leaves 800.00 MiB and tiles get four fifths of that less 128.00 MiB "
-        "if host_memory is not given, raise that limit"
+        f"{what} of 1000.00 MiB leaves 800.00 MiB; without host_memory, tiles get four fifths of that after 128.00 MiB are set "
+        "aside: raise that limit"
     )

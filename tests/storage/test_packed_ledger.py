@@ -73,7 +73,7 @@ def test_an_operand_that_no_plan_has_a_place_for_is_a_fault_that_names_it_before
     book.expect(t.tile, 128)
     if expected:
         book.expect(a.tile, 0)
-    with pytest.raises(AsynctileError, match="tile a is stored and its plan has no place for it in device_memory"):
+    with pytest.raises(AsynctileError, match="tile a is stored and the plan has no place for it in device_memory"):
         book.admit([t, a], "w" + access, moves)
     assert not moves and t.slot is None and book.arena.used_nbytes == 0 and t.tile in book.arena.expected
 

@@ -59,7 +59,7 @@ def test_what_the_table_has_happens_and_everything_else_is_refused(state, transi
         assert residency.state is expected
         assert history.tell() == [f"w[0,1]: {transition.name}, {state} -> {expected}"]
         return
-    with pytest.raises(AsynctileError, match=rf"tile w\[0,1\] is {state} and cannot {transition.name}: expected it to be"):
+    with pytest.raises(AsynctileError, match=rf"tile w\[0,1\] is {state} and cannot {transition.name}; expected it to be"):
         history.change(residency, transition)
     assert residency.state is state
     assert history.tell() == []

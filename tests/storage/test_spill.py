@@ -179,7 +179,7 @@ def test_a_file_truncated_under_the_tier_is_told_from_a_bad_disk(tmp_path):
     block = tier.take(NBYTES, "t")
     tier.write(block, filled(1), "t")
     file.truncate(ALIGNMENT)
-    with pytest.raises(TierError, match=r"offset 0: the file ends after 4096 bytes of the tile: somebody truncated it; look"):
+    with pytest.raises(TierError, match=r"offset 0: the file ends after 4096 bytes of the tile; something truncated it; look"):
         tier.read(block, aligned_array(NBYTES), "t")
     tier.close()
 
@@ -187,18 +187,18 @@ def test_a_file_truncated_under_the_tier_is_told_from_a_bad_disk(tmp_path):
 def test_a_block_that_was_never_written_whole_cannot_be_read(tmp_path):
     tier, _ = scripted(tmp_path, [None, OSError(errno.EROFS, "read only")])
     block, view = tier.take(NBYTES, "t"), filled(1)
-    with pytest.raises(TierError, match=r"tile t: .*nothing was written there whole"):
+    with pytest.raises(TierError, match=r"tile t: .*no complete write is stored there"):
         tier.read(block, view, "t")
     tier.write(block, view, "t")
     with pytest.raises(TierError, match="read only"):
         tier.write(block, view, "t")
-    with pytest.raises(TierError, match="nothing was written there whole"):
+    with pytest.raises(TierError, match="no complete write is stored there"):
         tier.read(block, view, "t")
     tier.write(block, view, "t")
     tier.give(block)
     other = tier.take(NBYTES, "u")
     assert other.offset == block.offset
-    with pytest.raises(TierError, match=r"tile u: .*nothing was written there whole"):
+    with pytest.raises(TierError, match=r"tile u: .*no complete write is stored there"):
         tier.read(other, view, "u")
     tier.read(block, view, "t")  # began before the block was given, and is behind nothing
     tier.close()
@@ -256,7 +256,7 @@ def test_a_closed_tier_refuses_every_transfer_and_may_be_closed_again(tmp_path):
     with pytest.raises(TierError, match="not open yet"):
         tier.write(tier.take(1, "t"), filled(1, ALIGNMENT), "t")
     tier.open()
-    with pytest.raises(TierError, match="opened before"):
+    with pytest.raises(TierError, match="already opened"):
         tier.open()
     block, view = tier.take(NBYTES, "t"), filled(1)
     tier.write(block, view, "t")
