@@ -1,11 +1,11 @@
-"""The verbs: functions that turn tiles into operations, each with the contract its kernels keep.
+"""Verbs: functions that make operations on tiles. Each docstring is the contract that the kernels of the verb keep.
 
-A contract names the tiles that may be bf16 (asynctile/program/precision.py): T stands for float32 or bf16, one of them in all
-T of an operation, and so does U. Tiles without a letter are float32, tokens and targets int32. Kernels compute in float32 or
-more whatever T and U are, and those of the CPU have float32 only.
+Letters for dtypes: T stands for float32 or bf16 (asynctile/program/precision.py), the same for every T of an operation, and so
+does U. Tiles without a letter are float32; tokens and targets are int32. Kernels compute in float32 or wider whatever T and U
+are; those of the CPU have float32 only.
 
-Letters in shapes: R rows of a tile (tokens), C columns, K inner columns, g heads in a column tile, hs columns of one
-head, V rows of a vocabulary tile. A row tile holds `seqs` whole sequences of R / seqs tokens, or a piece of one.
+Letters for shapes: R rows of a tile (tokens), C columns, K inner columns, g heads in a column tile, hs columns of one head, V
+rows of a vocabulary tile. A row tile holds `seqs` whole sequences of R / seqs tokens each, or a piece of one.
 """
 
 from asynctile.ops.adamw import adamw, adamw_bf16, sum_squares

@@ -3,10 +3,10 @@
 Every float32 operation is rounded once, in the order written here, on every device (no contraction, no fast-math):
     g' = g factor;  m = beta1 m + omb1 g';  v = beta2 v + omb2 (g' g')
     w = w keep (decayed tiles only);  w = w - step (m / (sqrt(v) / root + eps))
-It is decoupled weight decay as in arXiv 1711.05101, arranged as PyTorch does.
+This is decoupled weight decay as in arXiv 1711.05101, arranged as in PyTorch.
 
-A tile may end in `padding` elements that are not of its tensor. Whatever they are, they do not count in the norm, and an
-update makes them 0.
+A tile may end in `padding` elements that do not belong to its tensor. Whatever their values, they do not count in the norm, and
+an update sets them to 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HYPER = 9
 def adamw(
     w: Tile, g: Tile, m: Tile, v: Tile, hyper: Tile, *, decay: bool, number: int, padding: int = 0
 ) -> Operation:
-    """Update w, m, v (any shape) from g; `number` = float64 sum of squares of g, before `factor`.
+    """Update w, m and v (any shape) from g; report the float64 sum of squares of g, before `factor`, as `number`.
 
     Kernel: adamw(w, g, m, v, hyper, decay, padding, number).
     """
@@ -35,7 +35,7 @@ def adamw(
 def adamw_bf16(
     w: Tile, g: Tile, m: Tile, v: Tile, hyper: Tile, copy: Tile, *, decay: bool, number: int, padding: int = 0
 ) -> Operation:
-    """`adamw` on a matrix (R, C), with the same bits, and copy (R, C), bf16, = w to nearest even.
+    """Update a matrix (R, C) as `adamw` does, with the same bits, and set copy (R, C), bf16, to w rounded to nearest even.
 
     Kernel: adamw_bf16(w, g, m, v, hyper, copy, decay, padding, number).
     """
@@ -46,7 +46,7 @@ def adamw_bf16(
 
 
 def sum_squares(g: Tile, *, number: int, padding: int = 0) -> Operation:
-    """number = float64 sum of squares of g: the bits that this device's adamw reports.
+    """Report the float64 sum of squares of g as `number`, with the same bits as this device's `adamw`.
 
     Kernel: sum_squares(g, padding, number).
     """

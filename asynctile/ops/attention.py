@@ -1,9 +1,9 @@
 """Causal multi-head attention tile by tile, with a running softmax: no T x T matrix of a head is ever kept.
 
-A column tile holds g whole heads of hs columns. Query row tile i meets key/value row tiles j = 0, 1, ..., i of the
-same sequences in this order; on the diagonal (j = i) tokens see only themselves and what came before, below it they
-see all. Where a row tile holds several whole sequences (seqs > 1) there is only the diagonal, and sequences never
-see each other. Scores are scaled by 1 / sqrt(hs). The recurrence is that of FlashAttention (arXiv 2205.14135).
+A column tile holds g whole heads of hs columns. Query row tile i meets the key/value row tiles j = 0, 1, ..., i of the same
+sequences, in this order. On the diagonal (j = i) tokens see only themselves and earlier tokens; below it they see all. If a row
+tile holds several whole sequences (seqs > 1), there is only the diagonal, and sequences never see each other. Scores are scaled
+by 1 / sqrt(hs). The recurrence is that of FlashAttention (arXiv 2205.14135).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def attention(
 ) -> Operation:
     """Fold keys k and values v (Rj, g hs) into out (Ri, g hs) for queries q (Ri, g hs), all T.
 
-    stats (2 g, Ri): row h the running maximum of head h, row g + h the running sum. `first` (j = 0) starts; the
-    diagonal is the last: it divides out by the sum and leaves the log-sum-exp in rows 0 .. g - 1 (rows g .. 2g - 1
-    are then unspecified). Kernel: attention(q, k, v, out, stats, seqs, heads, first, diagonal).
+    stats (2 g, Ri): row h is the running maximum of head h, row g + h its running sum. `first` (j = 0) starts. The diagonal is
+    the last: it divides by the sum and leaves the log-sum-exp in rows 0 .. g - 1 (rows g .. 2 g - 1 are then unspecified).
+    Kernel: attention(q, k, v, out, stats, seqs, heads, first, diagonal).
     """
     expect("attention", out, q.shape)
     expect("attention", v, k.shape)
@@ -30,7 +30,10 @@ def attention(
 
 
 def attention_delta(out: Tile, dout: Tile, delta: Tile, *, heads: int) -> Operation:
-    """delta (g, Ri) = row sums of out dout, both T, over each head. Kernel: attention_delta(out, dout, delta, heads)."""
+    """Set delta (g, Ri) to the row sums of out dout, both T, over each head.
+
+    Kernel: attention_delta(out, dout, delta, heads).
+    """
     expect("attention_delta", dout, out.shape)
     expect("attention_delta", delta, (heads, out.shape[0]))
     return Operation("attention_delta", (out, dout, delta), "rrw", (heads,))
@@ -52,12 +55,12 @@ def attention_backward(
     first: bool,
     diagonal: bool,
 ) -> Operation:
-    """Add what queries i and keys j give to dq (Ri, g hs), dk and dv (Rj, g hs); all but stats and delta are T.
+    """Add the contributions of queries i and keys j to dq (Ri, g hs), dk and dv (Rj, g hs). All but stats and delta are T.
 
     P = exp(q k^T / sqrt(hs) - lse); dv += P^T dout; dS = P (dout v^T - delta) / sqrt(hs); dq += dS k; dk += dS^T q.
-    dS of a query that sees one key alone, the first of a sequence (`first` and on the diagonal), is 0 exactly: computed it
-    is rounding, which AdamW would make as large as any gradient.
-    `first` (j = 0) overwrites dq; the diagonal, being the first i that key tile j meets, overwrites dk and dv.
+    For a query that sees only one key, the first of a sequence (`first` and on the diagonal), dS is exactly 0. Computed, it
+    would be rounding noise, which AdamW would scale up to the size of any gradient.
+    `first` (j = 0) overwrites dq. The diagonal, the first i that key tile j meets, overwrites dk and dv.
     Kernel: attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, first, diagonal).
     """
     expect("attention_backward", dq, q.shape)
@@ -84,9 +87,10 @@ def attention_backward_whole(
     seqs: int,
     heads: int,
 ) -> Operation:
-    """dq, dk, dv of tiles that hold whole sequences: attention_delta, then attention_backward, first and on the diagonal.
+    """Compute dq, dk and dv of tiles that hold whole sequences.
 
-    One operation, as a library has it that wants out. delta (g, R) is room, unspecified afterwards.
+    The same as attention_delta, then attention_backward with `first` and on the diagonal, as one operation for libraries that
+    need `out`. delta (g, R) is workspace, unspecified afterwards.
     Kernel: attention_backward_whole(q, k, v, out, dout, stats, delta, dq, dk, dv, seqs, heads).
     """
     for tile in (k, v, out, dout, dq, dk, dv):

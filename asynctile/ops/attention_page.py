@@ -1,8 +1,8 @@
-"""Attention of single tokens over a cache of keys and values in pages; that of training, over whole sequences, is attention.py.
+"""Attention of single tokens over a cache of keys and values in pages, for generation. Training uses attention.py.
 
-A page holds S positions of one sequence, for one layer and one group of g heads: S rows of keys, then S rows of values. Which
-page is whose, and which row is which token, are inputs, so one program serves all requests. A sequence's pages ascend in number
-as in position: folded in order of number they are folded in order of position.
+A page holds S positions of one sequence, for one layer and one group of g heads: S rows of keys, then S rows of values. Inputs
+say which page belongs to which sequence and which row is which token, so one program serves all requests. Within a sequence,
+page numbers ascend with positions, so folding pages by number folds them by position.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from asynctile.program.operation import Operation, expect
 from asynctile.storage.tile import Tile
 
-#: In `rows` and `pages`: the sequence of a row or page that is nobody's.
+#: The sequence of a row or page that belongs to none, in `rows` and `pages`.
 NOBODY = -1
 
 
@@ -29,18 +29,20 @@ def attention_page(
     first: bool,
     last: bool,
 ) -> Operation:
-    """Store the new tokens that belong to page (2 S, g hs), then fold it into out (R, g hs) of its sequence's rows.
+    """Store the new tokens that belong to page (2 S, g hs), then fold it into out (R, g hs) for the rows of its sequence.
 
-    q, k, v (R, g hs) of the new tokens, page and out are T. rows (2 R,) int32: row r is the token of sequence rows[2 r]
-    (NOBODY: no token) at position rows[2 r + 1]. pages (2 P,) int32: page `number`, of P, belongs to sequence pages[2 number]
-    (NOBODY: to none), and its first key stands at position pages[2 number + 1]. stats (2 g, R): row h the running maximum of
-    head h, row g + h the running sum, as in `attention`.
+    q, k, v (R, g hs) of the new tokens, page and out are T.
+    rows (2 R,) int32: row r is the token of sequence rows[2 r] (NOBODY: no token) at position rows[2 r + 1].
+    pages (2 P,) int32: page `number`, of P, belongs to sequence pages[2 number] (NOBODY: to none), and its first key is at
+    position pages[2 number + 1].
+    stats (2 g, R): row h is the running maximum of head h, row g + h its running sum, as in `attention`.
 
-    First k and v of each row of the page's sequence at one of its S positions are stored at their place; then each row of that
-    sequence meets the page's keys at positions up to its own. `first` starts every row, whosever; `last` divides every
-    row by its sum, and one that has met no key is 0 (stats are then unspecified). Two rows are never the same token.
-    Law: the bits of a row of out are a function of its q and of the keys and values that it meets; neither of R, nor of the
-    row's index, nor of what stands in other rows or at later positions, NaN included.
+    First, k and v of each row whose token belongs to the page's sequence, at one of the page's S positions, are stored there.
+    Then each row of that sequence meets the page's keys at positions up to its own. `first` starts all rows, of every sequence.
+    `last` divides every row by its sum; a row that met no key is 0 (stats are then unspecified). No two rows are the same
+    token.
+    Law: the bits of a row of out depend only on its q and on the keys and values that it meets. They do not depend on R, on the
+    row's index, or on the contents of other rows or later positions, NaN included.
     Kernel: attention_page(q, k, v, page, rows, pages, out, stats, number, heads, first, last).
     """
     (count, columns), places = q.shape, page.shape[0] // 2

@@ -1,7 +1,7 @@
 """Cross-entropy over logits that exist only as vocabulary tiles, with a running log-sum-exp.
 
-A tile (R, V + padding) of logits may have columns behind those of the vocabulary, so that its rows lie at a pitch that products
-are fast at. Whatever they are, they count nowhere, and their gradient is 0.
+A tile (R, V + padding) of logits may have columns behind those of the vocabulary, so that its row pitch suits fast matrix
+products. Whatever their values, these columns count nowhere, and their gradient is 0.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from asynctile.program.operation import NO_NUMBER, Operation, expect
 from asynctile.storage.tile import Tile
 
-#: Targets of this value give no loss and no gradient, as in PyTorch.
+#: Targets of this value contribute no loss and no gradient, as in PyTorch.
 IGNORED = -100
 
 
@@ -20,9 +20,9 @@ def cross_entropy(
     """Fold logits (R, V + padding), T, of the vocabulary [column, column + V) into stats (R, 3).
 
     stats: (maximum, sum, target's logit). targets (R,) int32. On the `last` tile stats[:, 0] becomes the log-sum-exp, and
-    `number` the float64 sum of lse - logit[target] over rows that are not ignored. Kernel:
-    cross_entropy(logits, targets, stats, column, padding, first, last, number); number is a float64 array of length 1,
-    given always; it is written only on `last`.
+    `number` the float64 sum of lse - logit[target] over rows that are not ignored.
+    Kernel: cross_entropy(logits, targets, stats, column, padding, first, last, number). number is a float64 array of length 1;
+    it is always given, and written only on `last`.
     """
     expect("cross_entropy", targets, logits.shape[:1])
     expect("cross_entropy", stats, (logits.shape[0], 3))
@@ -34,12 +34,10 @@ def cross_entropy(
 def cross_entropy_backward(
     targets: Tile, stats: Tile, scale: Tile, logits: Tile, *, column: int, padding: int = 0
 ) -> Operation:
-    """logits (R, V + padding), T, become their gradient: (exp(logit - lse) - [column + c = target]) scale[0].
+    """Overwrite logits (R, V + padding), T, with their gradient: (exp(logit - lse) - [column + c = target]) scale[0].
 
-    It is 0 on ignored rows and in the padding.
-
-    scale (1,) float32: 1 / number of targets that count. Kernel:
-    cross_entropy_backward(targets, stats, scale, logits, column, padding).
+    The gradient is 0 on ignored rows and in the padding. scale (1,) float32: 1 / number of targets that count.
+    Kernel: cross_entropy_backward(targets, stats, scale, logits, column, padding).
     """
     expect("cross_entropy_backward", targets, logits.shape[:1])
     return Operation("cross_entropy_backward", (targets, stats, scale, logits), "rrru", (column, padding))

@@ -1,4 +1,4 @@
-"""Small verbs without arithmetic worth a file: copy, fill, and the column sums of a bias gradient."""
+"""Small verbs: copy, fill, and the column sums of a bias gradient."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from asynctile.storage.tile import Tile
 
 
 def copy(source: Tile, target: Tile) -> Operation:
-    """target (U) = source (T), any shape; bf16 is rounded to nearest even. Kernel: copy(source, target)."""
+    """Set target (U) = source (T), any shape; bf16 is rounded to nearest even. Kernel: copy(source, target)."""
     expect("copy", target, source.shape)
     return Operation("copy", (source, target), "rw")
 
 
 def fill(target: Tile, value: float) -> Operation:
-    """target (T) = value everywhere. Kernel: fill(target, value)."""
+    """Set target (T) = value everywhere. Kernel: fill(target, value)."""
     return Operation("fill", (target,), "w", (float(value),))
 
 
 def column_sums(x: Tile, sums: Tile, *, accumulate: bool) -> Operation:
-    """sums (C,) = column sums of x (R, C), T, plus sums if `accumulate`. Kernel: column_sums(x, sums, accumulate)."""
+    """Set sums (C,) = column sums of x (R, C), T, plus sums if `accumulate`. Kernel: column_sums(x, sums, accumulate)."""
     expect("column_sums", sums, x.shape[1:])
     return Operation("column_sums", (x, sums), "ru" if accumulate else "rw", (accumulate,))
 
 
 def column_sums_copy(x: Tile, sums: Tile, copy: Tile, *, accumulate: bool) -> Operation:
-    """`column_sums` of x (R, C), float32, and copy (R, C), bf16, = x to nearest even.
+    """Compute `column_sums` of x (R, C), float32, and set copy (R, C), bf16, to x rounded to nearest even.
 
     Kernel: column_sums_copy(x, sums, copy, accumulate).
     """

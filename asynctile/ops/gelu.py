@@ -7,20 +7,21 @@ from asynctile.storage.tile import Tile
 
 
 def gelu(x: Tile, y: Tile) -> Operation:
-    """y = gelu(x), (R, C), both T. Kernel: gelu(x, y)."""
+    """Set y = gelu(x), (R, C), both T. Kernel: gelu(x, y)."""
     expect("gelu", y, x.shape)
     return Operation("gelu", (x, y), "rw")
 
 
 def gelu_backward(x: Tile, grad: Tile) -> Operation:
-    """grad (R, C) *= gelu'(x), both T, in place. Kernel: gelu_backward(x, grad)."""
+    """Multiply grad (R, C) by gelu'(x), both T, in place. Kernel: gelu_backward(x, grad)."""
     expect("gelu_backward", grad, x.shape)
     return Operation("gelu_backward", (x, grad), "ru")
 
 
 def gelu_and_backward(x: Tile, y: Tile, grad: Tile, sums: Tile, *, accumulate: bool) -> Operation:
-    """`gelu` and `gelu_backward`, and sums (C,) = column sums of the new grad before it is rounded to T, plus sums if
-    `accumulate`. Kernel: gelu_and_backward(x, y, grad, sums, accumulate).
+    """Compute `gelu` and `gelu_backward`, and set sums (C,) to the column sums of the new grad, plus sums if `accumulate`.
+
+    The sums use grad before it is rounded to T. Kernel: gelu_and_backward(x, y, grad, sums, accumulate).
     """
     for tile in (y, grad):
         expect("gelu_and_backward", tile, x.shape)

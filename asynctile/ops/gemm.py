@@ -1,4 +1,4 @@
-"""C = op(A) op(B), added to C or to another matrix, with an optional bias row."""
+"""Matrix products: C = op(A) op(B), added to C or to another matrix, with an optional bias row."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def gemm(
     bias: Tile | None = None,
     source: Tile | None = None,
 ) -> Operation:
-    """c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate` or plus source (R, C), plus bias (C,).
+    """Compute c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate` or plus source (R, C), plus bias (C,).
 
-    a and b are T, c and source U; what c held does not count where there is a source. ta, tb: use the transpose of a or b.
-    Kernel: gemm(a, b, c, ta, tb, accumulate), gemm_bias(a, b, bias, c, ta, tb, accumulate),
-    gemm_onto(a, b, source, c, ta, tb) or gemm_bias_onto(a, b, bias, source, c, ta, tb). The bias is added first, to c or to
-    the source, and the product to the sum. Raises ValueError for a source if it is also to `accumulate`.
+    a and b are T, c and source are U. With a source, the old values of c do not count. ta, tb: use the transpose of a or b. The
+    bias is added first, to c or to the source, and the product to that sum. Raises ValueError for a source together with
+    `accumulate`.
+    Kernel: gemm(a, b, c, ta, tb, accumulate), gemm_bias(a, b, bias, c, ta, tb, accumulate), gemm_onto(a, b, source, c, ta, tb)
+    or gemm_bias_onto(a, b, bias, source, c, ta, tb).
     """
     rows, inner = a.shape[::-1] if ta else a.shape
     columns = b.shape[0] if tb else b.shape[1]
@@ -43,9 +44,9 @@ def product(
     bias: Tile | None,
     source: Tile | None,
 ) -> Operation:
-    """A product by the one of the verb's four kernels that is for this bias and source. factors, c: their shapes fit.
+    """Return a product by the verb's kernel for this bias and source. The shapes of factors and c are already checked.
 
-    transposed: what its kernels are told of that. Raises as `gemm`.
+    transposed: the transposition flags that the verb's kernels take. Raises ValueError as `gemm` does.
     """
     kernel, read = verb, list(factors)
     if bias is not None:
@@ -55,6 +56,6 @@ def product(
         access = "r" * len(read) + ("u" if accumulate else "w")
         return Operation(kernel, (*read, c), access, (*transposed, accumulate), flops)
     if accumulate:
-        raise ValueError(f"{verb}: {c.name} cannot be added to and begin with {source.name}; choose one")
+        raise ValueError(f"{verb}: {c.name} cannot both accumulate and start from {source.name}; choose one")
     expect(verb, source, c.shape)
     return Operation(f"{kernel}_onto", (*read, source, c), "r" * len(read) + "rw", transposed, flops)

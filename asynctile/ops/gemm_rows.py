@@ -1,4 +1,4 @@
-"""C = A op(B) for the tokens of generation, each row with the bits that it has alone; the product of training is `gemm`."""
+"""Matrix products C = A op(B) for generation: each row has the bits that it would have alone. Training uses gemm.py."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ def gemm_rows(
     bias: Tile | None = None,
     source: Tile | None = None,
 ) -> Operation:
-    """c (R, C) = the first R rows of a (at least R, K) times op(b) (K, C), plus c if `accumulate` or plus source (R, C), plus
-    bias (C,).
+    """Compute c (R, C) = a (R, K) op(b) (K, C), plus c if `accumulate` or plus source (R, C), plus bias (C,).
 
-    a and b are T, c and source U; what c held does not count where there is a source. tb: use the transpose of b.
-    Law: the bits of a row of c are a function of that row of a, of b and bias, and of that row of what is added to; neither of
-    R, nor of the row's index, nor of what stands in other rows. A sum over K has one order; it begins at zero, and joins the
-    sum of bias and c, or of bias and source, at its end.
-    Kernel: gemm_rows(a, b, c, tb, accumulate), gemm_rows_bias(a, b, bias, c, tb, accumulate),
-    gemm_rows_onto(a, b, source, c, tb) or gemm_rows_bias_onto(a, b, bias, source, c, tb).
-    Raises ValueError for a source if it is also to `accumulate`.
+    a may have more than R rows; only the first R count. a and b are T, c and source are U. With a source, the old values of c
+    do not count. tb: use the transpose of b. Raises ValueError for a source together with `accumulate`.
+    Law: the bits of a row of c depend only on that row of a, on b and bias, and on that row of the matrix that the product is
+    added to. They do not depend on R, on the row's index or on other rows. A sum over K has one order: it begins at zero, and
+    the sum of bias and c, or of bias and source, is added at its end.
+    Kernel: gemm_rows(a, b, c, tb, accumulate), gemm_rows_bias(a, b, bias, c, tb, accumulate), gemm_rows_onto(a, b, source, c,
+    tb) or gemm_rows_bias_onto(a, b, bias, source, c, tb).
     """
     (rows, columns), inner = c.shape, a.shape[1]
     if a.shape[0] < rows:

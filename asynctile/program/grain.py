@@ -1,6 +1,6 @@
-"""How large the tiles of a device should be: small on a CPU, whose caches hold few bytes, large on a GPU.
+"""The grain of a device: how large its tiles should be. Small on a CPU, whose caches hold few bytes, and large on a GPU.
 
-A device says which (`Device.grain`); what is cut how is layers/tiling.py.
+A device has one grain (`Device.grain`); layers/tiling.py decides how tensors are cut.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from asynctile.storage.demand import ALIGNMENT
 
 @dataclass(frozen=True, slots=True)
 class Grain:
-    """ladder: edges of tiles to choose from, in rows or columns, the largest first. tall: row tiles have tall x edge rows.
+    """The sizes of tiles that suit a device.
 
-    pitch: along an axis of any size (Axis.padded) tiles have multiples of so many elements, zeros beyond those that count.
-    alignment: of slots on the device, in bytes. rigid: its memory cannot be let go slot by slot.
-    floor_nbytes: what the floor of any model may be with the tiles that it gets by default.
-    run_ahead: operations that the host may be ahead of the device.
+    ladder: edges of tiles to choose from, in rows or columns, the largest first. tall: row tiles have tall x edge rows.
+    pitch: along an axis of any size (Axis.padded), tiles have a multiple of so many elements; the elements beyond the tensor
+    are zeros.
+    alignment: of slots on the device, in bytes. rigid: its memory cannot be released slot by slot.
+    floor_nbytes: the largest floor that any model may have with its default tiles. run_ahead: the most operations that the host
+    may be ahead of the device.
     """
 
     ladder: tuple[int, ...]
@@ -29,16 +31,17 @@ class Grain:
     run_ahead: int = 96
 
 
-#: For CPU kernels: each tile is one thread's work. The first edge is the largest that is worth it (bench/bench_tiles.py).
+#: For CPU kernels: each tile is the work of one thread. Larger edges than the first do not pay (bench/bench_tiles.py).
 FINE = Grain((512, 384, 320, 256, 192, 160, 128, 96, 64, 48, 32, 16))
-#: For kernels that need a whole GPU's worth of rows at once, and few launches.
-#: Slots begin where cudaMalloc would put them: libraries that choose a kernel by alignment must choose the same in every slot.
-#: Rows of bf16 that are no multiples of 16 bytes apart, or of no multiple of 8 elements, make cuBLAS take slow kernels.
-#: The smallest GPU that it is for has 16 GiB. Of these a floor may take 3, as layers/tiling.py estimates it, which is 1 to 2 in
-#: truth: tiles of the largest edge, so that a model that stays there is as few operations as can be.
-#: An operation there takes from 3 to some 100 us, and 20 to 50 to issue. While long ones run the host gets ahead, and so much
-#: does a pause of its own not cost (5 ms for the interpreter, be it another thread's). By these rates steps of gpt2 to gpt2-xl
-#: with eight such pauses take up to 11% longer with 96, 3% with 192, and with 384 as long as without a bound.
+#: For GPU kernels, which need enough rows for the whole GPU at once, and few launches.
+#: alignment: that of cudaMalloc, because libraries that choose a kernel by alignment must choose the same one in every slot.
+#: pitch: cuBLAS takes slow kernels for bf16 rows whose distance is not a multiple of 16 bytes, or whose length is not one
+#: of 8 elements.
+#: floor_nbytes: the smallest GPU that this is for has 16 GiB. A floor may take 3 of them as layers/tiling.py estimates it, in
+#: truth 1 to 2. So a model that fits gets tiles of the largest edge, and as few operations as possible.
+#: run_ahead: an operation takes from 3 to some 100 us on the GPU, and 20 to 50 us to issue. While long operations run, the host
+#: gets ahead, and that lead hides its pauses (5 ms when another thread has the interpreter). By these rates, steps of gpt2 to
+#: gpt2-xl with eight such pauses take up to 11% longer with 96 and 3% with 192; with 384 they take as long as without a bound.
 COARSE = Grain(
     (4096, 3072, 2048, 1536, 1024, 768, *FINE.ladder), tall=4, pitch=8, alignment=256, rigid=True, floor_nbytes=3 << 30,
     run_ahead=384,
@@ -46,5 +49,5 @@ COARSE = Grain(
 
 
 def grain_of(device: str) -> Grain:
-    """The grain of the device called `device`, which need not be there."""
+    """Return the grain of the device that `device` names; the device need not exist."""
     return COARSE if device.partition(":")[0] == "cuda" else FINE

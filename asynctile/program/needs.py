@@ -1,6 +1,6 @@
-"""What a program demands of an arena: slot sizes, the floor, and how much would hold everything.
+"""The memory that a program needs from an arena: slot sizes, the floor, and the size that would hold everything.
 
-Pure; storage/arena.py divides a cap by it.
+Pure. storage/arena.py divides a cap by these numbers.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from asynctile.program.program import Entry, Program
 from asynctile.storage.demand import Demand, align
 from asynctile.storage.tile import NEVER, Tile
 
-#: Of the tiles of a size that come down for operations of the host, one in so many has a slot in RAM at once: as many as come
-#: down while a piece of a step runs, and while the host uses those of the piece before it (asynctile/schedule/pieces.py).
+#: Of the tiles of one size that come down for host operations, one in so many has a slot in RAM at once. That is enough for the
+#: tiles that come down in one piece of a step while the host uses those of the piece before (asynctile/schedule/pieces.py).
 IN_TURN = 5
-#: Tiles of at most 1/8 of the largest one live in small slots.
+#: Tiles of at most 1/8 of the largest one get small slots.
 SMALL_SHARE = 8
 
 
 def demand_of(programs: Iterable[Program], standing: Iterable[Tile]) -> Demand:
-    """Demand of `programs`, of which one runs at a time, over `standing` tiles that stay between runs."""
+    """Return the demand of `programs`, of which one runs at a time, over `standing` tiles that stay between runs."""
     programs = list(programs)
     persistent = set(standing)
     for program in programs:
@@ -43,7 +43,7 @@ def demand_of(programs: Iterable[Program], standing: Iterable[Tile]) -> Demand:
 
 
 def _floor(entries: Iterable[Entry], small: int) -> tuple[tuple[int, ...], str]:
-    """The most small and large tiles that one of the entries needs at once, and which one it is."""
+    """Return the most (small, large) tiles that one of the entries needs at once, and a description of that entry."""
     floor, what = (0, 0), ""
     for entry in entries:
         counts = [0, 0]
@@ -61,7 +61,7 @@ def _describe(entry: Entry) -> str:
 
 
 def _in_turn(program: Program) -> Counter[int]:
-    """Slots for temporaries that the device makes for operations of the host, beside those of what is alive at once."""
+    """Return extra slots for temporaries that the device makes for host operations, beyond those alive at once."""
     operations = [entry for entry in program.operations() if entry.device == HOST]
     tiles = {tile for operation in operations for tile in operation.operands if not tile.persistent}
     counts = Counter(align(tile.nbytes) for tile in tiles)
@@ -69,7 +69,7 @@ def _in_turn(program: Program) -> Counter[int]:
 
 
 def _union(counters: Iterable[Counter[int]]) -> Counter[int]:
-    """The largest count of each size: programs run one at a time."""
+    """Return the largest count of each size: programs run one at a time."""
     union: Counter[int] = Counter()
     for counter in counters:
         union |= counter
@@ -77,7 +77,8 @@ def _union(counters: Iterable[Counter[int]]) -> Counter[int]:
 
 
 def lives(program: Program) -> Iterator[tuple[list[int], list[int]]]:
-    """For each entry the sizes, aligned, of the temporaries that come to life with it, and of those that are dead behind it."""
+    """Yield, for each entry, the aligned sizes of the temporaries that are born with it, and of those that are dead behind it.
+    """
     alive: set[Tile] = set()
     for entry, uses in zip(program.entries, program.next_uses, strict=True):
         born, dead = [], []
@@ -93,7 +94,7 @@ def lives(program: Program) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def _live_peak(program: Program) -> Counter[int]:
-    """For each size, the most temporaries of it that are alive at once."""
+    """Return, for each size, the most temporaries that are alive at once."""
     count: Counter[int] = Counter()
     peak: Counter[int] = Counter()
     for born, dead in lives(program):

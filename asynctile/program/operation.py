@@ -1,7 +1,7 @@
-"""An operation: one verb on some tiles, known before anything runs.
+"""An operation: one verb applied to some tiles, known before anything runs.
 
-The functions in asynctile/ops make operations, asynctile/program/program.py puts them in order, each runs as one
-coroutine (asynctile/run/lane.py), asynctile/kernels computes it.
+The functions in asynctile/ops make operations, and asynctile/program/program.py puts them in order. Each runs as one coroutine
+(asynctile/run/lane.py); asynctile/kernels has the code that computes it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from asynctile.storage.tile import Tile
 
 READ, WRITE, UPDATE = "r", "w", "u"
 
-#: What an operation runs on: the device of an engine, or its host, in RAM beside it. Where RAM is the device both are one.
+#: Where an operation runs: on the device of an engine, or on its host, in RAM beside it. If RAM is the device, both are one.
 DEVICE, HOST = "device:0", "host"
 
-#: `number` of an operation whose kernel takes one but has nothing to report this time.
+#: `number` of an operation whose kernel takes a number but has nothing to report this time.
 NO_NUMBER = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """kernel(*operand arrays, *params[, number]).
+    """One call of a kernel: kernel(*operand arrays, *params[, number]).
 
     kernel: name of the function in asynctile.kernels.<device>.
     operands: the tiles, in the order of the kernel's arguments.
-    access: one letter an operand: "r" read; "w" overwritten whole, old bytes are not needed; "u" read and written.
+    access: one letter per operand: "r" read; "w" overwritten whole, old bytes are not needed; "u" read and written.
     params: plain ints, floats and bools that follow the arrays.
-    flops: floating-point operations of its GEMMs, for the plan's estimate.
-    number: index among the program's float64 numbers that the host reads afterwards; NO_NUMBER: a place to
-    ignore; None: its kernel takes none.
-    device: what it runs on, DEVICE or HOST.
+    flops: floating-point operations of its matrix products, for estimates of time.
+    number: index of its result among the program's float64 numbers, which the host reads afterwards; NO_NUMBER: the result is
+    ignored; None: the kernel takes none.
+    device: where it runs, DEVICE or HOST.
     """
 
     kernel: str
@@ -40,7 +40,7 @@ class Operation:
     flops: int = 0
     number: int | None = None
     device: str = DEVICE
-    #: `operands`, as every entry of a program calls them
+    #: the operands, under the name that every entry of a program has
     tiles: tuple[Tile, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +54,6 @@ class Operation:
 
 
 def expect(kernel: str, tile: Tile, shape: tuple[int, ...]) -> None:
-    """Refuse a tile of another shape: ValueError that names the verb, the tile and both shapes."""
+    """Raise ValueError, naming the verb, the tile and both shapes, if a tile does not have this shape."""
     if tile.shape != shape:
         raise ValueError(f"{kernel}: {tile.name} has shape {tile.shape}, expected {shape}")

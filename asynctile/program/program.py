@@ -1,7 +1,7 @@
 """A program: the operations of one step in order, with the next use of every tile known in advance.
 
-Layers record it once for a key (kind, config, B, T, ...); the engine runs it every step. It decides no placement
-(storage/ledger.py) and touches no bytes.
+Layers record it once for each key (kind, config, B, T, ...), and the engine runs it every step. It does not decide where tiles
+stand (asynctile/schedule does, and storage/ledger.py for single launches), and it touches no bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asynctile.storage.tile import NEVER, Tile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """Copy `tile` to the host: outputs[key][index] = tile, in program order; what is smaller gets its first elements."""
+    """Copy `tile` to the host: outputs[key][index] = tile. A smaller output gets the tile's first elements."""
 
     tile: Tile
     key: str
@@ -33,7 +33,7 @@ class Fetch:
 
 
 class Section(NamedTuple):
-    """A stretch of a program, for people. phase: "forward" for instance. name: of a layer for instance."""
+    """A named stretch of a program, for people. phase: "forward", for instance. name: of a layer, for instance."""
 
     phase: str
     name: str
@@ -41,7 +41,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """A named place in the order, where the host may look and decide ("loss", "update")."""
+    """A named place in the order ("loss", "update") where the host may look at results and decide."""
 
     name: str
     tiles: ClassVar[tuple[Tile, ...]] = ()
@@ -52,28 +52,27 @@ class Mark:
 
 Entry = Operation | Fetch | Mark
 
-#: The mark before which no run changes what outlives it: whatever the host looks at before, the rest up to here may run.
+#: Before this mark, no run changes tiles that outlive it. So entries up to here may run before the host has looked at results.
 UPDATE = "update"
 
-#: What the device ranks tiles by is its own next use of their bytes. AT_HOST + position: it has none, the host uses them then.
-#: So such a tile is the first to leave, and RAM still knows when it is wanted.
+#: The device ranks a tile by its own next use of the tile's bytes. AT_HOST + position means that it has none, and that the host
+#: uses the tile at that position. Such a tile is evicted first, and RAM still knows when it is needed.
 AT_HOST = NEVER >> 1
 
 
 class Program:
-    """Record with `add`, `fetch`, `mark`, `tile`, `input`, `number`; then `finish`.
+    """The entries of one step. Record with `add`, `fetch`, `mark`, `tile`, `input` and `number`, then call `finish`.
 
-    entries: what happens, in order.
+    entries: operations, fetches and marks, in order.
     numbers: labels of the float64 numbers that operations report, by index.
     inputs: small tiles that the host fills before a run, by name.
     temporaries: tiles that live within one run.
-    marks: where they are, by name. rewritten: by mark, the inputs that get another value there. fetches: its results for
-    the host, in order.
-    next_uses: for each entry the next position of each operand in this run (NEVER: not again before it is
-    overwritten); persistent tiles continue into the next run of the same program (position + len).
-    sections: where which stretch begins, for traces.
-    device_uses: the same as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
-    standing: every persistent tile it touches. first_uses: where each of them is first read or updated.
+    marks: positions of marks, by name. rewritten: for each mark's name, the inputs that get a new value there.
+    fetches: the results for the host, in order. sections: (position, section) of each stretch, for traces.
+    next_uses: for each entry, the next position of each operand in this run (NEVER: not before it is overwritten). Persistent
+    tiles continue into the next run of the same program (position + len).
+    device_uses: the same, as a device over RAM ranks its tiles, see AT_HOST; `next_uses` itself if nothing runs on the host.
+    standing: every persistent tile that the program touches. first_uses: the position at which each is first read or updated.
     """
 
     def __init__(self, name: str) -> None:
@@ -96,30 +95,31 @@ class Program:
         return len(self.entries)
 
     def tile(self, name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> Tile:
-        """A temporary of this program."""
+        """Make a temporary tile of this program."""
         tile = Tile(name, shape, dtype)
         self.temporaries.append(tile)
         return tile
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any) -> Tile:
-        """A small tile that the host fills before each run."""
+        """Make a small tile that the host fills before each run."""
         tile = Tile(name, shape, dtype, persistent=True)
         self.inputs[name] = tile
         return tile
 
     def number(self, label: str) -> int:
-        """Reserve one float64 that an operation reports to the host."""
+        """Reserve one float64 that an operation reports to the host; return its index."""
         self.numbers.append(label)
         return len(self.numbers) - 1
 
     def place_of(self, operation: Operation) -> int | None:
-        """Where an operation puts its number, among one more than are reported: the last is for what nobody asked for. None if
-        it has none.
+        """Return where an operation writes its number; None if it has none.
+
+        There is one place more than numbers: the last is for results that are ignored.
         """
         return None if operation.number is None else operation.number % (len(self.numbers) + 1)
 
     def numbers_of(self, beginning: str) -> list[int]:
-        """Of a finished program: the numbers whose label begins so, in order; looked for once."""
+        """Return the numbers of a finished program whose label starts with `beginning`, in order. The result is cached."""
         if beginning not in self._numbers_of:
             self._numbers_of[beginning] = [i for i, label in enumerate(self.numbers) if label.startswith(beginning)]
         return self._numbers_of[beginning]
@@ -132,17 +132,20 @@ class Program:
         self.entries.append(self.fetches[-1])
 
     def section(self, phase: str, name: str) -> None:
-        """What is added from now on is that, for people who look at a trace."""
+        """Start a named section, for people who look at a trace."""
         self.sections.append((len(self.entries), Section(phase, name)))
 
     def mark(self, name: str, rewrites: Sequence[Tile] = ()) -> None:
-        """rewrites: inputs that the host gives another value there, in every run."""
+        """Add a mark. rewrites: inputs that the host gives a new value there, in every run."""
         self.marks[name] = len(self.entries)
         self.rewritten[name] = tuple(rewrites)
         self.entries.append(Mark(name))
 
     def finish(self) -> Program:
-        """Compute `next_uses` and what comes with them. ValueError if a temporary is read that no entry before has written."""
+        """Compute the next uses, `standing` and `first_uses`; return the program itself.
+
+        Raises ValueError for a temporary that is read before it is written.
+        """
         self._check_written()
         first, self.next_uses = self._walk_back(_use)
         self.standing = list(first)
@@ -155,7 +158,10 @@ class Program:
         return (entry for entry in self.entries if isinstance(entry, Operation))
 
     def _check_written(self) -> None:
-        """A run would wait for such a tile for ever. Of persistent tiles only an engine can tell."""
+        """Raise ValueError for a temporary that is read before it is written: a run would wait for it forever.
+
+        Persistent tiles are not checked, because only the engine knows whether they were written.
+        """
         written: set[Tile] = set()
         for entry in self.entries:
             for tile, how in zip(entry.tiles, entry.access, strict=True):
@@ -163,15 +169,15 @@ class Program:
                     what = entry.kernel if isinstance(entry, Operation) else "fetch"
                     names = ", ".join(operand.name for operand in entry.tiles)
                     raise ValueError(
-                        f"program {self.name}: {what}({names}) reads temporary {tile.name}, which nothing before it has "
-                        "written; add the operation that writes it first, or make the tile an input"
+                        f"program {self.name}: {what}({names}) reads temporary {tile.name}, which no earlier entry "
+                        "writes; add the operation that writes it first, or make the tile an input"
                     )
             written.update(tile for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ)
 
     def _walk_back(self, use: Callable[[int, str, str, int], int]) -> tuple[dict[Tile, int], list[tuple[int, ...]]]:
-        """The first use of each persistent tile in the next run, and the next uses behind each entry of this one.
+        """Return the first use of each persistent tile in the next run, and the next uses behind each entry of this one.
 
-        Two walks backwards, since the next use of a persistent tile may be in the next run.
+        Walks backward twice, because the next use of a persistent tile may be in the next run.
         """
         length = len(self.entries)
         upcoming: dict[Tile, int] = {}
@@ -191,13 +197,13 @@ class Program:
 
 
 def _use(position: int, how: str, device: str, later: int) -> int:
-    """What an operand's next use is, seen from before `position`; later: seen from behind it."""
+    """Return an operand's next use, seen from before `position`. later: its next use seen from behind `position`."""
     return NEVER if how == WRITE else position
 
 
 def _device_use(position: int, how: str, device: str, later: int) -> int:
-    """The same as the device ranks it."""
+    """Return the same as `_use`, as the device ranks it."""
     if how == WRITE or device == DEVICE:
         return _use(position, how, device, later)
-    # What the host only reads may stay on the device for its next use there.
+    # A tile that the host only reads may stay on the device for its next use there.
     return later if how == READ and later < AT_HOST else AT_HOST + position

@@ -1,8 +1,8 @@
-"""Addresses in a tier: which bytes are whose, where a tile finds room, and who has to move aside for it.
+"""Addresses in a tier: which bytes are taken, where a tile fits, and which tiles must move aside for it.
 
-Compiled, over the tables of state.py: offsets and sizes in bytes. Who comes and who leaves is decided in stays.py.
-Tiles that are large, a quarter of the largest, are put at the low end of a hole, others at the high end: so the large holes are
-found at one end.
+Compiled code over the tables of state.py; offsets and sizes are bytes. stays.py decides which tiles come and leave. Large tiles
+(a quarter of the largest tile or more) go to the low end of a hole and small ones to the high end, so large holes form at one
+end.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from asynctile.kernels.cpu.jit import inline, piece
 from asynctile.schedule.clock import free_at
 from asynctile.schedule.state import pair_at, tile_at
 
-#: There is no such place.
+#: No place.
 NOWHERE = -1
 
 
 @piece()
 def up_to(pairs: int, count: int, key: int) -> int:
-    """Of the first `count` pairs, ascending by their keys, how many are at most `key`."""
+    """Return how many of the first `count` pairs have a key of at most `key`. The pairs ascend by key."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
@@ -50,13 +50,14 @@ def _remove(pairs: int, count: int, place: int) -> None:
 
 @inline()
 def stop_of(hole: Any) -> int:
-    """Where it ends."""
+    """Return the offset at which a hole ends."""
     return hole.key + hole.value
 
 
 @piece()
 def take(s: Any, tile: int, offset: int) -> None:
-    """It stands there from now on. A fault of the plan if somebody does."""
+    """Place a tile at `offset`. If some of these bytes are taken, the plan is wrong: the fault is counted and nothing changes.
+    """
     end, index = offset + tile_at(s, tile).size, up_to(s.holes_at, s.holes, offset) - 1
     hole = pair_at(s.holes_at, index)
     if index < 0 or end > stop_of(hole):
@@ -80,7 +81,7 @@ def take(s: Any, tile: int, offset: int) -> None:
 
 @piece()
 def give(s: Any, tile: int) -> int:
-    """It stands nowhere; returns where it stood."""
+    """Remove a tile from its place; return the offset of that place."""
     offset, size = tile_at(s, tile).at, tile_at(s, tile).size
     tile_at(s, tile).at = NOWHERE
     _remove(s.standing_at, s.standing, up_to(s.standing_at, s.standing, offset) - 1)
@@ -104,30 +105,30 @@ def give(s: Any, tile: int) -> int:
 
 @inline()
 def end_of(s: Any, place: int) -> int:
-    """Where whoever stands at that place in the order of offsets ends."""
+    """Return the offset at which the tile ends that is number `place` by offset."""
     one = pair_at(s.standing_at, place)
     return one.key + tile_at(s, one.value).size
 
 
 @piece()
 def first_within(s: Any, offset: int) -> int:
-    """Whoever stands there, or is the next behind: its number in the order of offsets."""
+    """Return the number, by offset, of the tile that covers `offset` or, if there is none, of the next tile behind it."""
     first = up_to(s.standing_at, s.standing, offset)
     return first - 1 if first and end_of(s, first - 1) > offset else first
 
 
 @piece()
 def stop_within(s: Any, end: int) -> int:
-    """Whoever is the first that begins at `end` or behind it."""
+    """Return the number, by offset, of the first tile that begins at `end` or behind it."""
     return up_to(s.standing_at, s.standing, end - 1)
 
 
 @piece()
 def room_for(s: Any, tile: int, loads: bool) -> int:
-    """An offset for a tile: in the hole that takes it for which it waits least, then in the smallest. NOWHERE if no hole
-    takes it.
+    """Return an offset for a tile, or NOWHERE if no hole takes it.
 
-    Of places alike a load takes the one that is free for longest, and a result the one where compute has just been.
+    Prefers the place that is free soonest, then the smallest hole. Among equal places a load takes the one that has been free
+    for longest, and a result the one that compute has just used.
     """
     size = tile_at(s, tile).size
     is_large = size >= s.large
@@ -159,7 +160,7 @@ def room_for(s: Any, tile: int, loads: bool) -> int:
 
 @piece()
 def cleared(s: Any, offset: int, nbytes: int) -> int:
-    """How many move elsewhere so that nobody stands there, see `find_places`; -1 if they cannot."""
+    """Return how many tiles move elsewhere to clear these bytes (see `find_places`); -1 if that is impossible."""
     for place in range(first_within(s, offset), stop_within(s, offset + nbytes)):
         if tile_at(s, pair_at(s.standing_at, place).value).placed == s.stamp:
             return -1
@@ -168,10 +169,10 @@ def cleared(s: Any, offset: int, nbytes: int) -> int:
 
 @piece()
 def find_places(s: Any, begin: int, nbytes: int) -> int:
-    """How many tiles stand in `nbytes` from `begin` on; -1 if holes elsewhere do not take them.
+    """Find new places for the tiles in `nbytes` from `begin` on; return their number, -1 if holes elsewhere cannot take them.
 
-    Their new places are written to the table `moving`, the largest tile first. None of them overlaps an old one, so the tiles
-    may move in any order.
+    Writes the new places to the table `moving`, the largest tile first. No new place overlaps an old one, so the tiles may move
+    in any order.
     """
     count = 0
     for index in range(first_within(s, begin), stop_within(s, begin + nbytes)):
@@ -196,7 +197,7 @@ def find_places(s: Any, begin: int, nbytes: int) -> int:
 
 @piece()
 def _smallest(s: Any, parts: int, size: int) -> int:
-    """Of the parts those that take `size` bytes: the number of the smallest, NOWHERE if there is none."""
+    """Return the number of the smallest of the first `parts` parts that takes `size` bytes; NOWHERE if there is none."""
     best, least = NOWHERE, 0
     for place in range(parts):
         free = pair_at(s.parts_at, place).value
@@ -207,7 +208,7 @@ def _smallest(s: Any, parts: int, size: int) -> int:
 
 @piece()
 def _parts_outside(s: Any, begin: int, end: int, least: int) -> int:
-    """What of holes is outside these bytes, in pieces of at least so many, ascending: how many pieces."""
+    """Write the parts of holes that lie outside these bytes and have at least `least` bytes; return their number. Ascending."""
     count = 0
     for place in range(s.holes):
         hole = pair_at(s.holes_at, place)

@@ -1,36 +1,37 @@
-"""How long texts may keep a share that others wait for: `Allowance`, pure; times are given to it.
+"""How long texts may keep a share of a device while other jobs wait: `Allowance`. Pure; the caller passes in the times.
 
-Texts are computed round by round, and a round is short (layers/serving.py). If they gave the share back behind each, every
-token beside a training would wait for a whole step. So they keep it for several rounds, and the next job waits for at most
-PART of the time of the one before; or for one token, where that takes longer.
+Texts are computed round by round, and a round is short (layers/serving.py). If texts gave the share back after each round,
+every token beside a training would wait for a whole step. So texts keep the share for several rounds. The next job waits for at
+most PART of the time of the job before; or for one token, if that takes longer.
 """
 
 from __future__ import annotations
 
-#: Of the time of a job that is no text, what the texts behind it may take while others wait: all texts of the share together.
+#: After a job that is not a text, all texts of the share together may take this fraction of its time while others wait.
 PART = 0.15
 
 
 class Allowance:
-    """Of one share."""
+    """The allowance of texts on one share."""
 
     def __init__(self) -> None:
         self._left_s = self._at = 0.0
         self._has_token = False
 
     def earn(self, seconds: float) -> None:
-        """A job that is no text had the share for so long. What texts left of the job before is gone."""
+        """Grant a new allowance after another job had the share for `seconds`. The rest of the last allowance is gone."""
         self._left_s = PART * seconds
 
     def begin(self, now: float) -> None:
-        """Texts have the share from now on."""
+        """Record that texts have the share from `now` on."""
         self._at = now
         self._has_token = False
 
     def goes_on(self, now: float, *, wrote: bool, others_wait: bool) -> bool:
-        """Whether texts keep the share for one more round, as a round is over. wrote: the round gave a token.
+        """Return, after a round, whether texts keep the share for one more. wrote: the round produced a token.
 
-        Until the first token they always do: behind a step their cache is made anew, and would be in vain.
+        Until their first token they always keep it: after a step their cache must be rebuilt, and giving up earlier would waste
+        that work.
         """
         self._has_token |= wrote
         took, self._at = now - self._at, now

@@ -1,8 +1,8 @@
-"""What a tier moves to and from RAM below it, as uses of RAM: so the same walk plans RAM between a device and a disk.
+"""The uses of RAM below a device: what the device's moves do there. With them, the walk of a device also plans RAM over a disk.
 
-A tile comes up, which reads it there; it goes down, which writes it; the host computes on it, or puts other bytes in it; it is
-changed above. From then on it is dead in RAM, for its newest bytes are above; from the time that it comes up, if it stands
-there until it is changed.
+RAM is used when a tile comes up (it is read there), goes down (it is written there), is used by a host operation, or gets new
+bytes from the host. When the device changes a tile, the bytes in RAM are dead, because the newest are above. A tile that stays
+on the device until it is changed is dead in RAM as soon as it comes up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from asynctile.storage.tile import NEVER, Tile
 
 
 class Way(IntEnum):
-    """How RAM is used: by a tile that comes up or goes down, by an operation of the host, by what the host puts there; or not
-    at all, by a tile that is changed where it stands above, or made anew there.
+    """How RAM is used: by a tile that comes up or goes down, by a host operation, by bytes that the host puts there.
+
+    CHANGED and MADE are no uses: the tile changes where it stands above, or is made anew there.
     """
 
     UP = 0
@@ -33,7 +34,7 @@ class Way(IntEnum):
 
 
 class Touch(NamedTuple):
-    """One entry of RAM. hows: the access of each tile. seconds: that it takes by itself."""
+    """One entry of RAM. hows: the access of each tile. seconds: the time that it takes by itself."""
 
     way: Way
     hows: dict[Tile, int]
@@ -41,10 +42,10 @@ class Touch(NamedTuple):
 
 
 def below(packing: Packing, alignment: int, link: Pace, pace: Pace, *, inputs_stand: bool) -> Uses:
-    """The uses of RAM that the moves of `packing`, above it, make, in their order.
+    """Return the uses of RAM that the moves of `packing`, in the tier above it, make, in order.
 
-    link: of the tier above. pace: of RAM and what is below it. inputs_stand: whether the host writes inputs there before a run,
-    else below.
+    link: the pace of the tier above. pace: of RAM and the tier below it. inputs_stand: before a run the host writes inputs to
+    RAM; otherwise below it.
     """
     program = packing.program
     numbers = {tile: number for number, tile in enumerate(tiles_of(program))}
@@ -58,7 +59,10 @@ def below(packing: Packing, alignment: int, link: Pace, pace: Pace, *, inputs_st
 
 
 def _touches(packing: Packing, link: Pace) -> Iterator[Touch]:
-    """What is done in RAM, in order. It takes as long as the device has computed since what was done there before, at least."""
+    """Yield the uses of RAM, in order.
+
+    Each takes at least as long as the device has computed since the use before.
+    """
     program, changed, computed_s = packing.program, set(packing.changed), 0.0
     for index, moves in enumerate(packing.moves):
         for act, tile, _ in moves:
@@ -92,8 +96,10 @@ def _touches(packing: Packing, link: Pace) -> Iterator[Touch]:
 
 
 def _next_uses(program: Program, touches: Sequence[Touch]) -> list[dict[Tile, tuple[int, bool]]]:
-    """By entry of RAM, for each of its tiles: the position at which its bytes are needed there next, which may be in the next
-    run, NEVER if they are overwritten first; and whether they are dead.
+    """Return for each entry of RAM, and each of its tiles, (next use, whether the tile is dead behind it).
+
+    The next use is the position at which the tile's bytes are needed there, perhaps in the next run; NEVER if they are
+    overwritten first.
     """
     inputs, count = set(program.inputs.values()), len(touches)
     upcoming: dict[Tile, tuple[int, Touch]] = {}

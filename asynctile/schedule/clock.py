@@ -1,9 +1,10 @@
-"""When things would happen in a step by rough rates: what computes, one link up and one down, side by side. Pure arithmetic.
+"""A rough clock for plans: when compute, one link up and one link down, side by side, would be done. Pure arithmetic.
 
-A plan of memory asks it two things: when the bytes of a place are free, so that what is brought in finds one for which it need
-not wait; and how long a step would take. Nothing that a step computes depends on it, and no real clock is asked: the same
-program, cap and pace make the same plan on every machine. Compiled, over the tables of state.py; times are seconds from the
-beginning of a step, at which nothing is under way.
+A plan of memory asks it when the bytes of a place are free, so that an incoming tile finds a place that it need not wait for,
+and how long a step would take. Only moves depend on it, never a result, and no real clock is read: the same program, cap and
+pace give the same plan on every machine.
+
+Compiled code over the tables of state.py. Times are seconds from the beginning of a step, when nothing is in flight.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from asynctile.kernels.cpu.records import record_at
 from asynctile.schedule.state import GAP, GAPS, LAST_GAPS, SECONDS, WAY, entry_at, tile_at, use_at
 from asynctile.schedule.uses import READS, WRITES
 
-#: Ways of a link.
+#: The two ways of a link.
 UP, DOWN = 0, 1
 
 
 @piece()
 def free_at(s: Any, offset: int, nbytes: int) -> float:
-    """When all that was at a place is over."""
+    """Return when all earlier work on these bytes is done."""
     latest = 0.0
     for part in range(offset // s.part, (offset + nbytes - 1) // s.part + 1):
         latest = max(latest, record_at(s.free_at, part, SECONDS).at_s)
@@ -64,7 +65,7 @@ def _add_gap(s: Any, way: int, place: int, begin_s: float, end_s: float) -> None
 
 @piece()
 def _carry(s: Any, way: int, ready_s: float, nbytes: int) -> float:
-    """When a copy over a way is over that takes the first gap after it is ready."""
+    """Schedule a copy of `nbytes` in the first gap of a way after `ready_s`; return when it is done."""
     found, seconds = record_at(s.ways_at, way, WAY), nbytes / s.link_per_s
     for place in range(found.gaps):
         begin_s, end_s = _gap(s, way, place).begin_s, _gap(s, way, place).end_s
@@ -104,7 +105,7 @@ def allocate(s: Any, number: int, offset: int) -> None:
 
 @piece()
 def copy(s: Any, number: int, old: int, new: int) -> None:
-    """Within the tier."""
+    """Move a tile within the tier."""
     tile = tile_at(s, number)
     ready_s = max(max(s.time_s, tile.written_s), free_at(s, new, tile.nbytes))
     s.time_s = ready_s + 2 * tile.nbytes / s.memory_per_s
@@ -114,7 +115,7 @@ def copy(s: Any, number: int, old: int, new: int) -> None:
 
 @piece()
 def write_back(s: Any, number: int) -> None:
-    """It leaves and is newer here."""
+    """Write the bytes of a dirty tile that leaves to the tier below."""
     tile = tile_at(s, number)
     tile.below_s = _carry(s, DOWN, tile.written_s, tile.nbytes)
     tile.used_s = max(tile.used_s, tile.below_s)
@@ -122,13 +123,13 @@ def write_back(s: Any, number: int) -> None:
 
 @piece()
 def go(s: Any, number: int, offset: int) -> None:
-    """Its place is somebody else's behind all that uses it."""
+    """Free the bytes of a tile's place as soon as everything that uses the tile is done."""
     _set_free(s, offset, tile_at(s, number).nbytes, tile_at(s, number).used_s)
 
 
 @piece()
 def perform(s: Any, entry: int) -> None:
-    """An operation on the tier."""
+    """Run an operation on the tier: after the last writes of what it reads, and after all uses of what it writes."""
     first, last, time_s = entry_at(s, entry).at, entry_at(s, entry + 1).at, s.time_s
     for place in range(first, last):
         tile = tile_at(s, use_at(s, place).tile)
@@ -144,7 +145,7 @@ def perform(s: Any, entry: int) -> None:
 
 @piece()
 def perform_below(s: Any, entry: int) -> None:
-    """In RAM, beside all else."""
+    """Run an operation in RAM, beside everything else."""
     first, last, ready_s = entry_at(s, entry).at, entry_at(s, entry + 1).at, 0.0
     for place in range(first, last):
         if use_at(s, place).how != WRITES:

@@ -1,6 +1,6 @@
-"""How a step runs, decided once and whole: the schedule of a step in its steady state, from the program and how caps are cut.
+"""The decision how a step runs, made once: from a program and the cut of the caps to the schedule of its steady state.
 
-Pure: a function of its arguments. What moves in each tier is packing.py's, in what order the entries come emission.py's.
+Pure: a function of its arguments. packing.py decides what moves in each tier, emission.py the order of the entries.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from asynctile.schedule.uses import uses_of
 
 
 class Cut(NamedTuple):
-    """A tier. alignment: of its tiles. cap: bytes in which they come and go; None where all of them stay, in slots. spread: by
-    size, among how many slots temporaries take turns.
+    """How one tier is cut.
+
+    alignment: of its tiles, in bytes. cap: the bytes in which tiles come and go; None if all tiles stay, in slots. spread: for
+    each size, over how many slots temporaries are spread.
     """
 
     alignment: int
@@ -33,8 +35,10 @@ class Cut(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Where a step runs. top: where its operations do. ram: below it over a link, None where it is the top. disk: the alignment
-    of the file below RAM, None if there is none. depth: of prefetch, 0 for no overlap.
+    """The memory in which a step runs.
+
+    top: the tier of its operations. ram: the tier below it over a link; None if RAM is the top. disk: the alignment of the file
+    below RAM; None if there is none. depth: of prefetch; 0 for no overlap.
     """
 
     top: Cut
@@ -45,7 +49,10 @@ class Space(NamedTuple):
 
 
 def decide(program: Program, space: Space, packing: Packing | None = None) -> Schedule | None:
-    """The schedule of a step of `program`; None if it does not fit so. packing: of the top tier; None: it is worked out."""
+    """Return the schedule of a step of `program`, or None if the step does not fit.
+
+    packing: of the top tier; None: it is worked out here.
+    """
     packing = packing or plan_top(program, space)
     beneath = None
     if packing is not None and space.ram is not None and space.ram.cap is not None:
@@ -67,8 +74,9 @@ def _levels(space: Space) -> Levels:
 
 
 def plan_top(program: Program, space: Space) -> Packing | None:
-    """What moves in the tier that operations run in; None if a step does not fit. In RAM inputs stand between two steps if that
-    can be, else below.
+    """Return what moves in the tier in which operations run, or None if a step does not fit.
+
+    In RAM, inputs stand between two steps if there is room, else they wait below.
     """
     has_link = space.ram is not None
     if space.top.cap is None and not has_link:
@@ -83,7 +91,7 @@ def plan_top(program: Program, space: Space) -> Packing | None:
 
 
 def _beneath(packing: Packing, space: Space, ram: Cut) -> Beneath | None:
-    """What moves in RAM: inputs stand there between two steps if that can be, else below."""
+    """Return what moves in RAM. Inputs stand there between two steps if there is room, else they wait below."""
     assert ram.cap is not None
     link, pace = pace_of(space.rates, has_link=True), pace_of(space.rates, has_link=False)
     for inputs_stand in (True, False):

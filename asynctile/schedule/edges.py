@@ -1,6 +1,6 @@
-"""Who waits for whom: of each byte of a memory, the entry that wrote it last and those that have read it since.
+"""The edges of a schedule: for each byte of a memory, the entry that wrote it last and the entries that have read it since.
 
-Pure. Entries are numbers that grow. What was there before the first entry nobody waits for.
+Pure. Entries are ascending numbers. Nobody waits for bytes that were there before the first entry.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from asynctile.schedule.schedule import NOBODY
 
 
 class Segment:
-    """Bytes up to `end`. writer: of all of them, NOBODY if none was; readers: those since, oldest first."""
+    """Bytes up to `end` that have the same users.
+
+    writer: of all these bytes, NOBODY if none. readers: since that write, oldest first.
+    """
 
     __slots__ = ("end", "writer", "readers")
 
@@ -22,15 +25,15 @@ class Segment:
 
 
 class ByteUsers:
-    """The bytes of one memory, in segments that are alike."""
+    """The users of each byte of one memory, kept in segments of bytes with the same users."""
 
     def __init__(self) -> None:
-        #: where segments begin, ascending
+        #: starts of the segments, ascending
         self._starts = [0]
         self._segments = {0: Segment(float("inf"))}
 
     def read(self, begin: int, end: int, entry: int, waits: set[int]) -> None:
-        """`entry` reads these bytes; adds to `waits` those that wrote them."""
+        """Record that `entry` reads these bytes; add the entries that wrote them to `waits`."""
         for start in self._within(begin, end):
             segment = self._segments[start]
             segment.readers.append(entry)
@@ -38,7 +41,7 @@ class ByteUsers:
                 waits.add(segment.writer)
 
     def write(self, begin: int, end: int, entry: int, after: set[int]) -> None:
-        """`entry` overwrites these bytes; adds to `after` those that must be over before: the last to use each of them."""
+        """Record that `entry` overwrites these bytes; add to `after` the last users of each byte, which must be over before."""
         starts = self._within(begin, end)
         for start in starts:
             segment = self._segments[start]
@@ -54,7 +57,7 @@ class ByteUsers:
         self._segments[begin] = Segment(end, entry)
 
     def _within(self, begin: int, end: int) -> list[int]:
-        """Where the segments begin that are these bytes; those that stick out are cut."""
+        """Return the starts of the segments that make up these bytes; segments that stick out are cut."""
         segment = self._segments.get(begin)
         if segment is not None and segment.end == end:
             return [begin]

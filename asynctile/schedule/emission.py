@@ -1,7 +1,7 @@
-"""A step as entries: what packings have decided, in one order, each with its places and with those it must wait for.
+"""Emission: the decisions of packings as one ordered list of entries, each with its places and the entries it waits for.
 
-Follows the tiles of a program through its levels as moves and operations are told, and notes where they stand at the marks of
-the step. It decides nothing but which of some equal slots a tile takes in a level that holds everything. Pure.
+It follows the tiles of a program through the levels, and records where they stand at the marks of the step. Its only own
+decision is which of several equal slots a tile takes, in a level that holds everything. Pure.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from asynctile.storage.tile import Tile
 
 
 class Beneath(NamedTuple):
-    """What moves in RAM below a device. packing: by the uses of RAM. dying: by use, the tiles that are dead there behind it."""
+    """The moves in RAM below a device. packing: over the uses of RAM. dying: by use, the tiles that are dead in RAM behind it.
+    """
 
     packing: Packing
     dying: Sequence[Sequence[Tile]]
 
 
 def emit(levels: Callable[[], Levels], packing: Packing, beneath: Beneath | None) -> Schedule:
-    """The schedule of a step. levels: makes empty ones. packing: of the top one, with offsets in it if that is packed. beneath:
-    of RAM, if that is.
+    """Return the schedule of a step. levels: makes empty levels. packing: of the top level. beneath: of RAM, if RAM is packed.
     """
     first = _Emission(levels(), packing, beneath, frozenset())
     schedule = first.schedule()
@@ -38,10 +38,10 @@ def emit(levels: Callable[[], Levels], packing: Packing, beneath: Beneath | None
 
 
 class _Emission:
-    """above: tiles of which the top level has the only copy when a step begins, though it has not changed them.
+    """One pass through a program. above: tiles whose only copy is in the top level at the start, though unchanged there.
 
-    is_over: all of the program was performed, and tiles go back to where they stood. touches: uses of RAM so far. changed:
-    tiles that the top level has changed since they came.
+    is_over: the whole program was performed, and tiles return to where they stood. touches: how often RAM was used so far.
+    changed: tiles that the top level has changed since they came.
     """
 
     def __init__(self, levels: Levels, packing: Packing, beneath: Beneath | None, above: Collection[Tile]) -> None:
@@ -80,11 +80,11 @@ class _Emission:
         return Schedule(program, tuple(self.entries), tuple(stretches), marks, start, at, self._stand(), peaks)
 
     def alone_above(self) -> set[Tile]:
-        """When the step is over: those of which the top level has the only copy, though it has not changed them."""
+        """Return, at the end, the tiles whose only copy is in the top level though it has not changed them."""
         return {tile for tile in self.packing.start if self.top.states[tile] is DIRTY and tile not in self.changed}
 
     def _begin(self) -> None:
-        """Everything stands as between two steps."""
+        """Place every tile where it stands between two steps."""
         for tile in self.standing:
             self.top.states[tile] = STORED
         for tile, offset in self.packing.start.items():
@@ -106,7 +106,7 @@ class _Emission:
             self.ram.states[tile] = DIRTY if tile in beneath.packing.changed or tile in self.inputs else CLEAN
 
     def _passing(self) -> Iterator[Tile]:
-        """What stands, and is in RAM at some time of a step."""
+        """Yield the persistent tiles that are in RAM at some time of a step."""
         found = dict.fromkeys(self.program.inputs.values())
         found |= dict.fromkeys(planned.tile for planned in self.packing.planned() if planned.act is not Act.COPY)
         for entry in self.program.entries:
@@ -115,7 +115,7 @@ class _Emission:
         return (tile for tile in found if tile.persistent)
 
     def _move_all(self, level: Level, packing: Packing, index: int) -> None:
-        """What `packing` says before its entry `index`, and places for what that makes."""
+        """Emit the moves that `packing` plans before its entry `index`, and place the tiles that the entry makes."""
         for planned in packing.moves[index]:
             self._move(level, planned)
         for tile, offset in packing.births.get(index, ()):
@@ -154,7 +154,7 @@ class _Emission:
 
     def _load(self, level: Level, tile: Tile, offset: int) -> None:
         here = level.put(tile, offset)
-        if self.is_over and tile in self.inputs:  # the host writes it there
+        if self.is_over and tile in self.inputs:  # the host will write it there
             return
         if level is self.top and self.ram is not None:
             self._touch()
@@ -168,19 +168,19 @@ class _Emission:
             level.states[tile] = CLEAN
 
     def _touch(self) -> None:
-        """RAM is about to be used once more: what moves there before."""
+        """Emit the moves that are planned in RAM before its next use."""
         if self.beneath is not None:
             assert self.ram is not None
             self._move_all(self.ram, self.beneath.packing, self.touches)
 
     def _touched(self) -> None:
-        """It was used: what is dead there makes room."""
+        """Count a use of RAM, and drop the tiles that are dead there behind it."""
         if self.beneath is None:
             return
         assert self.ram is not None
         for tile in self.beneath.dying[self.touches]:
             state = ABSENT if tile.persistent else None
-            if tile.persistent and tile not in self.inputs and tile not in self.changed:  # it only will be changed
+            if tile.persistent and tile not in self.inputs and tile not in self.changed:  # it will be changed later
                 if self.ram.states[tile] is CLEAN:
                     state = STORED
                 else:
@@ -189,7 +189,7 @@ class _Emission:
         self.touches += 1
 
     def _give(self, tiles: Sequence[Tile]) -> None:
-        """The host puts other bytes in these, when all before is over."""
+        """Let the host write new bytes into `tiles` at a mark, when all earlier entries are over."""
         if not tiles:
             return
         level = self.top
@@ -224,7 +224,7 @@ class _Emission:
             self.top.written[tile] = number
 
     def _change(self, tile: Tile) -> None:
-        """The top level is about to change it: what RAM has of it is dead."""
+        """Record that the top level is about to change the tile, so its bytes in RAM are dead."""
         is_new = tile not in self.changed
         self.changed.add(tile)
         if tile.persistent and is_new:
@@ -245,7 +245,7 @@ class _Emission:
         self._touched()
 
     def _bury(self, index: int) -> None:
-        """Temporaries that nobody uses behind the entry are gone, and inputs that the host writes below."""
+        """Drop the tiles that are dead behind entry `index`: temporaries, and inputs that the host writes below."""
         program = self.program
         ranks = program.next_uses if self.ram is None else program.device_uses
         for tile, rank in zip(program.entries[index].tiles, ranks[index], strict=True):
@@ -258,13 +258,13 @@ class _Emission:
                 self.top.leave(tile, ABSENT)
 
     def _end(self) -> None:
-        """Everything goes to where it stood when the step began."""
+        """Return every tile to where it stood when the step began."""
         self.is_over = True
         self._move_all(self.top, self.packing, len(self.program))
         self._touch()
         assert self.beneath is None or self.touches == len(self.beneath.dying), "RAM was planned for another step"
         if self.top.places.keys() != self.packing.start.keys():
-            raise AsynctileError(f"program {self.program.name} does not end where it began; this is a fault of asynctile")
+            raise AsynctileError(f"program {self.program.name} does not end where it began; this is a bug in asynctile")
         lowest = self.top if self.ram is None else self.ram
         for tile in self.inputs:
             if lowest is not self.top:
@@ -276,9 +276,9 @@ class _Emission:
         return tuple(one for level in (self.top, self.ram) if level is not None for one in level.stand(tiles))
 
     def _add(self, kind: Kind, what: Operation | Tile, places: tuple[Place, ...], access: str = WRITE + READ) -> int:
-        """An entry, behind all that it must wait for; returns its number."""
+        """Append an entry behind all entries that it must wait for; return its number."""
         number, waits, after = len(self.entries), set[int](), set[int]()
-        for place, how in zip(places, access):  # noqa: B905  # lengths are checked when an operation is made
+        for place, how in zip(places, access):  # noqa: B905  # an operation checks the lengths when it is made
             if how != WRITE:
                 self.levels[place.tier].read(place, number, waits)
         for place, how in zip(places, access):  # noqa: B905
@@ -293,4 +293,4 @@ class _Emission:
     def _fault(self, planned: Planned, place: Place | None) -> AsynctileError:
         stands = "stands nowhere" if place is None else f"stands at {place.index}"
         return AsynctileError(f"program {self.program.name} was to {planned.act.name.lower()} tile {planned.tile.name} at byte "
-                              f"{planned.offset}, and it {stands}; this is a fault of asynctile")
+                              f"{planned.offset}, but it {stands}; this is a bug in asynctile")

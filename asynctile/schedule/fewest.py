@@ -1,7 +1,7 @@
-"""The fewest bytes that a program must move through a cap: MIN, where tiles leave by the byte and stand anywhere.
+"""The fewest bytes that a program must move through a cap: Belady's MIN by bytes, where any part of a tile may be evicted.
 
-Pure arithmetic over a program's next uses. Orders of a step are compared by it (layers/arrangement.py). No run moves exactly
-that, since slots and addresses cost something; what one moves is measure/simulate.py.
+Pure arithmetic over a program's next uses. layers/arrangement.py uses it to compare orders of a step. No run moves exactly so
+little, because slots and addresses cost something; measure/simulate.py tells what a run really moves.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from asynctile.program.program import Program
 from asynctile.storage.demand import align
 from asynctile.storage.tile import NEVER, Tile
 
-#: Counted behind one that begins with nothing. What is best for one run need not be for the next, so that they take turns.
+#: Runs that are counted, after one that begins with an empty memory. Runs may alternate, because the best choice for one need
+#: not be the best for the next.
 RUNS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of a step in the steady state: into the memory under the cap, out of it, and of `loaded` those of each tile."""
+    """Bytes of a step in its steady state: loaded into the memory under the cap, written out of it, and `loaded` by tile."""
 
     loaded_nbytes: int
     written_nbytes: int
@@ -28,10 +29,10 @@ class Moved:
 
 
 def fewest(program: Program, cap: int, alignment: int) -> Moved | None:
-    """What a step of `program` moves at least through `cap` bytes of a memory that aligns tiles so; None if it does not fit.
+    """Return what a step of `program` must move through `cap` bytes of a memory with this alignment; None if it does not fit.
 
-    What is used furthest ahead leaves, as many bytes of it as are needed. What is overwritten before it is read, or dead, or
-    used next by the host leaves before all else, and the first two for nothing.
+    The tile that is needed furthest ahead is evicted first, and only as many of its bytes as are needed. Before it go tiles
+    that are dead, that are overwritten before they are read (both for free), or that the host uses next.
     """
     memory = _Memory(program, cap, alignment)
     if not memory.run():
@@ -41,7 +42,7 @@ def fewest(program: Program, cap: int, alignment: int) -> Moved | None:
 
 
 class _Memory:
-    """Bytes of each tile, by its number, under a cap, while a program runs again and again."""
+    """The bytes of each tile (by number) that stand under the cap, while a program runs again and again."""
 
     def __init__(self, program: Program, cap: int, alignment: int) -> None:
         self._cap = cap
@@ -49,7 +50,7 @@ class _Memory:
         numbers = {tile: number for number, tile in enumerate(tiles)}
         self._tiles = list(tiles)
         self._sizes = [align(tile.nbytes, alignment) for tile in tiles]
-        #: for each entry: whether the device runs it, and its operands: number, access, rank of the next use
+        #: for each entry: whether the device runs it, and its operands' numbers, accesses and next uses
         self._entries = [
             (entry.device == DEVICE, [numbers[tile] for tile in entry.tiles], entry.access, uses)
             for entry, uses in zip(program.entries, program.device_uses, strict=True)
@@ -60,18 +61,18 @@ class _Memory:
         self._ranks = [NEVER] * len(tiles)
         self._used = 0
         self._base = 0
-        #: (-rank, number), those that leave first in front; a tile that was used since is there with its older rank too
+        #: a heap of (-rank, number), the first tile to evict in front; stale entries of tiles used since stay in it
         self._leaving: list[tuple[int, int]] = []
         self.forget_moved()
 
     def forget_moved(self) -> None:
-        """Count from now on."""
+        """Count moved bytes from now on."""
         self._loaded = [0] * len(self._tiles)
         self._written_nbytes = 0
 
     def run(self) -> bool:
-        """One run; whether every entry fits."""
-        for number in self._inputs:  # the host puts others
+        """Run the program once; return whether every entry fits."""
+        for number in self._inputs:  # the host writes new ones
             self._drop(number)
         for on_device, numbers, access, uses in self._entries:
             if not on_device:
@@ -85,14 +86,14 @@ class _Memory:
 
     @property
     def moved(self) -> Moved:
-        """By one of RUNS runs, on average."""
+        """Bytes of one run, averaged over RUNS runs."""
         loaded = {self._tiles[number]: nbytes // RUNS for number, nbytes in enumerate(self._loaded) if nbytes}
         return Moved(sum(loaded.values()), self._written_nbytes // RUNS, loaded)
 
     def _bring(self, numbers: list[int], access: str) -> bool:
-        """All operands of an entry to where it runs."""
+        """Bring all operands of an entry to where it runs; return False if they do not fit."""
         here, sizes = self._here, self._sizes
-        for number, how in zip(numbers, access):  # noqa: B905  # lengths are checked when the operation is made
+        for number, how in zip(numbers, access):  # noqa: B905  # the operation checks the lengths when it is made
             missing = sizes[number] - here[number]
             if missing:
                 self._used += missing
@@ -108,11 +109,11 @@ class _Memory:
                 return False
             rank, number = heappop(leaving)
             if -rank != ranks[number] or number in staying or not here[number]:
-                continue  # those that stay get another rank at once
+                continue  # tiles that stay are ranked anew at once
             amount = min(excess, here[number])
             here[number] -= amount
             self._used -= amount
-            # The bytes that need not be written leave first.
+            # Clean bytes leave first.
             written = self._dirty[number] - here[number]
             if written > 0:
                 self._written_nbytes += written
@@ -132,7 +133,7 @@ class _Memory:
             heappush(self._leaving, (-rank, number))
 
     def _run_on_host(self, numbers: list[int], access: str, uses: tuple[int, ...]) -> None:
-        """What the device has changed comes down first, and what the host changes is no longer there."""
+        """Run an entry on the host: dirty bytes come down first, and tiles that the host changes leave the device."""
         for number, how, use in zip(numbers, access, uses):  # noqa: B905
             if how != WRITE:
                 self._written_nbytes += self._dirty[number]

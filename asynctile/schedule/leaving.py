@@ -1,6 +1,6 @@
-"""Who leaves next: a heap of the tiles that stand, by when their bytes are needed again (Belady's MIN).
+"""Which tile to evict next: a heap of the standing tiles, by when their bytes are needed again (Belady's MIN).
 
-An entry is stale once its tile is ranked anew or is gone. When the heap is full, it is made anew of those that are not.
+Entries become stale when their tile is ranked anew or is gone. When the heap is full, it is rebuilt without them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOBODY = -1
 
 @inline()
 def _ranked(s: Any, tile: int) -> int:
-    """When it is needed again; who will not be kept is not needed beyond the run."""
+    """Return when a tile is needed again. A tile that need not stand at the end is not needed beyond the run."""
     found = tile_at(s, tile)
     return NEVER if s.keeps and found.again >= s.entries and not found.kept else found.again
 
@@ -63,7 +63,7 @@ def _pop(s: Any) -> None:
 
 @piece()
 def rank(s: Any, tile: int, again: int) -> None:
-    """Its bytes are needed next at position `again`."""
+    """Record that a tile's bytes are needed next at position `again`."""
     tile_at(s, tile).again = again
     if not tile_at(s, tile).stands:
         return
@@ -77,7 +77,10 @@ def rank(s: Any, tile: int, again: int) -> None:
 
 @piece()
 def victim(s: Any, beyond: int, stamp: int) -> int:
-    """The tile that is needed furthest ahead, if that is behind position `beyond`; NOBODY else. One held by `stamp` stays."""
+    """Return the tile that is needed furthest ahead, if that is behind position `beyond`, else NOBODY.
+
+    Tiles held by `stamp` are never evicted.
+    """
     first, found, aside = pair_at(s.leaving_at, 0), NOBODY, s.leaving_room
     while s.leaving > 0 and found == NOBODY:
         tile = tile_at(s, first.value)

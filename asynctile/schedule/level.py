@@ -1,4 +1,7 @@
-"""A level: one tier, or the spill file, as a step goes on: who stands where, as what, and who has touched which bytes. Pure."""
+"""A level: one tier, or the spill file, in the course of a step. Pure.
+
+It records where each tile stands, in what state, and which entries used which bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from asynctile.storage.tile import Tile
 
 
 class Level:
-    """Tier `number`, where tiles begin at multiples of `alignment`. is_packed: at any of them, as they are told; else in slots.
+    """Tier `number`, whose tiles begin at multiples of `alignment`. is_packed: at given offsets; otherwise in slots.
 
-    In slots a tile that outlives the step has one for good, others take turns: of each size as many new ones as `spread` says
-    come first, then those that were left first; where it says nothing, those that were left last.
-    states: of the tiles that this level or one below has bytes of. places: of those that stand here. written: the entry that
-    wrote each here last; saved: that wrote it below.
+    With slots, a persistent tile has one of its own and temporaries share the others. Of each size, the first `spread[size]`
+    temporaries get new slots, and later ones the slot that was freed first. Sizes missing in `spread` reuse the slot that was
+    freed last.
+    states: of the tiles whose bytes are in this level or below. places: of the tiles that stand here.
+    written: for each tile, the entry that wrote it here last. saved: the entry that wrote its copy below.
     """
 
     def __init__(self, number: int, alignment: int, spread: Mapping[int, int], *, is_packed: bool) -> None:
@@ -40,10 +44,10 @@ class Level:
         self._users: dict[int, ByteUsers] = defaultdict(ByteUsers)
 
     def put(self, tile: Tile, offset: int | None = None) -> Place:
-        """It stands here from now on. offset: where, if the level is packed."""
+        """Place a tile here. offset: where, if the level is packed."""
         size = align(tile.nbytes, self._alignment)
         if self.is_packed:
-            assert offset is not None, f"nobody has said where {tile.name} is to stand"
+            assert offset is not None, f"the packing has no offset for {tile.name}"
             place = Place(self.number, size, offset)
         elif tile.persistent:
             place = self._own.get(tile) or self._own.setdefault(tile, self._new(size))
@@ -56,7 +60,7 @@ class Level:
         return place
 
     def leave(self, tile: Tile, state: State | None) -> None:
-        """It stands here no more, if it did. state: as what it is known from now on; None: as nothing, it is dead."""
+        """Remove a tile from its place, if it has one. state: its state from now on; None: the tile is dead and forgotten."""
         place = self.places.pop(tile, None)
         if place is not None:
             self._held_nbytes -= place.nbytes
@@ -70,17 +74,17 @@ class Level:
             self.states[tile] = state
 
     def read(self, place: Place, entry: int, waits: set[int]) -> None:
-        """`entry` reads there; adds to `waits` those whose bytes it needs."""
+        """Record that `entry` reads the bytes of `place`; add the entries that wrote them to `waits`."""
         begin = place.index if self.is_packed else place.index * place.nbytes
         self._users_of(place).read(begin, begin + place.nbytes, entry, waits)
 
     def write(self, place: Place, entry: int, after: set[int]) -> None:
-        """`entry` overwrites what is there; adds to `after` those that must be over before."""
+        """Record that `entry` overwrites the bytes of `place`; add to `after` the entries that must be over before."""
         begin = place.index if self.is_packed else place.index * place.nbytes
         self._users_of(place).write(begin, begin + place.nbytes, entry, after)
 
     def stand(self, tiles: Iterable[Tile]) -> Iterator[Standing]:
-        """Of `tiles` those that are known."""
+        """Yield where those of `tiles` stand that the level knows."""
         for tile in tiles:
             state = self.states.get(tile)
             if state is not None:
@@ -104,8 +108,9 @@ class Level:
 
 
 class Levels(NamedTuple):
-    """What a step goes through. top: where operations run. ram: below it over a link, None where it is the top. disk: below
-    RAM, or None.
+    """The levels of a step.
+
+    top: where operations run. ram: below it over a link; None if RAM is the top. disk: below RAM, or None.
     """
 
     top: Level

@@ -1,4 +1,4 @@
-"""Prefetch 0: loads and work take turns, the step without overlap that shows what overlap is worth. Pure."""
+"""Lockstep, for prefetch 0: loads and work alternate without overlap, which shows what overlap is worth. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from asynctile.schedule.schedule import DISK, Kind, Scheduled
 
 
 def in_lockstep(entries: Sequence[Scheduled]) -> tuple[Scheduled, ...]:
-    """The same entries, each load behind all work before it, and each piece of work behind all loads before it.
+    """Return the same entries, where each load waits for all work before it, and each piece of work for all loads before it.
 
-    What is written back, or copied within a tier, overlaps as ever.
+    Write-backs and copies within a tier overlap as usual.
     """
     found, was_load = [], False
     before: list[int] = []
@@ -19,7 +19,7 @@ def in_lockstep(entries: Sequence[Scheduled]) -> tuple[Scheduled, ...]:
     for number, entry in enumerate(entries):
         is_load = _is_load(entry)
         if is_load or entry.kind in (Kind.OPERATION, Kind.FETCH):
-            if is_load is not was_load:  # those further back are over as well: these have waited for them
+            if is_load is not was_load:  # entries before `before` are over as well, because those waited for them
                 before, now, was_load = now, [], is_load
             now.append(number)
             entry = replace(entry, after=tuple(sorted({*entry.after, *before}.difference(entry.waits))))

@@ -1,8 +1,10 @@
 """Where tiles stand in a tier as they come and go, and what moves: the places of a walk (stays.py).
 
-A tile that finds no hole is given one by copies within the tier, which cost a small part of what bringing bytes in again does,
-and only then by others that leave. Of holes that fit the one is taken for which nobody waits (clock.py). A walk without places
-asks for as many free bytes alone. Compiled, over the tables of state.py.
+If no hole takes a tile, other tiles are first moved within the tier, because a copy there costs a small part of loading the
+bytes again. Only then are tiles evicted. Among the holes that fit, the one that is free soonest is taken (clock.py). A walk
+without places only counts free bytes.
+
+Compiled code over the tables of state.py.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from asynctile.schedule.windows import room_made_for
 
 
 class Act(IntEnum):
-    """What a tile does: leave, written back if it is newer here; move within the tier; come from below; be written whole; or
-    nothing after all.
+    """What a tile does: leave (written back if dirty), move within the tier, be loaded, be written whole, or nothing after all.
     """
 
     LEAVE = 0
@@ -35,7 +36,7 @@ _LEAVE, _COPY, _LOAD, _BIRTH, _NOTHING = (int(act) for act in Act)
 
 @piece()
 def _note(s: Any, act: int, tile: int, offset: int) -> None:
-    """Write it down, or count it where there is no room for it."""
+    """Record a move, or only count it if the table is full."""
     if s.moves < s.moves_room:
         move = record_at(s.moves_at, s.moves, MOVE)
         move.entry, move.act, move.tile, move.offset = s.entry, act, tile, offset
@@ -44,7 +45,7 @@ def _note(s: Any, act: int, tile: int, offset: int) -> None:
 
 @piece()
 def forget(s: Any, number: int) -> None:
-    """It stands here no more, if it did, and its bytes with it."""
+    """Remove a tile that may stand here, and its bytes with it."""
     tile = tile_at(s, number)
     if tile.stands:
         if s.has_places:
@@ -55,7 +56,7 @@ def forget(s: Any, number: int) -> None:
 
 @piece()
 def leave(s: Any, number: int) -> None:
-    """Somebody else needs the room: what is newer here goes down."""
+    """Evict a tile; dirty bytes are written back."""
     tile = tile_at(s, number)
     if s.has_places:
         _note(s, _LEAVE, number, tile.at)
@@ -68,7 +69,7 @@ def leave(s: Any, number: int) -> None:
 
 @piece()
 def unborn(s: Any, number: int) -> None:
-    """It was to be written whole by this entry, and stands nowhere again."""
+    """Undo the place of a tile that the present entry was to write whole."""
     forget(s, number)
     for index in range(min(s.moves, s.moves_room) - 1, -1, -1):
         move = record_at(s.moves_at, index, MOVE)
@@ -87,7 +88,7 @@ def _move(s: Any, number: int, offset: int) -> None:
 
 @piece()
 def stand(s: Any, number: int, offset: int, loads: bool) -> None:
-    """It stands there, with its bytes or to be written whole; without places anywhere."""
+    """Place a tile at `offset`; load its bytes unless an operation writes all of them. Without places, only count it."""
     tile = tile_at(s, number)
     if s.has_places:
         addresses.take(s, number, offset)
@@ -105,7 +106,10 @@ def stand(s: Any, number: int, offset: int, loads: bool) -> None:
 
 @piece()
 def _offset_for(s: Any, number: int, loads: bool) -> int:
-    """An offset for a tile, free now; NOWHERE if there is none. It is its home if it comes for the last time in this run."""
+    """Return an offset for a tile that is free now, moving others aside if needed; NOWHERE if there is none.
+
+    A tile that comes for the last time in this run goes to its home, its place between two runs, if that can be cleared.
+    """
     tile, count = tile_at(s, number), -1
     offset = tile.home
     if offset != NOWHERE and s.entry >= tile.came:
@@ -122,7 +126,7 @@ def _offset_for(s: Any, number: int, loads: bool) -> int:
 
 @piece()
 def enter(s: Any, number: int, loads: bool) -> bool:
-    """It stands here from now on, if there is a place for it."""
+    """Place a tile, if there is room for it; return whether there was."""
     offset = _offset_for(s, number, loads) if s.has_places else NOWHERE
     if s.has_places and offset == NOWHERE:
         return False
@@ -132,10 +136,10 @@ def enter(s: Any, number: int, loads: bool) -> bool:
 
 @piece()
 def _settle(s: Any, number: int) -> bool:
-    """Whether it stands at home now."""
+    """Bring a tile to its home if nothing stands there; return whether it stands there now."""
     tile = tile_at(s, number)
     if addresses.first_within(s, tile.home) < addresses.stop_within(s, tile.home + tile.size):
-        return False  # be it the tile itself, which is not copied over itself
+        return False  # perhaps the tile itself, which cannot be copied over itself
     if tile.stands:
         _move(s, number, tile.home)
     else:
@@ -145,7 +149,7 @@ def _settle(s: Any, number: int) -> bool:
 
 @piece()
 def _step_aside(s: Any, number: int) -> None:
-    """Free the place of a tile that stands where another belongs; whoever has stepped aside before leaves."""
+    """Move a tile out of the place that belongs to another tile; evict it if it has already stepped aside before."""
     tile, offset = tile_at(s, number), NOWHERE
     if tile.held != s.stamp:
         offset = addresses.room_for(s, number, True)
@@ -158,7 +162,10 @@ def _step_aside(s: Any, number: int) -> None:
 
 @piece()
 def _settle_all(s: Any, count: int) -> int:
-    """Of the first `count` of homes, how many do not stand there now; these are the first then."""
+    """Settle those of the first `count` tiles in `homes` that are not at home.
+
+    The tiles that could not settle are then the first ones; returns their number.
+    """
     left = 0
     for place in range(count):
         tile = pair_at(s.homes_at, place).key
@@ -170,7 +177,7 @@ def _settle_all(s: Any, count: int) -> int:
 
 @piece()
 def bring_back(s: Any) -> None:
-    """The run is over: everyone goes to where it stood when the run began."""
+    """Return every tile to where it stood when the run began, now that the run is over."""
     s.stamp += 1
     for number in range(s.tiles):
         if tile_at(s, number).stands and tile_at(s, number).home == NOWHERE:
@@ -178,7 +185,7 @@ def bring_back(s: Any) -> None:
     pending = s.homes
     while pending:
         left = _settle_all(s, pending)
-        if left == pending:  # they stand in each other's places
+        if left == pending:  # the tiles stand in each other's places
             place = 0
             while not tile_at(s, pair_at(s.homes_at, place).key).stands:
                 place += 1

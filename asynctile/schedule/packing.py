@@ -1,11 +1,12 @@
-"""A packing: where every tile stands in a tier, byte by byte, in a step that repeats; what moves before each entry, and when.
+"""A packing: where every tile stands in a tier, byte by byte, in a step that repeats, and what moves before each entry.
 
-`pack` works it out, pure: a function of the program, the bytes and how far ahead to bring tiles in. A walk decides who stands,
-when and where (walk.py). A schedule follows from the packing without another decision (decide.py).
+`pack` works it out, as a pure function of the program, the cap and the prefetch depth. A walk decides which tiles stand, when
+and where (walk.py). The schedule follows from the packing without further decisions (decide.py).
 
-The way not taken: slots of a few sizes. Any tile takes any free slot, and what a slot is larger than its tile is lost: a step
-of which 99% fits moved as many bytes as one of which half does. Nor intervals packed offline with no tile moved: those that
-want all of a cap need 1.14 of it.
+Two ways not taken:
+- Slots of a few sizes. Any tile takes any free slot, but the difference in size is lost: a step of which 99% fits moved as many
+  bytes as one of which half fits.
+- Intervals packed offline, without moving tiles: intervals that need all of a cap take 1.14 of it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from asynctile.schedule.uses import Uses, is_dead, tiles_of
 from asynctile.schedule.walk import NoRoom, Stay, Walk, inputs_alone
 from asynctile.storage.tile import Tile
 
-#: Of the cap, for each unit of prefetch depth, what may be brought in early, and as much that is kept free.
+#: Lead times that are tried, as fractions of the cap per unit of prefetch depth: so many bytes may be loaded early, and as many
+#: are kept free.
 SHARES = (0.01, 0.025, 0.04, 0.06)
-#: The most bytes that may move, over those that have to by bytes alone, so that a step is faster.
+#: The limit on extra traffic for a faster step: bytes moved, relative to a walk by bytes alone.
 MORE = 1.15
-#: Runs by bytes alone, after which whoever stands is taken to stand between two runs for good.
+#: Walks by bytes alone. The tiles that stand after them are taken to stand between any two runs.
 RUNS = 2
 _ACTS = tuple(Act)
 
 
 class Planned(NamedTuple):
-    """One move. offset: where the tile will stand, in bytes; of LEAVE, where it stood."""
+    """One move. offset: where the tile will stand, in bytes; for LEAVE, where it stood."""
 
     act: Act
     tile: Tile
@@ -40,12 +42,13 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """Of a step of `program` in a tier of `cap` bytes, at multiples of `alignment`.
+    """The moves of a step of `program` in a tier of `cap` bytes, at multiples of `alignment`.
 
-    start: the offset of each tile that stands when a step begins, and again when it ends. changed: of these, those whose bytes
-    below are older then. moves: [i] are carried out in order before entry i, the last behind the last entry. births: by entry,
-    its operands that are overwritten whole and stand nowhere yet, with their offsets. passing: inputs that the host writes
-    below before a run, which are gone with their last use.
+    start: the offset of each tile that stands when a step begins, and again when it ends. changed: those of them whose bytes
+    below are older then.
+    moves: moves[i] are made, in order, before entry i, and the last ones behind the last entry. births: by entry, the operands
+    that it overwrites whole and that stand nowhere yet, with their offsets.
+    passing: inputs that the host writes below the tier before a run; they are dead behind their last use.
     """
 
     program: Program
@@ -58,20 +61,20 @@ class Packing:
     passing: frozenset[Tile] = frozenset()
 
     def nbytes(self, act: Act) -> int:
-        """Of all tiles that do so in a step."""
+        """Return the bytes of all tiles that do `act` in a step."""
         return sum(planned.tile.nbytes for planned in self.planned() if planned.act is act)
 
     def planned(self) -> Iterator[Planned]:
-        """All moves, in order."""
+        """Yield all moves, in order."""
         for moves in self.moves:
             yield from moves
 
 
 def pack(uses: Uses, cap: int, depth: int) -> Packing | None:
-    """The best packing found for a tier of `cap` bytes; None if a step does not fit so.
+    """Return the best packing found for a tier of `cap` bytes; None if a step does not fit.
 
-    depth: of prefetch. To bring tiles in early, and to let others leave early, takes room, for which more bytes
-    have to move: the fastest of those that move about the fewest bytes is taken.
+    depth: of prefetch. Loading early and evicting early take room, so more bytes have to move. Of the packings that move about
+    the fewest bytes, the fastest is taken.
     """
     cap = cap // uses.alignment * uses.alignment
     found = _best(_Packer(uses, cap), depth)
@@ -79,7 +82,7 @@ def pack(uses: Uses, cap: int, depth: int) -> Packing | None:
 
 
 def resident(program: Program, alignment: int) -> Packing:
-    """What moves in RAM that holds everything, where it is the device: nothing. Offsets mean nothing."""
+    """Return the packing for RAM that is the device and holds everything: nothing moves, and offsets mean nothing."""
     standing = frozenset((*program.standing, *program.inputs.values()))
     alive, births = set(standing), dict[int, tuple[tuple[Tile, int], ...]]()
     for index, entry in enumerate(program.entries):
@@ -96,14 +99,15 @@ def resident(program: Program, alignment: int) -> Packing:
 
 
 def unpacked(uses: Uses) -> Packing:
-    """What moves in a device over RAM that holds everything: each tile comes once, and leaves only for the host. Offsets mean
-    nothing.
+    """Return the packing for a device that holds everything, over RAM: each tile is loaded once, and leaves only for the host.
+
+    Offsets mean nothing.
     """
     largest, count = int(uses.sizes.max(initial=0)), len(uses.tiles)
-    cap = int(uses.sizes.sum()) + (count + 1) * largest  # so that there is a hole for each, wherever the others stand
+    cap = int(uses.sizes.sum()) + (count + 1) * largest  # so there is a hole for each tile, wherever the others stand
     found = _Packer(uses, cap).packed(cap, 0)
     assert found is not None, "everything fits"
-    # What the host never wants counts as changed: then a step and a validation that take turns begin with the same.
+    # Tiles that the host never uses count as changed, so a step and a validation that alternate begin with the same state.
     in_ram = {tile for entry in uses.program.entries if entry.device == HOST for tile in entry.tiles}
     changed = {tile for tile in found.home if uses.tiles[tile] not in in_ram}
     return _packing(uses, cap, found._replace(changed=found.changed | changed))
@@ -126,7 +130,10 @@ def _packing(uses: Uses, cap: int, found: _Packed) -> Packing:
 
 
 class _Packed(NamedTuple):
-    """A run with places. home: who stands between two runs, and where. changed: of these, those newer than below."""
+    """A walk with places.
+
+    home: the offsets of the tiles that stand between two runs. changed: those of them that are newer than their copy below.
+    """
 
     walk: Walk
     home: dict[int, int]
@@ -134,13 +141,16 @@ class _Packed(NamedTuple):
 
 
 class _Packer(NamedTuple):
-    """What walks go by."""
+    """The arguments that all walks share."""
 
     uses: Uses
     cap: int
 
     def settled(self, ahead: int, slack: int) -> tuple[Walk, dict[int, Stay]]:
-        """A run by bytes alone behind another one, and the tiles that stand when it ends. NoRoom if an entry does not fit."""
+        """Walk RUNS times by bytes alone; return the last walk and the tiles that stand at its end.
+
+        Raises NoRoom if an entry does not fit. ahead, slack: as in `Walk`.
+        """
         standing = inputs_alone(self.uses, self.cap)
         for _ in range(RUNS):
             walk = Walk(self.uses, self.cap, ahead, slack, standing)
@@ -148,7 +158,7 @@ class _Packer(NamedTuple):
         return walk, standing
 
     def packed(self, ahead: int, slack: int) -> _Packed | None:
-        """One with places, through a step and back to its beginning; None if there is no way. ahead, slack: as in `Walk`."""
+        """Walk with places through a step and back to its beginning; None if that is impossible. ahead, slack: as in `Walk`."""
         try:
             _, standing = self.settled(ahead, slack)
             home = _homes(self.uses, self.cap, standing)
@@ -157,14 +167,16 @@ class _Packer(NamedTuple):
             return None
         changed = {tile for tile in home if walk.tiles["dirty"][tile]}
         if not self.uses.has_link:
-            changed.update(self.uses.inputs)  # the host writes them where they stand before the next run
+            changed.update(self.uses.inputs)  # before the next run, the host writes them where they stand
             changed.update(tile for tile in self.uses.passing if tile in home)
         return _Packed(walk, home, changed)
 
 
 def _best(packer: _Packer, depth: int) -> _Packed | None:
-    """The fastest of those that move at most MORE than has to move by bytes alone, else that which moves least. More bytes to
-    spare make more of them move: once there are too many the next need not be tried.
+    """Return the fastest packing that moves at most MORE times the fewest bytes, else the packing that moves least.
+
+    The shares are tried in ascending order: more early bytes move more bytes. Once a packing moves too many, the next share is
+    not tried.
     """
     try:
         least, _ = packer.settled(0, 0)
@@ -185,9 +197,10 @@ def _best(packer: _Packer, depth: int) -> _Packed | None:
 
 
 def _homes(uses: Uses, cap: int, standing: Mapping[int, Stay]) -> dict[int, int]:
-    """Where each of `standing` stands between two runs: from the top down in the order in which they came.
+    """Return the offset of each standing tile between two runs: from the top down, in the order in which the tiles came.
 
-    Who came last is used first and leaves first, for a step ends with what it began with: so room grows from below.
+    The tile that came last is used and evicted first, because a step ends with the tiles that it began with. So room grows from
+    below.
     """
     homes, offset, sizes = {}, cap, uses.sizes.tolist()
     for tile in sorted(standing, key=lambda tile: (standing[tile].since, tile)):

@@ -1,11 +1,11 @@
-"""A schedule in pieces: what the device does of it between two things that threads of the host do, each to be one graph.
+"""A schedule in pieces: the device work between two pieces of host work, each to become one CUDA graph.
 
-A piece is a range of entries of one stretch. What the device does of it runs as a whole, on its streams alone, and pieces run
-in order, each when the one before is over. What the host does, updates in RAM and moves to and from a file, stands aside:
-behind the piece with the last of what it needs of the device, before the first piece that needs it. So no way from the device
-to the host and back may close within a piece; and pieces end early enough for the host to do its part beside the next one.
+A piece is a range of entries of one stretch. Its device entries run as a whole, on the device's streams alone, and pieces run
+in order, each when the one before is over. The host's entries (updates in RAM, moves to and from a file) are asides: an aside
+runs behind the piece that has the last device entry it needs, and before the first piece that needs it. So no path from the
+device to the host and back may lie within one piece. Pieces also end early enough for the host to work beside the next one.
 
-Pure: a function of the schedule and of rough rates. Devices whose threads take entry by entry need no pieces (asynctile/play).
+Pure: a function of the schedule and of rough rates. Devices whose threads take single entries need no pieces (asynctile/play).
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from asynctile.program.operation import HOST, Operation
 from asynctile.schedule.pace import Pace
 from asynctile.schedule.schedule import RAM, Kind, Schedule, Scheduled
 
-#: Of `Aside.behind`: no piece.
+#: No piece, in `Aside.behind`.
 NO_PIECE = -1
-#: In how many parts the host gets its work, each behind a piece: of more, pieces would lose at their ends what that hides.
+#: The number of parts in which the host gets its work, each behind a piece. With more parts, the ends of pieces would cost more
+#: than the overlap hides.
 PARTS = 12
-#: Of the time from what an aside needs of the device until the device needs the aside, what a piece has left to end. As much is
-#: for the next one, beside which the host works, and a little is lost since pieces cannot end anywhere.
+#: From the device entry that an aside needs to the device entry that needs the aside, a piece must end within this fraction of
+#: the time. The next piece, beside which the host works, gets as much; a little is lost because pieces cannot end anywhere.
 SHARE = 0.45
-#: Seconds that a piece takes at least by rough rates where nothing forces its end: what begins and ends it takes some itself.
+#: The shortest piece in seconds, by rough rates, unless its end is forced: beginning and ending a piece takes time too.
 LEAST_S = 2e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries [start, stop) of stretch number `stretch`. nodes: those that the device does, at least one, ascending. after:
-    asides, by entry, that must be over before it begins, beyond those that pieces before it wait for.
+    """Entries [start, stop) of stretch number `stretch`.
+
+    nodes: the device's entries, at least one, ascending. after: the asides (entry numbers) that must be over before the piece
+    begins, beyond those that earlier pieces wait for.
     """
 
     start: int
@@ -46,8 +49,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """An entry that the host does. behind: the piece that must be over first, by number, NO_PIECE for none. waits: other
-    asides, by entry, whose bytes it needs; after: those that must only be over.
+    """An entry that the host does.
+
+    behind: the number of the piece that must be over first, NO_PIECE for none. waits: other asides (entry numbers) whose bytes
+    it needs. after: asides that must only be over.
     """
 
     entry: int
@@ -58,40 +63,41 @@ class Aside:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Of `schedule`, both ascending. Every entry is a node of one piece or an aside."""
+    """The pieces and asides of `schedule`, both ascending. Every entry is a node of one piece or an aside."""
 
     schedule: Schedule
     pieces: tuple[Piece, ...]
     asides: tuple[Aside, ...]
 
     def of(self, stretch: int) -> range:
-        """The pieces of a stretch, by number."""
+        """Return the numbers of the pieces of a stretch."""
         first = bisect_left(self.pieces, stretch, key=lambda piece: piece.stretch)
         return range(first, bisect_right(self.pieces, stretch, key=lambda piece: piece.stretch))
 
 
 def cut(schedule: Schedule, pace: Pace, *, most_s: float | None = None) -> Pieces:
-    """As few pieces as asides allow, and where there are asides about PARTS more, so that the host works beside the device.
+    """Cut a schedule into as few pieces as its asides allow, plus about PARTS more if it has asides.
 
-    most_s: seconds that no piece takes by `pace`, unless one entry alone does; None for any.
+    With the extra pieces the host can work beside the device. most_s: the longest piece in seconds by `pace`, unless a single
+    entry takes longer; None: any length.
     """
     ways = _Ways(schedule)
     return _pieces(ways, list(_starts(ways, _ends(ways, pace), pace, most_s)))
 
 
 def is_aside(entry: Scheduled) -> bool:
-    """Whether threads of the host do it: an operation there, a move to or from a file, a copy within RAM."""
+    """Return whether host threads do the entry: a host operation, a move to or from a file, or a copy within RAM."""
     if isinstance(entry.what, Operation):
         return entry.what.device == HOST
     return entry.kind is Kind.TRANSFER or (entry.kind is Kind.COPY and entry.places[0].tier == RAM)
 
 
 class _Ways:
-    """How a schedule goes from the device to its host and back.
+    """The paths of a schedule from the device to its host and back.
 
-    aside: by entry, whether it is one. before: by entry, all that it waits for. left: by aside, the last entry of the device
-    that it needs, be it through other asides; -1 for none. joined: by aside, the first entry of the device that waits for it,
-    if there is one.
+    aside: for each entry, whether it is an aside. before: for each entry, all entries that it waits for.
+    left: for each aside, the last device entry that it needs, also through other asides; -1 for none.
+    joined: for each aside that the device waits for, the first device entry that does.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -108,13 +114,14 @@ class _Ways:
                     self.joined.setdefault(one, index)
 
     def closes(self, index: int, start: int) -> bool:
-        """Whether entry `index`, which the device does, follows through asides from one at `start` or behind it."""
+        """Return whether device entry `index` depends, through asides, on a device entry at `start` or behind it."""
         return any(self.aside[one] and self.left[one] >= start for one in self.before[index])
 
 
 class _Lanes:
-    """When entries of the device are over by `pace`, in seconds: what computes, the link up and down, side by side, each in
-    order. now: when all of them are.
+    """The times, in seconds by `pace`, at which device entries are over.
+
+    Compute, link up and link down run side by side, each in order. now: when all entries so far are over.
     """
 
     def __init__(self, ways: _Ways, pace: Pace) -> None:
@@ -124,7 +131,7 @@ class _Lanes:
         self.begin()
 
     def begin(self) -> None:
-        """At zero, whatever came before."""
+        """Start again at zero."""
         self.now = 0.0
         self._free = [0.0, 0.0, 0.0]
         self._over: dict[int, float] = {}
@@ -139,12 +146,12 @@ class _Lanes:
         self.now = max(self.now, over[index])
 
 
-#: Kinds on one stream are done in order.
+#: The stream of each kind of entry. Entries on one stream are done in order.
 _LANES = {Kind.OPERATION: 0, Kind.COPY: 0, Kind.UPLOAD: 1, Kind.DOWNLOAD: 2, Kind.FETCH: 2}
 
 
 def _seconds(entry: Scheduled, pace: Pace) -> float:
-    """Of an entry by itself, on the device."""
+    """Return the seconds of an entry by itself, on the device."""
     if isinstance(entry.what, Operation):
         return pace.operation(entry.what.flops, _nbytes(entry))
     if entry.kind is Kind.COPY:
@@ -153,15 +160,15 @@ def _seconds(entry: Scheduled, pace: Pace) -> float:
 
 
 def _nbytes(entry: Scheduled) -> int:
-    """What it reads or writes."""
+    """Return the bytes that an entry reads or writes."""
     return sum(tile.nbytes for tile in entry.what.operands) if isinstance(entry.what, Operation) else entry.nbytes
 
 
 def _ends(ways: _Ways, pace: Pace) -> set[int]:
-    """Entries of the device behind which pieces should end for the sake of the host, each the last that some aside needs.
+    """Return the device entries behind which pieces should end for the host, each the last that some aside needs.
 
-    The host gets its work in PARTS alike, and sooner where the device soon needs it: within a SHARE of the time until then.
-    Where that is too little for a piece, the device waits for the host.
+    The host's work is divided into at most PARTS equal parts. A piece ends sooner if the device soon needs the result: within
+    SHARE of the time until then. If that time is too short for a piece, the device waits for the host.
     """
     asides = sorted((left, index) for index, left in ways.left.items() if left >= 0)
     if not asides:
@@ -188,7 +195,7 @@ def _ends(ways: _Ways, pace: Pace) -> set[int]:
 
 
 def _reached(ways: _Ways, pace: Pace) -> list[float]:
-    """By entry, when the device is through with all up to there, were all of it one piece, and asides done at once."""
+    """Return for each entry when the device is done with all entries so far, if all were one piece and asides took no time."""
     lanes, over = _Lanes(ways, pace), []
     for index, aside in enumerate(ways.aside):
         if not aside:
@@ -198,7 +205,7 @@ def _reached(ways: _Ways, pace: Pace) -> list[float]:
 
 
 def _starts(ways: _Ways, ends: Collection[int], pace: Pace, most_s: float | None) -> Iterator[int]:
-    """The first entry of each piece. ends: those with which one should end."""
+    """Yield the first entry of each piece. ends: the entries with which a piece should end."""
     lanes = _Lanes(ways, pace)
     for first, stop in pairwise((*ways.schedule.stretches, len(ways.aside))):
         start, is_over = first, True
@@ -217,7 +224,7 @@ def _starts(ways: _Ways, ends: Collection[int], pace: Pace, most_s: float | None
 
 
 def _pieces(ways: _Ways, starts: Sequence[int]) -> Pieces:
-    """With pieces that begin at these entries."""
+    """Return the pieces that begin at the entries `starts`, and the asides."""
     schedule, aside = ways.schedule, ways.aside
     stops = [*schedule.stretches, len(schedule)]
     pieces: list[Piece] = []

@@ -1,13 +1,13 @@
-"""A schedule: one step of a program in its steady state, every move with its place and what it waits for, from a start to
-that same start again.
+"""A schedule: one step of a program in its steady state, every operation and move with its place and what it waits for.
 
-Operations, loads and write-backs stand here once, in the order in which they are decided. Pure and frozen. It is worked out by
-decide.py, and played by workers that know nothing of tiles (asynctile/play). The way not taken: wait until the moves of a
-program repeat by themselves. Some settle after a dozen steps, some never; so the last entries of a schedule bring every tile
-back to where the step began.
+Operations, loads and write-backs appear once, in the order in which they were decided. The last entries bring every tile back
+to where the step began, so the step can repeat. Pure and frozen. decide.py works it out; workers that know nothing of tiles
+carry it out (asynctile/play).
 
-Places are numbers of slots in a tier, or of blocks in the spill file, not addresses. Which slot of the arena each of them is,
-and which block of the file, is settled when playing begins. In a tier that is packed they are bytes of it (packing.py).
+The way not taken: wait until the moves of a program repeat by themselves. Some settle after a dozen steps, some never.
+
+Places are numbers of slots in a tier, or of blocks in the spill file, not addresses. When playing begins, each number is
+assigned a slot of the arena or a block of the file. In a packed tier, places are offsets in bytes (packing.py).
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from asynctile.program.program import Program
 from asynctile.storage.residency import State
 from asynctile.storage.tile import Tile
 
-#: Tiers by number, from the top down, and below them the spill file. Where RAM is the device it is the top. RESULT: where what
-#: the program fetches is put for the host, by the number of the fetch.
+#: Numbers of the tiers, from the top down, and of the spill file below them. If RAM is the device, RAM is the top. RESULT holds
+#: the fetched results for the host, by the number of the fetch.
 TOP, RAM, DISK, RESULT = 0, 1, 2, 3
-#: No entry has written it.
+#: No entry: the bytes were not written in this step.
 NOBODY = -1
 
 
 class Kind(IntEnum):
-    """What an entry does: run a kernel; copy over the link, up or down, or within the device; move between RAM and a file;
-    copy a result to the host.
+    """What an entry does.
+
+    OPERATION runs a kernel. UPLOAD and DOWNLOAD copy over the link, COPY copies within a tier, TRANSFER moves a tile between
+    RAM and a file, and FETCH copies a result to the host.
     """
 
     OPERATION = 0
@@ -44,8 +46,9 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A slot: the tier, its size in bytes, and its number in its pool, or in a tier that is packed its offset in bytes. A block
-    of DISK: its size and offset. A result: its size and number.
+    """A slot: its tier, its size in bytes, and its number in its pool; in a packed tier, its offset in bytes.
+
+    For DISK: the size and offset of a block. For RESULT: the size and number of a result.
     """
 
     tier: int
@@ -53,17 +56,18 @@ class Place:
     index: int
 
 
-#: Of real tiers, the array at a place: (place, shape, dtype).
+#: Returns the array at a place of a real tier, given (place, shape, dtype).
 Arrays = Callable[[Place, tuple[int, ...], Any], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scheduled:
-    """One entry.
+    """One entry of a schedule.
 
-    what: the operation, or the tile that is moved. places: of the operation's operands; of a move, where to and where from.
-    waits: earlier entries whose bytes it needs. after: those that must only be over, since it takes their slot or overwrites
-    what they read. stretch: its number, see Schedule.
+    what: the operation, or the tile that is moved. places: of the operation's operands; for a move, where to and where from.
+    waits: earlier entries whose bytes this entry needs. after: earlier entries that must only be over, because this entry takes
+    their slot or overwrites what they read.
+    stretch: the number of its stretch, see Schedule.
     """
 
     kind: Kind
@@ -75,7 +79,7 @@ class Scheduled:
 
     @property
     def nbytes(self) -> int:
-        """What a copy moves; a transfer, whole pages."""
+        """Bytes that a copy moves (whole pages for a transfer); 0 for an operation."""
         if self.kind is Kind.TRANSFER:
             return next(place.nbytes for place in self.places if place.tier == DISK)
         return self.what.nbytes if isinstance(self.what, Tile) else 0
@@ -88,9 +92,9 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """Where a tile stands in one tier at some moment of a schedule.
+    """Where a tile stands in one tier, at some moment of a schedule.
 
-    written: the entry that wrote it here last, NOBODY if that was before the step. saved: the same of its place below.
+    written: the entry that wrote it here last, NOBODY if that was before the step. saved: the same for its place below.
     """
 
     tile: Tile
@@ -103,12 +107,13 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """program: of which this is one step. entries: in program order.
+    """One step of `program`. entries: in program order.
 
-    A stretch is what may run once the host has looked at what came before: stretches[i] is the first entry of the i-th. marks:
-    by the name of a mark the stretch behind it. start: where all tiles stand when the step begins, and when it ends.
-    at: the same at each mark, so that a step can be left there; end: at the end, as `start` but for who wrote it. peaks: the
-    most bytes that stand in each tier.
+    stretches: stretches[i] is the first entry of stretch i. A stretch may run once the host has looked at the results before
+    it. marks: for each mark's name, the stretch behind it.
+    start: where all tiles stand when the step begins, and again when it ends. at: the same for each mark, so a step can be left
+    there. end: the same as `start`, but with the entries that wrote the tiles.
+    peaks: the most bytes that stand in each tier.
     """
 
     program: Program
@@ -124,22 +129,23 @@ class Schedule:
         return len(self.entries)
 
     def places(self) -> Iterator[Place]:
-        """Every place that is used, each as often as it is."""
+        """Yield every place that is used, as often as it is used."""
         for entry in self.entries:
             yield from entry.places
         for standing in (self.start, *self.at.values()):
             yield from (one.place for one in standing if one.place is not None)
 
     def inputs_below(self) -> list[Tile]:
-        """Inputs that stand nowhere in memory when the step begins: the host writes them to the file. An input that no transfer
-        moves is not among them: it gets another value at a mark before the step reads it.
+        """Return the inputs that stand nowhere in memory when the step begins: the host writes them to the file.
+
+        An input that no transfer moves is not among them, because it gets a new value at a mark before the step reads it.
         """
         standing = {one.tile for one in self.start if one.place is not None}
         moved = {entry.what for entry in self.entries if entry.kind is Kind.TRANSFER}
         return [tile for tile in self.program.inputs.values() if tile in moved and tile not in standing]
 
     def lines(self) -> Iterator[str]:
-        """As text, an entry a line, for whoever looks for what went wrong."""
+        """Yield the schedule as text, one entry per line, for debugging."""
         for index, entry in enumerate(self.entries):
             if index in self.stretches:
                 yield f"stretch {entry.stretch}"

@@ -1,7 +1,8 @@
-"""The tables of a walk: what it goes by, and what it changes as it goes through a program (stays.py, packer.py).
+"""The tables of a walk: its input, and the state that it changes on its way through a program (stays.py, packer.py).
 
-Tiles are numbers, as `Uses` counts them; so are offsets, bytes and positions. Nothing here computes. Compiled functions get
-the address of the STATE, and find all else by it: they compile five times as fast as with arrays for arguments.
+Tiles, offsets, bytes and positions are plain numbers; tiles are numbered as in `Uses`. Nothing is computed here. Compiled
+functions get the address of the STATE and find all tables through it: they compile five times as fast as with arrays for
+arguments.
 """
 
 from __future__ import annotations
@@ -15,43 +16,46 @@ from asynctile.kernels.cpu.records import record_at
 from asynctile.schedule.uses import ENTRY, USE, Uses
 from asynctile.storage.tile import NEVER
 
-#: Places of a tier that the clock tells apart, each of as many bytes.
+#: The number of equal parts of a tier whose times the clock tracks.
 PARTS = 4096
-#: Gaps of each way of a link that the clock remembers; of its last ones, when it must choose.
+#: GAPS: the most gaps that the clock remembers for each way of a link. LAST_GAPS: when a gap is added at the end, all but the
+#: last LAST_GAPS are dropped.
 GAPS, LAST_GAPS = 256, 32
-#: Loads ahead of their entries that are counted at once.
+#: The most loads ahead of their entries that are counted at once.
 BROUGHT = 1 << 12
-#: Of the cheapest windows, how many are looked at more closely before it is said that there is none.
+#: The number of cheapest windows that are examined before the search gives up.
 WINDOWS = 24
 
-#: cap, ahead, slack: see `Walk`; has_link, has_places: whether it has; keeps: whether some must stand at the end. large:
-#: bytes of tiles that are. entry: the one before which it is, or at which. used: bytes that stand. loaded, written, copied:
-#: from below, to it, within the tier. brought: bytes that came for entries ahead, [first, last) of their ring. looked:
-#: entries before that need no further look. stamp: of who is held now, and placed. Then how many there are of each; of moves
-#: also those for which there was no room. faults: tiles that were to stand where somebody does.
+#: Integers of the STATE. cap, ahead, slack: see `Walk`. has_link, has_places: flags; keeps: some tiles must stand at the end.
+#: large: the least bytes of a large tile. entry: the entry that the walk is at, or just before. used: bytes that stand, peak:
+#: the most so far. loaded, written, copied: bytes from below, to below, within the tier. brought: bytes loaded for entries
+#: ahead; first, last: the range of their ring. looked: entries before this one need no further look ahead. stamp: marks the
+#: tiles that are held and placed now. Then the lengths of tables (moves counts also moves without room). faults: tiles that
+#: were to be placed on bytes that are taken.
 _NUMBERS = (
     "cap", "ahead", "slack", "has_link", "has_places", "keeps", "large", "entry", "used", "peak", "loaded", "written", "copied",
     "brought", "first", "last", "looked", "stamp", "entries", "tiles", "leaving", "leaving_room", "standing", "holes", "homes",
     "windows", "moves", "moves_room", "faults",
 )  # fmt: skip
-#: Tables. entries, uses: as in `Uses`. tiles: TILE. leaving: (rank, tile), a heap, who is needed furthest ahead first, with
-#: stale entries; behind `leaving_room` those set aside. brought: (entry, bytes), a ring. moves: MOVE. homes: (tile, 0).
-#: standing: (offset, tile), ascending. holes: (offset, bytes), ascending, no two side by side. parts: (offset, bytes) of
-#: holes, windows: (bytes that move, offset), moving: (tile, offset), as one place is looked for. free: SECONDS, by part.
-#: ways, up and down: WAY. gaps: GAP, those of each way together.
+#: Addresses of tables. entries, uses: as in `Uses`. tiles: TILE. leaving: (rank, tile), a heap with the tile needed furthest
+#: ahead first, with stale entries; behind `leaving_room` are entries set aside. brought: (entry, bytes), a ring. moves: MOVE.
+#: homes: (tile, 0). standing: (offset, tile), ascending. holes: (offset, bytes), ascending, no two adjacent. Scratch tables of
+#: a search for a place: parts: (offset, bytes) of holes, windows: (bytes that move, offset), moving: (tile, offset).
+#: free: SECONDS, by part. ways: WAY, up and down. gaps: GAP, GAPS for each way.
 _TABLES = (
     "entries_at", "uses_at", "tiles_at", "leaving_at", "brought_at", "moves_at", "homes_at", "standing_at", "holes_at",
     "parts_at", "windows_at", "moving_at", "free_at", "ways_at", "gaps_at",
 )  # fmt: skip
-#: part: bytes of a place, as the clock counts. time_s: when all that was computed so far is over. Then bytes a second.
+#: The state of a walk. part: bytes of each of the clock's PARTS. time_s: when all compute so far is over. *_per_s: rates.
 STATE = np.dtype([
     *((name, np.int64) for name in (*_NUMBERS, *_TABLES, "part")),
     *((name, np.float64) for name in ("time_s", "link_per_s", "memory_per_s")),
 ], align=True)  # fmt: skip
-#: Of a tile. size: nbytes rounded up to the alignment. again: the position of its next use. since: where it came.
-#: overwritten: the last entry of those looked at that does so. held, placed: stamps. came: since, in the run before. home:
-#: its offset between two runs; at: where it is. -1 is none. When its bytes are written here, all that uses it here is over,
-#: its bytes below are written. dirty: what is below is older. kept: it must stand when the run ends.
+#: One tile. size: nbytes rounded up to the alignment. again: the position of its next use. since: the entry at which it came.
+#: overwritten: the last entry, among those looked at ahead, that overwrites it. held, placed: stamps. came: `since` in the run
+#: before. home: its offset between two runs; at: its offset now. -1 means none. written_s, used_s, below_s: when its bytes are
+#: written here, when all its uses here are over, when its bytes are written below. dirty: the copy below is older. kept: it
+#: must stand when the run ends.
 TILE = np.dtype([
     *((name, np.int64) for name in ("nbytes", "size", "again", "since", "overwritten", "held", "placed", "came", "home", "at")),
     *((name, np.float64) for name in ("written_s", "used_s", "below_s")),
@@ -61,7 +65,7 @@ PAIR = np.dtype([("key", np.int64), ("value", np.int64)])
 MOVE = np.dtype([(name, np.int64) for name in ("entry", "act", "tile", "offset")])
 SECONDS = np.dtype([("at_s", np.float64)])
 GAP = np.dtype([("begin_s", np.float64), ("end_s", np.float64)])
-#: Of a way of the link: gaps that are remembered, and when it is free for good.
+#: One way of the link. gaps: how many are remembered. end_s: when the way is free for good.
 WAY = np.dtype([("gaps", np.int64), ("end_s", np.float64)])
 
 
@@ -87,14 +91,14 @@ def tile_at(s: Any, number: int) -> Any:
 
 @inline()
 def pair_at(table: int, number: int) -> Any:
-    """Of one of the tables of pairs."""
+    """Return pair `number` of a table of pairs."""
     return record_at(table, number, PAIR)
 
 
 class WalkState:
-    """Those of an empty tier of `cap` bytes, for a walk through `uses`, by name; and the memory that they take.
+    """The tables of a walk through `uses` in an empty tier of `cap` bytes, by name, and the memory behind them.
 
-    moves: for how many there is room. state (1,): the STATE.
+    moves: the number of moves that the table has room for. state (1,): the STATE.
     """
 
     def __init__(self, uses: Uses, cap: int, moves: int) -> None:
@@ -120,7 +124,7 @@ class WalkState:
         )  # fmt: skip
 
     def set(self, **values: float) -> None:
-        """Numbers of the state."""
+        """Set fields of the state by name."""
         for name, value in values.items():
             self.state[name] = value
 
@@ -129,5 +133,5 @@ class WalkState:
 
     @property
     def address(self) -> int:
-        """Of the state."""
+        """The address of the state."""
         return self.state.ctypes.data

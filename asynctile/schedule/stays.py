@@ -1,9 +1,10 @@
-"""Who stands in a tier and when: a walk through a program that repeats. Whoever needs room next gets it from the tile whose
-bytes are needed furthest away (Belady's MIN), and what will be needed is brought in some bytes ahead.
+"""A walk through a program that repeats: which tiles stand in a tier, and when.
 
-Compiled, over the tables of state.py; packer.py finds the places. The walk mirrors what a run does by itself: lanes release
-temporaries behind their last use, an operation in RAM takes down what the device has changed, the host's bytes replace those
-of the tier.
+A tile that needs room gets it from the tile whose bytes are needed furthest ahead (Belady's MIN), and tiles are loaded some
+bytes before they are needed. The walk mirrors what a run does by itself: lanes release temporaries behind their last use, an
+operation in RAM brings down what the device has changed, and the host's bytes replace those of the tier.
+
+Compiled code over the tables of state.py; packer.py finds the places.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from asynctile.schedule.packer import bring_back, enter, forget, leave, stand, u
 from asynctile.schedule.state import BROUGHT, entry_at, pair_at, state_at, tile_at, use_at
 from asynctile.schedule.uses import READS, WRITES
 
-#: Entries that the walk looks ahead at most: where nothing is missing it would look to the end at each.
+#: The most entries that the walk looks ahead. Without this bound it would look to the end at each entry, if nothing is missing.
 HORIZON = 512
-#: A position before all.
+#: A position before all entries.
 ANYWHEN = -1
 
 
 @piece()
 def _make_room(s: Any, size: int, beyond: int, held: int) -> bool:
-    """Let somebody leave; where bytes were not what is missing, a good deal of them. False if nobody can."""
+    """Evict tiles for a tile of `size`; return False if no tile can be evicted.
+
+    If there are enough free bytes, but not in one piece, at least a quarter of `size` is evicted.
+    """
     enough, has_left = s.used - 1, False
     if s.used + size <= s.cap - s.slack:
         enough = s.used - max(1, size // 4)
@@ -42,7 +46,8 @@ def _make_room(s: Any, size: int, beyond: int, held: int) -> bool:
 
 @piece()
 def _place(s: Any, number: int, beyond: int, held: int, loads: bool) -> bool:
-    """Make it stand; False if only those needed up to `beyond`, or held by that stamp, could leave for it."""
+    """Place a tile, evicting others; False if only tiles held by the stamp `held`, or needed up to `beyond`, could make room.
+    """
     tile = tile_at(s, number)
     while s.used + tile.size > s.cap - s.slack or not enter(s, number, loads):
         if not _make_room(s, tile.size, beyond, held):
@@ -55,8 +60,9 @@ def _place(s: Any, number: int, beyond: int, held: int, loads: bool) -> bool:
 
 @piece()
 def _cram(s: Any, entry: int) -> bool:
-    """Whatever stands leaves, and what the entry uses comes side by side: its tiles stood so that no hole took the last. False
-    if they do not fit so either.
+    """Evict all tiles and place the tiles of the entry side by side, because no hole took the last of them.
+
+    Return False if they do not fit even so.
     """
     first, last, offset = entry_at(s, entry).at, entry_at(s, entry + 1).at, 0
     for place in range(first, last):
@@ -79,7 +85,7 @@ def _cram(s: Any, entry: int) -> bool:
 
 @piece()
 def _use(s: Any, entry: int) -> bool:
-    """Whether all that an entry uses fits at once: it stands now."""
+    """Place all tiles that an entry uses, and use them; return False if they do not fit at once."""
     first, last = entry_at(s, entry).at, entry_at(s, entry + 1).at
     s.stamp += 1
     for place in range(first, last):
@@ -105,7 +111,7 @@ def _use(s: Any, entry: int) -> bool:
 
 @piece()
 def _use_below(s: Any, entry: int) -> None:
-    """An operation in RAM: what it reads comes down if it is newer here, what it changes is old here."""
+    """Use tiles in RAM: dirty tiles that the operation reads are written back, and tiles that it changes leave."""
     for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
         use = use_at(s, place)
         tile = tile_at(s, use.tile)
@@ -120,7 +126,7 @@ def _use_below(s: Any, entry: int) -> None:
 
 @piece()
 def _bring(s: Any, entry: int) -> bool:
-    """Whether all that an entry reads stands now, or will be written first."""
+    """Load what an entry reads; return whether all of it stands now, or will be written first."""
     s.stamp += 1
     for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
         use = use_at(s, place)
@@ -130,7 +136,7 @@ def _bring(s: Any, entry: int) -> bool:
         elif not tile.stands and tile.overwritten < 0:
             if s.brought and s.brought + tile.size > s.ahead:
                 return False
-            # No tile is held: whoever is needed later than this may leave.
+            # No tile is held: any tile that is needed later than this entry may be evicted.
             if s.last - s.first == BROUGHT or not _place(s, use.tile, entry, NOBODY, True):
                 return False
             rank(s, use.tile, entry)
@@ -143,13 +149,13 @@ def _bring(s: Any, entry: int) -> bool:
 
 @inline()
 def _is_rewriting(s: Any, entry: int) -> bool:
-    """Whether the host gives other bytes to some tile there."""
+    """Return whether the host writes new bytes to some tile at this entry."""
     return entry_at(s, entry).rewritten < entry_at(s, entry + 1).rewritten
 
 
 @piece()
 def _look_ahead(s: Any) -> None:
-    """Bring in what the next entries miss, unless somebody who is needed sooner would have to leave."""
+    """Load the missing tiles of the next entries, unless a tile that is needed sooner would have to be evicted."""
     entry, stop = max(s.looked, s.entry), min(s.entries, s.entry + HORIZON)
     while entry < stop and s.brought < s.ahead and not _is_rewriting(s, entry):
         if entry_at(s, entry).on_host:
@@ -164,7 +170,7 @@ def _look_ahead(s: Any) -> None:
 
 @piece()
 def _begin(s: Any) -> None:
-    """Those that stand have their places and ranks."""
+    """Give the tiles that stand at the start their places and ranks."""
     for place in range(s.homes):
         tile = pair_at(s.homes_at, place).key
         addresses.take(s, tile, tile_at(s, tile).home)
@@ -177,9 +183,7 @@ def _begin(s: Any) -> None:
 
 @piece()
 def _arrive(s: Any, entry: int) -> None:
-    """The walk is at an entry. The host may give other bytes to tiles; what was brought in for entries up to it is ahead no
-    more.
-    """
+    """Arrive at an entry: the host may write new bytes to tiles, and loads for entries up to this one are no longer ahead."""
     s.entry = entry
     for place in range(entry_at(s, entry).rewritten, entry_at(s, entry + 1).rewritten):
         forget(s, use_at(s, place).tile)
@@ -190,7 +194,7 @@ def _arrive(s: Any, entry: int) -> None:
 
 @piece()
 def _go_on(s: Any, entry: int) -> None:
-    """It is behind the entry, and looks ahead."""
+    """Step behind an entry, and look ahead."""
     for place in range(entry_at(s, entry).at, entry_at(s, entry + 1).at):
         tile = tile_at(s, use_at(s, place).tile)
         if tile.overwritten == entry:
@@ -202,7 +206,7 @@ def _go_on(s: Any, entry: int) -> None:
 
 @piece()
 def _put_inputs(s: Any) -> bool:
-    """Where there is no link the host writes inputs where they stand, so they stand between two runs."""
+    """Place the inputs that the host writes before a run. Without a link it writes them where they stand between two runs."""
     first, last = entry_at(s, s.entries).rewritten, entry_at(s, s.entries + 1).rewritten
     s.stamp += 1
     for place in range(first, last):
@@ -217,10 +221,9 @@ def _put_inputs(s: Any) -> bool:
 
 @loop((types.int64, types.boolean))
 def walk(address: int, is_over: bool) -> bool:
-    """Once through the program from what stands, and to its beginning again where there are places. False if an entry does
-    not fit.
+    """Walk once through the program and, with places, back to its beginning; return False if an entry does not fit.
 
-    address: of the state. is_over: it has been walked through, and the host writes inputs for the next run.
+    address: of the state. is_over: the program was walked through; now only place the inputs of the next run.
     """
     s = state_at(address)
     if is_over:

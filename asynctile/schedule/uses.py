@@ -1,5 +1,6 @@
-"""A program in numbers, as a plan of memory reads it: which tiles each entry uses on the tier where operations run, and when it
-needs their bytes again. Pure; who stands where is walk.py and packing.py.
+"""A program in numbers, as a plan of memory reads it: which tiles each entry uses on a tier, and when it needs them again.
+
+Pure. walk.py and packing.py decide which tile stands where.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from asynctile.program.program import AT_HOST, Entry, Mark, Program
 from asynctile.schedule.pace import Pace
 from asynctile.storage.tile import NEVER, Tile
 
-#: Accesses as compiled code knows them.
+#: The accesses, as numbers for compiled code.
 READS, WRITES, UPDATES = range(3)
 HOWS = {READ: READS, WRITE: WRITES, UPDATE: UPDATES}
 
-#: A use. tile: its number. how: its access. again: the position at which its bytes are needed here next, which may be in the
-#: next run; NEVER if they are overwritten, dead or wanted by the host first. dies: a temporary that nobody uses again.
+#: One use. tile: its number. how: its access. again: the position at which its bytes are needed here next, perhaps in the next
+#: run; NEVER if they are dead, or if they are overwritten or used by the host first. dies: it is a temporary at its last use.
 USE = np.dtype([("tile", np.int64), ("how", np.int64), ("again", np.int64), ("dies", np.bool_)], align=True)
-#: An entry. at: its first use, behind which come all up to that of the next. rewritten: likewise the first of the tiles to
-#: which the host gives other bytes there; those of the end are written before every run. on_host: it runs there. seconds:
-#: that it takes by itself.
+#: One entry. at: the index of its first use; the next entry's `at` ends them. rewritten: in the same way, the first tile into
+#: which the host writes new bytes there; the tiles of the end entry are written before every run. on_host: it runs on the host.
+#: seconds: the time that it takes by itself.
 ENTRY = np.dtype([("at", np.int64), ("rewritten", np.int64), ("seconds", np.float64), ("on_host", np.bool_)], align=True)
 
 #: One use of an entry: as in USE.
@@ -40,13 +41,16 @@ class EntryUses(NamedTuple):
 
 
 class Uses:
-    """Of `program` on one tier. tiles: by number, the persistent ones first. sizes: bytes of each, rounded up to `alignment`.
+    """The uses of `program` on one tier.
 
-    has_link: whether there is RAM below the tier, over a link. Without one the host writes inputs where they stand, and a
-    mark at which it does uses them. inputs: the numbers of those that it writes before every run; passing: of those that it
-    writes below, which are dead behind their last use. uses: USE records, each
-    tile once in an entry, and behind them those of tiles that are rewritten. entries: ENTRY records, and two more, of the
-    end. pace: of the tier's device and its link.
+    tiles: by number, the persistent ones first. sizes: bytes of each, rounded up to `alignment`. pace: of the tier's device and
+    its link.
+    has_link: RAM is below the tier, over a link. Without one, the host writes inputs where they stand, and a mark at which it
+    does so uses them.
+    inputs: the numbers of the inputs that the host writes in the tier before every run. passing: of inputs that it writes
+    below; they are dead behind their last use.
+    uses: USE records, each tile once per entry, and behind them those of rewritten tiles. entries: ENTRY records, and two more
+    for the end.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class Uses:
         return len(self.entries) - 2
 
     def dying(self) -> list[list[Tile]]:
-        """By entry, those of its tiles whose bytes nobody needs behind it."""
+        """Return for each entry those of its tiles whose bytes are not needed behind it."""
         found: list[list[Tile]] = [[] for _ in range(len(self))]
         numbers = np.flatnonzero(self.uses["dies"])
         behind = np.searchsorted(self.entries["at"], numbers, side="right") - 1
@@ -87,13 +91,14 @@ class Uses:
 
 
 def tiles_of(program: Program) -> list[Tile]:
-    """Those that it uses, by the numbers that plans know them by."""
+    """Return the tiles of a program, in the order of their numbers in plans."""
     return list(dict.fromkeys([*program.standing, *program.inputs.values(), *program.temporaries]))
 
 
 def uses_of(program: Program, alignment: int, pace: Pace, *, has_link: bool, inputs_stand: bool = True) -> Uses:
-    """Those of the tier that operations run in. inputs_stand: whether the host writes inputs there before a run, where there is
-    no link; else below.
+    """Return the uses of the tier in which operations run.
+
+    inputs_stand: without a link, the host writes inputs to this tier before a run; otherwise below it.
     """
     numbers = {tile: number for number, tile in enumerate(tiles_of(program))}
     ranks = program.device_uses if has_link else program.next_uses
@@ -111,28 +116,28 @@ def uses_of(program: Program, alignment: int, pace: Pace, *, has_link: bool, inp
 
 
 def hows_of(entry: Entry) -> dict[Tile, int]:
-    """How it uses each of its tiles."""
+    """Return how an entry uses each of its tiles."""
     found: dict[Tile, int] = {}
     for tile, letter in zip(entry.tiles, entry.access, strict=True):
         how = HOWS[letter]
-        found[tile] = how if found.get(tile, how) == how else UPDATES  # an operation may name a tile twice
+        found[tile] = how if found.get(tile, how) == how else UPDATES  # an operation may use a tile twice
     return found
 
 
 def is_dead(tile: Tile, rank: int) -> bool:
-    """Whether nobody uses a tile again whose next use has that rank."""
+    """Return whether no entry uses a tile again, given the rank of its next use."""
     return rank == NEVER and not tile.persistent
 
 
 def has_passed(program: Program, rank: int) -> bool:
-    """Whether a run of the program needs no more the bytes of a tile whose next use has that rank."""
+    """Return whether a run of the program no longer needs a tile's bytes, given the rank of its next use."""
     return rank >= len(program)
 
 
 def _used(
     program: Program, entry: Entry, again: Sequence[int], numbers: Mapping[Tile, int], passing: Container[Tile]
 ) -> list[Used]:
-    """passing: tiles that nobody needs between two runs."""
+    """Return the uses of one entry. passing: tiles that are not needed between two runs."""
     used = []
     ranks = dict(zip(entry.tiles, again, strict=True))
     for (tile, how), rank in zip(hows_of(entry).items(), ranks.values(), strict=True):
@@ -144,13 +149,13 @@ def _used(
 
 
 def _first_use(program: Program, tile: int, behind: int) -> int:
-    """The position of the first entry behind `behind` that names the tile; NEVER if there is none."""
+    """Return the position of the first entry behind `behind` that names the tile; NEVER if there is none."""
     wanted, entries = tiles_of(program)[tile], program.entries
     return next((index for index in range(behind + 1, len(entries)) if wanted in entries[index].tiles), NEVER)
 
 
 def seconds_of(pace: Pace, entry: Entry, *, on_host: bool) -> float:
-    """Seconds of an entry by itself."""
+    """Return the seconds of an entry by itself."""
     nbytes = sum(tile.nbytes for tile in entry.tiles)
     if on_host:
         return nbytes / pace.updated_per_s

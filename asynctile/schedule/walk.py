@@ -1,5 +1,6 @@
-"""A walk through a program that repeats: who stands in a tier, and where, decided once for all runs. What decides is stays.py
-and packer.py, compiled; here is what they are given and what came of it.
+"""The Python side of a walk: the arguments of the compiled walk (stays.py, packer.py), and its results.
+
+A walk goes through a program that repeats, and decides once for all runs which tiles stand in a tier, and where.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from asynctile.schedule.stays import walk
 from asynctile.schedule.uses import Uses
 from asynctile.storage.tile import NEVER
 
-#: A byte copied within the tier costs this part of one that comes from below or goes there.
+#: The cost of a byte copied within the tier, relative to a byte loaded from below or written there.
 COPY_COST = 1 / 32
 
 
 class NoRoom(Exception):
-    """What one entry uses does not fit at once."""
+    """The tiles that one entry uses do not fit at once."""
 
 
 class Stay(NamedTuple):
-    """Of a tile that stands when a run begins. since: the entry of the run before at which it came, -1 if it stood throughout.
-    again: the position at which its bytes are needed first. dirty: what is below is older.
+    """A tile that stands when a run begins.
+
+    since: the entry of the run before at which it came, -1 if it stood throughout. again: the position at which its bytes are
+    needed first. dirty: the copy below is older.
     """
 
     since: int
@@ -33,14 +36,15 @@ class Stay(NamedTuple):
 
 
 class Walk:
-    """A run of `uses` in `cap` bytes. ahead: bytes that may have been brought in before they are used. slack: bytes that stay
-    free as long as somebody can leave for them. start: who stands when it begins. kept: those that must stand when it ends,
-    None for whoever does. home: their offsets between two runs, and the walk finds an address for everyone; else a tile fits
-    if there are as many bytes free.
+    """One run of `uses` in `cap` bytes; NoRoom if an entry does not fit.
 
-    NoRoom where an entry does not fit. loaded, written, copied: bytes from below, to it, and within the tier. peak: the most
-    bytes that stood at once. seconds: what a run takes, about. moves: MOVE records, in order. tiles: TILE
-    records, as they are at the end.
+    ahead: the most bytes that may be loaded before they are used. slack: bytes that stay free as long as a tile can be evicted
+    for them. start: the tiles that stand when the run begins.
+    kept: the tiles that must stand when it ends; None: any. home: offsets of tiles between two runs; with it, the walk finds an
+    address for every tile. Without it, a tile fits if as many bytes are free.
+
+    loaded, written, copied: bytes from below, to below, and within the tier. peak: the most bytes that stood at once. seconds:
+    a rough time of the run. moves: MOVE records, in order. tiles: TILE records, as they are at the end.
     """
 
     def __init__(
@@ -74,12 +78,13 @@ class Walk:
 
     @property
     def moved(self) -> float:
-        """Bytes from and to below, and a small part of those within the tier."""
+        """Bytes from and to the tier below, plus COPY_COST of the bytes copied within the tier."""
         return self.loaded + self.written + COPY_COST * self.copied
 
     def standing(self) -> dict[int, Stay]:
-        """Who stands between two runs, seen from the one that comes: over a link no inputs, in RAM all of them. NoRoom if
-        these do not fit.
+        """Return the tiles that stand between two runs, seen from the next one: over a link no inputs, in RAM all of them.
+
+        Raises NoRoom if the inputs do not fit.
         """
         if not self._uses.has_link and not walk(self._tables.address, True):
             raise NoRoom
@@ -93,8 +98,9 @@ class Walk:
 
 
 def inputs_alone(uses: Uses, cap: int) -> dict[int, Stay]:
-    """Who stands before the first run of all: over a link nobody, in RAM what the host has written. NoRoom if it does not
-    fit.
+    """Return the tiles that stand before the very first run: over a link none, in RAM the inputs that the host has written.
+
+    Raises NoRoom if they do not fit.
     """
     if uses.has_link:
         return {}

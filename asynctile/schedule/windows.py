@@ -1,6 +1,6 @@
-"""Where room can be made in a tier for a tile that finds no hole: windows, of which the cheapest are tried.
+"""Windows: where room can be made in a tier for a tile that finds no hole. The cheapest windows are tried.
 
-Compiled, over the tables of state.py. Who moves where out of a window is addresses.py's.
+Compiled code over the tables of state.py. addresses.py finds the new places of the tiles that move out of a window.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from asynctile.kernels.cpu.jit import piece
 from asynctile.schedule.addresses import NOWHERE, end_of, find_places, first_within, insert, stop_of, up_to
 from asynctile.schedule.state import WINDOWS, pair_at, tile_at
 
-#: What a tile weighs that moves out of the place to which it must come back, against one that need not.
+#: The weight of a tile that moves out of a place to which it must return, relative to other tiles.
 TWICE = 2
 
 
 @piece()
 def room_made_for(s: Any, tile: int) -> tuple[int, int]:
-    """An offset for a tile once others have moved aside, and how many of them move; NOWHERE if none of the cheapest ways works.
+    """Return an offset for a tile once others move aside, and how many move; NOWHERE if none of the cheapest windows works.
 
-    About the fewest bytes move; `find_places` says where to. A tile that was placed by the stamp of now does not move.
+    About the fewest bytes move; `find_places` writes down where to. Tiles placed under the present stamp do not move.
     """
     size = tile_at(s, tile).size
     _find_windows(s, size)
@@ -33,7 +33,7 @@ def room_made_for(s: Any, tile: int) -> tuple[int, int]:
 
 @piece()
 def _find_windows(s: Any, size: int) -> None:
-    """Where `size` bytes could be made free, the cheapest first."""
+    """Find the cheapest windows of `size` bytes, cheapest first."""
     s.windows = 0
     _measure_holes(s)
     for place in range(s.holes):
@@ -50,7 +50,7 @@ def _find_windows(s: Any, size: int) -> None:
 
 @piece()
 def _measure_holes(s: Any) -> None:
-    """In the table `parts`: the largest hole before each, and the largest from it on."""
+    """Write to the table `parts`, for each hole, the largest hole before it and the largest from it on."""
     largest = 0
     for place in range(s.holes + 1):
         pair_at(s.parts_at, place).key = largest
@@ -65,7 +65,8 @@ def _measure_holes(s: Any) -> None:
 
 @piece()
 def _try_window(s: Any, start: int, size: int, first: int) -> None:
-    """Put it among the cheapest if those who stand there can all go elsewhere. first: of them, in the order of offsets."""
+    """Add a window to the cheapest ones if all tiles in it can move. first: its first tile, by number in the order of offsets.
+    """
     if start < 0 or start + size > s.cap:
         return
     cost, largest = _cost(s, start + size, first)
@@ -82,7 +83,10 @@ def _try_window(s: Any, start: int, size: int, first: int) -> None:
 
 @piece()
 def _cost(s: Any, end: int, first: int) -> tuple[int, int]:
-    """Bytes that move out of a window, and its largest tile; -1 if they cannot move. Those that must come back count TWICE."""
+    """Return the cost of clearing a window, and its largest tile; a cost of -1 if its tiles cannot move.
+
+    The cost is the bytes that move; tiles that must come back count TWICE.
+    """
     moved, cost, largest, free = 0, 0, 0, s.cap - s.used
     for place in range(first, s.standing):
         one = pair_at(s.standing_at, place)
@@ -99,8 +103,8 @@ def _cost(s: Any, end: int, first: int) -> tuple[int, int]:
 
 @piece()
 def _largest_outside(s: Any, begin: int, end: int) -> int:
-    """The most bytes that are free in one piece outside of these."""
-    low = up_to(s.holes_at, s.holes, begin)  # those that begin before the window does, or with it
+    """Return the most bytes that are free in one piece outside these bytes."""
+    low = up_to(s.holes_at, s.holes, begin)  # the number of holes that begin before the window, or with it
     if low and stop_of(pair_at(s.holes_at, low - 1)) > begin:
         low -= 1
     high = up_to(s.holes_at, s.holes, end - 1)

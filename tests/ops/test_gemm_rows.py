@@ -37,7 +37,7 @@ def test_what_joins_the_product_stands_before_it():
     ((A, B, C), {"tb": True}, r"b has shape \(6, 5\), expected \(5, 6\)"),
     ((A, B, C), {"bias": tile("bias", 4)}, r"bias has shape \(4,\), expected \(5,\)"),
     ((A, B, C), {"source": tile("source", 9, 5)}, r"source has shape \(9, 5\), expected \(4, 5\)"),
-    ((A, B, C), {"source": SOURCE, "accumulate": True}, "c cannot be added to and begin with source; choose one"),
+    ((A, B, C), {"source": SOURCE, "accumulate": True}, "c cannot both accumulate and start from source; choose one"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(operands, options, message):
     with pytest.raises(ValueError, match=f"gemm_rows: {message}"):

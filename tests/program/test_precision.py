@@ -12,7 +12,7 @@ def test_a_precision_that_there_is_not_or_that_the_device_has_not() -> None:
     for name in PRECISIONS:
         check_precision(name, "cuda:1")
     check_precision("fp32", "cpu")
-    with pytest.raises(ValueError, match="precision 'half' is not known: expected 'fp32', 'tf32' or 'bf16'"):
+    with pytest.raises(ValueError, match="precision 'half' is not known; expected 'fp32', 'tf32' or 'bf16'"):
         check_precision("half", "cuda:0")
     for device in ("cpu", "emulated", "auto"):
         with pytest.raises(ValueError, match="precision 'bf16' needs device='cuda:N'; cpu and emulated compute in fp32"):

@@ -17,7 +17,7 @@ def test_a_temporary_that_is_read_before_it_is_written_is_refused_when_the_progr
     program.add(fill(x, 1.0))
     program.add(copy(early, x))
     program.add(fill(early, 1.0))
-    sentence = r"program two steps: copy\(.*\) reads temporary early, which nothing before it has written; add the operation"
+    sentence = r"program two steps: copy\(.*\) reads temporary early, which no earlier entry writes; add the operation"
     with pytest.raises(ValueError, match=sentence):
         program.finish()
 

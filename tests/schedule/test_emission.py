@@ -175,10 +175,10 @@ def test_what_stands_and_was_changed_is_dirty_when_the_step_begins() -> None:
 @pytest.mark.parametrize(
     ("moves", "complaint"),
     [
-        ({0: [(LEAVE, "b", 64)]}, "was to leave tile b at byte 64, and it stands nowhere"),
-        ({0: [(COPY, "b", 64)]}, "was to copy tile b at byte 64, and it stands nowhere"),
-        ({0: [(LOAD, "a", 64)]}, "was to load tile a at byte 64, and it stands at 0"),
-        ({1: [(LEAVE, "a", 64)]}, "was to leave tile a at byte 64, and it stands at 0"),
+        ({0: [(LEAVE, "b", 64)]}, "was to leave tile b at byte 64, but it stands nowhere"),
+        ({0: [(COPY, "b", 64)]}, "was to copy tile b at byte 64, but it stands nowhere"),
+        ({0: [(LOAD, "a", 64)]}, "was to load tile a at byte 64, but it stands at 0"),
+        ({1: [(LEAVE, "a", 64)]}, "was to leave tile a at byte 64, but it stands at 0"),
         ({1: [(LEAVE, "a", 0)]}, "does not end where it began"),
     ],
 )

@@ -60,7 +60,7 @@ def test_in_a_packed_level_a_tile_stands_where_it_is_told() -> None:
     level, a = packed(), tile("a", 65)
     assert level.put(a, 192) == Place(TOP, 128, 192) == level.places[a]
     assert level.put(a, 0) == Place(TOP, 128, 0) == level.places[a]
-    with pytest.raises(AssertionError, match="nobody has said where b"):
+    with pytest.raises(AssertionError, match="the packing has no offset for b"):
         level.put(tile("b"))
 
 

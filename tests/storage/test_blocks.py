@@ -108,7 +108,7 @@ def test_a_full_tier_names_what_needed_how_much_and_the_way_out():
 def test_a_reservation_that_cannot_be_kept_says_what_would_do_and_changes_nothing():
     blocks = Blocks(4 * UNIT, UNIT)
     blocks.take(2 * UNIT, "t")
-    sentence = r"spill_limit of 16.00 KiB is below the 20.00 KiB \(20480 bytes\) that is needed: the spill file needs a place for all tiles"
+    sentence = r"spill_limit of 16.00 KiB is below the 20.00 KiB \(20480 bytes\) that is needed: the spill file needs a place"
     with pytest.raises(BudgetError, match=sentence + ".*raise spill_limit") as caught:
         blocks.reserve({UNIT: 3})
     assert caught.value.floor == 5 * UNIT and blocks.end == 2 * UNIT
