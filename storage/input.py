@@ -38,7 +38,8 @@ DIGITS = 100
 SHOWN = 600
 #: Bytes that are read, or scanned, at a time.
 _PIECE_NBYTES = 1 << 18
-#: With these a pipe without a writer opens at once, to be refused, and a terminal does not become the process's own.
+#: Flags for opening a file. A pipe without a writer opens at once (and is refused), and a terminal does not become the
+#: process's controlling terminal.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 

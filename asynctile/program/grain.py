@@ -35,8 +35,7 @@ class Grain:
 FINE = Grain((512, 384, 320, 256, 192, 160, 128, 96, 64, 48, 32, 16))
 #: For GPU kernels, which need enough rows for the whole GPU at once, and few launches.
 #: alignment: that of cudaMalloc, because libraries that choose a kernel by alignment must choose the same one in every slot.
-#: pitch: cuBLAS takes slow kernels for bf16 rows whose distance is not a multiple of 16 bytes, or whose length is not one
-#: of 8 elements.
+#: pitch: cuBLAS takes slow kernels unless bf16 rows are a multiple of 16 bytes apart, and a multiple of 8 elements long.
 #: floor_nbytes: the smallest GPU that this is for has 16 GiB. A floor may take 3 of them as layers/tiling.py estimates it, in
 #: truth 1 to 2. So a model that fits gets tiles of the largest edge, and as few operations as possible.
 #: run_ahead: an operation takes from 3 to some 100 us on the GPU, and 20 to 50 us to issue. While long operations run, the host

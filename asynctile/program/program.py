@@ -202,7 +202,7 @@ def _use(position: int, how: str, device: str, later: int) -> int:
 
 
 def _device_use(position: int, how: str, device: str, later: int) -> int:
-    """Return the same as `_use`, as the device ranks it."""
+    """Return an operand's next use as a device over RAM ranks it (see AT_HOST). Arguments as for `_use`."""
     if how == WRITE or device == DEVICE:
         return _use(position, how, device, later)
     # A tile that the host only reads may stay on the device for its next use there.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-#: The rank before the first operation; large enough for the life of any engine.
+#: The first rank; large enough for the life of any engine.
 FAR = 1 << 60
 
 
