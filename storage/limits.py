@@ -71,7 +71,6 @@ class Limit:
         return f"{self}; without host_memory, tiles get four fifths of that after {program} are set aside: {way}"
 
     def __str__(self) -> str:
-        """DELETE"""
         return f"{self.what} of {format_size(self.nbytes)} leaves {format_size(self.left)}"
 
 

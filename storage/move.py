@@ -10,7 +10,7 @@ from asynctile.storage.slot import Slot
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Copy the tile from its backing into `slot`. was: the tile's state before the move."""
+    """A copy of the tile from its backing into `slot`. was: the tile's state before the move."""
 
     residency: Residency
     slot: Slot
@@ -19,7 +19,7 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Allocate:
-    """Give the tile `slot` without copying: an operation will write it whole. was: the tile's state before the move."""
+    """A slot for a tile that an operation will write whole, so nothing is copied. was: the tile's state before the move."""
 
     residency: Residency
     slot: Slot
@@ -28,7 +28,8 @@ class Allocate:
 
 @dataclass(slots=True, eq=False)
 class Evict:
-    """Take the tile out of `slot`; `write_back`: copy it to its backing first. was: the tile's state before the move."""
+    """The tile's departure from `slot`. write_back: its bytes are first copied to its backing. was: its state before the move.
+    """
 
     residency: Residency
     slot: Slot

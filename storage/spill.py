@@ -150,7 +150,7 @@ class SpillTier:
         self._blocks.give(block)
 
     def cut(self, nbytes: int, what: str) -> Block:
-        """Take a block that was neither given back nor reserved, for an owner that cuts it into blocks of its own."""
+        """Take a block that was neither given back nor reserved, for an owner that cuts it further; BudgetError as `take`."""
         return self._backed(self._blocks.cut(nbytes, what), self._blocks.join)
 
     def join(self, block: Block) -> None:

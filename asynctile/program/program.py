@@ -18,7 +18,7 @@ from asynctile.storage.tile import NEVER, Tile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """Copy `tile` to the host: outputs[key][index] = tile. A smaller output gets the tile's first elements."""
+    """A copy of `tile` to the host: outputs[key][index] = tile. A smaller output gets the tile's first elements."""
 
     tile: Tile
     key: str

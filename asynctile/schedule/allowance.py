@@ -30,8 +30,8 @@ class Allowance:
     def goes_on(self, now: float, *, wrote: bool, others_wait: bool) -> bool:
         """Return, after a round, whether texts keep the share for one more. wrote: the round produced a token.
 
-        Until their first token they always keep it: after a step their cache must be rebuilt, and giving up earlier would waste
-        that work.
+        If no other job waits, they give it back, which then costs nothing. Otherwise they always keep it until their first
+        token: their cache is rebuilt after a step, and giving up earlier would waste that work.
         """
         self._has_token |= wrote
         took, self._at = now - self._at, now

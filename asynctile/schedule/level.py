@@ -84,7 +84,7 @@ class Level:
         self._users_of(place).write(begin, begin + place.nbytes, entry, after)
 
     def stand(self, tiles: Iterable[Tile]) -> Iterator[Standing]:
-        """Yield where those of `tiles` stand that the level knows."""
+        """Yield the Standing of each of `tiles` that the level knows."""
         for tile in tiles:
             state = self.states.get(tile)
             if state is not None:
