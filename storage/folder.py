@@ -35,7 +35,7 @@ def replace_folder(final: str | os.PathLike[str]) -> Iterator[Path]:
     """
     final = Path(os.path.realpath(final))  # the target of a link: the link itself cannot be filled
     if final.exists() and not final.is_dir():
-        raise ValueError(f"{final} is a file; expected a folder, or a name that is free")
+        raise ValueError(f"{final} is a file; expected a folder or a name that is free")
     _make_folders(final.parent)
     with Folder.open(final.parent) as parent:
         recover_folder(parent, final.name)

@@ -44,8 +44,8 @@ class Planned(NamedTuple):
 class Packing:
     """The moves of a step of `program` in a tier of `cap` bytes, at multiples of `alignment`.
 
-    start: the offset of each tile that stands when a step begins, and again when it ends. changed: those of them whose bytes
-    below are older then.
+    start: the offset of each tile that stands when a step begins, and again when it ends. changed: the tiles of `start` whose
+    bytes below are older then.
     moves: moves[i] are made, in order, before entry i, and the last ones behind the last entry. births: by entry, the operands
     that it overwrites whole and that stand nowhere yet, with their offsets.
     passing: inputs that the host writes below the tier before a run; they are dead behind their last use.

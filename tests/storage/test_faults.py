@@ -196,5 +196,5 @@ def test_wrong_arguments_are_refused_by_name():
         Faults().arm("fire")
     with pytest.raises(ValueError, match="planned after -1"):
         Faults().arm("slow", after=-1)
-    with pytest.raises(ValueError, match="rate of 0"):
+    with pytest.raises(ValueError, match="rate is 0 bytes"):
         Faults(rate=0)

@@ -46,7 +46,7 @@ def test_a_range_that_overlaps_one_in_use_is_a_fault(offset, nbytes):
 @pytest.mark.parametrize(("offset", "nbytes"), [(-64, 64), (CAP, 64), (CAP - 64, 128)])
 def test_a_range_beyond_the_cap_is_a_fault(offset, nbytes):
     arena = packed()
-    with pytest.raises(AsynctileError, match=f"not within {CAP}"):
+    with pytest.raises(AsynctileError, match=f"outside the ground of {CAP}"):
         arena.take_at(offset, nbytes)
     assert arena.counted_nbytes == arena.used_nbytes == 0
 
