@@ -43,8 +43,7 @@ async def finish(work: Awaitable[T]) -> T:
 
 
 async def load_json(path: str | os.PathLike[str], *, finite: bool = True, executor: Executor | None = None) -> Any:
-    """Read a JSON file with `folder.read_json` in a thread of `executor` (None: the loop's default, as in all functions here).
-    """
+    """Read a JSON file as `folder.read_json` does, in a thread of `executor` (None: the loop's default executor)."""
     return await _run(executor, read_json, path, finite=finite)
 
 

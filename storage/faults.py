@@ -152,8 +152,7 @@ class Faults:
             return self._random.randrange(count)
 
     def throttle(self, began_s: float, nbytes: int) -> None:
-        """Sleep until a disk of `rate` would have finished a transfer of `nbytes` that began at `began_s`, behind earlier ones.
-        """
+        """Sleep until a disk of `rate` would have finished a transfer that began at `began_s`, behind earlier ones."""
         if self.rate is None:
             return
         with self._lock:

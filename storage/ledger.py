@@ -201,8 +201,7 @@ class Ledger:
     def _slot_for(
         self, residency: Residency, held: Container[Residency], moves: list[Move], *, for_load: bool
     ) -> Slot:
-        """Return a free slot or, if there is none, evict the tile of the highest rank; packed: the slot at the expected offset.
-        """
+        """Return a free slot, evicting the tile of the highest rank if there is none; packed: the expected slot."""
         if self.arena.packed:
             return self.arena.take_at(self.arena.expected.pop(residency.tile), residency.tile.nbytes)
         pool = self.arena.pool_for(residency.tile.nbytes)

@@ -28,8 +28,7 @@ class Allocate:
 
 @dataclass(slots=True, eq=False)
 class Evict:
-    """The tile's departure from `slot`. write_back: its bytes are first copied to its backing. was: its state before the move.
-    """
+    """The tile's departure from `slot`. write_back: its bytes are first copied below. was: its state before the move."""
 
     residency: Residency
     slot: Slot

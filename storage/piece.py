@@ -28,8 +28,7 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """A rectangle of a tensor: `count` runs of `run` bytes each, `stride` bytes apart, the first at byte `offset` of the file.
-    """
+    """A rectangle of a tensor: `count` runs of `run` bytes, `stride` bytes apart, the first at byte `offset` of the file."""
 
     shape: tuple[int, ...]
     offset: int

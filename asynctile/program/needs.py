@@ -77,8 +77,7 @@ def _union(counters: Iterable[Counter[int]]) -> Counter[int]:
 
 
 def lives(program: Program) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield, for each entry, the aligned sizes of the temporaries that are born with it, and of those that are dead behind it.
-    """
+    """Yield, for each entry, the aligned sizes of the temporaries born with it, and of the temporaries dead behind it."""
     alive: set[Tile] = set()
     for entry, uses in zip(program.entries, program.next_uses, strict=True):
         born, dead = [], []

@@ -56,8 +56,7 @@ def stop_of(hole: Any) -> int:
 
 @piece()
 def take(s: Any, tile: int, offset: int) -> None:
-    """Place a tile at `offset`. If some of these bytes are taken, the plan is wrong: the fault is counted and nothing changes.
-    """
+    """Place a tile at `offset`. If bytes there are taken, the plan is wrong: the fault is counted and nothing changes."""
     end, index = offset + tile_at(s, tile).size, up_to(s.holes_at, s.holes, offset) - 1
     hole = pair_at(s.holes_at, index)
     if index < 0 or end > stop_of(hole):
@@ -208,7 +207,7 @@ def _smallest(s: Any, parts: int, size: int) -> int:
 
 @piece()
 def _parts_outside(s: Any, begin: int, end: int, least: int) -> int:
-    """Write the parts of holes that lie outside these bytes and have at least `least` bytes; return their number. Ascending."""
+    """Write the parts of holes outside these bytes that have at least `least` bytes, ascending; return their number."""
     count = 0
     for place in range(s.holes):
         hole = pair_at(s.holes_at, place)

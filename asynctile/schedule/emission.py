@@ -21,16 +21,14 @@ from asynctile.storage.tile import Tile
 
 
 class Beneath(NamedTuple):
-    """The moves in RAM below a device. packing: over the uses of RAM. dying: by use, the tiles that are dead in RAM behind it.
-    """
+    """The moves in RAM below a device. packing: over the uses of RAM. dying: by use, the tiles dead in RAM behind it."""
 
     packing: Packing
     dying: Sequence[Sequence[Tile]]
 
 
 def emit(levels: Callable[[], Levels], packing: Packing, beneath: Beneath | None) -> Schedule:
-    """Return the schedule of a step. levels: makes empty levels. packing: of the top level. beneath: of RAM, if RAM is packed.
-    """
+    """Return the schedule of a step. levels: makes empty ones. packing: of the top level. beneath: of RAM, if packed."""
     first = _Emission(levels(), packing, beneath, frozenset())
     schedule = first.schedule()
     above = set[Tile]() if beneath is None else first.alone_above()

@@ -21,8 +21,7 @@ from asynctile.schedule.windows import room_made_for
 
 
 class Act(IntEnum):
-    """What a tile does: leave (written back if dirty), move within the tier, be loaded, be written whole, or nothing after all.
-    """
+    """What a tile does: leave (written back if dirty), move within the tier, be loaded, be written whole, or nothing."""
 
     LEAVE = 0
     COPY = 1

@@ -175,7 +175,7 @@ class _Packer(NamedTuple):
 def _best(packer: _Packer, depth: int) -> _Packed | None:
     """Return the fastest packing that moves at most MORE times the fewest bytes, else the packing that moves least.
 
-    The shares are tried in ascending order: more early bytes move more bytes. Once a packing moves too many, the next share is
+    The shares are tried in ascending order: loading earlier moves more bytes. Once a packing moves too many, the next share is
     not tried.
     """
     try:

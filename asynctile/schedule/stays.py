@@ -46,8 +46,7 @@ def _make_room(s: Any, size: int, beyond: int, held: int) -> bool:
 
 @piece()
 def _place(s: Any, number: int, beyond: int, held: int, loads: bool) -> bool:
-    """Place a tile, evicting others; False if only tiles held by the stamp `held`, or needed up to `beyond`, could make room.
-    """
+    """Place a tile, evicting others; False if only tiles held by stamp `held`, or needed up to `beyond`, could leave."""
     tile = tile_at(s, number)
     while s.used + tile.size > s.cap - s.slack or not enter(s, number, loads):
         if not _make_room(s, tile.size, beyond, held):
