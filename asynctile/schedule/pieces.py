@@ -1,4 +1,4 @@
-"""A schedule in pieces: the device work between two pieces of host work, each to become one CUDA graph.
+"""A schedule in pieces: the device's work from one job of the host to the next. Each piece becomes one CUDA graph.
 
 A piece is a range of entries of one stretch. Its device entries run as a whole, on the device's streams alone, and pieces run
 in order, each when the one before is over. The host's entries (updates in RAM, moves to and from a file) are asides: an aside

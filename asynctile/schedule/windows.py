@@ -65,7 +65,7 @@ def _measure_holes(s: Any) -> None:
 
 @piece()
 def _try_window(s: Any, start: int, size: int, first: int) -> None:
-    """Add a window to the cheapest ones if all tiles in it can move. first: its first tile, by number in the order of offsets."""
+    """Add a window to the cheapest ones if all tiles in it can move. first: number, by offset, of its first tile."""
     if start < 0 or start + size > s.cap:
         return
     cost, largest = _cost(s, start + size, first)
