@@ -1,6 +1,5 @@
-"""The README's example of embedding runs as it stands, a step leaves the caller's loop alone, documents name what is there."""
+"""The examples of embedding run as they stand, a step leaves the caller's loop alone, documents name files that exist."""
 
-import ast
 import asyncio
 import re
 import subprocess
@@ -18,24 +17,33 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = (README, ROOT / "CONTRIBUTING.md", ROOT / "bench" / "results" / "README.md")
 FOLDERS = ("asynctile", "layers", "storage", "tests", "bench", "examples")
-MARK = r"<!-- tests/test_readme\.py runs the next block(?: behind the one above)? -->"
+SERVICE = ROOT / "docs" / "tutorials" / "embed-in-a-service.md"
 
 
-def test_the_examples_of_a_service_run_as_printed(tmp_path):
-    blocks = re.findall(MARK + r"\s*```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 5
-    (tmp_path / "service.py").write_text("".join(blocks))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "service.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
+def run_blocks(document, folder):
+    """Run the Python blocks of a document as one script with warnings as errors, and return the lines that it prints."""
+    blocks = re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    (folder / "service.py").write_text("".join(blocks))
+    command = [sys.executable, "-W", "error", "service.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    step, side_by_side, served, beside_steps, *watched = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_the_example_of_the_readme_runs_as_printed(tmp_path):
+    (line,) = run_blocks(README, tmp_path)
+    assert re.fullmatch(r"step 20, loss \d\.\d{3}, after \d+ turns of this loop", line)
+
+
+def test_the_tutorial_on_services_runs_as_printed(tmp_path):
+    shape, step, before, trained, first, second, *rest = run_blocks(SERVICE, tmp_path)
+    assert shape == "(4, 64) b'trains; a service an'"
     assert re.fullmatch(r"step 20, loss \d\.\d+ after \d+ answers", step)
-    assert re.match(r"\(\d\.\d+, b['\"]", side_by_side)
-    assert [reason for _, reason in ast.literal_eval(served)] == ["length", "length"]
-    assert [len(ids) for ids in ast.literal_eval(beside_steps)] == [20, 20]
-    assert watched[0] == "True 1"
-    assert re.fullmatch(r"gpt2-\d+ 1 \d\.\d{3}", watched[1]) and len(watched) == 2
+    assert before.startswith("before ") and re.fullmatch(r"step 120, loss 0\.\d{3}", trained)
+    assert (first, second) == ("after  (' answers while it trains', 'stop')", "after  (' it trains', 'stop')")
+    *saved, opened, told = rest
+    assert saved == ["stopped between two steps: True", "the next step is one further: True"]
+    assert opened == "open: True, steps: 1" and re.fullmatch(r"step 1, loss \d\.\d{3}", told)
 
 
 async def test_the_callers_loop_keeps_ticking_while_steps_run():

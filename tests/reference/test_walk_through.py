@@ -1,7 +1,7 @@
-"""The README's way from a model of Hugging Face through a fine-tuning and back, word for word, offline.
+"""The tutorial on fine-tuning a Hugging Face model, run word for word, offline.
 
-Where the README takes gpt2 from the Hub, a small random GPT-2 stands under that name in Hugging Face's cache. What else is
-exchanged is tested in test_transformers.py.
+Where the tutorial fetches gpt2 from the Hub, Hugging Face's cache holds a small random GPT-2 under that name.
+test_transformers.py covers the rest of the exchange.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("default"), pyte
 
 ROOT = Path(__file__).parents[2]
 REVISION = "0" * 40
-MARK = "<!-- tests/reference/test_walk_through.py runs all that follows here, as it stands -->"
+TUTORIAL = ROOT / "docs" / "tutorials" / "fine-tune-hugging-face.md"
 
 
 def told() -> list[tuple[str, str]]:
-    """What the README says to do, in order: ("python", a block) or ("asynctile", a line)."""
-    _, section = (ROOT / "README.md").read_text().split(MARK)
-    found = re.findall(r"^```python\n(.*?)^```|^    (asynctile [^\n]*)$", section.split("\n## ")[0], re.DOTALL | re.MULTILINE)
+    """Return the blocks and commands of the tutorial in order: ("python", a block) or ("asynctile", a command line)."""
+    pattern = r"^```python\n(.*?)^```|^\$ (asynctile [^\n]*)$"
+    found = re.findall(pattern, TUTORIAL.read_text(), re.DOTALL | re.MULTILINE)
     return [("python", block) if block else ("asynctile", line) for block, line in found]
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """Hugging Face's folder, with a GPT-2 of the published one's form but for its size."""
+    """Return a Hugging Face cache with a GPT-2 of the published one's form, but small."""
     hub = tmp_path / "hf" / "hub" / "models--openai-community--gpt2"
     vocab = json.loads(train_bpe([(ROOT / "README.md").read_text()], 400).to_json())["model"]
     names = {**vocab["vocab"], "<|endoftext|>": len(vocab["vocab"])}
@@ -60,7 +60,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def python(block: str, cache: Path) -> str:
-    """What a block prints, in a process that finds no network."""
+    """Run a block in a process without network and return its output."""
     environment = {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PATH": ""}
     command = [sys.executable, "-c", block]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
@@ -69,58 +69,72 @@ def python(block: str, cache: Path) -> str:
 
 
 def their_loss(folder: Path, texts: Path) -> tuple[float, int]:
-    """Transformers' own loss and the number of targets, of all that a text has for a model of 64 tokens."""
+    """Return transformers' loss on a text in windows of 64 tokens, and the number of targets."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = np.concatenate([tokenizer(path.read_text())["input_ids"] for path in sorted(texts.iterdir())])
     count = (len(ids) - 1) // 64 * 64
     inputs, targets = (torch.from_numpy(ids[begin : begin + count].reshape(-1, 64)) for begin in (0, 1))
+    total = 0.0
     with torch.no_grad():
-        return float(model(input_ids=inputs, labels=targets, shift_labels=targets).loss), count
+        for rows, labels in zip(inputs.split(256), targets.split(256), strict=True):
+            total += float(model(input_ids=rows, labels=labels, shift_labels=labels).loss) * len(rows) * 64
+    return total / count, count
 
 
 def numbers(printed: str) -> dict[str, float]:
-    """What `asynctile evaluate` prints, by what stands before it."""
+    """Return the numbers that `asynctile evaluate` printed, by name."""
     found = re.findall(r"^(loss|perplexity|bits per byte|tokens) +([\d.,]+)", printed, re.MULTILINE)
     return {name: float(value.replace(",", "")) for name, value in found}
 
 
-def test_a_model_of_the_hub_is_tuned_evaluated_and_opened_as_printed(
+def validations(run: str) -> dict[int, dict[str, float]]:
+    """Return the validations in the metrics of a run, by step."""
+    lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line for line in lines if "validation_loss" in line}
+
+
+def test_the_tutorial_runs_as_printed(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "texts").mkdir()
-    for name in ("README.md", "CONTRIBUTING.md"):
-        (tmp_path / "texts" / name).write_text((ROOT / name).read_text())
     monkeypatch.chdir(tmp_path)
-    printed = []
+    printed: dict[str, str] = {}
     for kind, words in told():
         if kind == "python":
-            printed.append(python(words, cache))
+            printed[words] = python(words, cache)
         else:
             assert main(shlex.split(words)[1:]) == 0
-            printed.append(capsys.readouterr().out)
-    _, trained, of_the_run, of_a_text, opened = printed
-    assert "transformers opens runs/tuned/checkpoints/step-000500 as it is" in trained
-    lines = [json.loads(line) for line in Path("runs/tuned/metrics.jsonl").read_text().splitlines()]
-    validated = {line["step"]: line for line in lines if "validation_loss" in line}
-    newest, best = validated[500], min(validated.values(), key=lambda line: line["validation_loss"])
-    assert best["step"] > 0 and best["validation_loss"] < validated[0]["validation_loss"] - 0.1
-    assert numbers(of_the_run) == pytest.approx({
+            printed[words.removeprefix("asynctile ")] = capsys.readouterr().out
+
+    trained = printed["train --model models/small --data texts/ --lr 1e-3 --steps 200 --out runs/tuned"]
+    assert "runs/tuned/checkpoints/step-000200" in trained
+    validated = validations("runs/tuned")
+    newest, best = validated[200], min(validated.values(), key=lambda line: line["validation_loss"])
+    assert best["step"] > 0 and best["validation_loss"] < validated[0]["validation_loss"] - 0.5
+    assert numbers(printed["evaluate runs/tuned"]) == pytest.approx({
         "loss": newest["validation_loss"], "perplexity": newest["validation_perplexity"],
         "bits per byte": newest["validation_bits_per_byte"], "tokens": newest["validation_tokens"],
     }, abs=1e-5)  # fmt: skip
-    found = numbers(of_a_text)
+
+    found = numbers(printed["evaluate runs/tuned/checkpoints/best --data texts/"])
     loss, tokens = their_loss(Path("runs/tuned/checkpoints/best"), tmp_path / "texts")
     print(f"{loss - found['loss']:+.1e} from transformers' loss of {loss:.6f}")
     assert found["loss"] == pytest.approx(loss, abs=1e-4) and found["tokens"] == tokens
     assert found["perplexity"] == pytest.approx(np.exp(found["loss"]), rel=1e-5)
-    assert len(re.findall("^Once", opened, re.MULTILINE)) >= 2
+    assert found["loss"] < numbers(printed["evaluate models/small --data texts/"])["loss"] - 0.5
+
+    (opened,) = (text for words, text in printed.items() if "ModelCard" in words)
+    assert len(re.findall("^The", opened, re.MULTILINE)) >= 2
     assert re.findall(r"^(loss|perplexity|bits_per_byte) (\d+\.\d+)$", opened, re.MULTILINE) == [
         (kind, str(line[f"validation_{kind}"])) for line in (newest, best) for kind in ("loss", "perplexity", "bits_per_byte")]
-    card = ModelCard.load("runs/tuned/checkpoints/best/README.md")
-    assert "began with the weights of `gpt2`" in card.text
-    assert (card.data.library_name, card.data.pipeline_tag, card.data.model_name) == (
-        "transformers", "text-generation", "tuned")
+
+    validated = validations("runs/gpt2")  # from the model in the cache
+    assert validated[500]["validation_loss"] < validated[0]["validation_loss"] - 0.1
+    for run, start in (("tuned", "small"), ("gpt2", "gpt2")):
+        card = ModelCard.load(f"runs/{run}/checkpoints/best/README.md")
+        assert f"began with the weights of `{start}`" in card.text
+        assert (card.data.library_name, card.data.pipeline_tag, card.data.model_name) == (
+            "transformers", "text-generation", run)
 
 
 @pytest.mark.parametrize("name", ["run", "no", "1.5", "a: b # c", "- x", "'\"\\", "---", "a\x00\x85\u2028\ud800\U0001f642"])
