@@ -129,7 +129,7 @@ async def test_a_cap_that_is_nearly_used_up_is_told_once_and_again_after_it_was_
         await engine.store((tile, np.zeros(tile.shape, np.float32)) for tile in tiles)
     told = [event for event in await rest(reader) if isinstance(event, Pressure)]
     assert [(event.tier, event.used_bytes, event.cap_bytes) for event in told] == [("host_memory", 5 << 20, 5 << 20)] * 2
-    assert "host_memory of 5.00 MiB is nearly used up: what does not fit into the rest will be refused" in told[0].text
+    assert "host_memory of 5.00 MiB is nearly used up: work that does not fit into the rest will be refused" in told[0].text
 
 
 async def test_a_cap_that_only_a_job_itself_uses_up_is_told_once():
@@ -165,7 +165,7 @@ async def test_a_cap_below_what_is_wanted_is_told_as_one_that_tiles_come_and_go_
             await work.run(engine)
     (told,) = [event for event in await rest(reader) if isinstance(event, Pressure)]
     assert (told.tier, told.used_bytes) == ("device_memory", 6 * work.nbytes)
-    assert "more is wanted than it holds at once, and tiles come and go" in told.text
+    assert "the working set is larger, so tiles are evicted and loaded again" in told.text
 
 
 async def test_ram_that_cannot_be_lent_and_who_wanted_it_is_told():
@@ -178,7 +178,7 @@ async def test_ram_that_cannot_be_lent_and_who_wanted_it_is_told():
         assert await engine.call(borrow(40 << 20)) is None
     (told,) = [event for event in await rest(reader) if isinstance(event, Pressure)]
     assert (told.tier, told.used_bytes, told.cap_bytes) == ("host_memory", 0, 32 << 20)
-    assert "has no room for 40.00 MiB for somebody, which does without" in told.text
+    assert "has no room for 40.00 MiB for somebody, which goes on without it" in told.text
 
 
 async def test_a_wait_that_is_long_is_told_of_while_it_lasts_and_when_it_is_over(monkeypatch):
@@ -237,7 +237,7 @@ async def test_whoever_waits_for_lent_ram_is_told_by_name(monkeypatch):
         told = await anext(reader)
         await engine.call(give_back(loan))
         await reserving
-    assert "Share.reserve waits for RAM, of which there is 30.00 MiB lent to the save of a model" in told.text
+    assert "Share.reserve waits for RAM, but 30.00 MiB is lent to the save of a model" in told.text
 
 
 async def test_a_stall_is_told_as_it_is_raised():

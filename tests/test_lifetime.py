@@ -218,7 +218,7 @@ async def test_lent_ram_that_is_never_given_back_is_named(tmp_path):
     async with Engine("cpu", host_memory="32MiB", watchdog=0.2) as engine:
         loan = await engine.call(borrow(engine))
         demand = demand_of([], [Tile(f"t{index}", (512, 1024), persistent=True) for index in range(4)])
-        with pytest.raises(StalledError, match=r"Share\.reserve waits for RAM, of which there is 30.00 MiB lent to somebody"):
+        with pytest.raises(StalledError, match=r"Share\.reserve waits for RAM, but 30.00 MiB is lent to somebody"):
             await engine.reserve(demand)
         await engine.call(give_back(loan))
         await engine.reserve(demand)

@@ -1,1 +1,1 @@
-"""The event loop of an engine in a thread of its own, and what asyncio lacks there: locks, background tasks, file work."""
+"""The engine's event loop in its own thread, and what asyncio lacks there: named locks, background tasks, file work."""

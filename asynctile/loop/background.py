@@ -1,4 +1,4 @@
-"""Tasks on the device's loop whose parent is the engine, such as a save behind training: none outlives it."""
+"""Background tasks on the device's loop, such as a save behind training. The engine is their parent; none outlives it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """`spawn` tasks; `end` waits for those that still run. All of it on the device's loop."""
+    """The engine's background tasks: `spawn` starts one, `end` waits for all. Use it on the device's loop only."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -25,13 +25,13 @@ class Background:
         return task
 
     def cancel(self) -> None:
-        """Break off what runs, and whatever is spawned from now on."""
+        """Cancel the running tasks, and every task that is spawned from now on."""
         self._is_over = True
         for task in self._tasks:
             task.cancel()
 
     async def end(self) -> Exception | None:
-        """Wait for the tasks, also for those that come meanwhile; the first error among them."""
+        """Wait for all tasks, including those spawned meanwhile; return the first error among them, or None."""
         failed: Exception | None = None
         while self._tasks:
             results = await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,7 +1,6 @@
-"""A lock on the device's loop, given in order of asking, whose holder has a name. Waiting for it is under the watchdog.
+"""A lock on the device's loop, granted in the order of asking. Its holder has a name, and the watchdog covers waits for it.
 
-Not asyncio.Lock: who waits for one cannot say for whom, and in whose hands it is when something hangs is what a service wants
-to read.
+asyncio.Lock would not do: it cannot say who holds it, and that is what a service wants to read when something hangs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,11 @@ from asynctile.streams.stall import who
 
 
 class Exclusive:
-    """what: is held, for messages. holder: who holds it, None if nobody does. over: called when a holder lets go."""
+    """A lock on the thing that `what` names in messages.
+
+    holder: name of the coroutine that holds it; None if it is free.
+    over: called whenever a holder lets go.
+    """
 
     def __init__(self, what: str, run_ahead: RunAhead, over: Callable[[], object] = bool) -> None:
         self.what = what
@@ -27,12 +30,12 @@ class Exclusive:
 
     @property
     def waiting(self) -> int:
-        """How many wait for it; from any thread."""
+        """Number of callers that wait for the lock. Any thread may ask."""
         return len(self._waiting)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Hold it. StalledError, with nothing held, if nothing at all moves while somebody else does."""
+        """Hold the lock. StalledError, with nothing held, if nothing at all moves while somebody else holds it."""
         await self._acquire(who())
         try:
             yield
@@ -48,7 +51,7 @@ class Exclusive:
         try:
             await self._run_ahead.told(granted, lambda: f"{name} waits for {self.what}, which is held by {self.holder}")
         except BaseException:
-            if granted.done():  # in the same turn: it is ours, and we are gone
+            if granted.done():  # granted in the same turn of the loop, but this caller is leaving: pass it on
                 self._hand_on()
             else:
                 self._waiting.remove((name, granted))

@@ -1,8 +1,10 @@
 """Files of saves and loads: blocking work in threads that the engine can leave behind, under the watchdog.
 
-The device's loop hands each piece (a tile written, a sync, a checksum) to a stream; so it counts as work that moves, is named
-where something hangs, and a disk that does not answer holds up neither the end of the engine nor that of the process, as the
-threads of an event loop would. Tiles that leave RAM are spill_link.py's.
+The device's loop hands each piece of file work (writing a tile, a sync, a checksum) to a stream. So it counts as work
+that moves, and messages name it when it hangs. A disk that does not answer delays neither the end of the engine nor
+that of the process; work in the default threads of an event loop would.
+
+Tiles that leave RAM for the spill file go through asynctile/memory/spill_link.py instead.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ from asynctile.streams.stream import Stream
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Pieces of different saves and loads that run at once; those of one follow each other.
+#: Pieces of different saves and loads that run at once. The pieces of one save or load run one after another.
 THREADS = 4
 
 
 class Files(Executor):
     """The file work of one save or load, piece after piece, on `stream`. what: the save or load, for messages.
 
-    stalled: the error of the watchdog once it has spoken. Whatever is asked of it then (to clear up) is done when what hangs
-    has ended, and waited for no more.
+    stalled: the watchdog's error once it has given up. Pieces submitted after that, to clean up, still run once the
+        hanging piece has ended, but nobody waits for them: their futures raise `stalled` at once.
     """
 
     def __init__(self, stream: Stream, run_ahead: RunAhead, what: str) -> None:
@@ -46,18 +48,19 @@ class Files(Executor):
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-        """Run `work` in a thread, to its end even if cancelled; then CancelledError is raised, unless the work failed.
+        """Run `work` in a thread and return its result.
 
-        StalledError when no piece of any file work has ended for as long as the watchdog waits.
+        StalledError when no file work has moved for as long as the watchdog waits. A cancelled caller still waits until
+        the work has ended. Then it raises CancelledError, or the error of the work.
         """
         return await finish(asyncio.wrap_future(self.submit(work, *args, **more)))
 
     def tick(self) -> None:
-        """Called by a piece that takes long: it goes on."""
+        """Show the watchdog that a long piece of work moves; the piece itself calls this."""
         self._stream.tick()
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **more: P.kwargs) -> Future[T]:
-        """Enqueue `work`, on the device's loop. Cancelling the future does nothing."""
+        """Enqueue `work` and return its future, which cannot be cancelled. Call on the device's loop."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
 
@@ -79,13 +82,13 @@ class Files(Executor):
         return future
 
     def _settle(self, future: Future[Any], how: Callable[[], None]) -> None:
-        """The first that speaks is heard: the work, or the watchdog."""
+        """Settle the future unless it is settled: the work and the watchdog race, and the first one counts."""
         with self._lock:
             if not future.done():
                 how()
 
     def _watch(self) -> None:
-        """Look again in a while, if anybody waits."""
+        """Plan the next look of the watchdog if anyone waits for a piece."""
         self._unfinished = {future for future in self._unfinished if not future.done()}
         if self._timer is None and self._unfinished and self._looks.every_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._looks.every_s, self._look)
@@ -100,7 +103,7 @@ class Files(Executor):
         self._run_ahead.hangs = True
         self.stalled = self._run_ahead.stall(
             f"nothing has moved for {self._run_ahead.patience_s:g} s: {self.what} waits for its disk, which does not answer; "
-            "look at that disk, and save to or load from another; training may go on"
+            "check that disk, or save to or load from another; training may go on"
         )
         for future in self._unfinished:
             self._settle(future, partial(future.set_exception, self.stalled))

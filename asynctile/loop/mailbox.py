@@ -1,6 +1,6 @@
-"""What is handed from the engine's loop to one reader on any other: `Mailbox`. The writer never waits, and needs no reader.
+"""Handover from the engine's loop to one reader on any other loop: `Mailbox`. The writer never waits and needs no reader.
 
-What a reader is to write to the engine's loop goes by calls (thread.py).
+In the other direction, readers write to the engine's loop by calls (asynctile/loop/thread.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """`put` and then `close`, from any thread; `await take()` from one task at a time: cancelled, it loses nothing."""
+    """A queue with one reader: `put` and finally `close` from any thread, `await take()` from one task at a time.
+
+    A cancelled `take` loses no item.
+    """
 
     def __init__(self) -> None:
-        #: the collector may end a reader anywhere
+        #: reentrant, since the garbage collector may end a reader anywhere
         self._lock = threading.RLock()
         self._items: deque[T] = deque()
         self._end: BaseException | None = None
@@ -31,14 +34,14 @@ class Mailbox(Generic[T]):
             self._wake()
 
     def close(self, error: BaseException) -> None:
-        """There is no more: whoever takes what is not there gets `error`. Once closed it stays so."""
+        """Add no more items: once all are taken, `take` raises `error`. Closing again changes nothing."""
         with self._lock:
             if self._end is None:
                 self._end = error
                 self._wake()
 
     async def take(self) -> T:
-        """The next item; raises what it was closed with when there are no more."""
+        """Return the next item, waiting for it. Once all items of a closed mailbox are taken, raise its error."""
         while True:
             with self._lock:
                 if self._items:

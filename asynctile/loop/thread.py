@@ -1,9 +1,11 @@
 """An event loop in a thread of its own, and calls into it from any other loop.
 
-The caller's loop is never blocked. A cancelled caller cancels the job and then waits for it to end on its own terms
-(drain what was enqueued, finish a step that has begun to update), so that nothing goes on behind its back. Waits across loops
-are not under the watchdog: what a job waits for on its own loop is (run_ahead.py), and it ends. Who opens and closes the loop
-is lifetime.py.
+The caller's loop is never blocked. A cancelled caller cancels its job and then waits for the job to end in its own way:
+to drain the work that it enqueued, or to finish a step that has begun to update. So no job goes on behind its caller's
+back.
+
+Waits across loops need no watchdog: everything that a job waits for on its own loop is watched (streams/run_ahead.py),
+    so the job ends. asynctile/lifetime.py opens and closes the loop.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from asynctile.streams.event import resolve
 from asynctile.threads import refusal, start
 
 T = TypeVar("T")
-#: Those of asyncio.to_thread on this loop.
+#: Threads for asyncio.to_thread on this loop.
 THREADS = min(32, (os.cpu_count() or 1) + 4)
-#: What to do with what a job made for a caller that is gone.
+#: Gives back the result of a job whose caller is gone.
 Undo = Callable[[T], Coroutine[Any, Any, None]]
 
 CLOSED = "the engine is not open: use it inside 'async with Engine(...)'"
-BROKEN_OFF = "the engine was closed while this ran on it: await what is under way before the end of 'async with Engine(...)'"
+BROKEN_OFF = "the engine was closed while this ran; await all work before the end of 'async with Engine(...)'"
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop where it is installed, else asyncio's own."""
+    """Return a loop of uvloop where it is installed, else asyncio's own."""
     try:
         import uvloop
     except ImportError:
@@ -39,22 +41,28 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """Start with `start()`, `await call(...)` from any loop, end with `end_jobs` on its own loop and then `close()`."""
+    """An event loop in its own thread: `start()` it, then `await call(...)` from any loop.
+
+    To end it, run `end_jobs` on its own loop, then call `close()`.
+    """
 
     def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop) -> None:
         self.loop = make_loop()
         self._aside = ThreadPoolExecutor(THREADS, "asynctile-aside")
         self.loop.set_default_executor(self._aside)
         self.jobs: set[asyncio.Task[Any]] = set()
-        #: on its loop: no job is taken any more
+        #: whether new jobs are refused; set on its loop
         self.is_ending = False
-        #: nothing is posted behind the order to stop; reentrant, since the collector may close a caller's coroutine anywhere
+        #: so that nothing is posted after the order to stop; reentrant: the collector may close a caller's coroutine anywhere
         self._gate = threading.RLock()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="asynctile-loop", daemon=True)
 
     def start(self) -> None:
-        """With all the threads that jobs may want: none is asked for later. DeviceError if the system refuses one."""
+        """Start the loop and all threads that jobs may want, so that none is asked for later.
+
+        DeviceError if the system refuses a thread.
+        """
         try:
             fill(self._aside)
             start(self._thread)
@@ -64,21 +72,21 @@ class LoopThread:
             raise
 
     def post(self, callback: Callable[..., Any], *args: Any) -> bool:
-        """Call `callback` on this loop soon, from any thread; False once it has stopped."""
+        """Call `callback` on this loop soon, from any thread; return False if the loop has stopped."""
         with self._gate:
             if not self._stopped:
                 self.loop.call_soon_threadsafe(callback, *args)
             return not self._stopped
 
     def close(self) -> None:
-        """Stop the loop and end the thread; blocks. Every job must have ended."""
+        """Stop the loop and wait for its thread to end; blocks. Every job must have ended."""
         with self._gate:
             self._stopped = True
             self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
     async def end_jobs(self) -> None:
-        """On this loop: take no job any more, cancel those that run and wait for them to end."""
+        """Refuse new jobs, cancel the running ones and wait for them to end. Runs on this loop."""
         self.is_ending = True
         while self.jobs:
             for job in self.jobs:
@@ -87,21 +95,21 @@ class LoopThread:
             await asyncio.wait(self.jobs)
 
     def begin(self, job: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """On this loop: a task that `end_jobs` ends."""
+        """Start `job` as a task that `end_jobs` ends. Call on this loop."""
         task = self.loop.create_task(job)
         self.jobs.add(task)
         task.add_done_callback(self.jobs.discard)
         return task
 
     def is_here(self) -> bool:
-        """Whether the caller runs on this loop."""
+        """Return whether the caller runs on this loop."""
         return asyncio.get_running_loop() is self.loop
 
     async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
-        """Run `job` as a task on this loop; its result or exception. Cancellation is passed on, once, and waited for.
+        """Run `job` as a task on this loop; return its result or raise its error. DeviceError once the loop ends.
 
-        undo: called with what the job made if the caller is cancelled, or gone with its loop, before it gets it.
-        DeviceError once the loop ends.
+        A cancellation of the caller is passed on to the job, once, and the caller waits until the job has ended.
+        undo: called with the job's result if the caller is cancelled, or gone with its loop, before it gets the result.
         """
         if self.is_here():
             return await job
@@ -115,13 +123,13 @@ class LoopThread:
                 raise DeviceError(BROKEN_OFF)
             return task.result()
         if not task.cancelled():
-            task.result()  # an error while it wound down is not hidden by the cancellation
+            task.result()  # the cancellation must not hide an error of winding down
             if undo is not None:
                 await self._undo(undo(task.result()))
         raise asyncio.CancelledError
 
     async def call_whole(self, job: Coroutine[Any, Any, None]) -> None:
-        """Run `job`, which gives something back, to its end, whoever is cancelled; CancelledError afterwards."""
+        """Run `job`, which gives something back, to its end even if the caller is cancelled; then raise CancelledError."""
         if await (under_shield(job) if self.is_here() else self._whole(job)):
             raise asyncio.CancelledError
 
@@ -129,7 +137,10 @@ class LoopThread:
         await self._whole(job)
 
     async def _whole(self, job: Coroutine[Any, Any, None]) -> bool:
-        """To its end, whoever is cancelled or gone, and whether one was; nothing if the loop has ended, and all with it."""
+        """Run `job` to its end even if the caller is cancelled or gone; return whether it was cancelled.
+
+        Do nothing if the loop has ended, since everything on it has ended too.
+        """
         call = _Call(self, job, to_its_end=True)
         cancelled = await call.ended()
         if call.task is not None and not call.task.cancelled():
@@ -142,15 +153,16 @@ class LoopThread:
             self.loop.run_forever()
         finally:
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self._aside.shutdown()  # here: the loop's own way starts a thread for it
+            self._aside.shutdown()  # here, since the loop's own shutdown would start a thread for it
             asyncio.set_event_loop(None)
             self.loop.close()
 
 
 class _Call(Generic[T]):
-    """One job on the loop of `thread`, asked for from another loop, which may be closed before the job ends.
+    """One job on the loop of `thread`, called from another loop, which may be closed before the job ends.
 
-    to_its_end: the job goes on though the caller is cancelled or gone. task: None if the loop took no job any more.
+    to_its_end: whether the job goes on when its caller is cancelled or gone.
+    task: the job's task; None before it begins, and if the loop refused it.
     """
 
     def __init__(
@@ -162,13 +174,13 @@ class _Call(Generic[T]):
         self._undo = undo
         self._to_its_end = to_its_end
         self._here = asyncio.get_running_loop()
-        #: what the caller awaits: a new one after a cancellation
+        #: future that the caller awaits; replaced after a cancellation
         self._woken: asyncio.Future[None] = self._here.create_future()
         self._is_over = False
         self._is_forsaken = False
 
     async def ended(self) -> bool:
-        """Begin the job and wait for its end, however often the caller is cancelled; whether it was."""
+        """Begin the job and wait for its end, however often the caller is cancelled; return whether it was."""
         if not self._thread.post(self._begin):
             self._job.close()
             return False
@@ -178,10 +190,10 @@ class _Call(Generic[T]):
                 await self._woken
             except asyncio.CancelledError:
                 self._woken = self._here.create_future()
-                if not cancelled:  # a second one must not disturb the job while it winds down
+                if not cancelled:  # a second cancellation must not disturb the job while it winds down
                     self._thread.post(self._cancel)
                 cancelled = True
-            except GeneratorExit:  # the caller's loop is closed, the caller is being thrown away
+            except GeneratorExit:  # the caller's loop is closed, and the caller is being thrown away
                 self._thread.post(self._forsake)
                 raise
         return cancelled
@@ -199,7 +211,7 @@ class _Call(Generic[T]):
             self.task.cancel()
 
     def _forsake(self) -> None:
-        """Nobody waits any more."""
+        """Note that nobody waits any more: cancel the job, or clean up if it has ended."""
         if self.task is not None and not self._is_forsaken:
             self._is_forsaken = True
             if self.task.done():
@@ -217,12 +229,12 @@ class _Call(Generic[T]):
         return None
 
     def _end(self) -> None:
-        """On the caller's loop."""
+        """Wake the caller. Runs on the caller's loop."""
         self._is_over = True
         resolve(self._woken)
 
     def _clear_up(self) -> None:
-        """Nobody gets what the job made, or its error."""
+        """Undo the result of the job, since nobody gets it. A job that failed or was cancelled has none."""
         task = self.task
         if task is None or task.cancelled() or task.exception() is not None or self._undo is None:
             return
@@ -230,7 +242,10 @@ class _Call(Generic[T]):
 
 
 def fill(executor: ThreadPoolExecutor) -> None:
-    """Start all THREADS of a new executor, which starts one when it is needed. DeviceError if the system refuses one."""
+    """Start all THREADS threads of a new executor, which would else start each when it is needed.
+
+    DeviceError if the system refuses one.
+    """
     together = threading.Barrier(THREADS)
     try:
         for begun in [executor.submit(together.wait) for _ in range(THREADS)]:
@@ -241,10 +256,11 @@ def fill(executor: ThreadPoolExecutor) -> None:
 
 
 def may_wait(kind: type[BaseException] | None, loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether a block that began on `loop` and ends with an error of `kind` can await anything.
+    """Return whether a block that began on `loop` and ends with an error of `kind` may await anything.
 
-    Not one that is thrown away, maybe with its loop, by the collector in any thread. Its error is GeneratorExit, or whatever
-    the caller's own blocks inside of it made of that: they cannot await either.
+    A block that the garbage collector throws away may not, in any thread, with or without its loop. Its error is
+    GeneratorExit, or an error that the caller's own inner blocks made of that; such a block has no running loop, or a
+    closed one.
     """
     if kind is GeneratorExit or loop.is_closed():
         return False
@@ -256,7 +272,7 @@ def may_wait(kind: type[BaseException] | None, loop: asyncio.AbstractEventLoop) 
 
 
 async def under_shield(work: Awaitable[Any]) -> bool:
-    """Await `work` to its end even if cancelled; True if a cancellation came meanwhile."""
+    """Await `work` to its end even if cancelled; return whether a cancellation came meanwhile."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():

@@ -1,9 +1,12 @@
-"""Turns between the shares of an engine: who has a job, a clock, and the gates that hold back the others. And within a share,
-between its texts and its other jobs.
+"""Turns between the shares of an engine, and within a share between its texts and its other jobs.
 
-One share with a job has the device for itself: no gate is shut and no timer runs. With several, the ledger is asked at the
-begin and the end of each job, and every millisecond between (asynctile/schedule/turns.py): it says whose operations may begin.
-Only when work begins depends on a clock here; what moves where does not. All of it on the device's loop.
+Covers the clock and the gates: which share has a job, and which shares are held back now. The decisions are made by a
+    pure ledger, asynctile/schedule/turns.py.
+
+If only one share has a job, it has the device for itself: no gate is shut and no timer runs. If several have one, the
+    ledger is asked at the beginning and end of each job, and every millisecond between; it says whose operations may
+    begin. Only the start of work depends on a clock here, never which bytes move where. All of it runs on the device's
+    loop.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from asynctile.streams.event import Runner
 from asynctile.streams.gate import CLOSED, COPIES, GATE, OPEN
 from asynctile.streams.stream import Stream
 
-#: Seconds after which is looked again; a share that has nothing to compute keeps the others waiting for so long.
+#: Seconds between two looks. A share that has nothing to compute keeps the others waiting for so long.
 LOOK_S = 0.001
 
 
 class Turn(Party):
-    """The part that a share takes in turns, with the gate of `tiers`. allowance: of its texts."""
+    """A share's part in the turns, with the gate of `tiers`. allowance: how long its texts may keep the share from other
+    jobs.
+    """
 
     def __init__(self, tiers: Tiers, weight: float, *, interactive: bool = False) -> None:
         super().__init__(weight, interactive=interactive)
@@ -35,19 +40,20 @@ class Turn(Party):
 
     @property
     def level(self) -> int:
-        """That of its gate."""
+        """Level of its gate."""
         return self.tiers.gate.level
 
     def let(self, level: int) -> None:
-        """Set its gate; the player's as well, which may be another than the last time."""
+        """Set the level of its gate, and of its player, which may have been replaced since the last time."""
         self.tiers.gate.set(level)
         if self.tiers.player is not None:
             self.tiers.player.hold(level != OPEN, level == CLOSED)
 
     def has_work(self, streams: Sequence[Runner]) -> bool:
-        """Whether something of it runs or is ready that needs a turn: operations; of an interactive one copies, too.
+        """Return whether an operation of the share runs or is ready, and so needs a turn.
 
-        A device that orders its own work does not say whose that is: there it is all that was enqueued.
+        For an interactive share copies count, too. A device that orders its own work does not say which share it
+        belongs to: there, everything that was enqueued counts.
         """
         tiers, copies = self.tiers, self.interactive
         if tiers.gate.is_awaited or (tiers.player is not None and tiers.player.has_work(copies)):
@@ -59,7 +65,7 @@ class Turn(Party):
 
 
 class Turns:
-    """Those of one engine. streams: of its device. clock: seconds that only grow."""
+    """The turns of one engine. streams: returns those of its device. clock: returns seconds that only grow."""
 
     def __init__(self, streams: Callable[[], Sequence[Runner]], clock: Callable[[], float] = time.monotonic) -> None:
         self.ledger = TurnLedger()
@@ -71,7 +77,10 @@ class Turns:
 
     @asynccontextmanager
     async def held(self, busy: Exclusive, turn: Turn) -> AsyncIterator[None]:
-        """Hold `busy`, which every job of a share does; a job that begins inside of it ends with it."""
+        """Hold `busy`, the lock that every job of a share takes. A job that begins inside the block ends with it.
+
+        The time counts for the allowance of the share's texts.
+        """
         async with self._held(busy, turn):
             began = self._clock()
             try:
@@ -81,8 +90,10 @@ class Turns:
 
     @asynccontextmanager
     async def rounds(self, busy: Exclusive, turn: Turn) -> AsyncIterator[Callable[[bool], bool]]:
-        """`held` for texts. Behind each round the function that this gives says whether they hold `busy` for one more; it is
-        told whether the round gave a token.
+        """Hold `busy` for texts, which are computed in rounds.
+
+        Yields a function to call after each round, with whether the round gave a token. It returns whether the texts
+        keep `busy` for one more round.
         """
 
         def go_on(wrote: bool) -> bool:
@@ -103,7 +114,9 @@ class Turns:
                 self.end(turn)
 
     def begin(self, turn: Turn) -> None:
-        """Inside of `held`: a job begins, and the one before it is over. What is enqueued in this context is its own."""
+        """Begin a job inside `held`; the share's job before it is over. Work enqueued in this context belongs to the new
+        job.
+        """
         GATE.set(turn.tiers.gate)
         if not self._is_over:
             now = self._clock()
@@ -114,12 +127,12 @@ class Turns:
             self._look()
 
     def renew(self, turn: Turn) -> None:
-        """It may have got a player."""
+        """Set the level again, since the share may have got a player."""
         if turn in self._turns:
             turn.let(turn.level)
 
     def end(self, turn: Turn) -> None:
-        """That job is over, if there was one: its share holds back nobody, and nothing holds it back."""
+        """End the share's job, if there is one: it holds back no other share any more, and nothing holds it back."""
         if turn in self._turns:
             del self._turns[turn]
             self.ledger.end(turn, self._clock())
@@ -127,20 +140,20 @@ class Turns:
             self._look()
 
     def close(self) -> None:
-        """The engine is to be closed: nobody is held back any more."""
+        """Hold nobody back any more, since the engine closes."""
         self._is_over = True
         for turn in list(self._turns):
             self.end(turn)
 
     def _look(self) -> None:
-        """Decide, set the gates, and look again soon if anybody might have to wait."""
+        """Decide and set the gates. Look again soon if several shares have jobs, since one might have to wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         streams = self._streams()
         self.ledger.decide(self._clock(), lambda party: isinstance(party, Turn) and party.has_work(streams))
         levels = {turn: self._level(turn) for turn in self._turns}
-        for turn in sorted(levels, key=lambda turn: -levels[turn]):  # who has to stop comes first
+        for turn in sorted(levels, key=lambda turn: -levels[turn]):  # shares that must stop come first
             if turn.level != levels[turn]:
                 turn.let(levels[turn])
         for stream in streams:

@@ -1,1 +1,1 @@
-"""Where tiles stand while programs run: tiers, the links between them, and how caps are cut."""
+"""The places of tiles while programs run: tiers, the links between them, and how their caps are cut."""

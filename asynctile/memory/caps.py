@@ -1,7 +1,9 @@
-"""How much of each tier a program gets: caps are cut for its demand, places on the disk reserved, spare RAM lent.
+"""How much of each tier a program gets: caps are cut for its demand, blocks on the disk reserved, spare RAM lent.
 
-Decisions about single tiles are schedules', and storage/ledger.py's for launches. Everything here happens between runs, on the
-device's loop. Long because what is cut, packed, lent and told of are the same bytes.
+Decisions about single tiles are made elsewhere: by schedules, and by storage/ledger.py for single launches. Everything
+    here happens between runs, on the device's loop.
+
+Long because cutting, packing, lending and reporting are about the same bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from asynctile.storage.tile import Tile
 from asynctile.streams.run_ahead import RunAhead
 from asynctile.streams.stall import who
 
-#: Of a cap: what is told of, and what is well below that again.
+#: Parts of a cap: pressure is reported above HIGH, and again only after use was below LOW.
 HIGH, LOW = 0.9, 0.8
-FULL = "what does not fit into the rest will be refused; raise it, or let a model go"
-DIVIDED = "more is wanted than it holds at once, and tiles come and go"
+FULL = "work that does not fit into the rest will be refused; raise it, or release a model"
+DIVIDED = "the working set is larger, so tiles are evicted and loaded again"
 
 
 class Loan:
-    """RAM set aside for `who`, on the device's loop. nbytes: how much."""
+    """RAM that is set aside for `who`. nbytes: its size. Use it on the device's loop."""
 
     def __init__(self, caps: Caps, nbytes: int, who: str) -> None:
         self.nbytes = nbytes
@@ -41,12 +43,17 @@ class Loan:
         self._caps = caps
 
     def give_back(self) -> None:
-        """Return it; a second time does nothing."""
+        """Give the RAM back; a second time does nothing."""
         self._caps.take_back(self)
 
 
 class Caps:
-    """tiers: from the top down, RAM last. link: between the two if they are two. spill: below RAM, or None."""
+    """The caps of a share, and how they are cut.
+
+    tiers: from the top down, RAM last.
+    link: link between device and RAM; None where there is one tier.
+    spill: spill folder below RAM, or None.
+    """
 
     def __init__(self, tiers: Sequence[Tier], link: HostLink | None, spill: SpillTier | None, run_ahead: RunAhead) -> None:
         self.tiers = tiers
@@ -54,27 +61,27 @@ class Caps:
         self.link = link
         self.spill = spill
         self.run_ahead = run_ahead
-        #: all and only what is lent, oldest first
+        #: all and only the loans that are not given back, oldest first
         self.loans: dict[Loan, None] = {}
         self._returned: asyncio.Future[None] | None = None
-        #: whether RAM was cut with slots that are taken in turn
+        #: whether RAM was cut with slots that tiles take in turn
         self.in_turn = False
-        #: what the tiers serve
+        #: the demand that the tiers are cut for
         self._cut_for: Demand | None = None
-        #: the names of those of which it was told that they are nearly used up
+        #: names of the caps that were reported as nearly used up
         self._high: set[str] = set()
         self._peaks: dict[Tier, int] = {}
-        #: what the spill folder has places for
+        #: the demand that the spill folder has blocks for
         self._reserved: Demand | None = None
 
     def check_floor(self, floor: Demand) -> None:
-        """BudgetError if a tier that tiles can leave has a cap below what `floor` needs of it."""
+        """Raise BudgetError if a tier that tiles can leave has a smaller cap than `floor` needs of it."""
         for tier, wanted in zip(self.tiers, self.demands(floor), strict=True):
             if tier.arena.cap is not None and tier.arena.evictable:
                 wanted.check(tier.arena.cap, tier.arena.argument, tier.arena.remedy)
 
     def check_room(self, nbytes: int) -> None:
-        """BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
+        """Raise BudgetError if RAM and the spill folder together cannot hold `nbytes`, however they are cut."""
         ram = self.host.arena.cap
         assert ram is not None, "an engine has a cap, be it that of the machine"
         disk = 0 if self.spill is None else self.spill.room_nbytes
@@ -82,29 +89,30 @@ class Caps:
             below = "and no spill folder" if self.spill is None else f"and {format_size(disk)} in the spill folder"
             disks = "name a folder on a large disk with spill" if self.spill is None else "use a larger disk"
             raise BudgetError(
-                f"tiles of {format_size(nbytes)} in all must be kept, there are {format_size(ram)} of RAM for them {below}; "
-                f"{self.host.arena.remedy}, {disks} or choose a smaller model",
+                f"tiles of {format_size(nbytes)} in all must be kept, but there is only {format_size(ram)} of RAM for them "
+                f"{below}; {self.host.arena.remedy}, {disks} or choose a smaller model",
                 floor=nbytes - disk,
             )
 
     def have_room_for(self, demand: Demand) -> bool:
-        """Whether nothing has to leave or to be let go of for `demand`, and nothing has before."""
+        """Return whether `demand` fits without evicting or releasing anything, and everything so far has fitted, too."""
         wanted = zip(self.tiers, self.demands(demand), strict=True)
         return all(tier.arena.has_room_for(asked, self._foreign(tier, demand)) for tier, asked in wanted)
 
     async def cut_for_schedule(self, demand: Demand) -> None:
-        """`cut`, as if nothing had been cut before, and pack the top tier where it does not hold everything. RAM below a device
-        is packed later, once what leaves the device has come there (pack_ram).
+        """Cut the caps for `demand` as if nothing had been cut before, and pack the top tier if it does not hold everything.
+
+        RAM below a device is packed later (`pack_ram`), when the tiles that leave the device have come there.
         """
         await self.cut(demand, exactly=True)
         if self.top.arena.divided:
             await self._pack()
 
     async def cut(self, demand: Demand, *, exactly: bool = False) -> None:
-        """Make the tiers serve `demand`. BudgetError before anything moves, if a cap is below what it needs.
+        """Make the tiers serve `demand`. BudgetError, before anything moves, if a cap is below what the demand needs.
 
-        exactly: as if nothing had been cut before, and what is packed stays so where it would be divided; else a cut for more
-        than this stays, and there are slots.
+        exactly: cut as if nothing had been cut before; a packed tier stays packed where it would be divided. Otherwise
+            a cut that serves more than this demand stays, and there are slots.
         """
         await self.run_ahead.settle()
         await self._called_back(demand)
@@ -124,9 +132,9 @@ class Caps:
         self._cut_for = demand
 
     async def _pack(self) -> None:
-        """The top tier, which is divided, is packed from now on, until it is cut: what stands in slots leaves.
+        """Pack the top tier, which is divided, until it is cut again: the tiles in its slots leave.
 
-        What fails to leave is met by whoever wants its bytes next.
+        If a tile fails to leave, the next reader of its bytes meets the error.
         """
         if not self.top.arena.packed:
             self.top.clear()
@@ -134,26 +142,28 @@ class Caps:
             self.top.pack()
 
     async def pack_ram(self) -> None:
-        """The same of RAM below a device, once what comes through it has come: everything stands below it then."""
+        """Pack RAM below a device, when everything that comes through it has come. Its tiles then stand in the tier below."""
         self.host.clear()
         await self.run_ahead.settle()
         self.host.pack()
 
     async def unpack(self) -> None:
-        """Slots again for what nobody has planned; nothing where there are slots."""
+        """Go back to slots, for work that nobody has planned. Do nothing where there are slots."""
         if any(tier.arena.packed for tier in self.tiers):
             assert self._cut_for is not None
             await self.cut(self._cut_for)
 
     def _from_the_packed(self) -> Sequence[Tier]:
-        """The tiers in the order in which to cut them: from the top down, but what leaves it finds no place in RAM that is
-        packed.
+        """Return the tiers in the order in which to cut them: from the top down, but packed RAM first.
+
+        A tile that leaves the device finds no place in RAM that is packed.
         """
         return (self.host, self.top) if self.link is not None and self.host.arena.packed else self.tiers
 
     def _check(self, demand: Demand) -> tuple[dict[Tier, Demand], dict[Tier, Counter[int]]]:
-        """What `demand` is to each tier, and what else stands there; BudgetError if that is too much. Sets
-        places aside on the disk.
+        """Return each tier's part of `demand` and the other tiles there; BudgetError if that is too much.
+
+        Also reserves blocks on the disk.
         """
         wanted = dict(zip(self.tiers, self.demands(demand), strict=True))
         foreign = {tier: self._foreign(tier, demand) for tier in self.tiers}
@@ -163,10 +173,10 @@ class Caps:
         return wanted, foreign
 
     def borrow(self, nbytes: int, who: str) -> Loan | None:
-        """Set RAM aside for the caller's own use, if nothing here will need it. who: borrows, for messages."""
+        """Set RAM aside for the caller's own use; return None if the tiles will need it. who: the borrower, for messages."""
         arena = self.host.arena
         if not arena.lend(nbytes):
-            text = f"{arena.argument} has no room for {format_size(nbytes)} for {who}, which does without"
+            text = f"{arena.argument} has no room for {format_size(nbytes)} for {who}, which goes on without it"
             self.press(arena.argument, arena.held_nbytes, arena.cap or 0, text)
             return None
         self.host.ledger.peak_nbytes = max(self.host.ledger.peak_nbytes, self.host.arena.held_nbytes)
@@ -175,7 +185,7 @@ class Caps:
         return loan
 
     def take_back(self, loan: Loan) -> None:
-        """Nothing if it was taken back before."""
+        """Take back a loan; a second time does nothing."""
         if loan in self.loans:
             del self.loans[loan]
             self.host.arena.lent_nbytes -= loan.nbytes
@@ -184,9 +194,9 @@ class Caps:
                 self._returned = None
 
     async def cede(self, on_device: int, in_ram: int) -> None:
-        """Give up so many bytes of the caps, for a share of the engine. BudgetError, and as before, if too little is left.
+        """Give up this many bytes of the caps to a share. BudgetError, with the caps as before, if too little is left.
 
-        Not to be cancelled. What stands is cut anew for what is left.
+        Must not be cancelled. The smaller caps are cut anew for the tiles that stand in them.
         """
         await self.run_ahead.settle()
         await self.unpack()
@@ -200,11 +210,11 @@ class Caps:
             self._resize(parts, 1)
             await self._cut_again()
             if isinstance(error, BudgetError):
-                raise BudgetError(f"a share that large leaves too little to the engine: {error}", floor=error.floor) from error
+                raise BudgetError(f"a share so large leaves too little to the engine: {error}", floor=error.floor) from error
             raise
 
     async def regain(self, on_device: int, in_ram: int) -> None:
-        """Have them back."""
+        """Take back bytes that were ceded."""
         await self.run_ahead.settle()
         await self.unpack()
         self._resize({self.top: on_device, self.host: in_ram}, 1)
@@ -217,11 +227,11 @@ class Caps:
         self._reserved = None
 
     async def _cut_again(self) -> None:
-        """The caps have changed: cut them for what stands, BudgetError before anything moves if it does not fit."""
+        """Cut the changed caps for the standing tiles. BudgetError, before anything moves, if these do not fit."""
         demand = self._standing()
         if demand is not None:
             self._check(demand)
-        for tier in self.tiers:  # the device first: what leaves it comes to RAM
+        for tier in self.tiers:  # the device first: tiles that leave it come to RAM
             arena = tier.arena
             if not arena.divided and arena.may_grow(0):
                 continue
@@ -231,18 +241,21 @@ class Caps:
                 tier.forget_pools()
             else:
                 tier.let_go(arena.drop_free())
-        # Not before: after a failure above a tier may still be packed, and will be cut for what it was cut for.
+        # Not earlier: after a failure above, a tier may still be packed and must be cut for the old demand.
         self._cut_for = None
         if demand is not None:
             await self.cut(demand)
 
     def _standing(self) -> Demand | None:
-        """What the tiers were cut for, as far as it still has bytes; None if nothing has."""
+        """Return the demand that the tiers were cut for if any of its tiles has bytes, else one of the tiles that stand here.
+
+        None if no tile stands here.
+        """
         old = self._cut_for
         tiles = self._tiles(self.top) | self._tiles(self.host)
         if old is not None:
             alive = {tile for tile in old.standing if self.top.of(tile).state is not ABSENT}
-            if alive:  # a model that is gone need not be kept
+            if alive:  # else its model is gone and needs no room
                 return old
         return demand_of([], sorted(tiles, key=lambda tile: tile.name)) if tiles else None
 
@@ -254,41 +267,41 @@ class Caps:
             tiles = self._tiles(self.top) | self._tiles(self.host)
             kept = sum(align(tile.nbytes, arena.alignment) for tile in tiles) + arena.lent_nbytes
         if nbytes >= arena.cap - kept:
-            held = f" holds tiles of {format_size(kept)}" if kept else ""
+            held = f" beside its tiles of {format_size(kept)}" if kept else ""
             raise BudgetError(
-                f"{arena.argument} of {format_size(arena.cap)} cannot lend a share of {format_size(nbytes)}: something must be "
-                f"left to the engine, which{held or ' goes on'}; ask for less",
+                f"{arena.argument} of {format_size(arena.cap)} cannot lend a share of {format_size(nbytes)}: the engine must "
+                f"keep something for itself{held or ''}; ask for less",
                 floor=nbytes + kept + 1,
             )
 
     def demands(self, demand: Demand) -> tuple[Demand, ...]:
-        """What `demand` asks of each tier."""
+        """Return what `demand` asks of each tier."""
         return demands(demand, [tier.arena for tier in self.tiers], self._foreign(self.host, demand))
 
     def _foreign(self, tier: Tier, demand: Demand) -> Counter[int]:
-        """Tiles by size that `demand` does not count and that stand in `tier`, or above it and may have to come down."""
+        """Count, by size, the tiles outside `demand` that stand in `tier`, or stand above it and may have to come down."""
         alignment, found = tier.arena.alignment, self._tiles(tier)
         if tier is not self.top:
             found |= self._tiles(self.top)
         return Counter(align(tile.nbytes, alignment) for tile in found if tile not in demand.standing)
 
     def _tiles(self, tier: Tier) -> set[Tile]:
-        """What stands in `tier`."""
+        """Return the tiles that stand in `tier`."""
         return {residency.tile for residency in tier.ledger.resident}
 
     async def _called_back(self, demand: Demand) -> None:
-        """Wait for lent RAM if it is wanted now: whoever borrowed it finishes a save, or StalledError names it."""
+        """Wait for lent RAM if `demand` wants it now: its borrower finishes a save, or StalledError names it."""
         arena = self.host.arena
         while self.loans and not arena.keeps_all(self.demands(demand)[-1], self._foreign(self.host, demand)):
             await self._one_returned()
 
     def look(self) -> None:
-        """Tell of caps that have come to be nearly used up. For between jobs, and cheap; nothing while nobody listens."""
+        """Report caps that have become nearly used up. Call between jobs. Cheap, and nothing while nobody listens."""
         if not self.run_ahead.tell.is_heard:
             return
         for tier in self.tiers:
             arena, peak = tier.arena, tier.ledger.peak_nbytes
-            used = peak if peak > self._peaks.get(tier, 0) else arena.held_nbytes  # a job may have had more for itself
+            used = peak if peak > self._peaks.get(tier, 0) else arena.held_nbytes  # a job may have used more while it ran
             self._peaks[tier] = peak
             self._look_at(arena.argument, arena.cap if arena.divided else used, arena.cap, DIVIDED if arena.divided else FULL)
         if self.spill is not None:
@@ -304,11 +317,11 @@ class Caps:
             self._high.discard(name)
 
     def press(self, name: str, used: int, cap: int, text: str) -> None:
-        """Tell that the cap called `name` is in somebody's way."""
+        """Report that the cap called `name` is too small for somebody."""
         self.run_ahead.tell(Pressure, tier=name, used_bytes=used, cap_bytes=cap, text=text)
 
     async def returned(self) -> None:
-        """Wait until all lent RAM has been given back, or StalledError names who has it."""
+        """Wait until all lent RAM has been given back; StalledError names the borrower if nothing moves."""
         while self.loans:
             await self._one_returned()
 
@@ -318,11 +331,11 @@ class Caps:
         await self.run_ahead.told(self._returned, partial(self._lent, who()))
 
     def _lent(self, waits: str) -> str:
-        loans = " and ".join(f"{format_size(loan.nbytes)} lent to {loan.who}" for loan in self.loans)
-        return f"{waits} waits for RAM, of which there is {loans}; wait until that has ended, or raise host_memory"
+        loans = " and ".join(f"{format_size(loan.nbytes)} is lent to {loan.who}" for loan in self.loans)
+        return f"{waits} waits for RAM, but {loans}; wait until that has ended, or raise host_memory"
 
     def _reserve_spill(self, demand: Demand, wanted: Demand, foreign: Counter[int]) -> None:
-        """Make sure that whatever may have to leave RAM finds a place in the folder."""
+        """Reserve a block in the spill folder for every tile that may have to leave RAM."""
         if self.spill is None or demand is self._reserved:
             return
         self._reserved = None

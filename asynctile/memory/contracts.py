@@ -1,6 +1,6 @@
-"""What a tier (asynctile/memory/tier.py) asks of those that it stands on: memory for its slots, and the link to what is below.
+"""Protocols of the things that a tier (asynctile/memory/tier.py) stands on: memory for its slots, and a link to the tier below.
 
-Devices and storage/host.py are such memory, host_link.py and spill_link.py such links.
+Devices and storage/host.py are such memory; host_link.py and spill_link.py are such links.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asynctile.streams.event import StreamEvent, StreamEvents
 
 
 class Memory(Protocol):
-    """Who gives an arena its bytes (a device, or storage/host.py)."""
+    """The memory behind an arena: a device, or storage/host.py."""
 
     def map_pool(self, pool: Pool) -> None: ...
 
@@ -28,16 +28,16 @@ class Memory(Protocol):
 
 
 class Link(Backing, Protocol):
-    """What connects a tier with the one below: places for tiles there, and copies to and from them."""
+    """The connection of a tier with the tier below: places for tiles there, and copies to and from them."""
 
     def read(self, residency: Residency, slot: Slot, after: StreamEvents) -> StreamEvent:
-        """Enqueue the copy of the tile's place below into `slot`, when `after` is over and the place has been filled."""
+        """Enqueue the copy from the tile's place below into `slot`, after `after` is over and the place has been filled."""
 
     def write(self, residency: Residency, slot: Slot, waits: StreamEvents) -> StreamEvent:
-        """Enqueue the copy of `slot`, which `waits` fill, into the tile's place below."""
+        """Enqueue the copy from `slot`, which `waits` fill, to the tile's place below."""
 
     def moved_nbytes(self, residency: Residency) -> int:
-        """What a copy of the tile moves, in bytes."""
+        """Return how many bytes a copy of the tile moves."""
 
     def is_lost(self, residency: Residency) -> bool:
-        """Whether the copy below failed to arrive. Nothing may be in flight."""
+        """Return whether the copy below failed to arrive. Nothing may be in flight."""

@@ -1,8 +1,8 @@
-"""The link between a device and RAM: what the device's tier has below it.
+"""The link between a device and RAM, the tier below it.
 
-What stands in RAM for a tile is the tile's residency in the tier of RAM. So RAM keeps its own ledger, with another tier below
-it where there is one, and a tile may be on the device, in RAM and in a file at once. Its next use there is the next load onto
-the device, or its use by an operation of the host.
+A tile's place in RAM is its residency in the tier of RAM. So RAM keeps its own ledger and may have another tier below
+it, and a tile may be on the device, in RAM and in a file at once. Its next use in RAM is its next load onto the device,
+or its next use by an operation of the host.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from asynctile.streams.event import StreamEvent, StreamEvents, unfinished
 
 
 class HostLink:
-    """Copies between `device` and the tier `host`. A residency without more words is one on the device."""
+    """Copies between `device` and the tier `host`. A `residency` here is one on the device, a `copy` one in RAM."""
 
     def __init__(self, device: Device, host: Tier) -> None:
         self.device = device
         self.host = host
 
     def take(self, residency: Residency) -> Residency:
-        """A place for a tile; its bytes in RAM are claimed when they are written."""
+        """Return the tile's residency in RAM as its place. It gets a slot there when bytes are written."""
         return self.host.of(residency.tile)
 
     def give(self, residency: Residency) -> None:
@@ -61,7 +61,7 @@ class HostLink:
         return residency.backing is not None and not self.host.rescue(residency.backing)
 
     def used(self, residency: Residency, next_use: int, wrote: bool) -> None:
-        """The device used the tile: what RAM has of it is old now, or wanted again at `next_use`."""
+        """Note that the device used the tile: RAM's copy is outdated if the device wrote, else next used at `next_use`."""
         copy: Residency | None = residency.backing
         if copy is None:
             return

@@ -1,4 +1,4 @@
-"""The link between RAM and a spill folder: file I/O on a stream of its own, several transfers at once."""
+"""The link between RAM and a spill folder: file I/O on a stream of its own, with several transfers in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THREADS = 4
 
 
 class SpillLink:
-    """Moves slots of `memory`, whose slots are whole pages, to and from `spill` on `stream`."""
+    """Transfers of slots of `memory` to and from `spill`, on `stream`. The slots are whole pages."""
 
     def __init__(self, spill: SpillTier, memory: Memory, stream: Stream) -> None:
         self.spill = spill
@@ -44,7 +44,7 @@ class SpillLink:
 
     def write(self, residency: Residency, slot: Slot, waits: StreamEvents) -> StreamEvent:
         block: Block = residency.backing
-        # Also behind reads whose bytes nobody wants any more: their checksum would not match.
+        # Also after reads whose bytes nobody wants any more: their checksums would not match.
         event = self._enqueue(self.spill.write, residency, slot, waits, unfinished(*block.guard))
         block.guard = (event,)
         return event
@@ -53,11 +53,11 @@ class SpillLink:
         return self.pages_nbytes(residency.tile)
 
     def pages_nbytes(self, tile: Tile) -> int:
-        """What a tile takes in whole pages."""
+        """Return the size of a tile in whole pages, in bytes."""
         return align(tile.nbytes, ALIGNMENT)
 
     def pages(self, slot: Slot, tile: Tile) -> np.ndarray:
-        """The bytes of a tile's slot as they move."""
+        """Return the bytes of a tile's slot as they move, (pages_nbytes,) uint8."""
         array: np.ndarray = self.memory.array(slot, (self.pages_nbytes(tile),), np.uint8)
         return array
 
@@ -65,7 +65,10 @@ class SpillLink:
         self, tile: Tile, block: Block, pages: np.ndarray, writes: bool,
         told: Callable[[BaseException | None], None] = lambda error: None, after: StreamEvents = (),
     ) -> StreamEvent:  # fmt: skip
-        """Enqueue a transfer that only `after` holds up. told: called by the thread that did it, with its error or None."""
+        """Enqueue a transfer that waits only for `after`; return its event.
+
+        told: called by the thread of the transfer, with its error or None.
+        """
         args = told, self.spill, block, pages, tile.name
         return self.stream.enqueue((), write if writes else read, args, after=after, is_copy=True, what=tile)
 
@@ -80,12 +83,12 @@ class SpillLink:
 
 
 def read(told: Callable[[BaseException | None], None], spill: SpillTier, *args: Any) -> None:
-    """Read a tile and say how it went; a trace names it so."""
+    """Read a tile and tell how it went. A trace shows this function's name."""
     _tell(told, spill.read, *args)
 
 
 def write(told: Callable[[BaseException | None], None], spill: SpillTier, *args: Any) -> None:
-    """The same of a write."""
+    """Write a tile and tell how it went. A trace shows this function's name."""
     _tell(told, spill.write, *args)
 
 

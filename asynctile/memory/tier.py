@@ -1,8 +1,10 @@
-"""A tier: fast memory cut into slots or packed, the ledger of who stands there, and the moves to and from what is below.
+"""A tier: fast memory that is cut into slots or packed, a ledger of the tiles in it, and the moves to and from the tier below.
 
-Carries out what the ledger decides, or what the begin of a schedule asks for. A move is enqueued with the events that it must
-wait for, and nothing waits here: a slot may change hands while work on it is under way, its next owner is ordered behind that
-by events. The same class is the device over RAM, RAM over a disk, and RAM alone; what differs is the link to what is below.
+A tier carries out moves and decides none: the ledger decides them, or the start of a schedule asks for them. A move is
+    enqueued with the events that it must wait for, and nothing waits here. A slot may change hands while work on it is
+    under way, because events order its next owner behind that work.
+
+The same class is the device over RAM, RAM over a disk, and RAM alone. Only the link to the tier below differs.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ from asynctile.streams.run_ahead import RunAhead
 
 
 class Tier:
-    """link: to what is below, None where nothing can leave.
+    """One tier of a share. link: to the tier below; None where no tile can leave.
 
-    loaded_nbytes, written_nbytes: moved from and to below, counted when enqueued, of played steps too, never reset.
+    loaded_nbytes, written_nbytes: bytes moved from and to the tier below, never reset. A single move counts when it is
+        enqueued, the moves of a schedule when its run ends.
     """
 
     def __init__(self, memory: Memory, ledger: Ledger, link: Link | None, run_ahead: RunAhead) -> None:
@@ -49,13 +52,13 @@ class Tier:
         self.written_nbytes = 0
 
     def of(self, tile: Tile) -> Residency:
-        """Where `tile` stands here."""
+        """Return the residency of `tile` in this tier."""
         return self.ledger.of(tile)
 
     def admit(self, residencies: Sequence[Residency], access: str) -> list[Move]:
-        """Give each tile a slot, all or none, and enqueue what that moves. BudgetError if they cannot fit together.
+        """Give each tile a slot, all or none, and enqueue the moves for that. BudgetError if they do not fit together.
 
-        Returns the moves, for `take_back` if what was to use the tiles does not happen after all.
+        Returns the moves, to be passed to `take_back` if the work that was to use the tiles does not happen after all.
         """
         moves: list[Move] = []
         try:
@@ -69,23 +72,23 @@ class Tier:
         return moves
 
     def take_back(self, moves: Sequence[Move]) -> None:
-        """Nobody has written the tiles that these moves allocated, nor will: what stands in their slots is not theirs.
+        """Undo the allocations among these moves: nobody has written those tiles, nor will.
 
-        Each is what it was before: nothing below is outdated until a write is enqueued, so bytes that were there are whole and
-        its newest. Loads and evictions stay, they moved the tiles' own bytes.
+        Each tile is again what it was before. Nothing below is outdated until a write is enqueued, so if there are
+        bytes below, they are whole and the newest. Loads and evictions stay, since they moved the tiles' own bytes.
         """
         for move in moves:
             if isinstance(move, Allocate) and move.residency.slot is move.slot:  # else it was undone
                 self.drop(move.residency, LOSE if move.was is ABSENT else REPLACE)
 
     def load_at(self, residency: Residency, offset: int) -> None:
-        """Load a tile to a free place of a packed arena."""
+        """Load a tile to a free place of a packed arena. offset: in bytes."""
         moves: list[Move] = []
         self.ledger.load_at(residency, offset, moves)
         self.carry_out(moves)
 
     def read_by(self, residency: Residency, event: StreamEvent, next_use: int) -> None:
-        """`event` reads the tile, which is used next at `next_use`."""
+        """Note that `event` reads the tile, which is used next at `next_use`."""
         reads = residency.reads
         reads.append(event)
         if len(reads) > MOST_READS:
@@ -93,13 +96,13 @@ class Tier:
         self.ledger.used(residency, next_use, False)
 
     def written_by(self, residency: Residency, event: StreamEvent | None, next_use: int) -> None:
-        """`event` writes the tile (None: written already)."""
+        """Note that `event` writes the tile (None: written already), which is used next at `next_use`."""
         residency.written = event
         residency.reads = []
         self.ledger.used(residency, next_use, True)
 
     def release(self, residency: Residency) -> None:
-        """The tile is dead: its slot and its place below go to whoever comes next, behind the work still on them."""
+        """Free the slot of a dead tile and its place below. Their next owners wait for the work that is still on them."""
         slot = self.ledger.release(residency)
         if slot is not None:
             slot.guard = unfinished(residency.written, *residency.reads)
@@ -107,22 +110,22 @@ class Tier:
         residency.reads = []
 
     def drop(self, residency: Residency, transition: Transition) -> None:
-        """Forget the bytes here: there are newer ones, or these are not whole."""
+        """Forget the bytes here, because there are newer ones or these are not whole."""
         slot = self.ledger.vacate(residency, transition)
         if slot is not None:
             self._leave(residency, slot, unfinished(residency.written, *residency.reads))
 
     def give_up(self, residency: Residency) -> None:
-        """Move the tile out: its newest bytes are wanted below."""
+        """Evict the tile, because its newest bytes are wanted below."""
         self.carry_out([self.ledger.evict(residency)])
 
     def clear(self) -> None:
-        """Move every tile out."""
+        """Evict every tile."""
         for residency in list(self.ledger.resident):
             self.give_up(residency)
 
     def assume(self, found: Sequence[tuple[Residency, State, Slot | None, int]]) -> None:
-        """What ran without this tier has left tiles so, and is over; see Ledger.assume."""
+        """Note where tiles stand after a run that bypassed this tier and is over; see Ledger.assume."""
         self.ledger.assume(found)
         for residency, _, slot, _ in found:
             residency.written = residency.saved = None
@@ -133,12 +136,16 @@ class Tier:
                 residency.array = self.memory.array(slot, residency.tile.shape, residency.tile.dtype)
 
     def cut(self, demand: Demand, foreign: dict[int, int]) -> None:
-        """Make the pools serve `demand`. They must be empty if arena.must_be_empty says so; nothing may be in flight."""
+        """Make the pools serve `demand`. Nothing may be in flight.
+
+        The pools must be empty if arena.must_be_empty says so. If there is no memory for the new slots, they are
+        withdrawn and the error is raised.
+        """
         if self.arena.must_be_empty(demand, foreign):
             self._forget_pools()
         self.let_go(self.arena.make_room(demand, foreign))
         for pool in self.arena.pools:
-            if not pool.made:  # its address space is as much in the way as its memory
+            if not pool.made:  # its address space is in the way, too
                 pool.memory = None
         new = self.arena.cut(demand, foreign)
         try:
@@ -148,9 +155,10 @@ class Tier:
             raise
 
     def pack(self) -> None:
-        """From now on tiles stand where they are told to, until the next `cut`. The tier must be empty.
+        """Pack the arena until the next `cut`: tiles stand where they are told to. The tier must be empty.
 
-        Nothing may be in flight unless it is divided. Raises what `cut` does if there is no memory, and has none then.
+        Nothing may be in flight, unless the arena is divided. If there is no memory, raises what `cut` does, and the
+        tier has none.
         """
         for pool in self.arena.pools:
             pool.memory = None
@@ -163,7 +171,7 @@ class Tier:
             raise
 
     def forget_pools(self) -> None:
-        """Let all memory go. The tier must be empty, and nothing in flight."""
+        """Let all memory go. The tier must be empty, and nothing may be in flight."""
         self._forget_pools()
         self.arena.leave_ground()
 
@@ -174,20 +182,20 @@ class Tier:
         self.ledger.forget_pools()
 
     def let_go(self, slots: Sequence[Slot]) -> None:
-        """The memory of slots that are gone."""
+        """Let the memory of slots go that no longer exist."""
         for slot in slots:
             slot.guard = ()
             self.memory.discard(slot)
 
     def back(self) -> None:
-        """Give the pools memory for the slots that are expected of them now; where it is packed, all of it."""
+        """Map memory for the slots that are expected of the pools now; if the arena is packed, map all of it."""
         for pool in self.arena.pools:
             self.memory.map_pool(pool)
         if self.arena.packed and self.arena.ground is not None:
             self.memory.map_ground(self.arena.ground)
 
     def close(self) -> None:
-        """The memory is about to go: keep no view of it."""
+        """Drop all views of memory, which is about to go."""
         for residency in self.ledger.resident:
             residency.array = None
         for pool in self.arena.pools:
@@ -195,11 +203,11 @@ class Tier:
         self.arena.leave_ground()
 
     def rescue(self, residency: Residency) -> bool:
-        """After a failure, with nothing in flight: forget copies that are not whole. False if no whole one is left."""
+        """After a failure, forget copies that are not whole; return False if no whole one is left. Nothing may be in flight."""
         if residency.slot is not None and residency.written is not None and residency.written.error is not None:
             newest = residency.state is DIRTY
             self.drop(residency, LOSE if newest else LEAVE)
-            if newest:  # older bytes below are no copy
+            if newest:  # the bytes below are older, so they are no copy
                 return False
         if residency.saved is None and residency.backing is None:
             return True
@@ -213,7 +221,7 @@ class Tier:
         return True
 
     def carry_out(self, moves: Sequence[Move]) -> None:
-        """Enqueue moves in their order. If one cannot be, it and those behind it did not happen: every tile is where it was."""
+        """Enqueue moves in their order. If one fails, it and the moves after it are undone: their tiles are where they were."""
         for index, move in enumerate(moves):
             try:
                 if isinstance(move, Evict):

@@ -1,6 +1,6 @@
-"""The tiers of a share of an engine: the device over RAM, RAM over a file, or RAM alone, each under its part of the caps.
+"""The tiers of a share: the device over RAM, RAM over a file, or RAM alone, each under its part of the caps.
 
-Puts them together; nothing moves here. What runs over them is asynctile/run/assembly.py.
+This module puts them together; nothing moves here. Operations run over them in asynctile/run/assembly.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from asynctile.streams.stream import Stream
 
 
 class Playing(Runner, Protocol):
-    """A runner beside the device's streams (asynctile/play/player.py). stall_s: seconds in which it only waited for copies."""
+    """A runner that plays schedules, beside the device's streams (play/player.py, replay/replayer.py).
+
+    stall_s: seconds in which it waited only for copies.
+    """
 
     @property
     def stall_s(self) -> float: ...
@@ -45,10 +48,13 @@ class Playing(Runner, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierOptions:
-    """What tiers may take: caps in bytes on the device and on RAM, None for none. prefetch: depth, 0 for no overlap.
+    """The limits of a share's tiers.
 
-    watchdog: seconds of patience, None for no end. host_remedy: how host_memory is raised if nobody gave it, for messages.
-    rates: of the device and its host.
+    device_memory, host_memory: caps in bytes on the device and on RAM; None for no cap.
+    prefetch: depth of prefetching; 0 for no overlap.
+    watchdog: seconds of patience; None for no end.
+    host_remedy: how to raise host_memory if nobody gave it, for messages.
+    rates: rates of the device and its host.
     """
 
     device_memory: int | None = None
@@ -60,7 +66,7 @@ class TierOptions:
 
 
 def arenas_of(options: TierOptions, grain: Grain, *, has_link: bool, spills: bool) -> tuple[Arena, ...]:
-    """The arenas of a device with this grain, from the top down. spills: whether there is a disk below RAM."""
+    """Return the arenas of a device with this grain, from the top down. spills: whether a disk is below RAM."""
     ram = Arena(
         options.host_memory, evictable=spills, alignment=PAGE if spills else ALIGNMENT, argument="host_memory",
         remedy=options.host_remedy,
@@ -71,13 +77,19 @@ def arenas_of(options: TierOptions, grain: Grain, *, has_link: bool, spills: boo
 
 
 class Tiers:
-    """top: where operations run. host: the tier in RAM, the same one where RAM is the device. spill: below RAM, or None.
+    """The tiers of one share, and what is shared by everything that runs over them.
 
-    transfers: the stream of spill's.
-    link: between the two, None where they are one. caps: how they are cut. positions: of what runs over them, in its order.
-    run_ahead: of what was enqueued on the device. player: who runs over them what is not enqueued there, None before the first.
-    gate: whether work over them may begin. rates: by which is decided.
-    beside: all tiers of the engine, these included, which take turns by their gates.
+    top: tier in which operations run.
+    host: tier in RAM; the same as `top` where RAM is the device.
+    spill: spill folder below RAM, or None. `transfers` is its stream.
+    link: link between `top` and `host`; None where they are one.
+    caps: how the tiers are cut.
+    positions: ranks of single uses, in their order.
+    run_ahead: work that was enqueued on the device.
+    player: runner that plays schedules over these tiers; None before the first.
+    gate: whether work over these tiers may begin.
+    rates: rates by which decisions are made.
+    beside: all tiers of the engine, including these, which take turns by their gates.
     """
 
     def __init__(
@@ -113,33 +125,33 @@ class Tiers:
         self.caps = Caps(self.from_the_top(), self.link, spill, self.run_ahead)
 
     def runners(self) -> list[Runner]:
-        """All that its work may run on, or wait for: where others have the turn, theirs."""
+        """Return every runner that the share's work may run on or wait for: players of shares that have the turn, too."""
         return [*self.device.streams(), *(tiers.player for tiers in self.beside if tiers.player is not None)]
 
     @property
     def pace(self) -> Pace:
-        """What of the rates concerns the tier that operations run in."""
+        """The part of the rates that concerns the tier in which operations run."""
         return pace_of(self.rates, has_link=self.link is not None)
 
     @property
     def is_shared(self) -> bool:
-        """Whether the engine has others, with which these take turns."""
+        """Whether the engine has other shares, with which this one takes turns."""
         return len(self.beside) > 1
 
     def _most_ahead(self) -> int:
-        """How many operations the host may be ahead of the device: few where others may want it at any moment."""
+        """Return how many operations the host may be ahead of the device: few if other shares may want it at any moment."""
         return RUN_AHEAD_OPERATIONS if self.is_shared else self.device.grain.run_ahead
 
     def from_the_top(self) -> tuple[Tier, ...]:
-        """Every tier once, the one below behind the one above."""
+        """Return every tier once, from the top down."""
         return (self.top,) if self.link is None else (self.top, self.host)
 
     def close(self) -> None:
-        """The memory is about to go."""
+        """Drop all views of memory, which is about to go."""
         for tier in self.from_the_top():
             tier.close()
 
 
 def _mended(tell: Tell, text: str, was_damaged: bool) -> None:
-    """From the thread that moved a tile."""
+    """Report a transfer that went well after all. Called by the thread that moved the tile."""
     tell(Fault, kind=REPAIR if was_damaged else RETRY, text=text)

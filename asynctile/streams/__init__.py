@@ -1,1 +1,1 @@
-"""Work that runs behind the loop: threads and events, how far the host runs ahead of them, and the watchdog."""
+"""Work that runs behind the loop: streams and events, the bound on the host's run-ahead, and the watchdog."""

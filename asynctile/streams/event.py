@@ -1,8 +1,12 @@
-"""Events, and the work that waits for them: what orders streams, of whatever kind of runner.
+"""Stream events, and the tasks that wait for them: how work on different streams is ordered.
 
-An event carries the error of its work, and work that waits for a failed event fails with the same error instead of
-running: one bad kernel fails everything downstream. Work that only comes after another, because it takes over the slot, does
-not care how that went: nothing else fails. Who runs the work is asynctile/streams/stream.py, or a GPU's stream.
+An event carries the error of its work. Work can wait for an event in two ways:
+
+- `waits`: the work needs the bytes. If such an event failed, the work does not run, and its own event fails with the
+  same error. So one bad kernel fails everything downstream.
+- `after`: the work only takes over the slot. It runs however the earlier work ended, so errors do not spread this way.
+
+Worker threads run tasks in asynctile/streams/stream.py; a GPU's stream is asynctile/device/cuda_stream.py.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from asynctile.streams.recorder import Ran, Recorder
 
 
 class StreamEvent:
-    """Done when its work has run. Created by `Stream.enqueue`.
+    """Completion of one piece of work: done once the work has run. `Stream.enqueue` creates it.
 
-    error: what the work raised, or inherited; None if it went well. is_copy: moved bytes between tiers. what: the
-    operation or the tile that it is about, for messages. stream: that runs it, None where nobody asks.
+    error: exception that the work raised or inherited; None if it succeeded.
+    is_copy: whether the work moves bytes between tiers.
+    what: operation or tile that the work is about, for messages.
+    stream: runner of the work; None where nobody asks.
     """
 
     __slots__ = ("done", "error", "is_copy", "what", "stream", "dependents", "followers", "_wakers")
@@ -36,7 +42,7 @@ class StreamEvent:
         self._wakers: list[Callable[[], Any]] = []
 
     def wait(self) -> None:
-        """Block the calling thread until done."""
+        """Block the calling thread until the work is done."""
         lock = threading.Lock()
         lock.acquire()
         self._wakers.append(lock.release)
@@ -44,32 +50,37 @@ class StreamEvent:
             lock.acquire()
 
     async def settled(self) -> None:
-        """Wait on the event loop until done, well or not."""
+        """Wait on the event loop until the work is done, whether it failed or not."""
         if not self.done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.resolves(future)
             await future
 
     def resolves(self, future: asyncio.Future[None]) -> None:
-        """On the loop of `future`: resolve it once done, well or not."""
+        """Resolve `future` once the work is done, whether it failed or not. Call on the loop of `future`."""
         loop = future.get_loop()
         self._wakers.append(lambda: loop.call_soon_threadsafe(resolve, future))
         if self.done:
             resolve(future)
 
     async def landed(self) -> None:
-        """Wait on the event loop until done; raises the error of the work."""
+        """Wait on the event loop until the work is done; raise its error."""
         await self.settled()
         if self.error is not None:
             raise self.error
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody on the host waits for it now."""
+        """Whether anything on the host waits for this event now."""
         return bool(self._wakers or self.dependents or self.followers)
 
     def finish(self, by: object = None) -> None:
-        """Under the lock of its streams: it is done; what waited for nothing else becomes ready. by: the stream that ran it."""
+        """Mark the work as done, and make every task ready that waited for nothing else. Call under the lock of the streams.
+
+        Tasks that needed the bytes take over the error; tasks that only come after do not. Call `wake` later, without
+        the lock.
+        by: the runner of the work.
+        """
         self.done = True
         dependents, followers = self.dependents, self.followers
         if not dependents and not followers:
@@ -87,24 +98,30 @@ class StreamEvent:
                 task.stream.becomes_ready(task, by)
 
     def wake(self) -> None:
-        """After `done` is set. Whoever adds a waker looks at `done` afterwards, so none is missed."""
+        """Wake the threads and loops that wait. Call after `done` is set.
+
+        A waiter registers first and then checks `done`, so none is missed.
+        """
         wakers, self._wakers = self._wakers, []
         for wake in wakers:
             try:
                 wake()
             except RuntimeError:
-                pass  # the loop that waited has been closed meanwhile; nobody is there to be told
+                pass  # the loop that waited has been closed: nobody is left to tell
 
 
-#: What work waits for, in no order.
+#: Events that work waits for, in no particular order.
 StreamEvents = Sequence[StreamEvent]
 
 
 class Runner(Protocol):
-    """What runs work: worker threads here, a device's own queue (device/cuda_stream.py), compiled workers (play/player.py).
+    """Something that runs work.
 
-    finished: pieces of work that have run. running: by thread, what runs now and since when. waiting: what waits for other
-    pieces, and, waiting for none, what is held back until its share has its turn.
+    That is: worker threads (stream.py), a queue of a GPU (device/cuda_stream.py) or compiled workers (play/player.py).
+
+    finished: number of pieces of work that have run.
+    running: by thread, the piece that runs now, and the time.perf_counter at which it began.
+    waiting: pieces that wait for other pieces, and ready pieces that are held back until their share has its turn.
     """
 
     name: str
@@ -120,7 +137,10 @@ class Runner(Protocol):
 
     @property
     def depth(self) -> tuple[int, int]:
-        """How many pieces wait, and how many run: a look from any thread, without a lock, that may be off by what moves."""
+        """Number of pieces that wait, and number of pieces that run.
+
+        Any thread may look, without a lock; a piece that is just moving may be miscounted.
+        """
 
     def start(self) -> None: ...
 
@@ -128,25 +148,28 @@ class Runner(Protocol):
 
 
 class TracedRunner(Runner, Protocol):
-    """A runner that tells what it does. trace: whom it tells, None while nobody wants to know."""
+    """A runner that reports its work to a trace. trace: the recorder, None while nothing is traced."""
 
     trace: Recorder | None
 
 
 class TaskRunner(TracedRunner, Protocol):
-    """A runner of tasks, which events make ready. ending: while it finishes an event and is traced, the work of that."""
+    """A runner of tasks, which events make ready.
+
+    ending: while traced, the work whose event is being finished now; None otherwise.
+    """
 
     ending: Ran | None
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
-        """Under the lock: what `task` waited for is done."""
+        """Take a task whose last event is done. Called under the lock. by: the runner of that event."""
 
     def fed(self, task: StreamTask, by: object) -> None:
-        """Under the lock: the last copy that `task` waited for is done. by: who moved it."""
+        """Note that the last copy that `task` waited for is done. Called under the lock. by: the runner of the copy."""
 
 
 class PendingWork:
-    """A piece of work as a runner shows it: what it is, by its event; what it waits for, while it does; its order."""
+    """A piece of work as a runner shows it: its event, the events that it still waits for, and its place in the order."""
 
     __slots__ = ("order", "event", "waits", "after")
 
@@ -158,9 +181,10 @@ class PendingWork:
 
 
 class StreamTask(PendingWork):
-    """Work that waits: for `waiting` events, `copies` of them copies. gate: of the share that it was enqueued for, or None.
+    """A function call that waits on a stream: it waits for `waiting` more events, and `copies` of these are copies.
 
-    since, behind, ran: while it is traced, when it was enqueued, what it waited for last, and how it ran.
+    gate: gate of the share that enqueued the task; None outside jobs.
+    since, behind, ran: kept only while traced: when the task was enqueued, what it waited for last, and how it ran.
     """
 
     __slots__ = ("stream", "work", "args", "waiting", "copies", "ready_at", "gate", "since", "behind", "ran")
@@ -180,7 +204,10 @@ class StreamTask(PendingWork):
         return self.order < other.order
 
     def hang_on(self, waits: StreamEvents, after: StreamEvents) -> None:
-        """Under the lock: count the events that are not done yet, and be told of them; take over the error of one that is."""
+        """Register with each event that is not done, and take over the error of a done one. Call under the lock.
+
+        Only `waits` pass on errors.
+        """
         event = self.event
         for before in waits:
             if before.done:
@@ -197,18 +224,21 @@ class StreamTask(PendingWork):
 
 
 def unfinished(*events: Any) -> tuple[StreamEvent, ...]:
-    """What must be over before a place is used again; how it went does not matter."""
+    """Return the events that are not done. They must end, successfully or not, before a place is used again."""
     if not events:
         return ()
     return tuple([event for event in events if event is not None and not event.done])
 
 
 def failed_or_unfinished(*events: Any) -> tuple[StreamEvent, ...]:
-    """What wrote the bytes about to be read: an error must travel on."""
+    """Return the events that are not done or have failed.
+
+    For events that wrote the bytes about to be read: their error must travel on.
+    """
     return tuple([event for event in events if event is not None and (not event.done or event.error is not None)])
 
 
 def resolve(future: asyncio.Future[None]) -> None:
-    """Set a future, from another thread by call_soon_threadsafe; nothing if it was set or cancelled meanwhile."""
+    """Set a future on its own loop, unless it is set or cancelled already. Other threads use call_soon_threadsafe."""
     if not future.done():
         future.set_result(None)

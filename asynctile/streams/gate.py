@@ -1,8 +1,10 @@
-"""The gate of a share: whether its work may begin now, or must wait for its turn.
+"""The gate of a share: whether the share's work may begin now or must wait for its turn.
 
-Whoever enqueues work within a job of a share does so in a context that has its gate, so that streams know whose a piece is
-without being told by everybody on the way (stream.py). Outside of jobs there is none, and nothing is held back. Who sets
-levels is asynctile/loop/turns.py; compiled workers are told by it (asynctile/play/player.py).
+A job of a share enqueues its work in a context that holds the share's gate (`GATE`). So a stream knows whose work it
+gets, and no caller in between has to pass the gate along (stream.py). Outside jobs there is no gate, and nothing is
+held back.
+
+asynctile/loop/turns.py sets the levels, and tells compiled workers as well (asynctile/play/player.py).
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 
-#: What may begin: everything, copies alone, nothing. What runs is never broken off.
+#: What may begin: everything, only copies, nothing. Running work is never interrupted.
 OPEN, COPIES, CLOSED = range(3)
 
 
 class Gate:
-    """level: OPEN, COPIES or CLOSED; set on the device's loop, read by any thread."""
+    """A gate with a level: OPEN, COPIES or CLOSED. The device's loop sets it, and any thread may read it."""
 
     __slots__ = ("level", "_waiting")
 
@@ -24,11 +26,11 @@ class Gate:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def admits(self, is_copy: bool) -> bool:
-        """Whether a piece of work may begin."""
+        """Return whether a piece of work may begin. is_copy: whether it moves bytes between tiers."""
         return self.level == OPEN or (is_copy and self.level == COPIES)
 
     def set(self, level: int) -> None:
-        """On the device's loop. Whoever waits for it to be open goes on."""
+        """Set the level, on the device's loop. OPEN wakes every job that waits in `opened`."""
         self.level = level
         if level == OPEN:
             for future in self._waiting:
@@ -37,11 +39,14 @@ class Gate:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a job would issue work if it were open."""
+        """Whether a job waits for the gate to open so that it can issue work."""
         return bool(self._waiting)
 
     async def opened(self) -> None:
-        """On the device's loop: wait until it is open. Under no watchdog: turns go round by a clock, so this ends."""
+        """Wait until the gate is open, on the device's loop.
+
+        No watchdog covers this wait: turns go round by a clock, so it ends.
+        """
         while self.level != OPEN:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -51,5 +56,5 @@ class Gate:
                 self._waiting.discard(future)
 
 
-#: That of the share whose job this is.
+#: The gate of the share whose job runs in this context; None outside jobs.
 GATE: ContextVar[Gate | None] = ContextVar("asynctile_gate", default=None)

@@ -1,9 +1,11 @@
-"""What streams and jobs tell a trace: work that ran, stalls and why, programs and steps that began; and the queue for it.
+"""Messages from streams and jobs to a trace, and the bounded queue in which they wait to be written.
 
-Nothing here waits and nothing is written: that is a thread's of asynctile/measure/trace.py. The queue is bounded. Where the
-writer cannot keep up, what comes is not kept but counted, and the trace says so at that place. The way not taken: to hold back
-the streams until there is room. A slow disk would then make stalls of its own, in the very thing that is looked at, and one
-that does not answer would stop the training.
+A message is a piece of work that ran, a stall with its cause, a program that begins, or a step that ended. Nothing here
+waits or writes: the writing thread is in asynctile/measure/trace.py.
+
+When the writer cannot keep up, new messages are dropped and counted, and the trace reports the gap at that place. The
+way not taken: hold back the streams until there is room. A slow disk would then cause stalls in the very thread under
+observation, and a disk that does not answer would stop the training.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from typing import NamedTuple
 
 from asynctile.program.program import Program
 
-#: Messages that wait to be written, at most: some 20 MiB.
+#: Most messages that may wait to be written: about 20 MiB.
 MOST = 1 << 16
 
 
 class Ran(NamedTuple):
-    """A piece of work: by whom, from when to when. verb: the function that did it, to the tile or operation `what`.
+    """A piece of work that ran: on which stream and thread, from when to when. Times are time.perf_counter.
 
-    ready: when it could have begun, 0.0 where nobody knows. behind: the work that it waited for last, as (stream, what), None
-    for none. Times by time.perf_counter.
+    verb: name of the function that did the work.
+    what: tile or operation that it worked on.
+    ready: when the work could have begun; 0.0 if unknown.
+    behind: work that it waited for last, as (stream, what); None if it waited for none.
     """
 
     stream: str
@@ -38,10 +42,12 @@ class Ran(NamedTuple):
 
 
 class Stalled(NamedTuple):
-    """`stream` had nothing to run from `began` to `ended` while `operation`, enqueued at `since`, waited for a copy.
+    """A stall: `stream` had nothing to run from `began` to `ended` while `operation` waited for a copy.
 
-    idle_s: seconds, summed over its threads. copy: which it waited for, as it ran; where that was not over yet, what it was
-    so far: `ended` is 0.0 then, and `began` 0.0 if it had not begun.
+    since: when the operation was enqueued.
+    idle_s: idle seconds, summed over the stream's threads.
+    copy: the copy that the operation waited for. If it has not ended, its `ended` is 0.0; if it has not begun, `began`
+        is 0.0 too.
     """
 
     stream: str
@@ -54,14 +60,14 @@ class Stalled(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A run of `program` begins on a share."""
+    """A run of `program` that begins on a share."""
 
     share: str
     program: Program
 
 
 class Stepped(NamedTuple):
-    """Something with a name is over on a share, a step for instance. args: numbers and words about it."""
+    """A named span that has ended on a share, such as a step. args: numbers and words about it."""
 
     share: str
     name: str
@@ -71,7 +77,7 @@ class Stepped(NamedTuple):
 
 
 class Flush(NamedTuple):
-    """Whoever set this in the queue wants to know when all before it is written."""
+    """A request to set `written` once every earlier message in the queue has been written."""
 
     written: threading.Event
 
@@ -80,9 +86,11 @@ Message = Ran | Stalled | Begun | Stepped | Flush
 
 
 class Recorder:
-    """Messages of one trace, in the order in which they were told, from any thread. most: that may wait.
+    """Messages of one trace, from any thread, in the order in which they were put.
 
-    lost: messages that came while the queue was full. wake: set when it begins to fill.
+    most: limit on waiting messages.
+    lost: number of messages dropped because the queue was full.
+    wake: set when the queue is an eighth full, to wake the writer.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -94,7 +102,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def put(self, message: Message) -> None:
-        """Keep it until it is written, or count it as lost."""
+        """Queue the message, or count it as lost if the queue is full. A Flush is never lost."""
         queue = self._queue
         if len(queue) >= self.most and not isinstance(message, Flush):
             with self._lock:
@@ -105,11 +113,11 @@ class Recorder:
             self.wake.set()
 
     def take(self, most: int) -> list[Message]:
-        """The oldest, at most so many; for one thread."""
+        """Return the oldest messages, at most `most`. Only one thread may take."""
         queue = self._queue
         return [queue.popleft() for _ in range(min(most, len(queue)))]
 
     def step(self, share: str, name: str, seconds: float, args: Mapping[str, float | str]) -> None:
-        """Something that took so long is over now."""
+        """Put a span that took `seconds` and ends now."""
         now = time.perf_counter()
         self.put(Stepped(share, name, now - seconds, now, args))

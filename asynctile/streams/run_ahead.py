@@ -1,10 +1,13 @@
-"""What has been enqueued and not yet been seen to end: how far the host may run ahead, and the watchdog over it.
+"""Enqueued work that has not been seen to end: how much of it there may be, and the watchdog over it.
 
-Runs on the device's loop only. Every wait for work that was enqueued, and for what somebody else holds (a lock, RAM that is
-lent, an input), passes through here, so that cannot hang without a word: when no stream has finished anything for
-`patience_s`, the wait ends with an error that says who waits for whom. File work is watched by files.py in the same way. What
-waits for a task, a thread or another loop need not be: all that these wait for is watched, so they end. Whatever any stream of
-the device finishes counts as moving, be it for another share: a wait for what hangs ends as soon as nothing at all moves there.
+Everything here runs on the device's loop. Every wait for enqueued work passes through here, and so does every wait for
+something that another job holds: a lock, lent RAM, an input. So no wait hangs silently. When no stream has finished
+anything for `patience_s`, the wait ends with an error that says who waits for whom.
+
+- Everything that any stream of the device finishes counts as movement, for whichever share. So a wait is given up only
+  when nothing at all moves on the device.
+- A wait for a task, a thread or another loop needs no watchdog: everything that these wait for is watched, so they end.
+- asynctile/loop/files.py watches file work in the same way.
 """
 
 from __future__ import annotations
@@ -21,20 +24,21 @@ from asynctile.program.grain import FINE
 from asynctile.streams.event import Runner, StreamEvent, resolve
 from asynctile.streams.stall import describe
 
-#: The host runs at most this far ahead of the device: so it sleeps, and leaves the interpreter to the workers. Of operations
-#: where nobody says more (Grain.run_ahead); with several shares never more, as what was enqueued runs in the turn of others.
+#: The host runs at most this many operations or bytes ahead of the device. At the limit it sleeps and leaves the interpreter to
+#: the workers. A device may allow more operations (Grain.run_ahead), but not while several shares take turns: enqueued work
+#: would run in the turn of another share.
 RUN_AHEAD_OPERATIONS = FINE.run_ahead
 RUN_AHEAD_NBYTES = 512 << 20
-#: How often the watchdog looks before its patience ends.
+#: Number of times that the watchdog looks before its patience ends.
 LOOKS = 4
-#: Seconds from which on a wait for what somebody else holds is told of.
+#: A wait for something that another job holds is reported after this many seconds.
 LONG_S = 1.0
 
 
 class Looks:
-    """Whether a counter of what has moved stands still, by looks at it every quarter of the patience.
+    """The watchdog's looks at a counter of finished work, every quarter of the patience, to see whether it stands still.
 
-    Looks, not a clock: a loop that was held up for long by somebody else's Python has not waited for long.
+    Looks are counted, not seconds: a loop that other Python code held up for long has not waited for long.
     """
 
     def __init__(self, patience_s: float | None, moved: Callable[[], int]) -> None:
@@ -44,20 +48,26 @@ class Looks:
         self._same = 0
 
     def has_stood_still(self, *, computing: bool = False) -> bool:
-        """Look once more: whether it has stood still for as long as patience lasts. computing: something moves unseen."""
+        """Look once more; return whether the counter has stood still for the whole patience.
+
+        computing: whether work that the counter does not show is under way; then this look counts as movement.
+        """
         seen, self._seen = self._seen, self._moved()
         self._same = self._same + 1 if seen == self._seen and not computing else 0
         return self._same >= LOOKS
 
 
 class RunAhead:
-    """Events in the order in which they were enqueued.
+    """Events of enqueued work, in the order in which it was enqueued.
 
-    streams: all that work may run on, for the watchdog. patience_s: None for no watchdog. tell: of what is waited for long.
-    most: operations that may be under way, at least RUN_AHEAD_OPERATIONS.
-    stalled: the error of the watchdog once it has spoken of enqueued work. Nothing is waited for any more then: what hangs
-    may hang on. hangs: something does, be it a file of a save, which is no reason to stop. waited_s: seconds that jobs have
-    waited for what others hold, summed over the waits that are over.
+    streams: returns every runner that work may run on, for the watchdog.
+    patience_s: seconds after which the watchdog gives up; None for no watchdog.
+    tell: reports stalls and long waits as events.
+    most: returns how many operations may be under way; RUN_AHEAD_OPERATIONS are always allowed.
+    stalled: the watchdog's error once enqueued work has stalled. From then on nobody waits for such work: it may hang
+        for ever.
+    hangs: whether anything hangs. File work of a save counts too, though it is no reason to stop.
+    waited_s: seconds that jobs have waited for things that other jobs hold, summed over the waits that have ended.
     """
 
     def __init__(
@@ -72,18 +82,21 @@ class RunAhead:
         self.stalled: StalledError | None = None
         self.hangs = False
         self.waited_s = 0.0
-        #: pieces of Python that compute in threads: they move, and end, though no stream shows it
+        #: number of Python functions that compute in threads: they make progress and end, though no stream shows it
         self.computing = 0
         self._streams = streams
         self._most = most
         self._events: deque[tuple[StreamEvent, int]] = deque()
-        #: operations of the host: seldom does the device wait for one, so a slow one does not hold up what is issued to it
+        #: operations of the host, counted apart: the device seldom waits for one, so a slow one must not hold up device work
         self._beside: deque[StreamEvent] = deque()
         self._operations = 0
         self._nbytes = 0
 
     def add(self, event: StreamEvent, nbytes: int = 0, *, beside: bool = False) -> None:
-        """An operation, or a copy of `nbytes`, was enqueued. beside: an operation of the host, next to a device's."""
+        """Add the event of an enqueued operation, or of a copy of `nbytes` bytes.
+
+        beside: whether it is an operation of the host, which runs beside the device's.
+        """
         if beside:
             self._beside.append(event)
             return
@@ -94,7 +107,7 @@ class RunAhead:
             self._operations += 1
 
     def is_full(self) -> bool:
-        """Whether the host has enqueued as much as it may, in operations of either kind or in bytes to be copied."""
+        """Return whether the host is at one of its limits: operations of the device or of the host, or bytes to copy."""
         return (
             (self._operations >= RUN_AHEAD_OPERATIONS and self._operations >= self._most())
             or self._nbytes > RUN_AHEAD_NBYTES
@@ -102,34 +115,34 @@ class RunAhead:
         )
 
     def is_full_of_bytes(self) -> bool:
-        """Whether as many bytes are on their way as may be."""
+        """Return whether the bytes in flight are at their limit."""
         return self._nbytes > RUN_AHEAD_NBYTES
 
     @property
     def is_behind(self) -> bool:
-        """Whether something that was enqueued has yet to run, as far as it is known."""
+        """Whether enqueued work has yet to run, judged by the last event."""
         return bool(self._events) and not self._events[-1][0].done
 
     async def room(self) -> None:
-        """Wait until the host is within its limit again; raises the error of work that failed."""
+        """Wait until the host is within its limits again. Raises the error of work that failed."""
         self.forget_done()
         while self.is_full():
             if len(self._beside) >= RUN_AHEAD_OPERATIONS:
                 head, middle = self._beside[0], self._beside[len(self._beside) // 2]
             else:
                 head, middle = self._events[0][0], self._events[len(self._events) // 2][0]
-            # Streams overtake each other: while the head is not done, waiting for a middle that is would spin.
+            # Streams overtake each other: if the middle is done and the head is not, waiting for the middle would spin.
             await self.settled(head if middle.done else middle)
             self.forget_done()
 
     async def drain(self) -> None:
-        """Wait until everything that was enqueued has run; raises the first error among it."""
+        """Wait until all enqueued work has run, then raise the first error among it."""
         failed: BaseException | None = None
         while self._events:
             event, nbytes = self._events[0]
             await self.settled(event)
             failed = failed or event.error
-            if self._events and self._events[0][0] is event:  # nobody else dropped it meanwhile
+            if self._events and self._events[0][0] is event:  # unless another wait has dropped it
                 self._drop(nbytes)
         while self._beside:
             event = self._beside[0]
@@ -141,21 +154,21 @@ class RunAhead:
             raise failed
 
     async def settle(self) -> None:
-        """Wait until everything that was enqueued has run, well or not: its events say how. After a stall, for nothing."""
+        """Wait until all enqueued work has run, whether it failed or not; its events tell. After a stall, return at once."""
         while (self._events or self._beside) and self.stalled is None:
             try:
                 await self.drain()
-            except Exception:  # drain has emptied all before it raises
+            except Exception:  # drain empties both queues before it raises
                 continue
 
     async def landed(self, event: StreamEvent) -> None:
-        """Wait until `event` is done; raises the error of its work."""
+        """Wait until `event` is done; raise the error of its work."""
         await self.settled(event)
         if event.error is not None:
             raise event.error
 
     async def settled(self, event: StreamEvent) -> None:
-        """Wait until `event` is done, well or not. StalledError when nothing has moved for too long."""
+        """Wait until `event` is done, whether it failed or not. StalledError when nothing has moved for `patience_s`."""
         if self.stalled is not None:
             raise self.stalled
         if not event.done and not await self._patiently(event.resolves, lambda: event.done):
@@ -164,9 +177,11 @@ class RunAhead:
             raise self.stalled
 
     async def told(self, future: asyncio.Future[None], otherwise: Callable[[], str]) -> None:
-        """Wait for a future that somebody else resolves. StalledError, which says `otherwise`, when nothing moves meanwhile.
+        """Wait for a future that another job resolves. StalledError when nothing moves meanwhile.
 
-        Only this wait is given up: what others hold, or leave out, is no fault of the engine.
+        A wait longer than LONG_S is reported as a Waiting event, and again when it ends.
+        Only this wait is given up: it is no fault of the engine if another job keeps a thing, or never writes an input.
+        otherwise: returns the sentence about this wait, for the error and the events.
         """
         began, text = time.monotonic(), ""
 
@@ -187,14 +202,16 @@ class RunAhead:
                 self.tell(Waiting, text=text, seconds=waited_s, is_over=True)
 
     def stall(self, text: str) -> StalledError:
-        """The error of a wait that is given up, told of."""
+        """Return the error for a wait that is given up, and report it as a Fault event."""
         self.tell(Fault, kind=STALL, text=text)
         return StalledError(text)
 
     async def _patiently(self, wakes: Callable[[asyncio.Future[None]], object], is_done: Callable[[], bool]) -> bool:
-        """Wait until `is_done`; False if nothing at all has moved for as long as patience lasts. wakes: resolves a future then.
+        """Wait until `is_done`; return False if nothing at all has moved for the whole patience.
 
-        By a timer of its own: asyncio.timeout takes as long as all the rest of a wait, of which a replayed step has a few.
+        wakes: makes sure that the future it is given resolves once `is_done`.
+        The timer is set by hand: asyncio.timeout takes as long as the rest of a wait, and a replayed step has a few
+            waits.
         """
         looks = Looks(self.patience_s, lambda: sum([stream.finished for stream in self._streams()]))
         loop = asyncio.get_running_loop()
@@ -212,7 +229,7 @@ class RunAhead:
         return True
 
     def forget_done(self) -> None:
-        """Drop what has run from the front; raises the error of work that failed."""
+        """Drop finished work from the front of the queues; raise the error of work that failed."""
         while self._events and self._events[0][0].done:
             event, nbytes = self._events[0]
             self._drop(nbytes)

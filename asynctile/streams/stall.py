@@ -1,6 +1,6 @@
-"""A stall in words: what runs for too long, what waits for it, and for which tiles; what has no turn.
+"""The words for a stall: which work runs for too long, which work waits for it and for which tiles, which share has no turn.
 
-Reads the registers of the streams; changes nothing. When to ask is run_ahead.py's.
+Reads the state of the streams and changes nothing. asynctile/streams/run_ahead.py decides when to ask.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import PendingWork, Runner, StreamEvent
 
-#: Logged of a thread, by name, that closing does not wait for any longer.
-LEFT_BEHIND = "%s hangs in its work and is left behind; it ends when that does"
-#: Operations and copies that the sentence names; the rest is counted.
+#: Logged for a thread that `close` waits for no longer; takes the thread's name.
+LEFT_BEHIND = "thread %s hangs in its work and is left behind; it ends when that work does"
+#: Number of operations and copies that the sentence names; the rest are counted.
 NAMED = 2
 
 
 def describe(streams: Sequence[Runner], patience_s: float) -> str:
-    """One sentence: what runs, since when, and who waits for it."""
+    """Return one sentence: which work runs and since when, and which work waits for it."""
     now = time.perf_counter()
     holders, waiters = [], []
     for stream in streams:
@@ -30,13 +30,13 @@ def describe(streams: Sequence[Runner], patience_s: float) -> str:
     held = "; ".join(holders[:NAMED]) or "nothing runs"
     return (
         f"nothing has moved for {patience_s:g} s: {held}{_more(holders)}; {'; '.join(waiters[:NAMED]) or 'nothing waits'}"
-        f"{_more(waiters)}; close the engine, look at the disk or the device that does not answer, and go on from the last "
+        f"{_more(waiters)}; close the engine, check the disk or the device that does not answer, and resume from the last "
         "checkpoint"
     )
 
 
 def who() -> str:
-    """The caller in words: the coroutine that its task runs, without the marks of what is private."""
+    """Return the caller's name for messages: the coroutine that its task runs, without the underscores of private names."""
     task = asyncio.current_task()
     name: str = getattr(task.get_coro(), "__qualname__", "somebody") if task is not None else "somebody"
     return name.partition(".<locals>")[0].replace("._", ".")

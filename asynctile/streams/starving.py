@@ -1,8 +1,12 @@
-"""Why a stream of worker threads had nothing to run: its stalls, for a trace. What is counted always is Stream.waiting_s.
+"""Stalls of a stream of worker threads, for a trace: why its threads had nothing to run.
 
-A stall is time in which a thread had nothing to run, nothing was ready or kept back, and an operation waited for a copy. It
-ends when such an operation becomes ready, and that is who stalled, waiting for the copy that came last; or when something else
-becomes ready, and then it was the oldest that waits for a copy. Everything here is called under the lock of the streams.
+A stall is time in which a thread was idle, no work was ready or kept back, and an operation waited for a copy. It ends
+in one of two ways:
+
+- Such an operation becomes ready. The stall is reported for this operation and the copy that came last.
+- Other work becomes ready. The stall is reported for the oldest operation that still waits for a copy.
+
+Everything here is called under the lock of the streams. `Stream.waiting_s` counts seconds without a trace, too.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from asynctile.streams.recorder import Ran, Recorder, Stalled
 
 
 class Starving:
-    """The operations of `stream` that wait for copies, and the stall that goes on."""
+    """The operations of `stream` that wait for copies, and the stall that is going on."""
 
     def __init__(self, stream: str, trace: Recorder) -> None:
         self._stream = stream
@@ -22,30 +26,30 @@ class Starving:
         #: oldest first
         self._tasks: dict[StreamTask, None] = {}
         self._began = self._ended = self._idle_s = 0.0
-        #: the operation that becomes ready now is why the last stall was told
+        #: the last stall was reported for the operation that becomes ready now
         self._is_told = False
 
     def add(self, task: StreamTask) -> None:
-        """It waits for a copy. Copies that wait for others stall nobody but who waits for them."""
+        """Add a task that waits for a copy. Copies are left out: they block only the operations that wait for them."""
         if not task.event.is_copy:
             self._tasks[task] = None
 
     def goes_on(self, began: float, ended: float, idle: int) -> None:
-        """Between these times so many threads had nothing to run."""
+        """Extend the stall: between these times `idle` threads had nothing to run."""
         if not self._idle_s:
             self._began = began
         self._ended = ended
         self._idle_s += idle * (ended - began)
 
     def fed(self, task: StreamTask, copy: Ran | None) -> None:
-        """The last copy that `task` waited for is over."""
+        """Note that the last copy that `task` waited for has ended. If the task is ready now, report the stall."""
         self._tasks.pop(task, None)
         if self._idle_s and not task.waiting and copy is not None and not task.event.is_copy:
             self._tell(task, copy)
             self._is_told = True
 
     def ends(self) -> None:
-        """There is something to run."""
+        """End the stall because there is work to run. Report it unless `fed` just did."""
         is_told, self._is_told = self._is_told, False
         if is_told or not self._idle_s:
             self._idle_s = 0.0
@@ -66,7 +70,7 @@ def _is_missing(event: StreamEvent) -> bool:
 
 
 def _so_far(event: StreamEvent) -> Ran:
-    """A copy that is not over."""
+    """Return a copy that has not ended, as far as it has come."""
     runner = cast(TaskRunner, event.stream)
     for thread, (piece, began) in list(runner.running.items()):
         if piece.event is event:
@@ -80,13 +84,13 @@ def _so_far(event: StreamEvent) -> Ran:
 
 
 def ending(by: object) -> Ran | None:
-    """The work that `by` finishes now, where it is a stream that is traced."""
+    """Return the work that `by` finishes now if `by` is a traced stream, else None."""
     found: Ran | None = getattr(by, "ending", None)
     return found
 
 
 def what_ended(by: object) -> tuple[str, object] | None:
-    """The same, as far as others keep it: not what that was behind, and so on."""
+    """Return that work as (stream, what), without what it waited for itself: others keep it."""
     found = ending(by)
     return None if found is None else (found.stream, found.what)
 

@@ -1,12 +1,15 @@
 """Streams on the host: worker threads that run work behind the loop that enqueues it.
 
-A stream is a queue and one or more threads. Work names the events it must wait for (asynctile/streams/event.py); it runs when
-all of them are done, the work enqueued first before the rest. So nothing that is ready waits behind something that is not, and
-no thread ever blocks on an event: streams cannot deadlock, since an event exists before anything can wait for it. What is
-ready of a share whose gate is shut (gate.py) is kept back until somebody says that gates have changed.
+A stream is a queue and one or more threads. A task names the events that it must wait for (asynctile/streams/event.py)
+and becomes ready when all of them are done. Among ready tasks, the one enqueued first runs first. So a ready task never
+waits behind one that is not ready.
 
-The way not taken: a thread a stream that runs strictly in order, with the stream chosen when work is issued, as on a
-GPU. With two cores and guessed costs each waited for the other for a quarter of the forward pass.
+Streams cannot deadlock: no thread blocks on an event, and an event exists before anything can wait for it.
+
+A ready task whose gate is shut (gate.py) is kept back until `gates_changed` is called.
+
+The way not taken: one thread per stream that runs strictly in order, with the stream chosen when work is issued, as on
+    a GPU. With two cores and guessed costs, each thread waited for the other for a quarter of the forward pass.
 """
 
 from __future__ import annotations
@@ -30,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 
 class Stream:
-    """Threads that run work as it becomes ready. Streams whose work waits for one another share a lock.
+    """Threads that run tasks as they become ready. Streams whose tasks wait for one another share a lock.
 
-    waiting_s: seconds, summed over its threads, for which there was nothing to run but work that waits for a copy.
-    ready_at: when the work that a one-thread stream runs now could have begun, time.perf_counter. ending: while it is traced,
-    the work whose event is being finished. The rest is that of a TracedRunner.
+    waiting_s: seconds, summed over the threads, in which the only work left waited for a copy.
+    ready_at: time.perf_counter at which the task that a one-thread stream runs now could have begun.
+    ending: while traced, the work whose event is being finished.
+    The other attributes are those of TracedRunner.
     """
 
     def __init__(self, name: str, lock: threading.Lock, threads: int = 1) -> None:
@@ -50,12 +54,12 @@ class Stream:
         self._lock = lock
         self._changed = threading.Condition(lock)
         self._ready: list[StreamTask] = []
-        #: ready, and met at a gate that was shut
+        #: ready tasks that met a shut gate
         self._kept_back: list[StreamTask] = []
         self._idle = 0
         self._enqueued = 0
         self._unfinished = 0
-        #: tasks that wait for a copy; until when waiting_s is counted
+        #: number of tasks that wait for a copy; time up to which waiting_s is counted
         self._starved = 0
         self._counted = 0.0
         self._closing = self._left = False
@@ -80,7 +84,7 @@ class Stream:
             self._trace, self._starving = trace, None if trace is None else Starving(self.name, trace)
 
     def start(self) -> None:
-        """DeviceError if the system refuses a thread: those before it wait for `close`."""
+        """Start the threads. DeviceError if the system refuses one; the threads before it then wait for `close`."""
         start(*self._threads)
 
     def enqueue(
@@ -93,9 +97,10 @@ class Stream:
         is_copy: bool = False,
         what: object = None,
     ) -> StreamEvent:
-        """Run work(*args) once all of `waits` are done well and all of `after` are done; returns its event.
+        """Run work(*args) once all of `waits` have succeeded and all of `after` have ended; return the event of the work.
 
-        DeviceError once the stream is closed.
+        If one of `waits` fails, the work does not run, and its event gets the same error. DeviceError once the stream
+        is closed.
         """
         event = StreamEvent(is_copy, what, self)
         task = StreamTask(self, event, work, args)
@@ -122,10 +127,10 @@ class Stream:
         return event
 
     def close(self, patience_s: float | None = None) -> None:
-        """Run what is enqueued, then end the threads.
+        """Run everything that was enqueued, whatever the gates say, then end the threads.
 
-        patience_s: wait at most that long. What still waits is then given up, and a thread that is stuck in its work
-        is left behind (it is a daemon).
+        patience_s: seconds to wait in all, None for no limit. After that, work that still waits is given up, and a
+            thread that hangs in its work is left behind (it is a daemon).
         """
         with self._lock:
             self._closing = True
@@ -145,8 +150,8 @@ class Stream:
                         self._changed.notify_all()
 
     def gates_changed(self) -> None:
-        """What was kept back may begin, as far as its gate is open now."""
-        with self._lock:  # also to look: a thread that saw a gate shut may be about to keep something back
+        """Let work that was kept back begin if its gate is open now."""
+        with self._lock:  # even to look: a thread that saw a shut gate may be about to keep a task back
             if self._kept_back:
                 self._count_waiting()
                 if self._starving is not None:
@@ -158,13 +163,13 @@ class Stream:
                 self._changed.notify(len(kept))
 
     def has_work(self, gate: Gate, copies: bool) -> bool:
-        """Whether work of that gate runs, is ready or kept back. copies: they count as well, and not operations alone."""
+        """Return whether work of `gate` runs, is ready or is kept back. copies: count copies as well, not only operations."""
         with self._lock:
             there = [*self._ready, *self._kept_back, *[task for task, _ in list(self.running.values())]]
         return any(task.gate is gate and (copies or not task.event.is_copy) for task in there)
 
     def tick(self) -> None:
-        """From work that takes long: it moves."""
+        """Count a piece as finished: a long piece of work calls this so that the watchdog sees it move."""
         with self._lock:
             self.finished += 1
 
@@ -178,17 +183,17 @@ class Stream:
                 self.running[name] = task, start
                 try:
                     task.work(*task.args)
-                except BaseException as error:  # the event carries it to whoever waits
+                except BaseException as error:  # the event carries it to everything that waits
                     event.error = error
                 del self.running[name]
                 if (trace := self._trace) is not None:
                     done = task.work.__name__, event.what, task.ready_at, start, time.perf_counter(), task.behind
                     task.ran = Ran(self.name, name, *done)
                     trace.put(task.ran)
-            task.args = ()  # a thread that rests must not hold the memory of an arena that was cut anew
+            task.args = ()  # an idle thread must not hold the memory of an arena that was cut anew
 
     def _next(self, finished: StreamTask | None) -> StreamTask | None:
-        """Hand on a finished task and take a ready one, waiting if there is none; None when closed."""
+        """Finish the task that has run, and return a ready one, waiting if there is none; None when closed."""
         with self._lock:
             if finished is not None:
                 self.finished += 1
@@ -201,7 +206,7 @@ class Stream:
                     self._changed.notify_all()
                     break
                 if finished is not None:
-                    # Wakers may call into an event loop; not under the lock.
+                    # Wakers may call into an event loop: release the lock first.
                     self._lock.release()
                     finished.event.wake()
                     self._lock.acquire()
@@ -213,7 +218,7 @@ class Stream:
         return task
 
     def _take(self) -> StreamTask | None:
-        """Under the lock: of what is ready, and may begin, what was enqueued first."""
+        """Return the first enqueued of the ready tasks that may begin, None if there is none. Call under the lock."""
         ready = self._ready
         while ready:
             task = heappop(ready)
@@ -226,7 +231,7 @@ class Stream:
         return None
 
     def _rest(self) -> None:
-        """Under the lock: wait for something to be ready."""
+        """Wait for something to be ready. Call under the lock."""
         self._count_waiting()
         self._idle += 1
         self._changed.wait()
@@ -234,8 +239,10 @@ class Stream:
         self._idle -= 1
 
     def _count_waiting(self) -> None:
-        """Under the lock, before `_idle`, `_starved` or what is kept back changes: who was idle waited for a copy if any task
-        did, unless there was something for another turn.
+        """Add the idle time since the last call to `waiting_s`, if any task waited for a copy.
+
+        Call under the lock, before `_idle`, `_starved` or `_kept_back` changes. While work is kept back for another
+        turn, nothing is added: the threads then wait for the turn, not for a copy.
         """
         now = time.perf_counter()
         if self._starved and not self._kept_back:
@@ -254,7 +261,7 @@ class Stream:
             self._changed.notify()
 
     def _make_ready(self, task: StreamTask) -> None:
-        """Under the lock: it may begin."""
+        """Queue a task that may begin. Call under the lock."""
         if self._starving is not None:
             self._count_waiting()
             self._starving.ends()

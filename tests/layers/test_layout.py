@@ -77,7 +77,7 @@ async def test_a_model_that_fits_nowhere_is_refused_before_its_tiles_are_made(tm
     config = GPT2Config(n_layer=2000, n_head=8, n_embd=512, vocab_size=256, block_size=32)
     options = {"spill": tmp_path, "spill_limit": "64MiB"} if spill else {}
     async with Engine("cpu", host_memory="1GiB", **options) as engine:
-        sentence = r"tiles of 23\.\d+ GiB in all must be kept, there are 1\.00 GiB of RAM"
+        sentence = r"tiles of 23\.\d+ GiB in all must be kept, but there is only 1\.00 GiB of RAM"
         with within(4 << 20), pytest.raises(BudgetError, match=sentence) as caught:
             await GPT2.create(engine, config, tile=256)
         assert caught.value.floor == 4 * config.parameter_count - spill * (64 << 20)

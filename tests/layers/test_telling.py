@@ -250,7 +250,7 @@ async def test_a_save_that_finds_no_room_behind_the_training_says_what_it_lacked
         assert not trainer.saving
     told = [event for event in await rest(reader) if isinstance(event, Pressure)]
     assert [(event.tier, event.cap_bytes) for event in told][-1] == ("host_memory", 2 * SMALL.config.states_nbytes)
-    assert f"for the save of {tmp_path / 'c'}, which does without" in told[-1].text
+    assert f"for the save of {tmp_path / 'c'}, which goes on without it" in told[-1].text
 
 
 async def test_models_are_numbered_until_they_are_named() -> None:

@@ -139,7 +139,7 @@ def test_a_thread_that_closing_does_not_wait_for_is_named_in_the_log(caplog):
     gate.set()
     event.wait()
     said = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
-    text = "asynctile-hangs hangs in its work and is left behind; it ends when that does"
+    text = "thread asynctile-hangs hangs in its work and is left behind; it ends when that work does"
     assert said == [("asynctile.streams.stream", "WARNING", text)]
 
 
