@@ -1,1 +1,1 @@
-"""Steps that repeat: decided once as a schedule, bound to the tiers, and played by the workers of asynctile/play."""
+"""Schedules on real tiers: made once, bound to slots, and carried out by coroutines, compiled workers or graphs."""

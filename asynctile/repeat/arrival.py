@@ -1,7 +1,7 @@
-"""How tiles come to where a schedule begins, and where they stand once it was left: the tiers before and after playing.
+"""The tiers before and after a schedule runs: tiles are brought to its start, and the ledgers are told where it left them.
 
-While a schedule is played the ledgers say nothing: it ends each step where the ledgers left off. Only who leaves in the middle
-of one, at a mark, has to tell them. Which slot is which place is bound.py's.
+While a schedule runs, the ledgers are not kept. A complete run ends where the ledgers left off. A run that is left in
+the middle, at a mark, must tell them where the tiles stand. bound.py says which slot is which place.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from asynctile.storage.slot import Slot
 from asynctile.storage.tile import NEVER, Tile
 from asynctile.streams.event import StreamEvent
 
-#: The slot of each place.
+#: Slot of each place.
 Slots = Mapping[Place, Slot]
 
 
 def in_slots(stands: Iterable[Standing], number: int) -> dict[Tile, Standing]:
-    """Those that have a slot in tier `number`."""
+    """Return those that have a slot in tier `number`, by tile."""
     return {one.tile: one for one in stands if one.tier == number and one.place is not None}
 
 
 async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.ndarray], start: Iterable[Standing]) -> None:
-    """Put the inputs of a program in RAM; where that is packed they have no bytes yet, but are expected as in `start`."""
+    """Put the inputs of a program in RAM. If RAM is packed, only expect them as `start` says: they have no bytes yet."""
     tiers, stands = assembly.tiers, {one.tile: one for one in start if one.place is not None}
     for name, tile in program.inputs.items():
         if tiers.host.arena.packed:
@@ -43,22 +43,22 @@ async def fill(assembly: Assembly, program: Program, inputs: Mapping[str, np.nda
 
 
 def _expect(host: Tier, tile: Tile, stands: Container[Tile]) -> None:
-    """The host will write an input in RAM, or below it."""
+    """Forget the bytes of an input: the host will write it in RAM, or in the tier below."""
     host.drop(host.of(tile), LOSE if tile in stands else REPLACE)
 
 
 async def arrange(
     tiers: Tiers, program: Program, start: Sequence[Standing], unwritten: Collection[Tile]
 ) -> BaseException | None:
-    """Bring the tiles of `program` to where `start` has them: in whichever slot, or to its place in a tier that is packed; but
-    those that nobody has written need only have a place there. Returns the error of a move that failed.
+    """Bring the tiles of `program` to where `start` has them. Return the error of a move that failed, or None.
 
-    At most one cap of bytes a tier and way. What else stands in a tier that is divided leaves. Until all moves have gone well,
-    nothing is known here that was not so before.
+    A tile goes to any slot, or in a packed tier to its place. A tile that nobody has written only needs a place there.
+    Other tiles leave a tier that is divided. Moves at most one cap of bytes in each direction of each tier. Until all
+    moves have succeeded, the ledgers are not told anything new.
     """
     for number, tier in enumerate(tiers.from_the_top()):
         wanted = in_slots(start, number)
-        if tier is not tiers.top and tier.arena.divided:  # what comes through RAM to the device has come
+        if tier is not tiers.top and tier.arena.divided:  # everything that comes through RAM to the device has come
             for tile in program.inputs.values():
                 _expect(tier, tile, wanted)
             await tiers.caps.pack_ram()
@@ -75,8 +75,9 @@ async def arrange(
 
 
 def _send_away(tier: Tier, wanted: Mapping[Tile, Standing], elsewhere: Container[Tile]) -> None:
-    """Let all leave that should be as below and are not, or stand in the place of others, or are wanted `elsewhere`; and where
-    the tier does not hold everything, those that are not wanted.
+    """Evict the tiles that stand wrong: in another tile's place, dirty though wanted clean, or wanted `elsewhere`.
+
+    Where the tier does not hold everything, tiles that are not wanted leave, too.
     """
     for residency in list(tier.ledger.resident):
         one = wanted.get(residency.tile)
@@ -89,7 +90,7 @@ def _send_away(tier: Tier, wanted: Mapping[Tile, Standing], elsewhere: Container
 
 
 def _is_in_place(tier: Tier, residency: Residency, one: Standing) -> bool:
-    """Whether it stands where it is to stand, as far as that matters: one slot of a pool is as good as another."""
+    """Return whether a tile is where it is wanted. In a pool, one slot is as good as another."""
     assert residency.slot is not None and one.place is not None
     return not tier.arena.packed or residency.slot.offset == one.place.index
 
@@ -108,7 +109,7 @@ def _bring(tier: Tier, one: Standing) -> None:
 
 
 def _take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) -> None:
-    """What a schedule writes back counts as changed, also if it has come from below just now."""
+    """Count tiles as dirty that a schedule writes back, even if they were just loaded."""
     for tile, one in wanted.items():
         residency = tier.of(tile)
         if one.state is DIRTY and residency.state is CLEAN:
@@ -118,23 +119,26 @@ def _take_as_changed(tiers: Tiers, tier: Tier, wanted: Mapping[Tile, Standing]) 
 
 
 def _error_of(tiers: Tiers, start: Iterable[Standing]) -> BaseException | None:
-    """Of what wrote the tiles here, and below; None if all has gone well."""
+    """Return the error of a write to one of these tiles, here or below; None if all went well."""
     found = [tiers.from_the_top()[one.tier].of(one.tile) for one in start]
     events = (event for residency in found for event in (residency.written, residency.saved) if event is not None)
     return next((event.error for event in events if event.error is not None), None)
 
 
 def _check(tiers: Tiers, program: Program, start: Iterable[Standing]) -> None:
-    """AsynctileError unless every tile is where it is expected, and as it is."""
+    """Raise AsynctileError unless every tile is in the expected state, with a slot exactly if it should have one."""
     for one in start:
         residency = tiers.from_the_top()[one.tier].of(one.tile)
         if residency.state is not one.state or (residency.slot is None) is not (one.place is None):
-            raise AsynctileError(f"{residency.name} was to be {one.state} in tier {one.tier} before {program.name}, and is "
+            raise AsynctileError(f"{residency.name} should be {one.state} in tier {one.tier} before {program.name}, but is "
                                  f"{residency.state}; this is a fault of asynctile")
 
 
 def stand(tiers: Tiers, stands: Iterable[Standing], slots: Slots, failure: Callable[[int], BaseException | None]) -> None:
-    """Tell the tiers that tiles stand as in `stands`; nothing may be in flight. failure: of an entry, None if it went well."""
+    """Tell the tiers that tiles stand as in `stands`. Nothing may be in flight.
+
+    failure: returns the error of an entry, None if it went well.
+    """
     found = list(stands)
     in_ram = {one.tile for one in found if one.tier != TOP}
     for number, tier in enumerate(tiers.from_the_top()):
@@ -152,7 +156,7 @@ def stand(tiers: Tiers, stands: Iterable[Standing], slots: Slots, failure: Calla
 
 
 def _failed(failure: Callable[[int], BaseException | None], entry: int) -> StreamEvent | None:
-    """The event of an entry that did not go well."""
+    """Return a failed event for an entry that did not go well, else None."""
     error = None if entry == NOBODY else failure(entry)
     if error is None:
         return None

@@ -1,7 +1,8 @@
-"""A schedule on the slots of real tiers: which slot each place is, and whether that still holds.
+"""A schedule bound to real tiers: which slot each of its places is, and whether that still holds.
 
-A place is a number, and ledgers take any free slot for a tile; so a schedule fits every cut that has enough slots, without a
-byte moved, once the right tiles stand in the right tiers (arrival.py). In a tier that is packed a place is a range of bytes.
+A place is a number, and a ledger takes any free slot for a tile. So a schedule fits every cut of the caps that has
+enough slots, without moving a byte, once the right tiles stand in the right tiers (arrival.py). In a packed tier a
+place is a range of bytes.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from asynctile.storage.tile import Tile, corner
 
 
 class Bound:
-    """template on `tiers`, where its tiles are arranged. slots: of all its places. played: what a player is attached to.
-    unwritten: its tiles that nobody had written before its first run that ends.
+    """A template on `tiers`, where its tiles have been arranged. BudgetError if the spill file has too few blocks.
 
-    results: memory for what it fetches, of which it wants `results_nbytes`; others may use it between two runs.
-    others_nbytes: by tier from the top down, of slots that tiles of other programs have.
-    numbers: what its kernels report, float64 by the program's indices. transfers: those that the host does for it.
-    BudgetError if the spill file has too few blocks.
+    slots: slot of each place.
+    played: object that its runner is given.
+    unwritten: its tiles that nobody had written before its first complete run.
+    results: memory for its fetches, `results_nbytes` of it; others may use it between two runs.
+    others_nbytes: by tier from the top down, bytes of slots that tiles of other programs have.
+    numbers: numbers that kernels report, float64 by the program's indices.
+    transfers: its transfers, which the host carries out.
     """
 
     def __init__(self, template: Template, tiers: Tiers, results: np.ndarray, unwritten: Collection[Tile] = ()) -> None:
@@ -47,10 +50,10 @@ class Bound:
         self.slots: Mapping[Place, Slot] = _slots(self.schedule, tiers)
         self.numbers = template.numbers_on(tiers.device)
         self._results = _parts(results, self.schedule.program)
-        # Not a method of this: what is played would hold what holds it.
+        # Not a method of self: `played` would then refer back to its owner.
         self.played: Any = template.bound(partial(_array, tiers, self.slots, self._results), self.numbers)
         self.transfers = Transfers(self.schedule, tiers, self.slots)
-        #: where the host writes inputs before a run, and by mark in the middle of one; inputs that it writes to the file
+        #: arrays where the host writes inputs before a run, and at each mark; inputs that it writes to the spill file
         self._inputs = self._arrays(self.schedule.start)
         self._below = frozenset(self.schedule.inputs_below())
         self._rewritten = {mark: self._arrays(stands) for mark, stands in self.schedule.at.items()}
@@ -61,7 +64,9 @@ class Bound:
         return self.template.schedule
 
     async def fill(self, inputs: Mapping[str, np.ndarray]) -> None:
-        """Give the program's inputs values, by name; the last run is over. TierError if the spill file does not take one."""
+        """Give the program's inputs values, by name. The last run must be over. TierError if the spill file does not take
+        one.
+        """
         events = []
         for name, value in inputs.items():
             tile = self.schedule.program.inputs[name]
@@ -74,29 +79,29 @@ class Bound:
             await self.tiers.run_ahead.settled(event)
         for event in events:
             if event.error is not None:
-                await self.tiers.run_ahead.settle()  # nobody else is to meet it
+                await self.tiers.run_ahead.settle()  # so that nobody else meets the error
                 raise event.error
 
     def put(self, mark: str, tile: Tile, value: np.ndarray) -> None:
-        """At a mark that allows it, when everything before it is over."""
+        """Give an input another value at a mark that allows it. Everything before the mark must be over."""
         np.copyto(self._rewritten[mark][tile], value)
 
     def fetch(self, outputs: Mapping[str, np.ndarray]) -> None:
-        """Give the host what the last run, which is over, has fetched."""
+        """Copy the results of the last run, which is over, to the host."""
         for number, fetch in enumerate(self.schedule.program.fetches):
             tile = fetch.tile
             target = outputs[fetch.key][fetch.index]
             target[...] = corner(self._results[number].view(tile.dtype).reshape(tile.shape), target.shape)
 
     def ended(self) -> None:
-        """A run was performed to its end: all its tiles are written."""
+        """Note that a run has reached its end: all its tiles are written."""
         if self.unwritten:
             stand(self.tiers, self.schedule.end, self.slots, lambda entry: None)
             self.unwritten = ()
             self._look()
 
     def _arrays(self, stands: Iterable[Standing]) -> dict[Tile, np.ndarray]:
-        """Of the inputs, in RAM, as far as they have slots there."""
+        """Return the arrays of the inputs that have slots in RAM."""
         tiers, inputs = self.tiers, set(self.schedule.program.inputs.values())
         lowest = len(tiers.from_the_top()) - 1
         found = in_slots((one for one in stands if one.tile in inputs), lowest)
@@ -106,17 +111,17 @@ class Bound:
         }  # fmt: skip
 
     def holds(self, kernels: Kernels) -> bool:
-        """Whether the kernels are as they were, and the tiers as far as it uses them."""
+        """Return whether its kernels are the same as before, and the tiers too as far as it uses them."""
         return all(kernels.get(name) is kernel for name, kernel in self.template.kernels.items()) and self.stands()
 
     def stands(self) -> bool:
-        """Whether the tiers are as they were, as far as it uses them."""
+        """Return whether the tiers are the same as before, as far as it uses them."""
         return self._stamp == _stamp(self.tiers) or self._stands_again()
 
     def _stands_again(self) -> bool:
-        """Whether all is where it was though something has come or gone since; never where tiles have to leave.
+        """Return whether all its tiles are in their slots and its other slots are free, although tiles have come or gone since.
 
-        Its own tiles are in their slots, and the others that it uses are nobody's.
+        Always False where a tier is divided, since tiles come and go there.
         """
         tiers = self.tiers.from_the_top()
         if any(tier.arena.divided for tier in tiers):
@@ -136,26 +141,26 @@ class Bound:
         return True
 
     def _look(self) -> None:
-        """What stands in the tiers now, beside its own tiles too."""
+        """Note how the tiers are now, beside its own tiles too."""
         tiers = self.tiers.from_the_top()
         self.others_nbytes = [_others_nbytes(self.schedule, tier, number) for number, tier in enumerate(tiers)]
         self._stamp = _stamp(self.tiers)
 
 
 def results_nbytes(program: Program) -> int:
-    """Of the memory that its results are put in."""
+    """Return how much memory the results of a program take, in bytes."""
     return sum(align(fetch.tile.nbytes) for fetch in program.fetches)
 
 
 def _parts(results: np.ndarray, program: Program) -> list[np.ndarray]:
-    """Of each fetch, in order."""
+    """Return the part of the memory for each fetch, in order."""
     sizes = [fetch.tile.nbytes for fetch in program.fetches]
     ends = accumulate((align(size) for size in sizes), initial=0)
     return [results[begin : begin + size] for begin, size in zip(ends, sizes, strict=False)]
 
 
 def _stamp(tiers: Tiers) -> tuple[Any, ...]:
-    """Another one whenever a tile stands elsewhere or a slot may be gone."""
+    """Return a value that changes whenever a tile moves or a slot may be gone."""
     return tuple(
         (tier.ledger.history.count, tier.arena.made_nbytes, tier.arena.ground, *tier.arena.pools)
         for tier in tiers.from_the_top()
@@ -168,14 +173,17 @@ def _others_nbytes(schedule: Schedule, tier: Tier, number: int) -> int:
 
 
 def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
-    """A tile's place is the slot in which it stands; the others are any free ones, or where a tier is packed those bytes."""
+    """Return the slot of each place: a standing tile's own slot, and any free slot for the others.
+
+    In a packed tier, the slot is the place's range of bytes.
+    """
     found: dict[Place, Slot] = {}
     others: dict[Pool, dict[Place, None]] = defaultdict(dict)
     from_the_top = tiers.from_the_top()
     for one in schedule.start:
         if one.place is not None:
             slot = from_the_top[one.tier].of(one.tile).slot
-            assert slot is not None, f"{one.tile.name} was to be brought in"
+            assert slot is not None, f"{one.tile.name} has not been brought in"
             found[one.place] = slot
     for place in schedule.places():
         if place in found or place.tier >= DISK:
@@ -186,13 +194,13 @@ def _slots(schedule: Schedule, tiers: Tiers) -> dict[Place, Slot]:
         else:
             others[_pool(arena, place)][place] = None
     for pool, places in others.items():
-        pool.tidy()  # bringing tiles there has changed the order
+        pool.tidy()  # bringing in tiles has changed the order
         taken = [pool.take(for_load=False) for _ in places]
         free = [slot for slot in taken if slot is not None]
         for slot in reversed(free):
             pool.give(slot, evicted=False)
         if len(free) < len(places):
-            raise AsynctileError(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, {schedule.program.name} needs "
+            raise AsynctileError(f"{len(free)} slots of {pool.slot_nbytes} bytes are free, but {schedule.program.name} needs "
                                  f"{len(places)}; this is a fault of asynctile")
         found.update(zip(places, free, strict=True))
     return found
@@ -205,7 +213,7 @@ def _pool(arena: Arena, place: Place) -> Pool:
 def _array(
     tiers: Tiers, slots: Mapping[Place, Slot], results: Sequence[np.ndarray], place: Place, shape: tuple[int, ...], dtype: Any
 ) -> Any:
-    """What lies at a place, on the device or in RAM."""
+    """Return the array at a place: on the device, in RAM, or in the memory for results."""
     if place.tier == RESULT:
         return results[place.index].view(dtype).reshape(shape)
     return tiers.from_the_top()[place.tier].memory.array(slots[place], shape, dtype)

@@ -1,6 +1,6 @@
-"""A schedule as calls and copies of compiled workers: its tables, all but the addresses.
+"""A schedule as calls and copies for compiled workers: its tables, without addresses.
 
-What stands in the tables is tables.py, how a call lies in them layout.py.
+asynctile/play/tables.py says what is in the tables, asynctile/play/layout.py how a call is laid out in them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from asynctile.program.operation import NO_NUMBER, Operation
 from asynctile.repeat.template import Kernels, Template
 from asynctile.schedule.schedule import Arrays, Kind, Schedule, Scheduled
 
-#: Of a copy: where to, where from, how many bytes.
+#: Words of a copy: target, source, number of bytes.
 _COPY_WORDS = 3
 
 
 class Calls(Template):
-    """over_link: whether results come over a link; else they are copied within one memory.
+    """A template for compiled workers. ValueError if a kernel has no Numba machine code for its types, so no address to call.
 
-    ValueError if a kernel cannot be called by its address, since it is none of Numba's for these types.
+    over_link: whether results come over a link; else they are copied within one memory.
     """
 
     played = True
@@ -34,7 +34,7 @@ class Calls(Template):
         self._over_link = over_link
         self._kernels = kernels
         self._blocks: dict[Any, Block] = {}
-        #: where in the words addresses go: of places, by their number, and of numbers, by theirs
+        #: positions in the words of addresses of places, and which place; of addresses of numbers, and which number
         self._spots: list[int] = []
         self._places_there: list[int] = []
         self._number_spots: list[int] = []
@@ -59,7 +59,7 @@ class Calls(Template):
         reals = np.zeros((len(entries), 4))
         for index, (entry, block, start) in enumerate(zip(entries, blocks, words_at.tolist(), strict=True)):
             if entry.kind is Kind.TRANSFER:
-                continue  # the host knows its places (transfers.py)
+                continue  # the host carries it out (transfers.py)
             numbers = [self._number_of_place[place] for place in entry.places]
             if block is None:
                 self._spots += (start, start + 1)
@@ -88,13 +88,13 @@ class Calls(Template):
         )  # fmt: skip
 
     def _kind(self, entry: Scheduled) -> int:
-        """As workers know it."""
+        """Return the kind of an entry as workers know it."""
         if entry.kind is Kind.FETCH:
             return DOWNLOAD if self._over_link else COPY
         return entry.kind
 
     def _edges(self) -> dict[str, NDArray[Any]]:
-        """Who waits for whom, by the earlier entry."""
+        """Return the edges as arrays, sorted by the earlier entry."""
         entries = self.schedule.entries
         before: list[int] = []
         behind: list[int] = []
@@ -127,7 +127,7 @@ class Calls(Template):
 
 
 def _size(entry: Scheduled, block: Block | None) -> int:
-    """Its words."""
+    """Return the number of words of an entry."""
     if block is not None:
         return block.count
     return 0 if entry.kind is Kind.TRANSFER else _COPY_WORDS

@@ -1,6 +1,6 @@
-"""A schedule as graphs of a device: cut into pieces, and written down for the addresses that it has now.
+"""A schedule as graphs of a device: cut into pieces, and recorded for its present addresses.
 
-What graphs are is asynctile/replay/recording.py's, how they are made the device's.
+asynctile/replay/recording.py says what the graphs are; the device makes them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from asynctile.schedule.pace import Pace
 from asynctile.schedule.pieces import cut
 from asynctile.schedule.schedule import Arrays, Schedule
 
-#: Where several shares take turns no piece takes longer than this by rough rates: what runs is never broken off.
+#: While several shares take turns, no piece takes longer than this by rough rates, since a running piece is never interrupted.
 TURN_S = 4e-3
-#: And elsewhere: what is within a graph ends unseen, and where nothing ends for long a watchdog speaks of a stall. Many a GPU
-#: takes a hundred times as long as those rates say.
+#: The same limit for a single share: nobody sees work end within a graph, and the watchdog reports a stall when nothing ends
+#: for long. Some GPUs take a hundred times as long as the rates say.
 SEEN_S = 0.1
 
 
 class GraphTemplate(Template):
-    """device: which has a recorder. pace: by which pieces are cut. in_turns: whether others want turns beside it.
+    """A template for graphs on `device`, which has a recorder.
 
-    Graphs are kept for one set of addresses, those used last: as long as nobody else has taken its slots a program that comes
-    again has its graphs.
+    pace: rates by which pieces are cut.
+    in_turns: whether other shares take turns with it.
+
+    Graphs are kept for one set of addresses, the last one used. So a program that comes again has its graphs as long as
+    nobody else has taken its slots.
     """
 
     played = True
@@ -41,11 +44,11 @@ class GraphTemplate(Template):
 
     @property
     def nodes(self) -> int:
-        """Of the graphs that are kept."""
+        """Number of nodes in the graphs that are kept."""
         return 0 if self._graphs is None else self._graphs[1].nodes
 
     def forget_graphs(self) -> None:
-        """They are made anew when it is bound again; it is bound no more."""
+        """Free the graphs, when the template is not bound any more; the next `bound` makes them anew."""
         if self._graphs is not None:
             self._graphs[1].forget()
         self._graphs = None

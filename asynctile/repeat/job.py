@@ -1,4 +1,4 @@
-"""A run of a program, as those see it who begin it; and one that failed before its first entry."""
+"""A run of a program as its caller sees it (`Job`), and a run that failed before its first entry (`FailedJob`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from asynctile.storage.tile import Tile
 
 
 class Job(Protocol):
-    """`await until(mark)` as often as wanted, then `await finish()`; `abandon` when it fails. All on the device's loop.
+    """A run: `await until(mark)` as often as wanted, then `await finish()`; `abandon` if it fails. All on the device's loop.
 
-    numbers: float64 (n,), by the program's indices, valid once `reported` or `finish` has returned. played: whether by workers
-    or graphs, and not by coroutines.
+    numbers: float64 (n,), by the program's indices, valid once `reported` or `finish` has returned.
+    played: whether workers or graphs carry it out, and not coroutines.
     """
 
     program: Program
@@ -26,23 +26,23 @@ class Job(Protocol):
         """Let everything before `mark` run. KeyError if the program has no such mark."""
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
-        """At a mark that allows it (Program.mark): give an input another value, for what comes behind."""
+        """Give an input another value for the work behind a mark; only at a mark that allows it (Program.mark)."""
 
     async def reported(self) -> None:
-        """Wait for the numbers of everything before the mark that was asked for."""
+        """Wait for the numbers of everything before the last mark given to `until`."""
 
     async def finish(self) -> None:
-        """Let the rest run and wait until all of it has; raises the first error."""
+        """Let the rest run and wait until all of it has run; raise the first error."""
 
     async def abandon(self) -> list[Tile]:
-        """Let what was begun run out, then free the temporaries; returns persistent tiles whose bytes are lost.
+        """Let the begun work run out, then free the temporaries; return the persistent tiles whose bytes are lost.
 
-        Errors of that work are swallowed: the caller raises the one that it has.
+        Errors of that work are swallowed, since the caller raises the error that it has.
         """
 
 
 class FailedJob:
-    """Tiles did not come to where the schedule of `program` begins: whatever is asked of it raises `error`."""
+    """A run whose tiles did not come to the start of its schedule: every method but `abandon` raises `error`."""
 
     played = False
 

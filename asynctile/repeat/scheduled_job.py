@@ -1,8 +1,8 @@
-"""The run of a program by its schedule.
+"""A run of a program by its schedule.
 
-Workers, the graphs of a device, or coroutines run a stretch, the host looks at marks. What depends on a failed entry is no
-good, and the rest of the stretch runs; so a step that fails or is given up is left at a mark, where the schedule knows where
-every tile stands.
+Compiled workers, graphs of a device or coroutines carry out a stretch; the host looks at marks. If an entry fails,
+entries that depend on it are no good, and the rest of the stretch still runs. So a step that fails or is given up is
+left at a mark, where the schedule knows where every tile stands.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asynctile.streams.event import StreamEvent, StreamEvents
 
 
 class Player(Protocol):
-    """Who runs a schedule: asynctile/play/player.py, replay/replayer.py or run/issuer.py. All on the device's loop."""
+    """An executor of schedules: play/player.py, replay/replayer.py or run/issuer.py. Called on the device's loop."""
 
     on_transfer: Callable[..., Any] | None
 
@@ -34,16 +34,16 @@ class Player(Protocol):
     def release(self, stretch: int) -> None: ...
 
     async def hand_over(self) -> None:
-        """Until what was released is with whoever runs it."""
+        """Wait until everything that was released is handed over to run."""
 
     def reported(self, stretch: int) -> Sequence[StreamEvent]:
-        """Done when the numbers of a stretch that was handed over are there."""
+        """Return events after which the numbers of a stretch that was handed over are there."""
 
     def ended(self, stretch: int) -> Sequence[StreamEvent]:
-        """Done when all of a stretch that was handed over is over."""
+        """Return events after which all of a stretch that was handed over is over."""
 
     def failure(self, entry: int) -> BaseException | None:
-        """Why an entry that was released, and is over, is no good, which its status says."""
+        """Return the error of a released entry that is over and whose status is not OK."""
 
     def transferred(self, entry: int, ok: bool) -> None: ...
 
@@ -52,9 +52,9 @@ class Player(Protocol):
 
 
 class ScheduledJob:
-    """Begun when it is made, on the device's loop; its inputs are in place. outputs: what its fetches fill.
+    """A run that begins when it is made, on the device's loop. Its inputs are in place. The rest is as in Job.
 
-    The rest is as Job's.
+    outputs: host arrays that the program's fetches fill.
     """
 
     def __init__(self, assembly: Assembly, player: Player, bound: Bound, outputs: Mapping[str, np.ndarray]) -> None:
@@ -66,14 +66,15 @@ class ScheduledJob:
         self._bound = bound
         self._outputs = outputs
         self._asked = self._released = 0
-        #: what the disk said, by entry
+        #: errors of the disk, by entry
         self._errors: dict[int, BaseException] = {}
         player.on_transfer = self._transfer
         player.begin()
 
     async def until(self, mark: str) -> None:
-        """Also what is behind the mark, up to the first update or to where an input is rewritten: workers need not rest while
-        the host looks.
+        """Let everything before `mark` run, and more: up to the first update, or to a mark where an input gets another value.
+
+        So the workers need not rest while the host looks.
         """
         schedule = self._bound.schedule
         self._asked = schedule.marks[mark]
@@ -81,7 +82,7 @@ class ScheduledJob:
         await self._release(min((stretch for stretch in stops if stretch >= self._asked), default=self._asked))
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
-        await self._wait(self._ended())  # what still reads the old one, or makes room for the new one
+        await self._wait(self._ended())  # work may still read the old value, or make room for the new one
         marks = self._bound.schedule.marks
         self._bound.put(next(name for name in marks if marks[name] == self._released), tile, value)
 
@@ -92,7 +93,7 @@ class ScheduledJob:
     async def finish(self) -> None:
         await self._release(len(self._bound.schedule.stretches))
         await self._wait(self._ended())
-        await self._assembly.run_ahead.settle()  # nothing is left for others to wait for
+        await self._assembly.run_ahead.settle()  # so that no other job has to wait for this one's work
         self.numbers = self.numbers.copy()  # the next run writes there
         if self.played:
             self._bound.fetch(self._outputs)
@@ -103,14 +104,14 @@ class ScheduledJob:
     async def abandon(self) -> list[Tile]:
         tiers, schedule = self._assembly.tiers, self._bound.schedule
         try:
-            await self._player.hand_over()  # where it was cancelled within that
+            await self._player.hand_over()  # it may have been cancelled there
             for event in self._ended():
                 await tiers.run_ahead.settled(event)
             await tiers.run_ahead.settle()
         except Exception:
             if tiers.run_ahead.stalled is None:
                 raise
-            return []  # what is whole cannot be known while something still hangs
+            return []  # nobody can know which tiles are whole while something hangs
         self._count()
         failure = partial(self._failure, self._player.statuses)
         standing = self._standing()
@@ -121,7 +122,7 @@ class ScheduledJob:
         return [tile for tile in schedule.program.standing if not tiers.top.rescue(tiers.top.of(tile))]
 
     async def _release(self, stretches: int) -> None:
-        """Let the stretches before this one run."""
+        """Let the stretches before number `stretches` run."""
         if stretches > self._released:
             self._released = stretches
             if self._begun():
@@ -129,14 +130,17 @@ class ScheduledJob:
                 await self._player.hand_over()
 
     def _begun(self) -> range:
-        """The stretches that were released and have entries at all."""
+        """Return the released stretches that have entries."""
         return range(min(self._released, self._bound.played.stretch_count))
 
     def _ended(self) -> list[StreamEvent]:
         return [event for stretch in self._begun() for event in self._player.ended(stretch)]
 
     async def _wait(self, events: Sequence[StreamEvent]) -> None:
-        """Until all are over; raises the first error. From the last on: then seldom one is left to wait for."""
+        """Wait until all events are done; raise the first error.
+
+        Begins with the last event, since the others are then mostly done.
+        """
         for event in reversed(events):
             await self._assembly.run_ahead.settled(event)
         for event in events:
@@ -144,7 +148,7 @@ class ScheduledJob:
                 raise self._cause(event.error)
 
     def _standing(self) -> tuple[Standing, ...]:
-        """Where tiles stand behind the last stretch that was released."""
+        """Return where tiles stand after the last stretch that was released."""
         schedule = self._bound.schedule
         if self._released == len(schedule.stretches):
             return schedule.end
@@ -152,26 +156,26 @@ class ScheduledJob:
         return next((schedule.at[name] for name, stretch in marks if stretch == self._released), schedule.start)
 
     def _failure(self, statuses: np.ndarray, entry: int) -> BaseException | None:
-        """Of an entry that was to run; None for one that went well."""
+        """Return the error of an entry that was released; None if it went well."""
         error = None if statuses[entry] == OK else self._player.failure(entry)
         return None if error is None else self._cause(error)
 
     def _transfer(self, entry: int, after: StreamEvents = ()) -> StreamEvent:
-        """The player has one that is due, or will be when `after` is over."""
+        """Begin a transfer for the player, which is due when `after` is over; return its event."""
         return self._bound.transfers.begin(entry, partial(self._transferred, entry), after)
 
     def _transferred(self, entry: int, error: BaseException | None) -> None:
-        """From the thread that did it."""
+        """Tell the player how a transfer went. Called by the thread of the transfer."""
         if error is not None:
             self._errors[entry] = error
         self._player.transferred(entry, error is None)
 
     def _cause(self, error: BaseException) -> BaseException:
-        """What went wrong first: if that was the disk, what it said, else what the player says."""
+        """Return what went wrong first: the first error of the disk if there is one, else the player's error."""
         return self._errors[min(self._errors)] if self._errors else error
 
     def _count(self) -> None:
-        """What moved, and how many operations there were, among the entries that ran."""
+        """Count the moves and operations among the entries that ran, and the peaks."""
         template, tiers = self._bound.template, self._assembly.tiers
         counts = template.counts(self._player.statuses == OK)
         tiers.top.loaded_nbytes += counts.uploaded

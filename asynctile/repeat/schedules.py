@@ -1,13 +1,15 @@
-"""Which runs go by coroutines and which are played; and the schedules that are bound to the tiers now.
+"""The runs of a share's programs: which are carried out by coroutines and which are played; and the schedules bound now.
 
-Every run of a program has a schedule: a function of the program and of how the caps are cut for it, so what moves depends on
-nothing else. Its first run goes by coroutines (asynctile/run/issuer.py), and so does any in which a kernel is not compiled,
-somebody looks at each operation, or much is fetched. From the second on it is played by workers or graphs, and so is one that
-was played before, whatever ran between.
+Every run of a program follows a schedule. The schedule depends only on the program and on how the caps are cut for it,
+and so do the bytes that move.
 
-Where tiles come and go one schedule at a time is bound, and left when another program runs. Where everything stays, nothing of
-one is in the way of another: all that are played stay bound, and a program that has been played is played whenever it comes
-again.
+Some runs go by coroutines (asynctile/run/issuer.py): the first run of a program, and every run in which a kernel is not
+compiled, a trace is recorded, or much is fetched. From the second run on, while its schedule is kept, a program is
+played by workers or graphs, whatever ran in between.
+
+Where tiles come and go, one schedule at a time is bound, and it is left when another program runs. Where everything
+stays, schedules are not in each other's way: all that are played stay bound, and such a program is played whenever it
+comes again.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from asynctile.storage.ledger import never_written
 from asynctile.storage.residency import ABSENT
 from asynctile.storage.tile import Tile
 
-#: What a program that is played may fetch, bytes: it is copied once more, through memory of this size that all of a share use.
+#: Most bytes that a played program may fetch: they pass through memory of this size, which the whole share uses.
 MOST_FETCHED = 16 << 20
 
 
 class Schedules:
-    """Those of one share. compute: runs Python in a thread. is_on: whether anything is played."""
+    """The runs of one share. compute: runs a Python function in a thread. is_on: returns whether anything is played."""
 
     def __init__(self, assembly: Assembly, compute: Callable[..., Awaitable[Any]], is_on: Callable[[], bool]) -> None:
         self._assembly = assembly
@@ -51,10 +53,10 @@ class Schedules:
         self._is_on = is_on
         self._last: Callable[[], Program | None] = lambda: None
         self._templates = Templates(assembly.tiers, compute, self._dropped)
-        #: those whose schedules stand, of what is kept; the one that the player has
+        #: bound schedules, by program; the one that the player has attached
         self._bounds: dict[Program, Bound] = {}
         self._attached: Bound | None = None
-        #: beside the caps; none before the first that fetches
+        #: memory for fetched results, outside the caps; empty before the first played program that fetches
         self._results = np.empty(0, np.uint8)
 
     async def start(
@@ -62,7 +64,7 @@ class Schedules:
     ) -> Job:
         """Begin a run of `program`; see Share.start."""
         if self._tiers.run_ahead.stalled is not None:
-            raise self._tiers.run_ahead.stalled  # the last run still hangs in what it would use
+            raise self._tiers.run_ahead.stalled  # the last run still hangs in tiles that this one would use
         self._check_given(program, inputs)
         bound = self._bounds.get(program)
         if bound is not None and self._is_right(bound):
@@ -80,18 +82,18 @@ class Schedules:
         return ScheduledJob(self._assembly, self._runner(bound, outputs), bound, outputs)
 
     def leave(self) -> None:
-        """Nothing is played for now; the tiers are as after any other job, and who plays holds no memory of theirs."""
+        """Unbind every schedule: the tiers are as after any other job, and the player holds none of their memory."""
         self._leave_others(None, also_played=True)
         self._detach()
 
     def forget(self, tiles: Iterable[Tile]) -> None:
-        """These are gone for good, and with them the programs that train them: their schedules hold as much as they do."""
-        self.leave()
+        """Drop the schedules of programs that train these tiles, which are gone for good."""
+        self.leave()  # a schedule holds as much memory as its tiles do
         gone = set(tiles)
         self._templates.forget(gone)
 
     def close(self) -> None:
-        """Nothing runs any more, and nothing will: keep no schedule, and no view of memory that is about to go."""
+        """Drop every schedule and every view of memory that is about to go. Nothing runs any more."""
         self._attached = None
         self._bounds.clear()
         self._templates.clear()
@@ -102,20 +104,20 @@ class Schedules:
         return self._tiers.device.kernels
 
     def _check_given(self, program: Program, inputs: Mapping[str, np.ndarray]) -> None:
-        """AsynctileError if an input is missing."""
+        """Raise AsynctileError if an input is missing."""
         for name, tile in program.inputs.items():
             if name not in inputs:
                 raise never_written(tile)
 
     def _check_written(self, program: Program) -> None:
-        """AsynctileError if nobody has written a tile that the program reads first."""
+        """Raise AsynctileError if nobody has written a tile that the program reads first."""
         given = set(program.inputs.values())
         for tile in program.first_uses:
             if tile not in given and self._tiers.top.of(tile).state is ABSENT:
                 raise never_written(tile)
 
     def _may_play(self, program: Program) -> bool:
-        """Whether somebody may play it, as far as is known, and nobody looks at each operation."""
+        """Return whether the program may be played, as far as is known: no trace looks at each operation."""
         return (
             self._is_on()
             and self._templates.may_play(program)
@@ -124,11 +126,11 @@ class Schedules:
         )
 
     def _is_right(self, bound: Bound) -> bool:
-        """Whether it is bound for those who are to run it now, and holds."""
+        """Return whether `bound` is for the executor that is to run it now, and still holds."""
         return bound.template.played is self._may_play(bound.schedule.program) and bound.holds(self._kernels)
 
     async def _bound(self, program: Program, demand: Demand, inputs: Mapping[str, np.ndarray], *, again: bool) -> Bound:
-        """Its schedule, bound for who plays it, or for coroutines."""
+        """Return the program's schedule, bound for a player if it can be played now, else for coroutines."""
         before = self._bounds.get(program)
         if before is not None and not (before.stands() and self._templates.has(program)):
             self._let_go(self._bounds.pop(program))
@@ -146,7 +148,7 @@ class Schedules:
         return bound
 
     def _runner(self, bound: Bound, outputs: Mapping[str, np.ndarray]) -> Player:
-        """Who carries it out."""
+        """Return the executor of `bound`."""
         self._templates.used(bound.schedule.program)
         if bound.template.played:
             self._attach(bound)
@@ -157,8 +159,9 @@ class Schedules:
     async def _bind(
         self, template: Template, inputs: Mapping[str, np.ndarray], before: Bound | None
     ) -> Bound | None:
-        """Bring the tiers to where its schedule begins; None if the device does not get ready to play it.
-        before: the same schedule, bound for others to run it, which ends here: all stands where it is to.
+        """Bring the tiers to the start of the schedule and bind it; return None if the device cannot get ready to play it.
+
+        before: the same schedule bound for another executor. It ends here, and all its tiles stand in place already.
         """
         tiers, program = self._tiers, template.schedule.program
         unwritten = self._unwritten(program) if before is None else before.unwritten
@@ -183,26 +186,26 @@ class Schedules:
             raise
 
     def _unwritten(self, program: Program) -> Collection[Tile]:
-        """Its tiles that nobody has written, and that it writes before it reads them."""
+        """Return the program's tiles that nobody has written, and that it writes before it reads them."""
         given = set(program.inputs.values())
         return {tile for tile in program.standing if tile not in given and self._tiers.top.of(tile).state is ABSENT}
 
     async def _arrive(self, schedule: Schedule, inputs: Mapping[str, np.ndarray], unwritten: Collection[Tile]) -> None:
-        """Bring tiles to where it begins."""
+        """Bring tiles to the start of the schedule."""
         tiers, program = self._tiers, schedule.program
         if tiers.gate.level:
             await tiers.gate.opened()
         for tier in tiers.from_the_top():
             for pool in tier.arena.pools:
-                pool.tidy()  # as long as the same slots are free a schedule gets the same ones, and its graphs fit
+                pool.tidy()  # while the same slots are free, a schedule gets the same ones, and its graphs fit
         await fill(self._assembly, program, inputs, schedule.start)
         error = await arrange(tiers, program, schedule.start, unwritten)
         if error is not None:
             raise _Unarrived(error)
 
     async def _is_ready(self, bound: Bound) -> bool:
-        """Whether it can be played now. Graphs are captured in a thread, all of them before the first runs: where that does not
-        work the program is issued from its begin.
+        """Return whether it can be played now. All graphs are captured first, in a thread; if that fails, coroutines take
+        over.
         """
         recording = bound.played
         if not isinstance(recording, Recording):
@@ -217,17 +220,17 @@ class Schedules:
         return True
 
     def _memory_for(self, template: Template) -> np.ndarray:
-        """Where its results are put; coroutines bring them to where they are wanted."""
+        """Return the memory for its results. Coroutines put results where they are wanted at once."""
         if template.played and results_nbytes(template.schedule.program) > self._results.size:
-            self._results = self._tiers.device.numbers(MOST_FETCHED // 8).view(np.uint8)  # where copies can go
+            self._results = self._tiers.device.numbers(MOST_FETCHED // 8).view(np.uint8)  # memory that copies can go to
         return self._results
 
     def _is_kept(self, program: Program) -> bool:
-        """Whether it has been played where everything stays, as it does now."""
+        """Return whether the program is known where everything stays, as it does now."""
         return not any(tier.arena.divided for tier in self._tiers.from_the_top()) and self._templates.has(program)
 
     def _attach(self, bound: Bound) -> None:
-        """The player plays this one."""
+        """Make the player play this schedule."""
         if self._attached is not bound:
             self._attached = None
             self._player().attach(bound.played)
@@ -241,30 +244,30 @@ class Schedules:
         self._player().on_transfer = None
 
     def _end(self, bound: Bound) -> None:
-        """Nobody runs it any more."""
+        """Note that nobody runs it any more."""
         if self._attached is bound:
             self._detach()
         bound.transfers.give_back()
 
     def _leave_others(self, program: Program | None, *, also_played: bool) -> None:
-        """What coroutines ran may never come again: its inputs make room."""
+        """Unbind schedules of other programs, whose inputs make room: those run by coroutines may never come again."""
         for other, bound in list(self._bounds.items()):
             if other is not program and (also_played or not bound.template.played):
                 self._let_go(self._bounds.pop(other))
 
     def _let_go(self, bound: Bound) -> None:
-        """It is bound no more."""
+        """Note that it is bound no more; release its inputs."""
         self._end(bound)
         self._assembly.release(bound.schedule.program.inputs.values())
 
     def _dropped(self, program: Program, templates: Sequence[Template | None]) -> None:
-        """They are kept no more."""
+        """Unbind the program's schedule if it is bound by one of these templates, which are not kept any more."""
         bound = self._bounds.get(program)
         if bound is not None and bound.template in templates:
             self._let_go(self._bounds.pop(program))
 
     def _player(self) -> Workers | Replayer:
-        """That of the share, made when it is first wanted; the engine closes it."""
+        """Return the player of the share, making it at first use. The engine closes it."""
         tiers = self._tiers
         if tiers.player is None:
             tiers.player = self._hired()
@@ -273,7 +276,7 @@ class Schedules:
         return player
 
     def _has_players(self) -> bool:
-        """Whether the system lets somebody play: asked again before each run that would be played."""
+        """Return whether the system lets a player work; asked before each run that would be played."""
         player = self._player()
         return isinstance(player, Replayer) or player.hire()
 
@@ -286,7 +289,7 @@ class Schedules:
 
 
 class _Unarrived(Exception):
-    """Tiles did not come to where a schedule begins, because of `error`."""
+    """The tiles did not come to the start of a schedule, because of `error`."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)

@@ -1,4 +1,4 @@
-"""The space that a step has under caps: how they are cut for it, as far as its schedule depends on that; and its schedule."""
+"""The space of a step: how the caps are cut for it, as far as its schedule depends on that. And its schedule there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asynctile.storage.sizes import format_size
 
 
 def space_of(arenas: Sequence[Arena], asked: Sequence[Demand], *, spills: bool, prefetch: int, rates: Rates) -> Space:
-    """Of arenas, from the top down, that are cut for what is asked of each. spills: whether a disk is below RAM."""
+    """Return the space in `arenas`, from the top down, cut for the demands in `asked`. spills: whether a disk is below RAM."""
     top, ram = _cut(arenas[0], Counter()), None
     if len(arenas) > 1:
         ram = _cut(arenas[1], _temporaries(asked[1], arenas[1].alignment))
@@ -26,24 +26,24 @@ def space_of(arenas: Sequence[Arena], asked: Sequence[Demand], *, spills: bool, 
 
 
 def schedule_for(program: Program, demand: Demand, tiers: Tiers) -> Schedule:
-    """By which `program` runs on `tiers`, which are cut for `demand`. Blocks. BudgetError if it does not fit there."""
+    """Return the schedule of `program` on `tiers`, which are cut for `demand`. Blocks. BudgetError if it does not fit there."""
     arenas = [tier.arena for tier in tiers.from_the_top()]
     return must_decide(program, space_on(tiers, demand), arenas, tiers.caps.demands(demand))
 
 
 def space_on(tiers: Tiers, demand: Demand) -> Space:
-    """Of `tiers`, which are cut for `demand`."""
+    """Return the space on `tiers`, which are cut for `demand`."""
     arenas = [tier.arena for tier in tiers.from_the_top()]
     spills = tiers.spill is not None
     return space_of(arenas, tiers.caps.demands(demand), spills=spills, prefetch=tiers.prefetch, rates=tiers.rates)
 
 
 def must_decide(program: Program, space: Space, arenas: Sequence[Arena], asked: Sequence[Demand]) -> Schedule:
-    """`decide`, or BudgetError."""
+    """Return the schedule of `program`; BudgetError if there is none."""
     schedule = decide(program, space)
     if schedule is None:
         caps = " and ".join(f"{arena.argument} of {format_size(arena.cap)}" for arena in arenas if arena.cap is not None)
-        raise BudgetError(f"{program.name} does not fit into {caps}: its tiles find no places there; {arenas[0].remedy} or "
+        raise BudgetError(f"{program.name} does not fit into {caps}: not all its tiles find a place; {arenas[0].remedy} or "
                           "choose a smaller tile", floor=asked[0].floor_nbytes)  # fmt: skip
     return schedule
 
@@ -53,7 +53,7 @@ def _cut(arena: Arena, spread: Counter[int]) -> Cut:
 
 
 def _temporaries(demand: Demand, alignment: int) -> Counter[int]:
-    """By size, how many slots there are beside those of what stands."""
+    """Return, by size, how many slots there are beside those of the standing tiles."""
     found = Counter(demand.exact)
     found.subtract(align(tile.nbytes, alignment) for tile in demand.standing)
     return +found

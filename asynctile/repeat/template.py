@@ -1,7 +1,7 @@
-"""A schedule, all but the addresses: what is worked out once for who runs it, however often the tiers are cut anew.
+"""A template: everything about a schedule but its addresses, made once for its executor, however often the tiers are cut anew.
 
-Coroutines need no more than this. What workers need is calls.py, what becomes graphs graph_template.py; which slot a place is
-bound.py.
+Coroutines need no more than the base class here. calls.py adds what compiled workers need, graph_template.py what
+graphs need. bound.py says which slot each place is.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from asynctile.memory.placed import Placed
 from asynctile.schedule.schedule import DISK, Arrays, Kind, Schedule
 
 Kernels = Mapping[str, Callable[..., None]]
-#: Of what is counted: bytes written to the file. The others go by their kinds.
+#: Index of bytes written to the file among the counts; the others are counted by kind.
 _WRITTEN = len(Kind)
 
 
 class Counts(NamedTuple):
-    """How many operations, and how many bytes over the link, between RAM and the file, and of results."""
+    """Amounts of work: number of operations, and bytes moved.
+
+    uploaded, downloaded: over the link.
+    read, written: between RAM and the spill file.
+    fetched: results for the host.
+    """
 
     operations: int
     uploaded: int
@@ -33,9 +38,9 @@ class Counts(NamedTuple):
 
 
 class Template:
-    """schedule, and the places in memory that it uses, each once. kernels: all and only those that it calls, as they were.
+    """A schedule and the places in memory that it uses, each once.
 
-    numbers: what its kernels report, float64 by the program's indices; made once, since its address is written down.
+    kernels: all and only the kernels that it calls, as they were when it was made.
     played: whether it is for workers or graphs, and not for coroutines.
     """
 
@@ -47,22 +52,25 @@ class Template:
         self.places = [place for place in dict.fromkeys(schedule.places()) if place.tier != DISK]
         self._numbers: np.ndarray | None = None
         self._amounts = np.array([entry.nbytes if entry.kind is not Kind.OPERATION else 1 for entry in schedule.entries])
-        # By kind, but for transfers to the file, which are no reads.
+        # By kind, except that transfers to the file are writes.
         self._ways = np.array([_WRITTEN if entry.places[0].tier == DISK else entry.kind for entry in schedule.entries])
         self._totals = self._summed(self._amounts)
 
     def bound(self, arrays: Arrays, numbers: np.ndarray) -> Any:
-        """What it is run as: the schedule on these arrays."""
+        """Return what its executor is given: the schedule on these arrays."""
         return Placed(self.schedule, arrays, numbers)
 
     def numbers_on(self, device: Device) -> np.ndarray:
-        """float64 (n,), the same ones whenever it is bound."""
+        """Return float64 zeros for the numbers that its kernels report, one more than the program has.
+
+        The same array whenever the template is bound, since its address is recorded.
+        """
         if self._numbers is None:
             self._numbers = device.numbers(len(self.schedule.program.numbers) + 1)
         return self._numbers
 
     def counts(self, ran: NDArray[np.bool_]) -> Counts:
-        """Of the entries that ran (n,)."""
+        """Return the counts of the entries that ran. ran: (n,) bool."""
         return self._totals if ran.all() else self._summed(self._amounts * ran)
 
     def _summed(self, amounts: NDArray[np.int64]) -> Counts:

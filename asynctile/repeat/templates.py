@@ -1,7 +1,7 @@
-"""The templates of a share's programs: which program has one under which cut of the caps, and which are kept.
+"""The templates of a share's programs: one entry for each program and cut of the caps, and a bound on how many are kept.
 
-A schedule is worked out once for a program and a cut, in a thread, and made a template for coroutines, and for who plays it on
-the device: compiled workers, or graphs. Which programs are played when is schedules.py's.
+A schedule is worked out once for a program and a cut, in a thread. It becomes a template for coroutines, and one for
+the player on the device: compiled workers or graphs. schedules.py decides which programs are played when.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from asynctile.storage.tile import Tile
 
 logger = logging.getLogger(__name__)
 
-#: The most schedules that are kept for one share, and the most of their entries, of about 800 bytes each. But as many as FEW
-#: are kept however long they are: a training needs its step and its validation, of each shape that comes again.
+#: Most schedules that are kept for one share, and most of their entries, about 800 bytes each. FEW schedules are kept however
+#: long they are: a training needs its step and its validation, in each shape that comes again.
 KEPT, ENTRIES, FEW = 32, 1 << 18, 8
-#: The most nodes of their graphs, of some 10 KB each on the device, beside its cap; but the program that runs has its own.
+#: Most nodes of their graphs, about 10 KB each on the device, outside its cap. The running program's graphs are always kept.
 NODES = 1 << 15
 
 
 @dataclass(slots=True)
 class Kept:
-    """What is known of a program under one cut, for these kernels.
+    """Everything known of a program under one cut of the caps, for these kernels.
 
-    issued: the template for coroutines. played: that for who plays it; None where nobody can, or before it is first wanted:
-    programs that run once need none. may_play: whether somebody could, as far as is known.
+    issued: template for coroutines.
+    played: template for the player; None if it cannot be played, or before that is first wanted: a program that runs
+        once needs none.
+    may_play: whether it could be played, as far as is known.
     """
 
     kernels: dict[str, Callable[..., None]]
@@ -47,7 +49,10 @@ class Kept:
 
 
 class Templates:
-    """Those of one share. compute: runs Python in a thread. dropped: called with a program and templates of it that go."""
+    """The templates of one share. compute: runs a Python function in a thread.
+
+    dropped: called with a program and the templates of it that are dropped.
+    """
 
     def __init__(
         self,
@@ -58,27 +63,30 @@ class Templates:
         self._tiers = tiers
         self._compute = compute
         self._dropped = dropped
-        #: by program and cut, the one used last at the end
+        #: by program and cut, the last one used at the end
         self._kept: OrderedDict[Any, Kept] = OrderedDict()
 
     @property
     def _has_player(self) -> bool:
-        """Whether there is somebody who could play one."""
+        """Whether the device has workers or graphs at all."""
         device = self._tiers.device
         return device.recorder is not None or (device.workers is not None and player_supported())
 
     def has(self, program: Program) -> bool:
-        """Whether it is known under the cut that there is now."""
+        """Return whether the program is known under the present cut of the caps."""
         return self._key(program) in self._kept
 
     def used(self, program: Program) -> None:
-        """It runs now."""
+        """Note that the program runs now."""
         key = self._key(program)
         if key in self._kept:
             self._kept.move_to_end(key)
 
     def captured(self) -> None:
-        """The program asked for last has graphs: of the others those used last keep theirs, as far as there is room."""
+        """Note that the program asked for last has graphs.
+
+        The other programs keep theirs as far as there is room, those used last first.
+        """
         *others, last = [
             (program, kept.played) for (program, *_), kept in self._kept.items() if isinstance(kept.played, GraphTemplate)
         ]
@@ -90,13 +98,15 @@ class Templates:
                 template.forget_graphs()
 
     def may_play(self, program: Program) -> bool:
-        """Whether somebody could play it under the cut that there is now, as far as is known."""
+        """Return whether the program could be played under the present cut, as far as is known."""
         kept = self._kept.get(self._key(program))
         return self._has_player and (kept is None or kept.may_play)
 
     async def of(self, program: Program, demand: Demand, *, played: bool) -> Template:
-        """That of a program under the cut that there is. played: for who plays it, if it can be; else that for coroutines.
-        BudgetError if the cut leaves no places for all that it uses.
+        """Return the program's template under the present cut, making it if needed.
+
+        BudgetError if the cut has no places for its tiles.
+        played: return the template for the player if the program can be played, else that for coroutines.
         """
         key, kernels = self._key(program), self._called(program)
         kept = self._kept.get(key)
@@ -111,7 +121,7 @@ class Templates:
 
             try:
                 await self._compute(make)
-            finally:  # a cancellation waits for it as well: what is made is kept, or a short timeout would make it each time
+            finally:  # even if cancelled: keep what was made, or callers with a short timeout would make it anew each time
                 self._kept.update((key, one) for one in made)
             kept = self._kept[key]
         self._kept.move_to_end(key)
@@ -119,41 +129,45 @@ class Templates:
         return kept.played if played and kept.played is not None else kept.issued
 
     def give_up(self, template: Template, why: BaseException) -> None:
-        """The device could not get ready to play it: its program is issued, as long as caps and kernels are as they are.
+        """Note that the device could not get ready to play the template.
 
-        By the template: another share may have come or gone since it was asked for, and with that what it is kept under.
+        Coroutines run its program from now on, while caps and kernels stay the same. Searched by template, not by key:
+        another share may have come or gone meanwhile, which changes the key.
         """
         program = template.schedule.program
         for kept in self._kept.values():
             if kept.played is template:
                 kept.played, kept.may_play = None, False
         if isinstance(template, GraphTemplate):
-            template.forget_graphs()  # at once: it may be for want of their memory
+            template.forget_graphs()  # at once, since their memory may be what was missing
         logger.warning(
-            "%s cannot write %s down as graphs (%s: %s); its operations are issued one by one: slower, with the same results",
+            "%s cannot record %s as graphs (%s: %s); its operations are issued one by one: slower, with the same results",
             self._tiers.device.name, program.name, type(why).__name__, why,
         )  # fmt: skip
 
     def forget(self, tiles: Container[Tile]) -> None:
-        """These are gone for good, and with them the programs that train them: their schedules hold as much as they do."""
+        """Drop the programs that train these tiles, which are gone for good.
+
+        Their schedules hold as much memory as the tiles do.
+        """
         for key in [key for key in self._kept if any(tile in tiles for tile in key[0].standing)]:
             del self._kept[key]
 
     def clear(self) -> None:
-        """Nothing runs any more."""
+        """Drop all templates, since nothing runs any more."""
         self._kept.clear()
 
     def _key(self, program: Program) -> Any:
-        """What a template is a function of, kernels aside."""
+        """Return what a template depends on, except for kernels."""
         return program, _cut(self._tiers), self._is_in_turns
 
     @property
     def _is_in_turns(self) -> bool:
-        """Whether graphs are to be short, for others' sake; workers can be held anywhere."""
+        """Whether graphs must be short because other shares take turns. Workers can be held anywhere."""
         return self._tiers.device.recorder is not None and self._tiers.is_shared
 
     def _made(self, schedule: Schedule, kernels: Kernels) -> Template | None:
-        """None where nobody can play it, as where a kernel has no machine code."""
+        """Return a template for the player; None if it cannot be played, such as when a kernel has no machine code."""
         device = self._tiers.device
         if not self._has_player:
             return None
@@ -165,14 +179,16 @@ class Templates:
             return None
 
     def _called(self, program: Program) -> dict[str, Callable[..., None]]:
-        """The kernels of a program, as they are now: tests put others in their places."""
+        """Return the present kernels of a program. Tests replace kernels."""
         kernels = self._tiers.device.kernels
         names = {operation.kernel for operation in program.operations()}
         return {name: kernels[name] for name in names if name in kernels}
 
     def _drop(self) -> None:
-        """The schedules unused for longest go, if there are too many, and what is bound of them. Where most were never played,
-        one of these goes: programs that run once are not to push out those that come again.
+        """Drop the least recently used schedules if there are too many, and what is bound of them.
+
+        If most of them were never played, drop one of those: programs that run once must not push out programs that
+            come again.
         """
         entries = sum(len(one.issued.schedule) for one in self._kept.values())
         while len(self._kept) > KEPT or (len(self._kept) > FEW and entries > ENTRIES):
@@ -185,5 +201,5 @@ class Templates:
 
 
 def _cut(tiers: Tiers) -> tuple[Any, ...]:
-    """How the caps are cut, as far as decisions depend on it."""
+    """Return how the caps are cut, as far as schedules depend on it."""
     return tiers.caps.in_turn, *(tier.arena.cap if tier.arena.divided else None for tier in tiers.from_the_top())

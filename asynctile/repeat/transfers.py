@@ -1,8 +1,8 @@
-"""What a schedule moves between RAM and the spill file: which block each place there is, and each transfer when it is due.
+"""Transfers of a schedule between RAM and the spill file: the block of each place there, and each transfer when it is due.
 
-The work is done by the threads of the spill folder's stream (asynctile/memory/spill_link.py), with its retries and checksums;
-the schedule says when. What stands keeps the block that it has in its tier; those of temporaries are the schedule's own, from
-when it is bound until it is left.
+The threads of the spill folder's stream carry them out, with retries and checksums (asynctile/memory/spill_link.py);
+the schedule says when. Persistent tiles keep the blocks that they have in their tier. Blocks of temporaries belong to
+the schedule, from when it is bound until it is left.
 """
 
 from __future__ import annotations
@@ -22,17 +22,14 @@ from asynctile.streams.event import StreamEvent, StreamEvents, unfinished
 
 
 class Transfers:
-    """Those of `schedule` on `tiers`. slots: of its places.
-
-    BudgetError if the file has too few blocks.
-    """
+    """The transfers of `schedule` on `tiers`. slots: slot of each place. BudgetError if the file has too few blocks."""
 
     def __init__(self, schedule: Schedule, tiers: Tiers, slots: Mapping[Place, Slot]) -> None:
         self._schedule = schedule
         self._tiers = tiers
         self._host = tiers.host
         self._slots = slots
-        #: of temporaries, which nobody else knows
+        #: blocks of temporaries, which nobody else knows
         self._own: dict[Place, Block] = {}
         try:
             for entry in schedule.entries:
@@ -43,8 +40,9 @@ class Transfers:
             raise
 
     def begin(self, entry: int, told: Callable[[BaseException | None], None], after: StreamEvents = ()) -> StreamEvent:
-        """Enqueue the transfer of an entry behind `after`; returns its event. told: called with its error, or None, from the
-        thread that did it.
+        """Enqueue the transfer of an entry behind `after`; return its event.
+
+        told: called by the thread of the transfer, with its error or None.
         """
         scheduled = self._schedule.entries[entry]
         tile, (to, source) = scheduled.what, scheduled.places
@@ -55,24 +53,24 @@ class Transfers:
 
         def over(error: BaseException | None) -> None:
             if error is not None and here is to:
-                pages[:] = 0  # graphs cannot skip what reads it, and an index of zero is in range wherever one is
+                pages[:] = 0  # graphs cannot skip the readers, and as an index, zero is always in range
             told(error)
 
         return self._link.carry(tile, block, pages, to.tier == DISK, over, after)
 
     def fill(self, tile: Tile, value: np.ndarray) -> StreamEvent:
-        """Write an input that has its place in the file; returns the event of that."""
+        """Write an input that has its place in the file; return the event of the write."""
         pages = aligned_array(self._link.pages_nbytes(tile))
         pages[: tile.nbytes].view(tile.dtype).reshape(tile.shape)[...] = value
         block: Block = self._host.of(tile).backing
-        event = self._link.carry(tile, block, pages, True, after=unfinished(*block.guard))  # one that was given up goes before
+        event = self._link.carry(tile, block, pages, True, after=unfinished(*block.guard))  # after a write that was given up
         block.guard = (event,)
         self._host.written_nbytes += pages.nbytes
         self._host.run_ahead.add(event, pages.nbytes)
         return event
 
     def give_back(self) -> None:
-        """Nothing is under way: the blocks of temporaries are free."""
+        """Free the blocks of temporaries. Nothing may be under way."""
         for block in self._own.values():
             self._link.spill.give(block)
         self._own.clear()
@@ -93,5 +91,5 @@ class Transfers:
         if residency.backing is None:
             residency.backing = self._link.take(residency)
         above = self._tiers.top.of(tile)
-        if self._tiers.link is not None and above.backing is None:  # so that the block goes when the tile does
+        if self._tiers.link is not None and above.backing is None:  # so that the block is freed with the tile
             above.backing = self._tiers.link.take(above)

@@ -1,1 +1,1 @@
-"""A schedule as graphs of a device: the graphs of its pieces, and who runs them."""
+"""A schedule as graphs of a device: the graphs of its pieces, and the replayer that runs them."""

@@ -1,7 +1,7 @@
-"""A schedule as graphs: those of its pieces at certain addresses, and what the host does beside them.
+"""A schedule as graphs: one graph for each of its pieces, at fixed addresses, and the work of the host between them.
 
-How a schedule is cut into pieces is asynctile/schedule/pieces.py's, how a graph is made a recorder's (device/base.py), and who
-runs them replayer.py's.
+asynctile/schedule/pieces.py cuts a schedule into pieces. A device's recorder makes the graphs (device/base.py), and
+replayer.py runs them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from asynctile.schedule.schedule import Arrays, Scheduled
 
 
 class Graphs:
-    """Those of the pieces of a schedule, in their order. nodes: how many pieces of work they hold, as they were asked for.
+    """The graphs of a schedule's pieces, in order.
 
-    forget: call it when they are not run any more; else they go with this.
+    nodes: number of pieces of work in them, as they were asked for.
+    forget: call it once the graphs are not run any more; otherwise they are freed with this object.
     """
 
     def __init__(self, recorder: GraphRecorder) -> None:
@@ -34,7 +35,7 @@ class Graphs:
 
 
 class Item(NamedTuple):
-    """What is handed over at once, with its stretch. reports: whether the host is to learn a number of it."""
+    """A piece or an aside, handed over at once, and its stretch. reports: whether the host reads a number of it."""
 
     stretch: int
     what: Piece | Aside
@@ -42,13 +43,18 @@ class Item(NamedTuple):
 
     @property
     def entries(self) -> tuple[int, ...]:
-        """What it does."""
+        """The entries that it carries out."""
         return self.what.nodes if isinstance(self.what, Piece) else (self.what.entry,)
 
 
 class Recording(Placed):
-    """pieces: of a schedule. items: those, and what is between them, by items_of. graphs: of the pieces, on these addresses;
-    empty until `capture` has made them. arrays: at its places. numbers: float64, where its kernels report.
+    """A schedule in pieces, ready to run as graphs on certain arrays.
+
+    pieces: the pieces of the schedule.
+    items: pieces and the asides between them, in the order of items_of.
+    graphs: graphs of the pieces at these addresses; empty until `capture` has made them.
+    arrays: returns the array at a place.
+    numbers: float64, where kernels report numbers.
     """
 
     def __init__(
@@ -61,11 +67,14 @@ class Recording(Placed):
 
     @property
     def is_captured(self) -> bool:
-        """Whether there are graphs of all pieces."""
+        """Whether all pieces have graphs."""
         return len(self.graphs.found) == len(self.pieces.pieces)
 
     def capture(self) -> None:
-        """Have the graphs made. Blocks; some 20 us an entry, so it belongs in a thread. Raises what a recorder raises."""
+        """Have the missing graphs made. Raises the errors of the recorder.
+
+        Blocks, about 20 us an entry, so call it in a thread.
+        """
         graphs = self.graphs
         while not self.is_captured:
             nodes = self._nodes(self.pieces.pieces[len(graphs.found)])
@@ -73,11 +82,11 @@ class Recording(Placed):
             graphs.nodes += len(nodes)
 
     def entry(self, aside: Aside) -> Scheduled:
-        """What it is."""
+        """Return the entry of an aside."""
         return self.schedule.entries[aside.entry]
 
     def _nodes(self, piece: Piece) -> list[Node]:
-        """What the device does of a piece, with its addresses."""
+        """Return the work of the device in a piece, with its addresses."""
         entries = self.schedule.entries
         number_of = {entry: number for number, entry in enumerate(piece.nodes)}
         nodes = []
@@ -90,11 +99,13 @@ class Recording(Placed):
 
 
 def items_of(pieces: Pieces) -> tuple[Item, ...]:
-    """Pieces and asides, in an order in which they can be handed over: each behind all that it waits for, an aside right behind
-    the piece that it waits for, but not before its stretch. Goes through all entries, so it belongs in a thread.
+    """Return pieces and asides in an order in which they can be handed over. Reads all entries, so call it in a thread.
+
+    Each item comes after everything that it waits for. An aside comes right after the last piece that it waits for, but
+    not before its own stretch.
     """
     entries, behind = pieces.schedule.entries, dict[int, int]()
-    for aside in pieces.asides:  # ascending, and edges lead forward
+    for aside in pieces.asides:  # in ascending order, and edges lead forward
         others = [behind[entry] for entry in (*aside.waits, *aside.after)]
         behind[aside.entry] = max(aside.behind, *others) if others else aside.behind
     found = list[Item]()

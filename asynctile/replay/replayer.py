@@ -1,8 +1,11 @@
-"""The graphs of a recording, run piece by piece behind what the host does between them.
+"""The replayer: it runs the graphs of a recording piece by piece, and the work of the host between them.
 
-A piece is one launch on the device's stream; an operation of the host, or a transfer, is work on a stream of the host behind
-the event of a piece. All of it is handed over as soon as it is released, and the device and the threads go on by themselves.
-Graphs cannot skip: behind something that failed the rest runs all the same, and what depends on it counts as failed with it.
+A piece is one launch on the device's stream. An operation of the host, or a transfer, is work on a stream of the host
+that waits for the event of a piece. All of it is handed over as soon as it is released; then the device and the threads
+go on by themselves.
+
+Graphs cannot skip work. After a failure the rest of the graph runs all the same, and entries that depend on the failed
+one count as failed, too.
 """
 
 from __future__ import annotations
@@ -22,15 +25,17 @@ from asynctile.streams.event import PendingWork, StreamEvent, StreamEvents
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RunAhead
 
-#: Pieces that are with the device at once where several shares take turns: one runs, one is ready.
+#: Most pieces that the device has at once while several shares take turns: one runs, one is ready.
 AHEAD = 2
 
 
 class Replayer:
-    """Runs recordings on `device`, with the face of asynctile/play/player.py. gate, run_ahead: of the share whose they are.
+    """Runs recordings on `device`, behind the same protocol as asynctile/play/player.py.
 
-    is_shared: whether others take turns with it. on_transfer: (entry, events that must be over) enqueues a transfer and returns
-    its event. Everything but `transferred` is called on the event loop's thread.
+    gate, run_ahead: those of the share.
+    is_shared: returns whether other shares take turns with this one.
+    on_transfer: called with (entry, events that must be over); enqueues the transfer and returns its event.
+    Everything but `transferred` is called on the event loop's thread.
     """
 
     name = "replayer"
@@ -44,18 +49,18 @@ class Replayer:
         self._is_shared = is_shared
         self._recording: Recording | None = None
         self._items: Sequence[Item] = ()
-        #: the statuses of a run without a fault
+        #: statuses of a run without a failure
         self._all_well = np.empty(0, np.int8)
-        #: by item that was handed over; and of these, those of asides by entry
+        #: events of the items handed over; of the asides among them, by entry
         self._events: list[StreamEvent] = []
         self._asides: dict[int, StreamEvent] = {}
-        #: of pieces, in order, and what each stands behind
+        #: events of the pieces, in order; and the events that each piece waits for
         self._pieces: list[StreamEvent] = []
         self._behind: list[tuple[StreamEvent, ...]] = []
         self._released = 0
 
     def attach(self, recording: Recording) -> None:
-        """These graphs are run from now on; they have been captured."""
+        """Run this recording from now on. Its graphs have been captured."""
         assert recording.is_captured
         self._recording = recording
         self._items = recording.items
@@ -69,21 +74,23 @@ class Replayer:
         self._forget_run()
 
     def begin(self) -> None:
-        """A new run, nothing released. RuntimeError where something of the last is not over."""
+        """Begin a new run, with nothing released. RuntimeError if work of the last run is not over."""
         if not all(event.done for event in self._events):
-            raise RuntimeError("a run was begun while the last one still goes on; wait for its end first")
+            raise RuntimeError("a run was begun while the last one is still going on; wait for its end first")
         self._forget_run()
 
     def release(self, stretch: int) -> None:
-        """The pieces of a stretch may begin, and those of all before it, once they are handed over."""
+        """Allow the pieces up to the end of this stretch to begin, once they are handed over."""
         self._released = max(self._released, stretch + 1)
 
     async def hand_over(self) -> None:
-        """Until all that was released is with the device and the host's streams; waits where another share has the turn."""
+        """Hand everything that was released to the device and the streams of the host. Waits while another share has the
+        turn.
+        """
         while len(self._events) < len(self._items) and self._items[len(self._events)].stretch < self._released:
             if self._is_shared() and len(self._pieces) >= AHEAD:
                 await self._run_ahead.settled(self._pieces[-AHEAD])
-            await self._gate.opened()  # last: it may have been shut meanwhile
+            await self._gate.opened()  # last, since the gate may have been shut meanwhile
             what = self._items[len(self._events)].what
             if isinstance(what, Piece):
                 self._events.append(self._launch(what))
@@ -92,7 +99,10 @@ class Replayer:
                 self._events.append(self._asides[what.entry])
 
     def reported(self, stretch: int) -> Sequence[StreamEvent]:
-        """Of what must be over before the numbers of a stretch are there, and of all that they hang on: done, or failed."""
+        """Return the events after which the numbers of a stretch are there, or have failed.
+
+        The events of asides that these pieces need are among them.
+        """
         last = max((index for index, item in self._of(stretch) if item.reports), default=-1)
         found: dict[StreamEvent, None] = {}
         for index, item in self._of(stretch):
@@ -101,19 +111,22 @@ class Replayer:
         return list(found)
 
     def ended(self, stretch: int) -> Sequence[StreamEvent]:
-        """Of all of a stretch."""
+        """Return the events of everything in a stretch."""
         return [self._events[index] for index, _ in self._of(stretch)]
 
     def failure(self, entry: int) -> BaseException | None:
-        """Why an entry that was handed over, and is over, is no good."""
+        """Return the first error among the items handed over; None if all went well."""
         return next((event.error for event in self._events if event.error is not None), None)
 
     def transferred(self, entry: int, ok: bool) -> None:
-        """Nothing: the event of a transfer says so."""
+        """Do nothing: the event of a transfer tells."""
 
     @property
     def statuses(self) -> np.ndarray:
-        """(n,) int8 of this run, of what is over: OK, FAILED, POISONED for what reads from that; else PENDING."""
+        """Statuses of the entries of this run, (n,) int8: OK, FAILED or POISONED once over, else PENDING.
+
+        POISONED entries read bytes of failed ones.
+        """
         if len(self._events) == len(self._items) and all(event.done and event.error is None for event in self._events):
             return self._all_well
         found = np.full(len(self._all_well), PENDING, np.int8)
@@ -127,10 +140,10 @@ class Replayer:
         return found
 
     def hold(self, operations: bool, copies: bool) -> None:
-        """Nothing: whoever hands over asks the gate."""
+        """Do nothing: `hand_over` waits for the gate."""
 
     def has_work(self, copies: bool) -> bool:
-        """Whether a piece runs or is ready; or anything that was handed over is not over, if copies count as well."""
+        """Return whether a piece runs or is ready; with `copies`, whether anything handed over is not over."""
         if copies:
             return any(not event.done for event in reversed(self._events))
         pieces = zip(self._pieces, self._behind, strict=True)
@@ -138,7 +151,7 @@ class Replayer:
 
     @property
     def finished(self) -> int:
-        """None by itself: all runs on the streams of the device."""
+        """0: everything runs on streams of the device, which count it."""
         return 0
 
     @property
@@ -154,10 +167,10 @@ class Replayer:
         return ()
 
     def start(self) -> None:
-        """Nothing: it has no threads."""
+        """Do nothing: a replayer has no threads."""
 
     def close(self, patience_s: float | None = None) -> None:
-        """The device's streams end what was handed over."""
+        """Forget the recording. The device's streams finish what was handed over."""
         self.detach()
         self.on_transfer = None
 
@@ -167,15 +180,15 @@ class Replayer:
         return self._recording
 
     def _of(self, stretch: int) -> list[tuple[int, Item]]:
-        """Of a stretch what was handed over, with its index."""
+        """Return the items of a stretch that were handed over, with their indices."""
         return [(index, item) for index, item in enumerate(self._items[: len(self._events)]) if item.stretch == stretch]
 
     def _launch(self, piece: Piece) -> StreamEvent:
         recording, recorder = self._attached(), self._device.recorder
         assert recorder is not None
         number = len(self._pieces)
-        # Also behind the one before: a stream hands over what waits for nothing, whatever was enqueued in front of it. And not
-        # behind a launch that failed: what it was to fill may be anything, and an index of that is out of range.
+        # Wait for the piece before, since a stream may hand over a piece that waits for nothing ahead of earlier ones. And do
+        # not run after a launch that failed: its results may be anything, and as an index be out of range.
         graph, before, after = recording.graphs.found[number], tuple(self._pieces[-1:]), self._of_asides(piece.after)
         what = f"operations {piece.start} to {piece.stop - 1} of {recording.schedule.program.name}, which run as a graph"
         event = recorder.replay(graph, before, after, what)
@@ -184,7 +197,7 @@ class Replayer:
         return event
 
     def _begin(self, aside: Aside) -> StreamEvent:
-        """What the host does, behind the piece and the others that it needs."""
+        """Enqueue work of the host, behind the piece and the asides that it needs; return its event."""
         entry, behind = self._attached().entry(aside), [self._pieces[aside.behind]] if aside.behind >= 0 else []
         waits, after = (*behind, *self._of_asides(aside.waits)), self._of_asides(aside.after)
         if entry.kind is Kind.TRANSFER:

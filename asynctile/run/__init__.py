@@ -1,1 +1,1 @@
-"""How a program runs: the tile coroutine, the lanes that it goes through, jobs."""
+"""Programs carried out by coroutines, and operations launched one by one."""

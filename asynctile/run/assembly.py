@@ -1,6 +1,7 @@
-"""What one job at a time runs on: tiers, the lanes of their devices; and the bytes of single tiles between jobs.
+"""An assembly: the tiers of a share and the lanes over them, on which one job runs at a time.
 
-Runs on the device's loop, except `close`. Which job runs when is the engine's (asynctile/share.py).
+Also covers single operations, and the bytes of single tiles between jobs. Everything runs on the device's loop. The
+engine decides which job runs when (asynctile/share.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from asynctile.streams.event import StreamEvent, unfinished
 
 
 class Assembly:
-    """tiers: where tiles stand. lanes: by the device that an operation names. inputs: of which nobody has written some yet."""
+    """The tiers and lanes of one share.
+
+    tiers: where tiles stand.
+    lanes: by the device that an operation names.
+    inputs: tiles that nobody has written yet, and the coroutines that wait for them.
+    """
 
     def __init__(self, tiers: Tiers) -> None:
         device, self.tiers = tiers.device, tiers
@@ -34,23 +40,26 @@ class Assembly:
         parts = self.inputs, tiers.run_ahead
         lane = Lane(device, tiers.top, *parts)
         self.lanes: dict[str, Lane] = {DEVICE: lane, HOST: lane}
-        #: for operations that report a number which nobody asked for
+        #: where operations report a number that nobody asked for
         self._scratch = device.numbers(1)
         if tiers.link is not None:
             self.lanes[HOST] = HostLane(device, tiers.top, tiers.link, *parts)
 
     @property
     def operations(self) -> int:
-        """How many have been enqueued."""
+        """Number of operations enqueued so far."""
         return sum(lane.operations for lane in set(self.lanes.values()))
 
     @property
     def fetched_nbytes(self) -> int:
-        """Bytes of results copied to the host."""
+        """Bytes of results copied to the host so far."""
         return self.lanes[DEVICE].fetched_nbytes
 
     async def launch(self, operation: Operation, number: np.ndarray | None) -> StreamEvent:
-        """One operation outside a program: its tiles rank by how recently they were used."""
+        """Enqueue one operation outside a program; return its event. number: where it reports its number.
+
+        Its tiles are ranked by how recently they were used, since nothing is known of their next use.
+        """
         if number is None and operation.number is not None:
             number = self._scratch
         tiers = self.tiers
@@ -60,12 +69,12 @@ class Assembly:
         return await self.lanes[operation.device].perform(operation, self.tiers.positions.alone(), number)
 
     async def put(self, tile: Tile, value: np.ndarray) -> None:
-        """Put host bytes in a tile that no work in flight uses. Cancelled, it leaves the tile as it was."""
+        """Put host bytes in a tile that no work in flight uses. A cancelled put leaves the tile as it was."""
         check_value(tile, value)
         await self._make_place(tile)
         in_ram, placed = self._in_ram(tile)
         try:
-            for event in (*in_ram.reads, *unfinished(in_ram.written)):  # also what still loads older bytes into the slot
+            for event in (*in_ram.reads, *unfinished(in_ram.written)):  # also a copy that still loads older bytes into the slot
                 await self.run_ahead.settled(event)
         except BaseException:
             self.tiers.host.take_back(placed)
@@ -74,7 +83,7 @@ class Assembly:
         self._was_put(tile, in_ram)
 
     async def put_all(self, tiles: Iterable[tuple[Tile, np.ndarray]] | AsyncGenerator[tuple[Tile, np.ndarray]]) -> None:
-        """`put` for each. An async iterator is closed."""
+        """Put each value in its tile, see `put`. An async iterator is closed at the end."""
         if not isinstance(tiles, AsyncGenerator):
             for tile, value in tiles:
                 await self.put(tile, value)
@@ -84,7 +93,7 @@ class Assembly:
                 await self.put(tile, value)
 
     async def read(self, tile: Tile) -> np.ndarray:
-        """A copy of a tile's newest bytes; nothing may be in flight."""
+        """Return a copy of a tile's newest bytes. Nothing may be in flight."""
         tiers = self.tiers
         residency = tiers.top.of(tile)
         if residency.state is ABSENT:
@@ -114,13 +123,13 @@ class Assembly:
                 top.release(residency)
 
     async def _make_place(self, tile: Tile) -> None:
-        """Between jobs nothing is planned for a tile that stands nowhere in RAM: it needs slots there."""
+        """Make sure that RAM has slots if the tile stands nowhere in RAM: between jobs nothing has planned a place for it."""
         host = self.tiers.host
         if host.arena.packed and host.of(tile).slot is None:
             await self.tiers.caps.unpack()
 
     def _in_ram(self, tile: Tile) -> tuple[Residency, Sequence[Move]]:
-        """What stands, or is to stand, for `tile` in RAM, with a slot; and the moves if it got that slot now."""
+        """Return the tile's residency in RAM, with a slot, and the moves that gave it the slot now."""
         tiers = self.tiers
         residency = tiers.top.of(tile)
         if tiers.link is not None:
@@ -130,7 +139,7 @@ class Assembly:
         return residency, tiers.host.admit((residency,), WRITE)
 
     def _was_put(self, tile: Tile, in_ram: Residency) -> None:
-        """The host has written `in_ram`: nothing else of the tile is new."""
+        """Note that the host has written the tile in RAM: every other copy of it is outdated."""
         tiers = self.tiers
         tiers.host.written_by(in_ram, None, tiers.positions.now)
         if tiers.link is not None:
@@ -140,7 +149,10 @@ class Assembly:
         self.inputs.announce((tile,))
 
     async def _arrived(self, event: StreamEvent, residency: Residency) -> None:
-        """Wait for bytes; if they did not come, forget what is not whole, so that a later try starts afresh."""
+        """Wait until the tile's bytes have come.
+
+        If they fail to come, forget copies that are not whole, so that a later try starts afresh.
+        """
         try:
             await self.run_ahead.landed(event)
         except Exception as error:
@@ -150,13 +162,13 @@ class Assembly:
             if isinstance(error, TierError):
                 raise
             raise TierError(
-                f"tile {residency.name} cannot be read, since the work that wrote it failed: {error}"
+                f"tile {residency.name} cannot be read because the work that wrote it failed: {error}"
             ) from error
         await self.run_ahead.settle()
 
 
 def check_value(tile: Tile, value: np.ndarray) -> None:
-    """ValueError or TypeError for an array that a tile cannot take."""
+    """Raise ValueError or TypeError for an array that the tile cannot take."""
     if value.shape != tile.shape:
         raise ValueError(f"{tile.name} takes an array of shape {tile.shape}, not {value.shape}")
     if not np.can_cast(value.dtype, tile.dtype, "same_kind"):

@@ -1,7 +1,7 @@
-"""The lane of the host: operations that run in RAM, on what stands there for their tiles.
+"""The lane of the host: operations that run in RAM, on the bytes that RAM has of their tiles.
 
-Beside the device and in order with it, by events. What the device has changed comes down first; what such an operation writes
-is newest in RAM, and the device's copy of it is dropped.
+They run beside the device, ordered with it by events. Tiles that the device has changed are written back first. If such
+an operation writes a tile, the newest bytes are in RAM, and the device's copy is dropped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from asynctile.streams.run_ahead import RunAhead
 
 
 class HostLane(Lane):
-    """What runs in RAM, the tier of `link`, below the device's tier `top`."""
+    """The lane of operations in RAM, the tier of `link`, which is below the device's tier `top`."""
 
-    stand_here = False  # what the device has changed comes down
+    stand_here = False  # tiles that the device has changed must be written back first
 
     def __init__(self, device: Device, top: Tier, link: HostLink, inputs: Inputs, run_ahead: RunAhead) -> None:
         super().__init__(device, link.host, inputs, run_ahead)
@@ -34,7 +34,7 @@ class HostLane(Lane):
         self.link = link
 
     def _admit(self, entry: Entry, operands: Sequence[Residency]) -> Sequence[Move]:
-        """Slots in RAM for all, or none: nothing has left the device if there is no room."""
+        """Give all operands slots in RAM, or none. Without room in RAM, nothing leaves the device."""
         above, access = [self.top.of(tile) for tile in entry.tiles], entry.access
         for residency in above:
             if residency.backing is None:
@@ -45,7 +45,7 @@ class HostLane(Lane):
             for residency, how in zip(above, access, strict=True):
                 if residency.state is DIRTY and how != WRITE:
                     self.top.give_up(residency)
-                    # It has come down, and stays whatever becomes of the operation.
+                    # This tile was written back to its slot, and stays there whatever becomes of the operation.
                     placed = [move for move in placed if move.residency is not residency.backing]
         except BaseException:
             self.tier.take_back(placed)

@@ -1,7 +1,8 @@
 """Tiles that nobody has written yet, and the coroutines that wait for them.
 
-A tile's future resolves once the launch that writes it has been enqueued, or a job that writes it has ended, or the host has
-put bytes in it. From then on events order whatever uses it. A schedule needs none of this; single launches come in any order.
+A tile's future resolves when a launch that writes the tile has been enqueued, when a job that writes it has ended, or
+when the host has put bytes in it. From then on, events order the uses of the tile. Single launches need this, since
+they come in any order; schedules do not.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from asynctile.streams.run_ahead import RunAhead
 
 
 class Inputs:
-    """The inputs of what runs in one share. top: the tier that knows of every tile whether it has bytes anywhere."""
+    """The awaited inputs of one share. top: tier that knows of every tile whether it has bytes anywhere."""
 
     def __init__(self, top: Tier, run_ahead: RunAhead) -> None:
         self._top = top
         self._run_ahead = run_ahead
-        #: of all tiles that somebody waits for
+        #: futures of all and only the tiles that somebody waits for
         self.awaited: dict[Tile, asyncio.Future[None]] = {}
 
     def missing(self, entry: Entry) -> Tile | None:
-        """An input that nobody has written; None if there is none."""
+        """Return an input of `entry` that nobody has written; None if there is none."""
         for tile, how in zip(entry.tiles, entry.access, strict=True):
             if how != WRITE and self._top.of(tile).state is ABSENT:
                 return tile
         return None
 
     async def enqueued(self, entry: Entry) -> None:
-        """Wait until somebody has enqueued the work that writes each input. StalledError, which names one, if nothing moves."""
+        """Wait until the work that writes each input of `entry` is enqueued.
+
+        StalledError, which names an input, if nothing moves.
+        """
         while (tile := self.missing(entry)) is not None:
             future = self.awaited.get(tile)
             if future is None:
@@ -43,7 +47,7 @@ class Inputs:
             await self._run_ahead.told(future, partial(_waits, entry, tile))
 
     def announce(self, tiles: Iterable[Tile]) -> None:
-        """Somebody has written these tiles, or enqueued the work that does: wake who waits for that."""
+        """Wake the coroutines that wait for these tiles, which have been written or will be by enqueued work."""
         for tile in tiles:
             if (future := self.awaited.pop(tile, None)) is not None and not future.done():
                 future.set_result(None)

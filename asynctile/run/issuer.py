@@ -1,13 +1,15 @@
-"""A schedule carried out by coroutines: each entry awaits the futures that it names, and then enqueues its work.
+"""A schedule carried out by coroutines: each entry awaits the futures that it names, then enqueues its work.
 
-Each lane of a device has one task for as long as entries are handed over: compute, the host's operations, copies up and down,
-and reads and writes of the spill file. A lane takes its entries in the order of the schedule. What one of them names may be
-another lane's, which has not come to it: that is when it waits. So the lanes of transfers run ahead of compute, as far as bytes
-may be on their way; they are the pipeline of prefetch. Since edges lead from earlier entries to later ones, the earliest that
-was not enqueued can always go on, and lanes never wait for each other in a circle.
+While entries are handed over, each lane of the device has one task: compute, operations of the host, copies up, copies
+down, reads and writes of the spill file. A lane takes its entries in the order of the schedule. An entry may name
+another that its own lane has not reached; only then does its lane wait. So the lanes of transfers run ahead of compute,
+up to the limit on bytes in flight. This is the prefetching pipeline.
 
-This is the way of a step that somebody looks at, or whose kernels have no machine code. What repeats goes by compiled workers
-(asynctile/play) or graphs (asynctile/replay), with the same face.
+Lanes never wait for each other in a circle. Edges lead from earlier entries to later ones, so the earliest entry that
+is not enqueued can always go on.
+
+A step goes this way the first time, while it is traced, or when its kernels have no machine code. Repeated steps are
+carried out by compiled workers (asynctile/play) or graphs (asynctile/replay), behind the same protocol.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ from asynctile.streams.event import StreamEvent
 from asynctile.streams.gate import Gate
 from asynctile.streams.run_ahead import RunAhead
 
-#: Lanes, in the order in which their tasks begin: what moves first, so that it is ahead.
+#: Lanes, in the order in which their tasks begin: transfers first, so that they run ahead.
 LOAD, UP, DOWN, STORE, HOST, COMPUTE = range(6)
 _LANE = {Kind.UPLOAD: UP, Kind.DOWNLOAD: DOWN, Kind.FETCH: DOWN, Kind.COPY: COMPUTE}
 
 
 class Issuer:
-    """One run of `placed` on `device`. gate, run_ahead: of the share whose it is. outputs: what its fetches fill.
+    """One run of `placed` on `device`, by coroutines on the device's loop.
 
-    on_transfer: (entry, events that must be over) enqueues a transfer and returns its event. All on the device's loop.
+    gate, run_ahead: those of the share.
+    outputs: host arrays that the program's fetches fill.
+    on_transfer: called with (entry, events that must be over); enqueues the transfer and returns its event.
     """
 
     def __init__(
@@ -50,60 +54,63 @@ class Issuer:
         self._run_ahead = run_ahead
         self._gate = gate
         self._results = [outputs[fetch.key][fetch.index] for fetch in placed.schedule.program.fetches]
-        #: by entry; None before it is enqueued
+        #: event of each entry; None before it is enqueued
         self._events: list[StreamEvent | None] = [None] * len(self._entries)
-        #: entries that some lane waits for
+        #: futures of entries that a lane waits for
         self._futures: dict[int, asyncio.Future[None]] = {}
         self._lanes = lanes_of(self._entries)
-        #: by lane, how many of its entries are enqueued
+        #: number of enqueued entries of each lane
         self._done = dict.fromkeys(self._lanes, 0)
         self._released = 0
 
     def begin(self) -> None:
-        """Nothing: it is made for one run."""
+        """Do nothing: an issuer is made for one run."""
 
     def release(self, stretch: int) -> None:
-        """The entries of a stretch may begin, and those of all before it, once they are handed over."""
+        """Allow the entries up to the end of this stretch to begin, once they are handed over."""
         self._released = max(self._released, stretch + 1)
 
     async def hand_over(self) -> None:
-        """Until all that was released is enqueued. Cancelled, it goes on from there. StalledError as RunAhead.settled."""
+        """Enqueue everything that was released. Once cancelled, the next call goes on from there.
+
+        StalledError as from RunAhead.settled.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 for lane in self._lanes:
                     tasks.create_task(self._issue(lane))
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # StalledError, the same one for each lane that waited
+            raise errors.exceptions[0] from None  # StalledError, the same for every lane that waited
 
     def reported(self, stretch: int) -> Sequence[StreamEvent]:
-        """Of the operations of a stretch that report a number."""
+        """Return the events of the operations of a stretch that report a number."""
         return [event for event, entry in self._of(stretch) if _reports(entry.what)]
 
     def ended(self, stretch: int) -> Sequence[StreamEvent]:
-        """Of all of a stretch."""
+        """Return the events of a stretch that are not done or have failed."""
         return [event for event, _ in self._of(stretch) if not event.done or event.error is not None]
 
     def failure(self, entry: int) -> BaseException | None:
-        """Why an entry that is over is no good; what depends on it has the same error."""
+        """Return the error of an entry that is over; None if it went well. Entries that read its bytes have the same error."""
         event = self._events[entry]
         return None if event is None else event.error
 
     def transferred(self, entry: int, ok: bool) -> None:
-        """Nothing: the event of a transfer says so."""
+        """Do nothing: the event of a transfer tells."""
 
     @property
     def statuses(self) -> np.ndarray:
-        """(n,) int8 of this run: OK, FAILED, or PENDING for what is not over."""
+        """Statuses of the entries of this run, (n,) int8: OK, FAILED, or PENDING while not over."""
         return np.array([_status(event) for event in self._events], np.int8)
 
     def _of(self, stretch: int) -> Iterable[tuple[StreamEvent, Scheduled]]:
-        """Of a stretch what was enqueued."""
+        """Return the enqueued entries of a stretch with their events."""
         starts = (*self._placed.schedule.stretches, len(self._entries))
         own = slice(starts[stretch], starts[stretch + 1])
         return [(event, entry) for event, entry in zip(self._events[own], self._entries[own], strict=True) if event is not None]
 
     async def _issue(self, lane: int) -> None:
-        """Enqueue the entries of a lane that are released, one after another."""
+        """Enqueue the released entries of a lane, one after another."""
         indices = self._lanes[lane]
         is_full = self._run_ahead.is_full if lane in (HOST, COMPUTE) else self._run_ahead.is_full_of_bytes
         while self._done[lane] < len(indices):
@@ -121,11 +128,14 @@ class Issuer:
                 future.set_result(None)
 
     async def _perform(self, index: int) -> StreamEvent:
-        """The tile coroutine: wait for what the entry names, then enqueue its work behind that; returns its event."""
+        """Wait for the entries that this entry names, then enqueue its work behind their events; return its event.
+
+        This is the tile coroutine of a schedule.
+        """
         entry = self._entries[index]
         waits, after = await self._enqueued(entry.waits), await self._enqueued(entry.after)
         if entry.kind is Kind.TRANSFER:
-            for event in waits:  # a disk must not get, nor give, what is no good
+            for event in waits:  # bytes that are no good must not be written to the disk, nor read from it
                 await self._run_ahead.settled(event)
                 if event.error is not None:
                     return failed(event.error, entry.what)
@@ -135,14 +145,14 @@ class Issuer:
             return moved
         try:
             event = self._enqueue(entry, self._arrays(index), waits, after)
-        except Exception as error:  # its event carries it to whoever waits
+        except Exception as error:  # the event carries it to every entry that waits
             return failed(error, entry.what)
         is_beside = entry.kind is Kind.OPERATION and entry.places[0].tier == RAM
         self._run_ahead.add(event, entry.nbytes, beside=is_beside)
         return event
 
     def _arrays(self, index: int) -> Sequence[Any]:
-        """The operands of an entry; where a copy goes, and from where."""
+        """Return the operands of an entry, or target and source of a copy."""
         entry = self._entries[index]
         if entry.kind is not Kind.FETCH:
             return self._placed.operands(index)
@@ -161,13 +171,13 @@ class Issuer:
         return move(*arrays, waits, after, what)
 
     async def _enqueued(self, entries: Sequence[int]) -> list[StreamEvent]:
-        """The events of earlier entries that are not over, or went wrong, once all of them are enqueued."""
+        """Wait until these earlier entries are enqueued; return the events that are not done or have failed."""
         found = []
         for before in entries:
             while (event := self._events[before]) is None:
                 if before not in self._futures:
                     self._futures[before] = asyncio.get_running_loop().create_future()
-                await asyncio.shield(self._futures[before])  # others may wait for it as well
+                await asyncio.shield(self._futures[before])  # other entries may wait for it as well
             if not event.done or event.error is not None:
                 found.append(event)
         return found
@@ -180,11 +190,11 @@ class Issuer:
             except Exception:
                 if self._run_ahead.stalled is not None:
                     raise
-                # else work that failed, whose event has the error
+                # else work failed, and its event has the error
 
 
 def lanes_of(entries: Sequence[Scheduled]) -> dict[int, list[int]]:
-    """By lane the entries that go through it, in their order."""
+    """Return, by lane, the indices of the entries that go through it, in order."""
     found = defaultdict(list)
     for index, entry in enumerate(entries):
         if entry.kind is Kind.OPERATION:
@@ -198,7 +208,7 @@ def lanes_of(entries: Sequence[Scheduled]) -> dict[int, list[int]]:
 
 
 def failed(error: BaseException, what: object) -> StreamEvent:
-    """The event of work that never began."""
+    """Return a failed event, for work that never began."""
     event = StreamEvent(what=what)
     event.done, event.error = True, error
     return event

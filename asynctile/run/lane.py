@@ -1,12 +1,14 @@
-"""The tile coroutine, and the lane that it goes through on its device.
+"""The tile coroutine of a single operation, and the lane of the device that it goes through.
 
-`Lane.perform` is the way of an operation that is launched by itself, be it on the host (host_lane.py): nothing is known of what
-comes behind it. Programs go by their schedules (issuer.py). It waits for inputs that nobody has enqueued yet, and for room when
-the host has run too far ahead; then, without an await, it takes all its tiles at once, enqueues the kernel behind the events of
-whatever uses them, and is done with Python. Runs on the device's loop only.
+`Lane.perform` carries out an operation that is launched by itself, when nothing is known of the operations after it;
+operations of the host go through host_lane.py. Programs are carried out by their schedules instead (issuer.py).
 
-The way not taken: to wait for its inputs to be computed. It costs 6 to 10 us and a trip through the loop where an event on the
-stream costs nothing.
+The coroutine waits for inputs that nobody has enqueued yet, and for room if the host has run too far ahead. Then,
+without an await, it takes all its tiles at once and enqueues the kernel behind the events of the tiles' other users.
+That is the end of its Python. Everything runs on the device's loop.
+
+The way not taken: wait until the inputs have been computed. That costs 6 to 10 us and a trip through the loop; an event
+    on the stream costs nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ from asynctile.streams.run_ahead import RunAhead
 
 
 class Lane:
-    """What runs on one device of a share.
+    """The lane of one device of a share.
 
-    stand_here: operands that have slots here need nothing more.
-    tier: where operands must stand. fetched_nbytes, operations: counted when enqueued, never reset.
-    on_use: called with (residency, rank, wrote) where a tier below wants to know; None elsewhere.
+    tier: tier in which operands must stand.
+    stand_here: whether operands need nothing more once they have slots here.
+    fetched_nbytes, operations: counted when enqueued, never reset.
+    on_use: called with (residency, rank, wrote) where a tier below wants to know of uses; None elsewhere.
     """
 
     stand_here = True
@@ -46,16 +49,18 @@ class Lane:
         self.operations = 0
 
     async def perform(self, entry: Entry, rank: int, target: Any = None) -> StreamEvent:
-        """The tile coroutine; returns the event of what it enqueued.
+        """Run the tile coroutine of one entry; return the event of the work that it enqueued.
 
-        rank: of its tiles from now on. target: float64 array of length 1 for what a kernel reports, or the host
-        array that a fetch fills. Raises the error of work that failed before it, BudgetError if its tiles do not fit together,
-        StalledError for an input that nobody writes.
+        rank: rank of its tiles from now on.
+        target: float64 array (1,) for the number that a kernel reports, or the host array that a fetch fills.
+
+        Raises the error of earlier work that failed, BudgetError if the tiles do not fit together, and StalledError for
+        an input that nobody writes.
         """
         access, ledger = entry.access, self.tier.ledger
         try:
             operands = [tile.at[ledger] for tile in entry.tiles]
-        except KeyError:  # the tier has not met them all
+        except KeyError:  # this tier has not met all of the tiles
             operands = [ledger.of(tile) for tile in entry.tiles]
         stand = self.stand_here
         if stand:
@@ -71,7 +76,7 @@ class Lane:
         if self.run_ahead.is_full():
             await self.run_ahead.room()
             stand = False
-        # From here on nothing waits: an operation has all its tiles or none.
+        # No await from here on: an operation takes all its tiles or none.
         placed: Sequence[Move] = ()
         try:
             if not stand:
@@ -87,13 +92,13 @@ class Lane:
         return event
 
     def _admit(self, entry: Entry, operands: Sequence[Residency]) -> Sequence[Move]:
-        """Slots for all operands, or none; the moves, for Tier.take_back."""
+        """Give all operands slots, or none; return the moves, for Tier.take_back."""
         return self.tier.admit(operands, entry.access)
 
     def _enqueue(
         self, entry: Entry, arrays: Sequence[Any], target: Any, waits: StreamEvents, after: StreamEvents
     ) -> StreamEvent:
-        """Hand the work to the device."""
+        """Hand the work to the device; return its event."""
         if type(entry) is Operation:
             self.operations += 1
             event = self.device.launch(entry, arrays, target, waits, after)
@@ -108,7 +113,7 @@ class Lane:
     def _used(
         self, tiles: Sequence[Tile], operands: Sequence[Residency], access: str, rank: int, event: StreamEvent
     ) -> None:
-        """Whoever comes next finds `event` and the rank."""
+        """Leave `event` and the rank with the tiles, for their next users."""
         used, on_use = self.tier.ledger.used, self.on_use
         for residency, how in zip(operands, access):  # noqa: B905
             if how == READ:
@@ -124,7 +129,7 @@ class Lane:
 
 
 def ordering(operands: Sequence[Residency], access: str) -> tuple[list[Any], list[StreamEvent], list[StreamEvent]]:
-    """Arrays of the operands, what must have gone well before they are used, and what must only be over."""
+    """Return the arrays of the operands, the events that must have succeeded, and the events that must only be over."""
     waits: list[StreamEvent] = []
     after: list[StreamEvent] = []
     arrays = []
@@ -133,7 +138,7 @@ def ordering(operands: Sequence[Residency], access: str) -> tuple[list[Any], lis
         written = residency.written
         if written is not None:
             if written.done and (written.error is None or how == WRITE):
-                residency.written = None  # what is overwritten need not have gone well
+                residency.written = None  # bytes to be overwritten need not be good
             elif how == WRITE:
                 after.append(written)
             else:

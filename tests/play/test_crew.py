@@ -129,7 +129,8 @@ async def test_closing_waits_for_what_runs_but_not_longer_than_it_is_told_to(hel
     player.close(0.01)
     (left,) = of_players()
     assert [(record.name, record.levelname) for record in caplog.records] == [("asynctile.play.crew", "WARNING")]
-    assert caplog.records[0].getMessage() == f"thread {left.name} hangs in its work and is left behind; it ends when that work does"
+    says = f"thread {left.name} hangs in its work and is left behind; it ends when that work does"
+    assert caplog.records[0].getMessage() == says
     assert ended.done and ended.error is not None
     descriptors = os.listdir("/proc/self/fd")
     marks[0] = 1
