@@ -1,1 +1,1 @@
-"""What is counted and timed: a run without bytes, rates, statistics, traces."""
+"""Counters and clocks: a step's traffic by its schedule, rates of the machine, statistics, traces."""

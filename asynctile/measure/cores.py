@@ -1,6 +1,7 @@
-"""How fast the cores of this machine are: a short probe of products, of AdamW in RAM and of copies, by what operations use.
+"""The rates of this machine's cores: a short probe of matrix products, of AdamW in RAM and of copies.
 
-Nothing of an engine is needed but its limit of BLAS to one thread. What is known of them from an earlier start is known.py.
+It calls the kernels that operations use, and needs no engine, except that BLAS is limited to one thread. known.py keeps
+results from earlier starts; rates.py probes devices and links.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from asynctile.schedule.rates import CORES, Rates
 from asynctile.storage.limits import spare_memory
 from asynctile.storage.sizes import parse_size
 
-#: Edge of products, and how many one core computes at a time: some ten milliseconds.
+#: Edge of the matrices, and number of products per core in one try: about ten milliseconds.
 EDGE, PRODUCTS = 256, 24
-#: AdamW goes round as many times what the caches hold, within these bytes on all cores together.
+#: AdamW works on so many times the size of the caches, within these limits in bytes, on all cores together.
 BEYOND_CACHES, LEAST_NBYTES, MOST_NBYTES = 4, 64 << 20, 256 << 20
-#: As many times that must be spare, or nothing is measured.
+#: So many times that much RAM must be spare, or nothing is measured.
 SPARE = 4
-#: How often each is taken. The fastest counts: what else the machine does for a moment is not its rate.
+#: Tries of each probe. The fastest counts, since other work on the machine slows some of them.
 TRIES = 5
-#: Bytes of RAM that AdamW moves for one parameter: w, m and v in and out, g in; and bytes that it has for one.
+#: Bytes that AdamW moves per parameter (w, m and v in and out, g in), and bytes that it keeps per parameter.
 UPDATE_NBYTES, STATE_NBYTES = 28, 16
 
 
 def measure_cores() -> Rates | None:
-    """Measure all cores of this process in some tenths of a second; None where there are no threads or no RAM for that.
+    """Measure all cores of this process; return None if there are no threads or not enough RAM for that.
 
-    What is not measured, such as the disk, is as assumed. Blocks.
+    Blocks for some tenths of a second. Rates that are not measured, such as the disk's, are the assumed ones.
     """
     cores = len(os.sched_getaffinity(0))
     nbytes = min(max(LEAST_NBYTES, BEYOND_CACHES * caches_nbytes()), MOST_NBYTES)
@@ -51,13 +52,13 @@ def measure_cores() -> Rates | None:
     except (RuntimeError, MemoryError):  # RuntimeError: a thread is refused
         return None
     updated_per_s, copied_per_s = UPDATE_NBYTES * parameters / updated_s, 8 * parameters / copied_s
-    # An operation that does little else reads and writes as AdamW does. Cores do the copies of an emulated link.
+    # A memory-bound operation reads and writes at AdamW's rate. Cores do the copies of an emulated link.
     return replace(CORES, flops_per_s=flops_per_s, memory_per_s=updated_per_s, updated_per_s=updated_per_s,
                    copied_per_s=copied_per_s).limited(copied_per_s)  # fmt: skip
 
 
 def caches_nbytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Of all caches of the last level of this machine together; 0 where the system does not tell."""
+    """Return the size of all last-level caches of this machine together; 0 where the system does not tell."""
     found: dict[tuple[int, str], int] = {}
     try:
         for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
@@ -70,7 +71,7 @@ def caches_nbytes(cpus: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def _seconds(pool: ThreadPoolExecutor, works: list[Callable[[], None]]) -> float:
-    """The least that all of these take side by side, by the CPU time of the slowest: others may have the cores meanwhile."""
+    """Return the least time that all of these take side by side, as CPU time of the slowest: others may use the cores, too."""
 
     def spent(work: Callable[[], None]) -> float:
         began = time.thread_time()
@@ -88,7 +89,7 @@ def _products() -> None:
 
 
 def _states(parameters: int) -> list[np.ndarray]:
-    """w, g, m and v, touched by the thread that uses them first."""
+    """Return w, g, m and v, touched first by the thread that uses them first."""
     return [np.ones(parameters, np.float32) for _ in range(STATE_NBYTES // 4)]
 
 

@@ -1,10 +1,11 @@
 """The rates of this machine: measured once for each kind of device, kept in the user's cache, the same in every process.
 
-So that what moves in a step repeats from one start to the next, and `asynctile plan` says what a run here will move. A file has
-the rates of cores, or of one kind of GPU in one precision. It stands beside the machine code of kernels
-(asynctile/kernels/cpu/locator.py), in a folder whose name follows from the processor and from versions, and is made anew if it
-is damaged or of another machine. Where none can be kept, or nothing can be measured, rates are assumed
-(asynctile/schedule/rates.py). How they are measured is cores.py and rates.py.
+So the moves of a step repeat from one start to the next, and `asynctile plan` says what a run here will move.
+
+A file has the rates of the cores, or of one kind of GPU in one precision. It stands beside the machine code of kernels
+(asynctile/kernels/cpu/locator.py), in a folder named after the processor and versions. A damaged file, or one of
+another machine, is made anew. Where no file can be kept or nothing can be measured, rates are assumed
+(asynctile/schedule/rates.py). cores.py and rates.py measure.
 """
 
 from __future__ import annotations
@@ -36,24 +37,26 @@ __all__ = ["keep", "known", "machine_rates"]
 
 logger = logging.getLogger(__name__)
 
-#: Raised when a probe measures something else: what was kept before is not used then.
+#: Increase it when a probe changes what it measures: older files are not used then.
 FORMAT = 1
-#: The folder beside kernels, and how files in it are called.
+#: Folder beside the kernels, and suffix of its files.
 FOLDER, SUFFIX = "rates", ".json"
-#: The most files, the most bytes of all, and of one.
+#: Most files, most bytes of all of them, most bytes of one.
 MOST, MOST_NBYTES, LARGEST_NBYTES = 32, 1 << 18, 1 << 13
-#: What the title of cores is, which have the same rates on every device of theirs.
+#: Title of cores, which have the same rates on every device that they compute for.
 ON_CORES = "cores"
-#: Runs a coroutine elsewhere, and waits for it.
+#: Runs a coroutine on another loop, and waits for its result.
 Run = Callable[[Coroutine[Any, Any, Rates | None]], Rates | None]
 
 
 def machine_rates(device: Device, precision: str, cap: int | None, run: Run) -> Rates:
-    """Return the rates of an open device, which are measured and kept if they are not known yet.
+    """Return the rates of an open device; measure and keep them if they are not known yet.
 
-    cap: bytes of its memory that a probe may take, None for any. run: runs a coroutine on its loop. Blocks, for some tenths of
-    a second where it measures. One process measures at a time. The BLAS libraries must have one thread, and nothing of the
-    device may be in use.
+    cap: bytes of its memory that a probe may take, None for any.
+    run: runs a coroutine on the device's loop.
+
+    Blocks, for some tenths of a second if it measures; one process measures at a time. BLAS must be limited to one
+    thread, and nothing of the device may be in use.
     """
     cores = _made_once(ON_CORES, "fp32", measure_cores)
     if not isinstance(device, CudaDevice):
@@ -64,7 +67,7 @@ def machine_rates(device: Device, precision: str, cap: int | None, run: Run) -> 
     def measured() -> Rates | None:
         try:
             return run(measure_gpu(device, compute_dtype(precision), cap, cores))
-        except AsynctileError as error:  # such as memory that others took: whether steps run here is not for a probe to say
+        except AsynctileError as error:  # e.g. other programs took its memory: a probe must not decide whether steps run here
             logger.warning("%s was not measured (%s); its rates are assumed", device.name, error)
             return None
 
@@ -72,21 +75,21 @@ def machine_rates(device: Device, precision: str, cap: int | None, run: Run) -> 
 
 
 def known(device: str, precision: str) -> Rates | None:
-    """Return the kept rates of the device called `device`; None for those that no engine has measured here."""
+    """Return the kept rates of the device called `device`; None if no engine has measured it here."""
     title = gpu_title(device) if device.partition(":")[0] == "cuda" else ON_CORES
     cache = _cache()
     return None if cache is None or title is None else _read(cache, _about(title, precision))
 
 
 def keep(title: str, precision: str, rates: Rates) -> None:
-    """Keep these from now on for a GPU of this title, or for ON_CORES; nothing where no folder can be written."""
+    """Keep these rates for a GPU of this title, or for ON_CORES; do nothing where no folder can be written."""
     cache, about = _cache(), _about(title, precision)
     if cache is not None:
         cache.keep(_key(about), json.dumps({"about": about, "rates": rates.to_json()}).encode())
 
 
 def _made_once(title: str, precision: str, measure: Callable[[], Rates | None]) -> Rates | None:
-    """Those that are kept, else those that are measured now; None where they could not be kept, or not measured."""
+    """Return the kept rates, measuring them first if there are none; None if they cannot be measured or kept."""
     cache, about = _cache(), _about(title, precision)
     if cache is None:
         return None
@@ -117,7 +120,7 @@ def _cache() -> Cache | None:
 
 
 def _about(title: str, precision: str) -> list[str]:
-    """What rates are a function of, beside what names the folder of kernels."""
+    """Return everything that rates depend on, beyond what names the folder of kernels."""
     return [str(FORMAT), title, precision, _processor(), str(len(os.sched_getaffinity(0))), np.__version__, scipy.__version__]
 
 
@@ -126,7 +129,7 @@ def _key(about: list[str]) -> str:
 
 
 def _processor() -> str:
-    """Its name, as the system says it; "" where it does not."""
+    """Return the processor's name as the system gives it, or an empty string."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")

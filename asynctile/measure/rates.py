@@ -1,10 +1,12 @@
-"""How fast an engine's device and its link are: a short probe of each, by what operations and copies use.
+"""The rates of an engine's device and its link: a short probe of each, with the operations and copies that steps use.
 
-A GPU is asked for all of it once on a machine (known.py), and any device for its products alone by who says how well it is used
-(Trainer.gemm_rate). Cores are cores.py. The probes run on the device's streams and on slots of tiers, taken for as long as they
-last: they stay below the caps as a step does. But they are launched on the device itself, past the tile coroutine: they use
-those slots in shapes of their own, many at once, ordered by chain alone, and what it does for an operation (slots, ranks, the
-next use) would be measured with them and disturb the ranks of real tiles.
+A GPU is probed completely, once on a machine (known.py). Any device may be probed for its products alone, to say how
+well a training uses it (Trainer.gemm_rate). cores.py probes cores.
+
+Probes run on the device's streams, in slots that they take for as long as they last, so they stay below the caps like a
+step. They launch on the device itself, past the tile coroutine. They use the slots in shapes of their own, many at
+once, ordered only by chain. The coroutine's work for an operation (slots, ranks, the next use) would be measured as
+well, and would disturb the ranks of real tiles.
 """
 
 from __future__ import annotations
@@ -31,43 +33,42 @@ from asynctile.storage.residency import Residency
 from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents
 
-#: A probe is repeated, four times as often each time, until it takes this long.
+#: A probe is repeated with four times the work until it takes this many seconds.
 LONG_ENOUGH_S = 2e-3
-#: Pieces of a chain enqueued at once: this thread sleeps between bursts, and leaves the interpreter to those that work.
+#: Pieces of a chain enqueued at once. Between bursts this thread sleeps, and leaves the interpreter to the workers.
 BURST = 8
-#: Edge of products, at most, times as many where row tiles are tall: on a GPU they last far longer than asking for one takes.
+#: Largest edge of the matrices, times Grain.tall: on a GPU, a product must last far longer than its launch.
 GEMM_EDGE = 1024
-#: The same for a core, of which no more is asked than how fast it is: these last less than a millisecond.
+#: The same for a core: these products last less than a millisecond.
 CORE_GEMM_EDGE = 256
-#: How often their rate is taken.
+#: Number of tries.
 TRIES = 5
-#: Tiles of products beside their results: both factors.
+#: Tiles of a product beside its result: both factors.
 FACTORS = 2
-#: Tiles that the probe of a GPU has: factors and results.
+#: Tiles in the probe of a GPU: factors and results.
 PROBED = 4
 
-#: Enqueues one piece of the work of a chain, behind the piece before it.
+#: Enqueues one piece of a chain, behind the piece before it: (chain, events) to its event.
 Work = Callable[[int, StreamEvents], StreamEvent]
 
 
 async def measure_gemms(tiers: Tiers, dtype: np.dtype[Any]) -> float | None:
-    """FLOP/s of the device's GEMMs: on its loop, over arenas that were cut, with nothing in flight. None where nothing is free
-    for them under the caps, since no tile should leave for a probe.
+    """Measure the device's GEMMs in FLOP/s; return None if the caps have no free room for them, since no tile should leave.
 
-    dtype: that of their operands.
+    Runs on the device's loop, over arenas that have been cut, with nothing in flight. dtype: of the operands.
     """
     with ExitStack() as held:
         gemms = (_on_cores(tiers, held) if tiers.device.workers is not None else None) or _in_slots(tiers, held, dtype)
         if gemms is None:
             return None
-        try:  # the fastest of some: what else the machine does for a moment is not the device's
+        try:  # the fastest try counts, since other work on the machine slows some of them
             return max([await gemms.rate(gemms.multiply, gemms.targets, gemms.flops) for _ in range(TRIES)])
-        finally:  # broken off, those that were enqueued still write there: others get the memory behind the last one
+        finally:  # if cancelled, enqueued products still write there: keep the memory until the last one ends
             await finish(tiers.run_ahead.settle())
 
 
 def _on_cores(tiers: Tiers, held: ExitStack) -> _Gemms | None:
-    """In RAM of their own, borrowed: the slots of a small model are too small to tell how fast cores are."""
+    """Return products in borrowed RAM: the slots of a small model are too small to show how fast cores are."""
     count, shape = FACTORS + len(os.sched_getaffinity(0)), (CORE_GEMM_EDGE, CORE_GEMM_EDGE)
     nbytes = count * 4 * CORE_GEMM_EDGE**2
     loan = tiers.caps.borrow(nbytes, "a probe of products") if tiers.host.arena.may_lend(nbytes) else None
@@ -78,7 +79,7 @@ def _on_cores(tiers: Tiers, held: ExitStack) -> _Gemms | None:
 
 
 def _in_slots(tiers: Tiers, held: ExitStack, dtype: np.dtype[Any]) -> _Gemms | None:
-    """In the largest slots of the device, unless these are too small."""
+    """Return products in the largest slots of the device; None if these are too small or not free."""
     if not tiers.top.arena.pools:
         return None
     top = tiers.top.arena.pools[-1]
@@ -91,9 +92,12 @@ def _in_slots(tiers: Tiers, held: ExitStack, dtype: np.dtype[Any]) -> _Gemms | N
 
 
 async def measure_gpu(device: Device, dtype: np.dtype[Any], cap: int | None, cores: Rates) -> Rates | None:
-    """Rates of a GPU and its link beside `cores`, those of its host: on its loop, before anything stands in its memory.
+    """Measure a GPU and its link; return None if the cap on its memory is too small for a probe.
 
-    dtype: that of the operands of its GEMMs. None where the cap on its memory is too small for a probe.
+    Runs on the device's loop, before anything stands in its memory.
+    cap: bytes of its memory that the probe may take, None for any.
+    dtype: of the operands of its GEMMs.
+    cores: rates of its host, which the result includes.
     """
     edge = GEMM_EDGE * device.grain.tall
     nbytes = PROBED * edge**2 * dtype.itemsize
@@ -119,21 +123,21 @@ async def measure_gpu(device: Device, dtype: np.dtype[Any], cap: int | None, cor
                     updated_per_s=cores.updated_per_s,
                     copied_per_s=cores.copied_per_s,
                 )
-            finally:  # broken off, those that were enqueued still write there
+            finally:  # if cancelled, enqueued copies still write there
                 await finish(tiers.run_ahead.settle())
     finally:
         tiers.close()
 
 
 def _targets(top: Pool) -> int:
-    """Products to compute side by side."""
+    """Return how many products to compute side by side."""
     cores = len(os.sched_getaffinity(0))
     return cores if top.limit is None else max(1, min(cores, top.limit - FACTORS))
 
 
 @contextmanager
 def _held(tier: Tier, pool: Pool, count: int) -> Iterator[list[Residency]]:
-    """`count` tiles, each a whole slot of `pool`, on `tier` for a while; nobody writes them back."""
+    """Hold `count` tiles on `tier` for a while, each a whole slot of `pool`; nobody writes them back."""
     tiles = [tier.of(Tile(f"probe[{index}]", (pool.slot_nbytes // 4,))) for index in range(count)]
     try:
         tier.admit(tiles, "w" * count)
@@ -144,24 +148,24 @@ def _held(tier: Tier, pool: Pool, count: int) -> Iterator[list[Residency]]:
 
 
 def _operands(tiers: Tiers, slots: list[Residency], dtype: np.dtype[Any]) -> list[tuple[Tile, Any]]:
-    """Squares in slots of the device, as large as they take up to the edge."""
+    """Return square matrices in slots of the device, as large as fits, up to the edge."""
     inner = _edge(GEMM_EDGE * tiers.device.grain.tall, slots[0].tile.nbytes, dtype.itemsize)
     return [(Tile(slot.tile.name, (inner, inner), dtype), _array(tiers.top, slot, (inner, inner), dtype)) for slot in slots]
 
 
 class _Chains:
-    """Work on a device, chain beside chain, each piece behind the one before it."""
+    """Chains of work on a device, side by side; within a chain each piece waits for the one before."""
 
     def __init__(self, tiers: Tiers) -> None:
         self.device, self.run_ahead = tiers.device, tiers.run_ahead
 
     async def rate(self, work: Work, chains: int, amount: int) -> float:
-        """`amount` a second, of which each piece of work does one; `chains` of them run side by side."""
+        """Return the rate in units per second: each piece does `amount` units, and `chains` chains run side by side."""
         await self._seconds(work, chains, 1)  # the first touch of memory
         rounds = 1
         while (seconds := await self._seconds(work, chains, rounds)) < LONG_ENOUGH_S:
             rounds *= 4
-        seconds = min(seconds, await self._seconds(work, chains, rounds))  # a machine that was away for once is not slow
+        seconds = min(seconds, await self._seconds(work, chains, rounds))  # again, in case the machine paused once
         return amount * chains * rounds / seconds
 
     async def _seconds(self, work: Work, chains: int, rounds: int) -> float:
@@ -180,7 +184,7 @@ class _Chains:
 
 
 class _Gemms(_Chains):
-    """Products of one size. operands: on the device, both factors and the targets, each with its array."""
+    """Products of one size. operands: tiles on the device with their arrays: both factors, then the targets."""
 
     def __init__(self, tiers: Tiers, operands: list[tuple[Tile, Any]]) -> None:
         super().__init__(tiers)
@@ -188,7 +192,7 @@ class _Gemms(_Chains):
         self.arrays = [array for _, array in operands]
         self.targets = len(operands) - FACTORS
         self.flops = 2 * self.factors[0].shape[0] ** 3
-        # What stood here before may be slow to compute with: no numbers, or numbers that are nearly zero.
+        # Old bytes may be slow to compute with: NaN, or numbers that are nearly zero.
         for tile, array in operands:
             self.run_ahead.add(self.device.launch(fill(tile, 1.0), (array,), None, ()))
 
@@ -199,7 +203,7 @@ class _Gemms(_Chains):
 
 
 class _Copies(_Chains):
-    """Copies between two tiles in the device's memory and one in RAM, of `shape` each."""
+    """Copies between two tiles in the device's memory and one in RAM, each of `shape`."""
 
     def __init__(
         self, tiers: Tiers, above: list[Residency], below: list[Residency], shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -221,11 +225,11 @@ class _Copies(_Chains):
 
 
 def _array(tier: Tier, residency: Residency, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
-    """Over the slot of one of the probes' tiles, in another shape."""
+    """Return an array of this shape over the slot of a probe's tile."""
     assert residency.slot is not None
     return tier.memory.array(residency.slot, shape, dtype)
 
 
 def _edge(most: int, nbytes: int, itemsize: int) -> int:
-    """Of the largest square of such items within so many bytes, up to `most`."""
+    """Return the edge of the largest square of such items within `nbytes` bytes, at most `most`."""
     return min(most, math.isqrt(nbytes // itemsize))

@@ -1,6 +1,6 @@
-"""What a step of a program would move under given caps, and where: by its schedule, which is what runs follow.
+"""The traffic of a step under given caps, read from the schedule that runs follow.
 
-Nothing runs, and the device need not be there. `layers/plan.py` reports it.
+Nothing runs, and the device need not be there. layers/plan.py reports the result.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from asynctile.storage.tile import Tile
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of one step, and its peak on a device.
+    """Bytes that one step moves, and its peak on a device.
 
-    uploaded, downloaded: between RAM and a device with memory of its own; fetched: results for the host, in neither.
-    copied: within the memory that operations run in. copies: how many copies there are, over the link and within any memory.
-    spill_read, spill_written: between RAM and the spill folder; spill_needed: the least limit of it. divided: whether tiles
-    come and go in the memory that operations run in. unused: of its cap, what no tile stands in where it is fullest; 0 where it
-    holds everything.
+    uploaded, downloaded: between RAM and a device with memory of its own.
+    fetched: results for the host, not counted in the two above.
+    copied: within the memory that operations run in.
+    copies: number of copies, over the link and within any memory.
+    spill_read, spill_written: between RAM and the spill folder.
+    spill_needed: least limit of the spill folder.
+    divided: whether tiles come and go in the memory that operations run in.
+    unused: bytes of its cap that no tile uses at the peak; 0 where it holds everything.
     """
 
     uploaded_nbytes: int
@@ -62,10 +65,11 @@ def simulate(
     prefetch: int = 2,
     rates: Rates = CORES,
 ) -> Traffic:
-    """Traffic of `program` on the device called `device`, under caps in bytes.
+    """Return the traffic of `program` on the device called `device`, under caps in bytes. BudgetError if a cap is too small.
 
-    standing: the persistent tiles. demand: of both, if it is known. rates: of that device and its host.
-    BudgetError if a cap is below what is needed.
+    standing: the persistent tiles.
+    demand: of the program and these tiles, if it is known.
+    rates: of that device and its host.
     """
     has_link, demand = device != "cpu", demand or demand_of([program], standing)
     options = TierOptions(device_memory=device_memory, host_memory=host_memory, prefetch=prefetch, rates=rates)
@@ -96,7 +100,7 @@ def simulate(
 
 
 def _on_disk(demand: Demand, ram: Arena, limit: int | None) -> int:
-    """Bytes of a file below RAM that has a place for each tile; 0 where RAM holds them all."""
+    """Return the size of a spill file with a place for each tile, in bytes; 0 if RAM holds all of them."""
     blocks = Blocks(limit, PAGE)
     if not ram.keeps_all(demand):
         blocks.reserve(demand.exact)
@@ -104,7 +108,7 @@ def _on_disk(demand: Demand, ram: Arena, limit: int | None) -> int:
 
 
 def _moved(schedule: Schedule) -> Counter[tuple[Kind, int]]:
-    """Bytes by what moves them, and into which tier."""
+    """Return the bytes moved, by kind of move and target tier."""
     moved = Counter[tuple[Kind, int]]()
     for entry in schedule.entries:
         moved[entry.kind, entry.places[0].tier] += entry.nbytes

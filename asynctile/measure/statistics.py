@@ -1,4 +1,7 @@
-"""What a share of an engine holds, has moved and waits for, as a frozen snapshot. Nothing is told here: that is events.py's."""
+"""Statistics of a share, as a frozen snapshot: what it holds, has moved and waits for.
+
+Nothing is reported from here; events are asynctile/events.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from asynctile.schedule.turns import Party
 
 @dataclass(slots=True)
 class Counters:
-    """What was done on a share, counted by those who do it, on the device's loop. Never reset; steps as in Statistics."""
+    """Counts of what was done on a share, made on the device's loop and never reset. The fields are those of Statistics."""
 
     steps: int = 0
     skipped_steps: int = 0
@@ -24,8 +27,9 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Work behind the loop at this moment: pieces that wait, and that run (on a GPU: that its driver has been handed).
+    """Work behind the loop at this moment: pieces that wait, and pieces that run.
 
+    On a GPU a piece counts as running once its driver has it.
     name: of the stream, such as "compute"; "player" for steps that are played.
     """
 
@@ -35,7 +39,10 @@ class Queue:
 
 
 class StepTraffic(NamedTuple):
-    """What of Statistics a step is told by: the fields of these names. It is taken twice a step, and Statistics takes 20 us."""
+    """The fields of Statistics by which a step is reported.
+
+    They are read twice a step; a whole Statistics takes 20 us.
+    """
 
     stall_s: float
     uploaded_bytes: int
@@ -49,20 +56,28 @@ class StepTraffic(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot of a share. Sizes in bytes, counters from its start, caps None where there is none.
+    """A snapshot of a share. Sizes are in bytes; counts begin with the share; a cap is None where there is none.
 
-    On cpu RAM is the device, and device_* and uploaded_bytes are 0. spill_retries: transfers that were repeated and then went
-    well. stall_s: seconds in which operations waited for copies and nothing else ran, of the device as a whole; on a GPU since
-    `Engine.start_trace`, and nan before: there measuring it takes time, and steps that are replayed cannot be measured so.
-    What an engine has lent to a share counts there, and no more in the engine's caps; of the spill file it is used.
-    A step that is played counts in operations and bytes when it ends.
+    On cpu, RAM is the device, and device_* and uploaded_bytes are 0. Memory that an engine has lent to a share counts
+    there, and no more in the engine's caps; in the spill file it counts as used. A played step counts in operations and
+    bytes when it ends.
 
-    share: its name, "engine" for the engine's own. steps: training steps that updated, skipped_steps: those whose loss or
-    gradient was not finite; step_tokens and step_s: targets that count, and seconds, of both. requests for text that are over,
-    however they ended, and their request_s; request_tokens: that were written. waiting_jobs: that wait until another job of
-    the share is over; waited_s: seconds that jobs have waited for what others hold (the share, a model, RAM that is lent),
-    summed over the waits that are over. turn_s: seconds in which the share had a job and the turn, turn_waited_s: a job and
-    not the turn. queues: of the streams of the device as a whole, and of what is played on the share.
+    share: its name, "engine" for the engine's own.
+    spill_retries: transfers that succeeded after being repeated.
+    stall_s: seconds in which operations waited for copies and nothing else ran, for the device as a whole. On a GPU it
+        counts from `Engine.start_trace` and is nan before: measuring takes time there, and cannot be done in replayed
+        steps.
+    steps: training steps that updated the weights.
+    skipped_steps: steps that updated nothing because a loss or gradient was not finite.
+    step_tokens, step_s: targets that count, and seconds, of both kinds of steps.
+    requests, request_s: requests for text that are over, however they ended, and their seconds.
+    request_tokens: tokens written for them.
+    waiting_jobs: jobs that wait until another job of the share is over.
+    waited_s: seconds that jobs have waited for things that other jobs hold (the share, a model, lent RAM), over the
+        waits that have ended.
+    turn_s: seconds in which the share had a job and the turn.
+    turn_waited_s: seconds in which it had a job but not the turn.
+    queues: streams of the device as a whole, and the player of this share.
     """
 
     device: str
@@ -98,7 +113,7 @@ class Statistics:
 
 
 def traffic(assembly: Assembly) -> StepTraffic:
-    """What was moved and waited for until now, and the peaks; safe from any thread."""
+    """Return what was moved and waited for until now, and the peaks. Safe from any thread."""
     tiers = assembly.tiers
     top, host, spill, player = tiers.top, tiers.host, tiers.spill, tiers.player
     linked = top is not host
@@ -115,7 +130,7 @@ def traffic(assembly: Assembly) -> StepTraffic:
 
 
 def snapshot(share: str, assembly: Assembly, waiting_jobs: int, counts: Counters, turn: Party) -> Statistics:
-    """The statistics at this moment; safe from any thread, and nothing is gone through but the streams."""
+    """Return the statistics at this moment. Safe from any thread; loops over nothing but the streams."""
     tiers = assembly.tiers
     device, top, host, spill = tiers.device, tiers.top, tiers.host, tiers.spill
     linked = top is not host

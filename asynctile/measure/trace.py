@@ -1,7 +1,7 @@
-"""A trace while it is recorded: streams tell, a thread writes. What viewers show of it is trace_events.py's.
+"""A trace while it is recorded: streams put messages in a queue, and a thread writes them. trace_events.py makes the events.
 
-The thread takes what the streams have told (streams/recorder.py) some times a second, so nothing grows but the file. Where the
-disk takes no more the trace ends, and the work that was looked at goes on.
+The thread empties the queue (streams/recorder.py) several times a second, so only the file grows. When the disk takes
+no more, the trace ends and the traced work goes on.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from asynctile.threads import start
 
 logger = logging.getLogger(__name__)
 
-#: How often the thread looks, seconds, and how many messages it writes at once.
+#: Seconds between the thread's looks at the queue, and most messages that it writes at once.
 _PERIOD_S, _AT_ONCE = 0.1, 2048
-#: How long whoever ends a trace waits for its disk, seconds.
+#: Seconds for which `stop` waits for the disk.
 PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """A trace that is complete. path: None where it has no name yet. events: spans and what belongs to them, lost: pieces of
-    work that are missing since the disk was too slow. nbytes: of the file.
+    """A complete trace.
+
+    path: None where it has no name yet.
+    events: number of spans and of the events that belong to them.
+    lost: pieces of work that are missing because the disk was too slow.
+    nbytes: size of the file.
     """
 
     path: str | None
@@ -40,10 +44,13 @@ class TraceSummary:
 
 
 class Trace:
-    """Records from its creation on. path: None for a file without a name, which the thread makes, so that a loop may begin such
-    a trace, and `copy_to` names. With a name this blocks, and OSError says that there can be no such file.
+    """A trace that records from its creation on.
 
-    memory: bytes in use by tier, asked for from the thread. error: why it came to an end by itself, None else.
+    path: of the file. With a path, creation blocks, and raises OSError if the file cannot be made. None for a file
+        without a name, which the thread makes: an event loop may begin such a trace, and `copy_to` gives it a name
+        later.
+    memory: returns bytes in use by tier; called by the thread.
+    error: why the trace ended by itself; None otherwise.
     """
 
     def __init__(self, streams: Sequence[TracedRunner], path: str | None, memory: Callable[[], Mapping[str, float]]) -> None:
@@ -70,13 +77,13 @@ class Trace:
         return not self._stop.is_set() and self.error is None
 
     def attach(self, streams: Sequence[TracedRunner]) -> None:
-        """These tell it what they do."""
+        """Trace these streams from now on."""
         for stream in streams:
             stream.trace = self.recorder
         self._streams += streams
 
     def stop(self) -> TraceSummary:
-        """Record no more and write what was recorded. Blocks; OSError if the file is not whole, which says why."""
+        """Stop recording and write the rest. Blocks. OSError, which says why, if the file is not complete."""
         self._detach()
         self._stop.set()
         self.recorder.wake.set()
@@ -91,7 +98,7 @@ class Trace:
         return TraceSummary(self.path, self._written, self.recorder.lost, self._file.nbytes)
 
     def copy_to(self, path: str) -> None:
-        """What was recorded so far, in a file. Blocks; OSError if it cannot be, ValueError for the trace's own."""
+        """Copy what was recorded so far to a file. Blocks. OSError if that fails, ValueError for the trace's own file."""
         if self._thread.is_alive():
             flush = Flush(threading.Event())
             self.recorder.put(flush)
@@ -110,7 +117,7 @@ class Trace:
                 stream.trace = None
 
     def _write(self) -> None:
-        """The thread."""
+        """Make the file and write messages until `stop`. Runs in the thread."""
         try:
             if self._file is None:
                 self._file = TraceFile(None)
@@ -123,10 +130,10 @@ class Trace:
         except Exception as error:
             self._detach()
             self.error = error if isinstance(error, OSError) else OSError(f"the trace is not complete: {error!r}")
-            logger.warning("the trace %s has come to an end, and what was traced goes on: %s", self.path or "", self.error)
+            logger.warning("the trace %s has ended early, and the traced work goes on: %s", self.path or "", self.error)
 
     def _write_all(self) -> None:
-        """What waits now."""
+        """Write the messages that wait now."""
         is_idle = True
         while batch := self.recorder.take(_AT_ONCE):
             is_idle = False

@@ -1,8 +1,8 @@
-"""What a trace shows: messages of a recorder as events of the Trace Event Format, one JSON object a line.
+"""The events of a trace: messages of a recorder in the Trace Event Format, one JSON object per line.
 
-Pure: neither file nor clock. Phases that are used: X, a span; M, the name and place of a track; C, a counter; i, an instant;
-s and f, the ends of an arrow. All spans of a track are beside each other, never across, as viewers ask. Times are microseconds
-from the beginning of the trace, pid and tid are numbers of tracks, not of the system: a viewer orders by them.
+Pure: no file and no clock. Phases in use: X, a span; M, name and place of a track; C, a counter; i, an instant; s and
+    f, the ends of an arrow. The spans of one track never overlap, as viewers require. Times are microseconds since the
+    beginning of the trace. pid and tid are numbers of tracks, not of the system, because viewers order by them.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from asynctile.program.operation import Operation
 from asynctile.program.program import Program
 from asynctile.streams.recorder import Begun, Message, Ran, Stalled, Stepped
 
-#: What is kept of the text of an event that comes again each step: at most so many, about a third of a KiB each.
+#: Most texts kept for events that come again each step, about a third of a KiB each.
 _KEPT = 1 << 15
-#: Two nanoseconds: inside a span, at its end.
+#: Two nanoseconds: from the end of a span to a point just inside it.
 _INSIDE_S = 2e-9
 
 
@@ -31,17 +31,17 @@ class TraceEvents:
         self._tracks = Tracks()
         self._texts: dict[tuple[str, object], tuple[str, str]] = {}
         self._flows = itertools.count(1)
-        #: the operations that sections begin with, and the last, by the share whose program they are of
+        #: by operation, the sections that begin with it, as (share, track, section); an empty section ends the track
         self._marks: dict[object, list[tuple[str, str, str]]] = {}
         self._programs: dict[str, Program] = {}
-        #: by track of phases and layers, what goes on there and since when
+        #: by track of phases or layers, the open section and when it began
         self._open: dict[tuple[str, str], tuple[str, float]] = {}
-        #: by track of phases and layers, when the last span there began, or ended
+        #: by track of phases or layers, when its last span began or ended
         self._reached: dict[tuple[str, str], float] = {}
         self._latest = start
 
     def add(self, message: Message, to: list[str]) -> None:
-        """Put the events of a message behind those of `to`, and before them the names of tracks that are new."""
+        """Append the events of a message to `to`, after the names of tracks that are new."""
         if isinstance(message, Ran):
             self._ran(message, to)
         elif isinstance(message, Stalled):
@@ -54,16 +54,16 @@ class TraceEvents:
             to.append(self._span(name, "step", tid, message.began, message.ended, args))
 
     def counters(self, name: str, values: Mapping[str, float], now: float) -> str:
-        """A counter with a line for each value."""
+        """Return a counter event with a line for each value."""
         return f'{{"name":{json.dumps(name)},"ph":"C","ts":{self._us(now)},"pid":1,"args":{as_json(dict(values))}}}'
 
     def lost(self, count: int, now: float) -> str:
-        """So many messages are missing before this moment."""
+        """Return an instant event that says that `count` messages are missing before this moment."""
         return (f'{{"name":"{count} events are missing here","cat":"trace","ph":"i","s":"p","ts":{self._us(now)},'
                 f'"pid":1,"tid":1,"args":{{"lost":{count}}}}}')  # fmt: skip
 
     def end(self) -> list[str]:
-        """What still goes on ends with the last piece of work."""
+        """End all open sections at the end of the last piece of work; return their events."""
         found: list[str] = []
         for key in list(self._open):
             self._close(key, self._latest, found)
@@ -81,7 +81,7 @@ class TraceEvents:
         for share, track, section in self._marks.get(what, ()):
             if not section:
                 self._close((share, track), ended, to)
-            elif ran.began >= self._reached.get((share, track), 0.0):  # else, of two threads, the next section was told first
+            elif ran.began >= self._reached.get((share, track), 0.0):  # else another thread has reported the next section
                 self._close((share, track), ran.began, to)
                 self._open[share, track] = section, ran.began
                 self._reached[share, track] = ran.began
@@ -95,7 +95,7 @@ class TraceEvents:
             "idle_us": round(stall.idle_s * 1e6, 3), "threads": round(stall.idle_s / lasted, 2) if lasted else 0,
         }  # fmt: skip
         to.append(self._span(json.dumps(f"waits for {tile}"), "stall", tid, stall.began, stall.ended, as_json(args)))
-        left = min(copy.ended, stall.ended) - _INSIDE_S  # of two clocks, where a GPU waited for its host
+        left = min(copy.ended, stall.ended) - _INSIDE_S  # there are two clocks where a GPU waited for its host
         if left > max(copy.began, self._start) and lasted > 2 * _INSIDE_S:
             of_copy = self._tracks.of_thread(copy.stream, copy.thread, to)
             arrow = f'"name":"arrives","cat":"stall","id":{next(self._flows)},"pid":1'
@@ -104,7 +104,7 @@ class TraceEvents:
 
     def _begun(self, begun: Begun, to: list[str]) -> None:
         share, program = begun
-        for key in [key for key in self._open if key[0] == share]:  # the last one was broken off
+        for key in [key for key in self._open if key[0] == share]:  # the last run was broken off
             self._close(key, self._latest, to)
         if self._programs.get(share) is program:
             return
@@ -127,7 +127,7 @@ class TraceEvents:
                 f'"pid":1,"tid":{tid},"args":{args}}}')  # fmt: skip
 
     def _text(self, stream: str, verb: str, what: object) -> tuple[str, str]:
-        """Name, category and arguments of work; the same for each time that it runs."""
+        """Return name, category and arguments of a piece of work; cached, since steps repeat."""
         key = stream if stream in ("upload", "download") else verb, what
         found = self._texts.get(key)
         if found is None:
@@ -141,7 +141,7 @@ class TraceEvents:
 
 
 def _marks_of(program: Program) -> Iterator[tuple[Operation, str, str]]:
-    """Operations with which a section begins, on which track and its name; the last with no name, where all end."""
+    """Yield (operation, track, section) for each section that begins with the operation; an empty section ends the track."""
     operations = [(index, entry) for index, entry in enumerate(program.entries) if isinstance(entry, Operation)]
     ahead = iter(operations)
     here = next(ahead, None)

@@ -1,8 +1,9 @@
-"""The file of a trace: a JSON array that is whole at every moment, so that it opens while it grows and behind a kill.
+"""The file of a trace: a JSON array that is whole at every moment, so that it opens while it grows and after a kill.
 
-What stands in it is trace_events.py's, when it is written trace.py's. The array alone, and no object around it, since the
-format asks of that form least: viewers take it without its end. Here the end is always there: each write begins at it and
-brings another. Only a kill in the midst of a write can leave a file without, and that such a viewer still opens.
+trace_events.py says what is in it, trace.py when it is written. It is a bare array, with no object around it, because
+the format requires least of that form: viewers accept it without its closing bracket. Here the closing bracket is
+always there, since each write overwrites it and ends with another. Only a kill in the middle of a write can lose it,
+and viewers still open such a file.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import weakref
 from collections.abc import Sequence
 
 _END = b"\n]\n"
-#: Bytes that are copied at once.
+#: Bytes copied at once.
 _PIECE = 1 << 20
 
 
 class TraceFile:
-    """At `path`, whatever stood there before, or without a name until `copy_to`. Blocks; OSError if it fails."""
+    """The file at `path`, replacing anything there, or a file without a name until `copy_to`. Blocks; OSError if it fails."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
@@ -38,7 +39,7 @@ class TraceFile:
         self._is_empty = True
 
     def append(self, events: Sequence[str]) -> None:
-        """Add events, each a JSON object on one line. If it fails the file is what it was before; OSError with its name."""
+        """Add events, each a JSON object on one line. If that fails, the file stays as it was; OSError with its name."""
         if not events:
             return
         with self._lock:
@@ -53,7 +54,7 @@ class TraceFile:
             self._is_empty = False
 
     def copy_to(self, path: str) -> None:
-        """All of it so far, into another file. ValueError for this one."""
+        """Copy everything so far to another file. ValueError for this file itself."""
         with self._lock:
             target = _open(path, beside=self._fd)
             try:
@@ -64,7 +65,7 @@ class TraceFile:
                 os.close(target)
 
     def close(self) -> None:
-        """It is complete. OSError if the system says only now that bytes did not get there."""
+        """Complete the file. OSError if the system reports only now that bytes were not written."""
         with self._lock:
             if self._close.detach() is not None:
                 try:
@@ -74,26 +75,26 @@ class TraceFile:
                     raise
 
     def _write(self, offset: int, text: bytes) -> int:
-        """Text and the end behind it; returns the size of the file."""
+        """Write text and the closing bracket at `offset`; return the size of the file."""
         self.nbytes = offset + _pwrite(self._fd, text + _END, offset, self.path)
         return self.nbytes
 
     def _mend(self) -> None:
-        """Behind a write that failed: the end where it was. Its place is allocated, so that also works on a full disk."""
+        """Put the closing bracket back after a failed write. Its place is allocated, so this works on a full disk, too."""
         try:
             _pwrite(self._fd, _END, self._end, self.path)
             os.ftruncate(self._fd, self._end + len(_END))
         except OSError:
-            pass  # the disk takes nothing at all: viewers do without
+            pass  # the disk takes nothing at all; viewers open the file without the bracket
 
 
 def _open(path: str, beside: int | None = None) -> int:
-    """A regular file that is empty now. beside: of which it is to be a copy."""
+    """Open a regular file and empty it. beside: descriptor of the file to be copied, which must not be the same file."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file; name one that may be overwritten", path)
+            raise OSError(errno.EINVAL, "is not a regular file; name one that may be overwritten", path)
         if beside is not None and os.path.samestat(found, os.fstat(beside)):
             raise ValueError(f"{path} is the file that this trace is written to: stop_trace() completes it, or name another")
         os.ftruncate(descriptor, 0)
@@ -104,7 +105,7 @@ def _open(path: str, beside: int | None = None) -> int:
 
 
 def _pwrite(descriptor: int, text: bytes, offset: int, path: str | None) -> int:
-    """Write all of it; returns its length. OSError with the name of the file, which a write does not say."""
+    """Write all of `text`; return its length. OSError with the name of the file, which a plain write leaves out."""
     done = 0
     try:
         while done < len(text):

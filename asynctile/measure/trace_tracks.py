@@ -1,4 +1,4 @@
-"""The tracks of a trace: what stands where in a viewer, by number, and what each is called."""
+"""The tracks of a trace: the number of each, by which viewers order them, and its name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 
 from asynctile.hub import ENGINE
 
-#: Tracks of a share, from above: what follows "steps of" and so on where there are several shares.
+#: Tracks of a share, from the top down. With several shares they are called "steps of" the share and so on.
 STEPS, PHASES, LAYERS = "steps", "phases", "layers"
 _OF_A_SHARE = (STEPS, PHASES, LAYERS)
-#: Streams as a step meets them. Others come behind, as they turn up.
+#: Streams in the order in which a step uses them. Other streams follow as they appear.
 _STREAMS = ("compute", "host", "upload", "download", "spill", "unpin", "files")
-#: Tracks between one stream and the next: its stalls, and its threads.
+#: Numbers from one stream to the next, for its stalls and its threads.
 _APART = 100
 
 
 class Tracks:
-    """Numbers by name, given when a track is first asked for: the events that name it go to the list that is given."""
+    """Numbers of tracks, given when a track is first asked for. The events that name a new track are appended to `to`."""
 
     def __init__(self) -> None:
         self._tids: dict[tuple[str, str], int] = {}
@@ -24,7 +24,7 @@ class Tracks:
         self._streams = list(_STREAMS)
 
     def of_share(self, share: str, track: str, to: list[str]) -> int:
-        """Steps, phases or layers of a share."""
+        """Return the track of steps, phases or layers of a share."""
         found = self._tids.get((share, track))
         if found is None:
             if share not in self._shares:
@@ -34,7 +34,7 @@ class Tracks:
         return found
 
     def of_stalls(self, stream: str, to: list[str]) -> int:
-        """The stalls of a stream, above its threads."""
+        """Return the track of a stream's stalls, above its threads."""
         found = self._tids.get((stream, ""))
         if found is None:
             found = self._begin(stream)
@@ -42,7 +42,7 @@ class Tracks:
         return found
 
     def of_thread(self, stream: str, thread: str, to: list[str]) -> int:
-        """A thread of a stream."""
+        """Return the track of a thread of a stream."""
         found = self._tids.get((stream, thread))
         if found is None:
             number = thread.removeprefix(f"{stream}-")

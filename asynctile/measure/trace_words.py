@@ -1,4 +1,4 @@
-"""The words of a trace: what work is called, its arguments, and what an operation that stalled was waiting for."""
+"""The words of a trace: the name of a piece of work, its arguments, and the reason why an operation stalled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
 from asynctile.streams.recorder import Ran, Stalled
 
-#: Functions whose name says less than this.
+#: Better names for some functions.
 _VERBS = {"copyto": "copy", "_unpin": "unpin", "file_work": ""}
 
 
 def text_of(verb: str, what: object) -> tuple[str, str]:
-    """Name, as JSON, and the members "cat" and "args" of a piece of work; verb: the function that did it, or its stream."""
+    """Return the name of a piece of work, as JSON, and its members "cat" and "args".
+
+    verb: name of the function that did it, or of its stream.
+    """
     if isinstance(what, Operation):
         args = {
             "tiles": [f"{_shape(tile)} ({how})" for tile, how in zip(what.operands, what.access, strict=True)],
@@ -29,7 +32,7 @@ def text_of(verb: str, what: object) -> tuple[str, str]:
 
 
 def as_json(args: Mapping[str, Any]) -> str:
-    """Arguments of an event. JSON has no NaN and no infinity: where there are some, numbers become words."""
+    """Return the arguments of an event as JSON. It has no NaN or infinity: if there are any, floats become words."""
     try:
         return json.dumps(args, allow_nan=False)
     except ValueError:
@@ -37,7 +40,7 @@ def as_json(args: Mapping[str, Any]) -> str:
 
 
 def describe(what: object) -> str:
-    """An operation, with the names of its tiles, a tile, or what a stream was told that its work is about."""
+    """Return words for an operation with its tiles, for a tile, or for what a stream was told that its work is about."""
     if isinstance(what, Operation):
         return f"{what.kernel}({', '.join([tile.name for tile in what.operands])})"
     if isinstance(what, Tile):
@@ -46,13 +49,13 @@ def describe(what: object) -> str:
 
 
 def waiting(stall: Stalled) -> str:
-    """The operation that waited; or a copy within the memory that operations run in, which makes room for one."""
+    """Return words for the operation that waited, or for a copy that makes room within the memory that operations run in."""
     what = stall.operation
     return f"copy {what.name}" if isinstance(what, Tile) else describe(what)
 
 
 def waits_for(stall: Stalled) -> str:
-    """What an operation waited for most of the time: its copy, or what this was behind."""
+    """Return what an operation waited for most of the time: its copy, or the work that the copy waited for."""
     copy = stall.copy
     verb = _copying(copy.stream, copy.what, copy.what)
     if not copy.ended:
@@ -70,12 +73,12 @@ def _not_begun(copy: Ran, verb: str) -> str:
         return f"{verb} not begun"
     stream, what = copy.behind
     if isinstance(what, Operation):
-        return f"{verb} behind {what.kernel}, which uses its place"
-    return f"{verb} behind {_copying(stream, what, copy.what)} of {'it' if what is copy.what else describe(what)}"
+        return f"{verb} behind {what.kernel}, which still uses its slot"
+    return f"{verb} behind {_copying(stream, what, copy.what)} of {'this tile' if what is copy.what else describe(what)}"
 
 
 def _copying(stream: str, what: object, wanted: object) -> str:
-    """What a stream does with a tile that is, or whose place is, wanted."""
+    """Return what a stream does with a tile. wanted: the tile that is waited for, or whose place is."""
     if stream == "spill":
         return "read" if what is wanted else "write"
     return stream

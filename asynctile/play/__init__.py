@@ -1,1 +1,1 @@
-"""A schedule as arrays, and the threads that run it in compiled code; what its entries mean is asynctile/repeat's."""
+"""A schedule as arrays, and the threads that run it in compiled code. asynctile/repeat makes the arrays."""

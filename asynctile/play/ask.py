@@ -1,8 +1,11 @@
-"""What Python asks of the workers, in compiled code: a run begins, entries are released, a transfer is over, work is held or
-let go, workers leave; and to see what they have written.
+"""Requests from Python to the workers, in compiled code: one call of `ask` each.
 
-Compiled because the mutex must not be held from one bytecode to the next: another thread might get the GIL between them, and
-wait for the mutex with it. A call of `ask` keeps the GIL, and no worker asks for that while it holds the mutex.
+A request begins a run, releases entries, reports a finished transfer, holds work or lets it go, or sends the workers
+away. MEET only makes their writes visible.
+
+The code is compiled because the mutex must not be held from one bytecode to the next: between them another thread might
+take the GIL and then wait for the mutex. A call of `ask` keeps the GIL, and no worker asks for the GIL while it holds
+the mutex.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ RESET, RELEASE, ARRIVE, LEAVE, MEET, HOLD = range(6)
 
 
 def ask(control: Any, times: Any, arrivals: Any, what: int, value: int) -> bool:
-    """False for a RESET while something is not over. value: entries to be released; 2 * entry + ok of what has arrived;
-    held + 2 * held_copies for a HOLD.
+    """Make one request; return False only for a RESET while some entry is not over.
 
-    MEET asks for nothing: who has seen one word of what a worker wrote under the mutex sees all of it from then on, also where
-    cores show each other their writes in any order.
+    value: for RELEASE, the number of entries released; for ARRIVE, 2 * entry + ok; for HOLD, held + 2 * held_copies.
+
+    MEET asks for nothing. After it, a thread that has seen one word that a worker wrote under the mutex sees all that
+    the worker wrote, even where cores see each other's writes in any order.
     """
     acquire(control)
     is_well, wakes = True, min(1, control[places.PARKED] - control[places.WOKEN])

@@ -1,6 +1,6 @@
-"""The threads of a player: how they are started, given another schedule, and ended, also by the end of the interpreter.
+"""The threads of a player: how they start, get another schedule, and end, also at the end of the interpreter.
 
-What they do while they have one is worker.py's; what else a player is, player.py's.
+worker.py has the loop that they run while they have a schedule, player.py everything else about a player.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ from asynctile.threads import start
 
 logger = logging.getLogger(__name__)
 
-#: How long the end of the interpreter waits for a kernel that runs.
+#: Seconds for which the end of the interpreter waits for a running kernel.
 LAST_PATIENCE_S = 5.0
-#: Linux's PR_SET_TIMERSLACK: nanoseconds by which a thread that sleeps for a copy's end may be late, else 50000.
+#: Linux's PR_SET_TIMERSLACK: how late a thread may wake that sleeps until a copy ends, in nanoseconds; 50000 by default.
 _TIMER_SLACK = 29
 
 
 class Crew:
-    """The threads, and what they hold: not the player, which may be dropped while they sleep."""
+    """The threads of a player and everything that they hold. They do not hold the player, which may be dropped meanwhile."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.state: PlayState | None = None
-        self.attached = 0  # how often something was
+        self.attached = 0  # number of changes of `state`
         self.closing = False
         self.was_refused = False
         self.threads: list[threading.Thread] = []
         self._holds = ExitStack()
 
     def hire(self, count: int) -> bool:
-        """Start `count` threads. False, and nothing has changed, if the system refuses one: the log says so the first time."""
+        """Start `count` threads. If the system refuses one, change nothing and return False; the log tells why the first
+        time.
+        """
         is_whole: Future[bool] = Future()
         threads = [
             threading.Thread(target=self._serve, args=(index, is_whole), name=f"asynctile-player-{index}", daemon=True)
@@ -57,7 +59,7 @@ class Crew:
                 undo.pop_all()
         except (BudgetError, DeviceError) as error:
             if not self.was_refused:
-                logger.warning("steps go by coroutines, slower and with the same results, until this can be had: %s", error)
+                logger.warning("steps run as coroutines, slower but with the same results, until this is available: %s", error)
             self.was_refused = True
             return False
         self.threads = threads
@@ -66,7 +68,7 @@ class Crew:
         return True
 
     def change(self, state: PlayState | None) -> None:
-        """Let what was attached go: workers return from it when they have run what they run now."""
+        """Replace the attached state. Workers leave the old one after the entries that they run now."""
         with self.changed:
             before, self.state = self.state, state
             self.attached += 1
@@ -79,7 +81,7 @@ class Crew:
         self.change(None)
         until = None if patience_s is None else time.monotonic() + patience_s
         if threading.current_thread() in self.threads:
-            return  # the garbage collector came by here
+            return  # the garbage collector has dropped the player in a worker
         for thread in self.threads:
             if thread.ident is not None:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
@@ -101,7 +103,7 @@ class Crew:
                 state, seen = self.state, self.attached
             assert state is not None
             work(state.frame, index)
-            del state  # a thread that rests must not hold the arrays
+            del state  # an idle thread must not hold the arrays
 
 
 def _send_away(threads: Iterable[threading.Thread], is_whole: Future[bool]) -> None:
@@ -112,7 +114,10 @@ def _send_away(threads: Iterable[threading.Thread], is_whole: Future[bool]) -> N
 
 
 def drop(crew: Crew, eventfd: int, pid: int) -> None:
-    """When a player is closed, dropped without that, or the interpreter ends: no worker may run code that is taken down."""
+    """Dismiss the crew when a player is closed or dropped, or the interpreter ends.
+
+    No worker may run compiled code that is being taken down. In a forked child, there is no crew to dismiss.
+    """
     if os.getpid() == pid and not crew.closing:
         crew.dismiss(LAST_PATIENCE_S)
     os.close(eventfd)

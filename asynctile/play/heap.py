@@ -1,4 +1,4 @@
-"""Binary heaps of entries, the earliest in the program first: those of operations and of each direction of the link."""
+"""Binary heaps of entries, the earliest in the program first: one of operations and one of each direction of the link."""
 
 from __future__ import annotations
 

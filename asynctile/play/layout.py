@@ -1,6 +1,7 @@
-"""How the arguments of a kernel lie as words, and where its machine code is.
+"""The layout of a kernel's arguments as words, and the address of its machine code.
 
-Numba spreads an array over words: meminfo, parent, items, bytes an item, address, sizes, strides. Who calls so is native.py.
+Numba passes an array as these words: meminfo, parent, number of items, bytes per item, address, sizes, strides.
+    native.py makes such calls.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from numba.np import numpy_support
 
 from asynctile.play.native import REALS, WIDTHS
 
-#: Which of an array's words is its address.
+#: Index of the address among an array's words.
 _ADDRESS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One call of a kernel but for the addresses of its operands.
+    """One call of a kernel, without the addresses of its operands.
 
-    address: of its machine code. words (count,) int64: all integer arguments, addresses 0; 0 and 1 are the worker's. pointers:
-    where in `words` the address of each operand stands, and then that of the number, if there is one. reals: at most 4.
+    address: of its machine code.
+    words: (count,) int64, all integer arguments, addresses 0; words 0 and 1 belong to the worker.
+    pointers: indices in `words` of the address of each operand, and then of the number if there is one.
+    reals: float arguments, at most 4.
     """
 
     address: int
@@ -39,7 +42,7 @@ class Block:
 
 
 def native_of(dispatcher: Any, arguments: tuple[Any, ...]) -> int | None:
-    """The address of a compiled function for exactly these Numba types; None if it was not compiled for them, or by Numba.
+    """Return the address of the function that Numba compiled for exactly these types; None if there is none.
 
     The code lives as long as the dispatcher.
     """
@@ -55,9 +58,10 @@ def native_of(dispatcher: Any, arguments: tuple[Any, ...]) -> int | None:
 def layout(
     kernel: Any, operands: Sequence[tuple[tuple[int, ...], Any]], params: Sequence[int | float | bool], has_number: bool
 ) -> Block | None:
-    """A call of `kernel(*operands, *params[, number])`, operands as (shape, dtype), C-contiguous; number is float64 (1,).
+    """Return a call of `kernel(*operands, *params[, number])`, or None if it cannot be called by address.
 
-    None where it cannot be called by address: no compiled overload for exactly these types, or too many arguments.
+    operands: (shape, dtype) each, C-contiguous. The number is a float64 array (1,).
+    It cannot be called by address if no overload was compiled for exactly these types, or if it has too many arguments.
     """
     arrays = [(shape, np.dtype(dtype)) for shape, dtype in operands]
     number = [((1,), np.dtype(np.float64))] if has_number else []

@@ -1,8 +1,8 @@
-"""What compiled code calls of the system: mutex and condition, clocks, copies, an eventfd, and kernels by their address.
+"""System calls from compiled code: mutex and condition, clocks, copies, an eventfd; and calls of kernels by their address.
 
-Each is a Numba intrinsic that names a symbol, whose address is registered with LLVM as in kernels/cpu/blas.py: code that holds
-names can be cached on disk. Whose addresses kernels have is layout.py's, who calls all this worker.py. There is no inline
-assembly here: it aborts the process.
+Each is a Numba intrinsic that names a symbol. The symbol's address is registered with LLVM, as in kernels/cpu/blas.py,
+because code that holds names can be cached on disk. worker.py calls them; layout.py finds the addresses of kernels.
+There is no inline assembly here: it aborts the process.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _CALLED = (
 )  # fmt: skip
 CLOCK_MONOTONIC = 1
 CLOCK_MONOTONIC_COARSE = 6
-#: Words that a call by address may pass, the two first included: a call takes the smallest of these that holds its own.
+#: Numbers of words that a call by address may pass, the first two included; a call uses the smallest that holds its words.
 WIDTHS = (16, 48, 128)
-#: Real arguments that a call by address passes.
+#: Number of float arguments that a call by address passes.
 REALS = 4
 
 _INT, _INT32, _BYTE, _REAL, _NOTHING = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.DoubleType(), ir.VoidType()
@@ -35,7 +35,9 @@ _TIMESPEC = ir.LiteralStructType([_INT, _INT])
 
 
 def player_supported() -> bool:
-    """Whether compiled workers can call kernels on this machine: the calling conventions of `call` are known to fit."""
+    """Return whether compiled workers can call kernels on this machine: `call` knows the calling conventions of its
+    platform.
+    """
     return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and sys.maxsize > 2**32
 
 
@@ -55,7 +57,7 @@ def _call_symbol(builder: Any, name: str, args: Any) -> Any:
 
 
 def _of_one(name: str) -> Any:
-    """A function of the C library that takes an address and returns an int."""
+    """Return an intrinsic for a function of the C library that takes an address and returns an int."""
 
     def typed(typing: Any, address: Any) -> Any:
         return types.int32(types.int64), lambda context, builder, signature, args: _call_symbol(builder, name, args)
@@ -69,7 +71,7 @@ signal = _of_one("pthread_cond_signal")
 
 @intrinsic
 def wait(typing: Any, condition: Any, mutex: Any) -> Any:
-    """pthread_cond_wait."""
+    """Call pthread_cond_wait."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call_symbol(builder, "pthread_cond_wait", args)
@@ -79,7 +81,7 @@ def wait(typing: Any, condition: Any, mutex: Any) -> Any:
 
 @intrinsic
 def wait_until(typing: Any, condition: Any, mutex: Any, when: Any) -> Any:
-    """pthread_cond_timedwait until a time of the condition's clock, in seconds; 0 unless that has come."""
+    """Call pthread_cond_timedwait until a time of the condition's clock, in seconds. Returns 0 unless that time has come."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         condition, mutex, when = args
@@ -95,7 +97,7 @@ def wait_until(typing: Any, condition: Any, mutex: Any, when: Any) -> Any:
 
 @intrinsic
 def clock(typing: Any, which: Any) -> Any:
-    """Seconds of CLOCK_MONOTONIC, which is that of time.perf_counter, or of its coarse sister, which costs less."""
+    """Return seconds of CLOCK_MONOTONIC, the clock of time.perf_counter, or of CLOCK_MONOTONIC_COARSE, which costs less."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = cgutils.alloca_once(builder, _TIMESPEC)
@@ -119,7 +121,7 @@ def tell(typing: Any, eventfd: Any, one: Any) -> Any:
 
 @intrinsic
 def pause(typing: Any) -> Any:
-    """Leave a spinning core's resources to the other thread on it; nothing where the processor has no such hint."""
+    """Leave a spinning core's resources to the other thread on it; do nothing where the processor has no such hint."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if platform.machine() == "x86_64":
@@ -132,7 +134,7 @@ def pause(typing: Any) -> Any:
 
 @intrinsic
 def look(typing: Any, address: Any) -> Any:
-    """The int64 at an address that other threads write, read anew each time."""
+    """Read the int64 at an address that other threads write, anew at each call."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(args[0], _INT.as_pointer()), "acquire", 8)
@@ -142,7 +144,7 @@ def look(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def at(typing: Any, address: Any) -> Any:
-    """An address as the pointer that numba.carray makes an array of."""
+    """Return an address as the pointer from which numba.carray makes an array."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -152,7 +154,7 @@ def at(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
-    """memcpy."""
+    """Copy `nbytes` bytes with memcpy."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target, source, nbytes = args
@@ -165,21 +167,22 @@ def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
 
 @intrinsic
 def call(typing: Any, function: Any, scratch: Any, words: Any, width: Any, reals: Any) -> Any:
-    """Call a function that Numba compiled, by its address; 0 or -2 if it went well.
+    """Call a function that Numba compiled, by its address. Returns 0 or -2 if it succeeded.
 
-    words, reals: addresses of `width` (one of WIDTHS, a literal) int64 and REALS float64. scratch: of two words of this thread.
+    words, reals: addresses of `width` int64 (one of WIDTHS, a literal) and of REALS float64.
+    scratch: address of two words of this thread.
 
-    How one call fits every kernel. Numba gives a function the convention of C: `int32 f(void **result, void **exception,
-    arguments)`, in which an array is spread out (meminfo, parent, nitems, itemsize, data, shape, strides) and a bool is an
-    i8. By the System V ABI of x86-64 and by that of AArch64 on Linux, integers and pointers fill one row of registers and then
-    slots of 8 bytes on the stack, of which a callee reads the low bytes of its own type; doubles fill another row of registers,
-    whatever stands between them. So it suffices to hand over all integers in order and all doubles in order, and what is handed
-    over beyond the callee's own is not looked at and cleared away by the caller. The kernel runs the very machine code that
-    Python calls, without a trampoline.
+    One kind of call fits every kernel. Numba gives a function the convention of C: `int32 f(void **result, void
+    **exception, arguments)`. An array is spread out (meminfo, parent, nitems, itemsize, data, shape, strides), and a
+    bool is an i8. In the System V ABI of x86-64 and in that of AArch64 on Linux, integers and pointers fill one row of
+    registers and then 8-byte slots on the stack. A callee reads the low bytes of its own type from a slot. Doubles fill
+    another row of registers, whatever stands between them. So it is enough to pass all integers in order and all
+    doubles in order. The callee does not look at surplus arguments, and the caller removes them. The kernel runs the
+    same machine code that Python calls, without a trampoline.
 
-    Limits: no more than REALS doubles, no float32, no complex number, no tuple by value. Elsewhere (Windows; Apple's AArch64,
-    which packs the stack) this does not hold: `player_supported`. The words 0 and 1 are not read: a result and an exception go
-    to `scratch`. An exception's constant record is not released by anybody; kernels raise none.
+    Limits: at most REALS doubles; no float32, complex number or tuple by value. On Windows, and on Apple's AArch64,
+        which packs the stack, this does not hold; see `player_supported`. Words 0 and 1 are not read: result and
+        exception go to `scratch`. Nobody releases the constant record of an exception, but kernels raise none.
     """
     if not isinstance(width, types.IntegerLiteral):
         return None

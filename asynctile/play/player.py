@@ -1,7 +1,11 @@
-"""A schedule played by worker threads, and what the event loop is told of it.
+"""The player: worker threads that play a schedule, and the events by which the event loop follows it.
 
-Covers stretches, events and transfers for the host. The threads are crew.py's, what they do worker.py's, what they share
-state.py's. Everything but `transferred` and `close` is called on the event loop's thread.
+Covers stretches, their events, and transfers that the host carries out. crew.py has the threads, worker.py their
+compiled loop, state.py the arrays that both sides share. Everything but `transferred` and `close` is called on the
+event loop's thread.
+
+Long because a player has two faces over one state: an executor of schedules, and a runner for the watchdog and
+    statistics.
 """
 
 from __future__ import annotations
@@ -26,16 +30,18 @@ from asynctile.streams.event import PendingWork, StreamEvent
 class Player:
     """Plays tables on `threads` worker threads; a streams.event.Runner.
 
-    up_rate, down_rate: bytes a second of each direction of the link, None without a limit. on_transfer: called on the loop with
-    the index of a TRANSFER entry that is ready; `transferred` is to follow. What is played is in no trace: while one is
-    recorded nothing is (repeat/schedules.py).
+    up_rate, down_rate: bytes per second of each direction of the link; None without a limit.
+    on_transfer: called on the loop with the index of a TRANSFER entry that is ready; call `transferred` when it is
+        done.
+
+    Played work is in no trace: while a trace is recorded, nothing is played (repeat/schedules.py).
     """
 
     name = "player"
 
     def __init__(self, threads: int, up_rate: float | None, down_rate: float | None) -> None:
         if not player_supported():
-            raise DeviceError("schedules cannot be played on this machine: it takes Linux on x86-64 or AArch64; use coroutines")
+            raise DeviceError("schedules cannot be played on this machine, only on Linux on x86-64 or AArch64; use coroutines")
         self.threads = threads
         self.on_transfer: Callable[..., Any] | None = None
         self._rates = float(up_rate or 0), float(down_rate or 0)
@@ -51,26 +57,26 @@ class Player:
 
     @property
     def tables(self) -> Tables | None:
-        """What is attached."""
+        """The attached tables."""
         return self._state.tables if self._state is not None else None
 
     def hire(self) -> bool:
-        """Start the threads unless they are there; False if the system refuses one."""
+        """Start the threads unless they are there; return False if the system refuses one."""
         return bool(self._crew.threads) or self._crew.hire(self.threads)
 
     def attach(self, tables: Tables) -> None:
-        """Workers serve these from now on, and no others; DeviceError without any. They keep the arrays alive."""
+        """Make the workers serve these tables, and keep their arrays alive. DeviceError if there are no workers."""
         if self._crew.closing or not self.hire():
-            raise DeviceError("nobody can play: the engine was closed while it worked, or the system refused its threads")
+            raise DeviceError("the player has no workers: the engine was closed while it worked, or the system refused them")
         self._let_go()
         self._state = PlayState(tables, self.threads, self._rates, self._eventfd)
         self._state.hold(*self._held)
         self._crew.change(self._state)
 
     def hold(self, operations: bool, copies: bool) -> None:
-        """Whether workers begin no operations from now on, and no copies over the link, also of tables attached later.
+        """Set whether workers may begin no operations, and no copies over the link, now and with tables attached later.
 
-        What runs ends. Transfers are told of as ever: who does them knows when (streams/gate.py).
+        Running work ends. Transfers are reported as ever: their executor knows when to begin them (streams/gate.py).
         """
         if self._held != (operations, copies):
             self._held = operations, copies
@@ -78,16 +84,19 @@ class Player:
                 self._state.hold(operations, copies)
 
     def has_work(self, copies: bool) -> bool:
-        """Whether operations run or are ready, be they held; or copies and transfers, if they count as well."""
+        """Return whether operations run or are ready, even if held. copies: count copies and transfers, too."""
         return self._state is not None and self._state.has_work(copies)
 
     def detach(self) -> None:
-        """Workers return and rest without tables. What is not over by then is not played."""
+        """Take the tables from the workers, which then rest. Entries that are not over are not played."""
         self._let_go()
         self._crew.change(None)
 
     def begin(self) -> None:
-        """A new run of the attached tables, nothing released. RuntimeError where released entries of the last are not over."""
+        """Begin a new run of the attached tables, with nothing released.
+
+        RuntimeError if released entries of the last run are not over.
+        """
         state = self._attached()
         state.reset()
         self._events.clear()
@@ -98,54 +107,54 @@ class Player:
             self._loop.add_reader(self._eventfd, self._told)
 
     def release(self, stretch: int) -> None:
-        """The entries of a stretch may begin, and those of all before it."""
+        """Allow the entries up to the end of this stretch to begin."""
         if self._loop is None:
-            raise RuntimeError("a stretch was released outside of a run; begin one first")
+            raise RuntimeError("a stretch was released outside a run; call begin() first")
         state = self._attached()
         if not 0 <= stretch < len(state.left):
-            raise ValueError(f"stretch {stretch} was released of a schedule that has {len(state.left)}")
+            raise ValueError(f"stretch {stretch} was released, but the schedule has {len(state.left)}, counted from 0")
         self._released = max(self._released, stretch + 1)
         state.release(stretch)
 
     async def hand_over(self) -> None:
-        """Nothing: workers see what is released."""
+        """Do nothing: workers see what is released."""
 
     def reported(self, stretch: int) -> Sequence[StreamEvent]:
-        """An event, done when all reporting entries of a stretch are over. error: if an entry of it had failed by then."""
+        """Return an event, done when all reporting entries of a stretch are over, with an error if an entry failed by then."""
         return (self._event("reported", stretch),)
 
     def ended(self, stretch: int) -> Sequence[StreamEvent]:
-        """An event, done when all entries of a stretch are over. error: if one failed, or read what a failed one wrote."""
+        """Return an event, done when all entries of a stretch are over, with an error if one failed or was poisoned."""
         return (self._event("ended", stretch),)
 
     def failure(self, entry: int) -> BaseException | None:
-        """Why an entry of a stretch that has ended is no good."""
+        """Return the error of an entry whose stretch has ended."""
         return self._event("ended", int(self._attached().tables.stretches[entry])).error
 
     def transferred(self, entry: int, ok: bool) -> None:
-        """From any thread: the host has done a transfer that it was told of."""
+        """Note that a transfer reported by `on_transfer` is over. Any thread may call this."""
         state = self._state
         if state is None:
-            return  # detached meanwhile
+            return  # detached in the meantime
         if entry not in self._out:
-            raise ValueError(f"entry {entry} has no transfer under way; tell of each once, after on_transfer")
+            raise ValueError(f"entry {entry} has no transfer under way; report each one once, after on_transfer")
         self._out.discard(entry)
         state.arrive(entry, ok)
 
     @property
     def statuses(self) -> np.ndarray:
-        """(n,) int8 of this run: PENDING, OK, FAILED or POISONED of places.py."""
+        """Statuses of the entries of this run, (n,) int8: PENDING, OK, FAILED or POISONED of places.py."""
         return self._attached().statuses
 
     @property
     def finished(self) -> int:
-        """Entries that are over, of all runs."""
-        state = self._state  # once: other threads ask as well
+        """Number of entries that are over, in all runs."""
+        state = self._state  # read once: other threads ask, too
         return self._finished + (state.finished if state is not None else 0)
 
     @property
     def stall_s(self) -> float:
-        """Seconds, a worker, for which there was nothing to run while copies or transfers were under way."""
+        """Seconds per worker with nothing to run while copies or transfers were under way."""
         state = self._state
         return self._stall_s + (float(state.times[STALL]) / self.threads if state is not None else 0.0)
 
@@ -156,7 +165,7 @@ class Player:
 
     @property
     def running(self) -> Mapping[str, tuple[PendingWork, float]]:
-        """By thread, what runs now and since when, to some milliseconds."""
+        """The piece that each thread runs now, and since when, to some milliseconds."""
         state = self._state
         if state is None:
             return {}
@@ -169,7 +178,9 @@ class Player:
 
     @property
     def waiting(self) -> Collection[PendingWork]:
-        """What is held, and released entries that wait for others, with those of them that are not over; operations first."""
+        """Held entries, and released entries that wait for others, with those that they still wait for. Operations come
+        first.
+        """
         state = self._state
         if state is None:
             return ()
@@ -185,13 +196,16 @@ class Player:
         return found.values()
 
     def start(self) -> None:
-        """Nothing: threads are started by `hire`."""
+        """Do nothing: `hire` starts the threads."""
 
     def close(self, patience_s: float | None = None) -> None:
-        """From any thread: entries that run end, and the threads with them; after `patience_s` these are left behind."""
+        """End the threads after the entries that they run. Any thread may call this.
+
+        patience_s: seconds to wait for the threads, None for no limit; after that they are left behind.
+        """
         loop = self._loop
         self._let_go()
-        self.on_transfer = None  # who does transfers may hold all that is played
+        self.on_transfer = None  # its owner may hold everything that is played
         self._crew.dismiss(patience_s)
         if loop is None or not _post(loop, self._finalizer):
             self._finalizer()
@@ -230,18 +244,18 @@ class Player:
             return None
         failed = np.flatnonzero(statuses == FAILED) + start
         first = int((failed if failed.size else np.flatnonzero(state.statuses == FAILED))[0])
-        return RuntimeError(f"{state.tables.what[first]} failed while it was played, and what reads from it was skipped")
+        return RuntimeError(f"{state.tables.what[first]} failed while it was played, and readers of its results were skipped")
 
     def _told(self) -> None:
-        """On the loop: workers have written to the eventfd."""
+        """Read what workers have reported. Runs on the loop when they have written to the eventfd."""
         try:
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
             pass
         state = self._state
         if state is None:
-            return  # let go meanwhile
-        is_over = not state.left.any()  # before events are looked at: one that comes later is told of once more
+            return  # let go in the meantime
+        is_over = not state.left.any()  # before the events: an entry that ends later is reported once more
         out = int(state.control[OUT])
         state.meet()
         for entry in state.ring[self._told_of : out].tolist():
@@ -256,21 +270,21 @@ class Player:
     def _hand_over(self, entry: int) -> None:
         try:
             if self.on_transfer is None:
-                raise RuntimeError(f"a schedule has transfers, and nobody to do that of entry {entry}; set on_transfer")
+                raise RuntimeError(f"entry {entry} of the schedule is a transfer, which nobody carries out; set on_transfer")
             self.on_transfer(entry)
-        except Exception as error:  # who waits for it must not wait for ever
+        except Exception as error:  # entries that wait for it must not wait for ever
             assert self._loop is not None
             self._loop.call_exception_handler({"message": "a transfer could not be begun", "exception": error})
             if entry in self._out:
                 self.transferred(entry, False)
 
     def _let_go(self) -> None:
-        """End the run: who still waits for something of it is told, and what it counted is kept."""
+        """End the run: wake every waiter with an error, and keep the counts."""
         self._stop_listening()
         state = self._state
         if state is None:
             return
-        self._state, self._finished, self._stall_s = None, self.finished, self.stall_s  # at once, for those threads
+        self._state, self._finished, self._stall_s = None, self.finished, self.stall_s  # at once, since other threads read them
         events, self._events = self._events, {}
         for event in events.values():
             if not event.done:
@@ -285,7 +299,7 @@ class Player:
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> bool:
-    """Call it on the loop: now, if this is its thread, or soon; False if the loop is closed."""
+    """Call `call` on the loop, now if this is its thread, else soon; return False if the loop is closed."""
     try:
         is_here = asyncio.get_running_loop() is loop
     except RuntimeError:

@@ -1,6 +1,6 @@
-"""Workers that have nothing to run: who looks, who sleeps and until when, who is woken, and how long it was. Compiled code.
+"""Workers without work, in compiled code: which ones look, which sleep and until when, which are woken, and how long they rest.
 
-Everything here is under the mutex (places.py says what stands where); what a worker does otherwise is worker.py's.
+Everything here runs under the mutex (places.py gives the layout). worker.py has the rest of a worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from asynctile.kernels.cpu.jit import inline
 from asynctile.play import native, places
 from asynctile.play.native import CLOCK_MONOTONIC
 
-#: How often a worker looks for work before it sleeps, some 10 ns each, and tries the mutex before it blocks.
+#: Number of looks for work before a worker sleeps, about 10 ns each; number of tries to take the mutex before it blocks.
 LOOKS = 200
 TRIES = 100
 NEVER = np.inf
@@ -31,7 +31,10 @@ def acquire(control: Any) -> None:
 
 @inline()
 def count_stall(control: Any, times: Any) -> None:
-    """Before idle workers, moves or holding change: who was idle waited for what moved, if anything did, and for no turn."""
+    """Add up the time that idle workers have waited for moving bytes. Call before idle workers, moves or holding change.
+
+    While work is held for another turn, nothing is added.
+    """
     now = native.clock(CLOCK_MONOTONIC)
     if control[places.MOVES] > 0 and control[places.HELD] == 0:
         times[places.STALL] += control[places.IDLE] * (now - times[places.COUNTED])
@@ -47,7 +50,7 @@ def count_moves(control: Any, times: Any, more: int) -> None:
 
 @inline()
 def next_end(control: Any, times: Any) -> float:
-    """When the first copy under way ends, of those that only wait for that."""
+    """Return when the first DUE copy ends; NEVER if there is none."""
     up = times[places.FREE_AT_UP] if control[places.LINK_UP] == places.DUE else NEVER
     down = times[places.FREE_AT_DOWN] if control[places.LINK_DOWN] == places.DUE else NEVER
     return min(up, down)
@@ -55,7 +58,7 @@ def next_end(control: Any, times: Any) -> float:
 
 @inline()
 def wakes(control: Any, times: Any) -> int:
-    """Before a worker leaves with an entry: how many of those who sleep are to be signalled, for there is more."""
+    """Return how many sleeping workers to signal, since there is more work. For a worker that leaves with an entry."""
     more = control[places.READY] if control[places.HELD] == 0 else np.int64(0)
     if control[places.HELD_COPIES] == 0:
         more += control[places.READY_UP] > 0 and control[places.LINK_UP] == places.FREE
@@ -67,7 +70,7 @@ def wakes(control: Any, times: Any) -> int:
     if asleep <= 0:
         return 0
     if more <= 0:
-        # Nobody but this worker would notice the end of a copy.
+        # Else only this worker would notice the end of a copy.
         more = np.int64(control[places.SPINNING] == 0 and next_end(control, times) < times[places.TIMER])
     woken = min(more, asleep)
     control[places.WOKEN] += woken
@@ -76,7 +79,7 @@ def wakes(control: Any, times: Any) -> int:
 
 @inline()
 def look(control: Any, calls_at: int) -> None:
-    """Under the mutex, which is let go meanwhile: look for some microseconds whether somebody calls."""
+    """Look for some microseconds whether there is a call. The mutex is released meanwhile."""
     calls = control[places.CALLS]
     control[places.SPINNING] += 1
     native.unlock(control[places.MUTEX_AT])
@@ -90,7 +93,7 @@ def look(control: Any, calls_at: int) -> None:
 
 @inline()
 def sleep(control: Any, times: Any) -> None:
-    """Under the mutex, which is let go meanwhile: until somebody signals or a copy ends."""
+    """Sleep until a signal comes or a copy ends. The mutex is released meanwhile."""
     condition, mutex = control[places.CONDITION_AT], control[places.MUTEX_AT]
     control[places.PARKED] += 1
     until = next_end(control, times)

@@ -1,7 +1,7 @@
-"""What workers and Python share while tables are attached: counters, heaps and rings in arrays, under one mutex.
+"""The state that workers and Python share while tables are attached: counters, heaps and rings in arrays, under one mutex.
 
-Covers the arrays, and what Python asks of the workers: a new run, a stretch released, a transfer over, the end. How that is
-said is ask.py's, what the workers do worker.py's, and where in an array something stands places.py.
+Covers the arrays, and what Python asks of the workers: a new run, a released stretch, a finished transfer, the end.
+    ask.py carries requests over, worker.py answers them, and places.py gives the layout of the arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None)
 
 
 class PlayState:
-    """Tables, and the arrays that a run of them changes. `frame` has the addresses of all of these, for compiled code."""
+    """Tables, and the arrays that a run of them changes. `frame` holds all their addresses, for compiled code."""
 
     def __init__(self, tables: Tables, threads: int, rates: tuple[float, float], eventfd: int) -> None:
         n, stretches = tables.count, len(tables.stretch_at) - 1
@@ -45,7 +45,7 @@ class PlayState:
         self.frame = np.array([n, stretches, threads, *(array.ctypes.data for array in self._arrays())], np.int64)
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        """In the order in which worker.py reads their addresses."""
+        """Return the arrays in the order in which worker.py reads their addresses."""
         t = self.tables
         return (
             t.kinds, t.successors_at, t.successors, t.travels, t.stretches, t.reports, t.address, t.words, t.words_at, t.counts,
@@ -73,16 +73,16 @@ class PlayState:
 
     @property
     def depth(self) -> tuple[int, int]:
-        """Entries of this run that were released and have not begun, and that run."""
+        """Number of released entries of this run that have not begun, and number of running ones."""
         asked, finished, before = self.control[[places.ASKED, places.FINISHED, places.BEFORE]].tolist()
         running = int((self.lanes[:, places.RUNNING] >= 0).sum())
         return max(asked - (finished - before) - running, 0), running
 
     def reset(self) -> None:
-        """As at the start of a run, nothing released. Only when nothing runs: RuntimeError otherwise."""
+        """Prepare a new run, with nothing released. RuntimeError if something still runs."""
         if not self._ask(RESET):
-            raise RuntimeError("a run of these tables has not ended: wait for its released stretches, or attach others")
-        # Until something is released no worker looks at these.
+            raise RuntimeError("a run of these tables has not ended; wait for its released stretches, or attach other tables")
+        # No worker looks at these until something is released.
         self.waiting[:] = self.tables.needs
         self.left[:], self.reports_left[:] = self._entries, self._reports
         self.statuses[:] = places.PENDING
@@ -92,34 +92,34 @@ class PlayState:
         self._ask(RELEASE, int(self.tables.stretch_at[stretch + 1]))
 
     def arrive(self, entry: int, ok: bool) -> None:
-        """A transfer is over; at most once an entry."""
+        """Report that a transfer is over; at most once for each entry."""
         self._ask(ARRIVE, 2 * entry + ok)
 
     def hold(self, operations: bool, copies: bool) -> None:
-        """Whether workers begin no operations from now on, and no copies over the link."""
+        """Set whether workers may begin no operations, and no copies over the link."""
         self._ask(HOLD, operations + 2 * copies)
 
     @property
     def held(self) -> list[int]:
-        """Entries that are ready and may not begin: a look without the mutex, that may be off by what moves."""
+        """Entries that are ready and may not begin. Read without the mutex, so moving entries may be miscounted."""
         holds = self.control[[places.HELD, places.HELD_COPIES, places.HELD_COPIES]]
         sizes = self.control[places.READY : places.READY + 3] * holds
         return [int(entry) for heap, size in zip(self.heaps, sizes, strict=True) for entry in heap[:size]]
 
     def has_work(self, copies: bool) -> bool:
-        """Whether operations run or are ready, be they held; or copies and transfers, if they count as well."""
+        """Return whether operations run or are ready, even if held. copies: count copies and transfers, too."""
         if self.control[places.READY] or (copies and self.control[places.MOVES]):
             return True
         kinds = self.tables.kinds
         return any(entry >= 0 and kinds[entry] in (OPERATION, COPY) for entry in self.lanes[:, places.RUNNING].tolist())
 
     def meet(self) -> None:
-        """What workers wrote before and with a word that was seen here is seen from now on: statuses, numbers, the ring."""
+        """Make everything visible here that workers wrote before a word that was seen here: statuses, numbers, the ring."""
         self._ask(MEET)
 
     def quit(self) -> None:
-        """Workers leave after the entries that they run; Python is told no more."""
-        if os.getpid() == self._pid:  # a forked child has no workers, and the mutex may be held by one of them for ever
+        """Send the workers away after the entries that they run; nothing is reported to Python any more."""
+        if os.getpid() == self._pid:  # a forked child has no workers, and one of them may hold the mutex for ever
             self._ask(LEAVE)
 
     def _ask(self, what: int, value: int = 0) -> bool:
@@ -127,7 +127,7 @@ class PlayState:
 
 
 def _on_lines(count: int) -> np.ndarray:
-    """Zeros that begin on a cache line."""
+    """Return int64 zeros that begin on a cache line."""
     room = np.zeros(count + 7, np.int64)
     start = -room.ctypes.data % 64 // 8
     return room[start : start + count]

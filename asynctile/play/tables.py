@@ -1,7 +1,7 @@
 """A schedule as arrays: its entries in program order, what each waits for, and what it calls or copies.
 
-Covers the arrays and their checks. How the words of a call are laid out is layout.py's, what a run of them changes is
-state.py's, and who makes a schedule is asynctile/repeat.
+Covers the arrays and their checks. layout.py lays out the words of a call, state.py has the arrays that a run changes,
+and asynctile/repeat makes the tables of a schedule.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from asynctile.play.native import REALS, WIDTHS
 
-#: Kinds of entries. OPERATION calls a kernel by its address. UPLOAD and DOWNLOAD copy over the link of their direction, COPY
-#: within one memory: their words are target, source, nbytes. TRANSFER is done by the host, which is told when it is ready.
+#: Kinds of entries. OPERATION calls a kernel by its address. UPLOAD and DOWNLOAD copy over their direction of the link, COPY
+#: within one memory; their words are target, source, nbytes. The host carries out a TRANSFER, and is told when it is ready.
 OPERATION, UPLOAD, DOWNLOAD, COPY, TRANSFER = range(5)
 
-#: Words of a copy.
+#: Number of words of a copy.
 _OF_A_COPY = 3
 _TYPES = {
     "kinds": np.int8, "needs": np.int32, "successors_at": np.int64, "successors": np.int32, "travels": np.int8,
@@ -30,16 +30,23 @@ _TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """n entries and m edges between them, each C-contiguous. ValueError for what no player could play.
+    """The arrays of n entries and m edges between them, each C-contiguous. ValueError for tables that no player could play.
 
-    kinds (n,) int8: OPERATION and so on. needs (n,) int32: how many entries an entry waits for. successors_at (n + 1,) int64
-    and successors (m,) int32: who waits for entry i, `successors[successors_at[i]:successors_at[i + 1]]`, all later than i.
-    travels (m,) int8: 1 if an error travels along that edge, since the successor reads what was written; 0 if it only comes
-    after. stretches (n,) int32: nondecreasing from 0; an entry begins once its stretch is released. reports (n,) int8: 1 if
-    Python is to know when it is over. address (n,) int64: the kernel of an OPERATION. words (w,) int64, words_at (n,) int64
-    and counts (n,) int32: its arguments, or those of a copy, from words_at[i] on. Words 0 and 1 of an OPERATION belong to the
-    worker, and `room(counts[i])` words must be there, for so many are read. reals (n, 4) float64. what: an object an entry,
-    for messages. keep: whatever must live while these addresses are used.
+    kinds (n,) int8: OPERATION and so on.
+    needs (n,) int32: number of entries that an entry waits for.
+    successors_at (n + 1,) int64, successors (m,) int32: the entries that wait for entry i are
+    `successors[successors_at[i]:successors_at[i + 1]]`, all later than i.
+    travels (m,) int8: 1 if an error travels along the edge because the successor reads written bytes, 0 if it only
+        comes after.
+    stretches (n,) int32: nondecreasing from 0; an entry may begin once its stretch is released.
+    reports (n,) int8: 1 if Python is to know when the entry is over.
+    address (n,) int64: the kernel of an OPERATION.
+    words (w,) int64, words_at (n,) int64, counts (n,) int32: the arguments of a call or copy, counts[i] words from
+        words_at[i] on. Words 0 and 1 of an OPERATION belong to the worker. `room(counts[i])` words must exist, because
+        a call reads so many.
+    reals (n, 4) float64: float arguments.
+    what: an object for each entry, for messages.
+    keep: everything that must live while these addresses are used.
     """
 
     kinds: np.ndarray
@@ -68,24 +75,24 @@ class Tables:
 
     @property
     def count(self) -> int:
-        """Entries."""
+        """Number of entries."""
         return self.kinds.size
 
     @property
     def stretch_count(self) -> int:
-        """Up to the last that has entries."""
+        """Number of stretches, up to the last that has entries."""
         return len(self.stretch_at) - 1
 
     @cached_property
     def stretch_at(self) -> np.ndarray:
-        """(stretches + 1,) int64: where each stretch begins; the last is `count`."""
+        """First entry of each stretch, (stretches + 1,) int64; the last item is `count`."""
         last = int(self.stretches[-1]) if self.count else -1
         return np.searchsorted(self.stretches, np.arange(last + 2)).astype(np.int64)
 
     def bound(self, words: np.ndarray, keep: Any) -> Tables:
-        """The same entries with other words, of which there are as many; nothing else is copied or checked again.
+        """Return the same entries with other words, of the same number; nothing else is copied or checked again.
 
-        keep: what must live while the addresses in these words are used.
+        keep: everything that must live while the addresses in these words are used.
         """
         if words.dtype != np.int64 or words.shape != self.words.shape or not words.flags.c_contiguous:
             raise ValueError(f"a schedule of {self.words.size} words was given {words.shape} {words.dtype}; give as many int64")
@@ -103,26 +110,26 @@ class Tables:
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name} of a schedule is {getattr(self, name).shape}, expected {shape}")
         if len(self.what) != n:
-            raise ValueError(f"a schedule of {n} entries has {len(self.what)} names of them; give one each")
+            raise ValueError(f"a schedule of {n} entries has {len(self.what)} names in `what`; give one for each entry")
 
     def _check_edges(self) -> None:
         n, m, at = self.count, self.successors.size, self.successors_at
         if at[0] != 0 or at[-1] != m or (np.diff(at) < 0).any():
-            raise ValueError(f"successors_at of a schedule does not run from 0 to its {m} edges")
+            raise ValueError(f"successors_at of a schedule must rise from 0 to its {m} edges")
         before = np.repeat(np.arange(n), np.diff(at))
         if m and ((self.successors <= before).any() or self.successors.max() >= n):
-            raise ValueError("an entry of a schedule waits for itself, a later or a missing one; edges lead forward")
+            raise ValueError("an entry of a schedule waits for itself, a later or a missing entry; edges must lead forward")
         if (np.bincount(self.successors, minlength=n) != self.needs).any():
-            raise ValueError("needs of a schedule are not the edges that lead to each entry; count them from successors")
+            raise ValueError("needs of a schedule do not match the edges that lead to each entry; count them from successors")
         if n and (self.stretches[0] < 0 or (np.diff(self.stretches) < 0).any()):
-            raise ValueError("stretches of a schedule fall; order its entries by them")
+            raise ValueError("stretches of a schedule are below 0 or fall; order its entries by stretch")
         if n and (self.kinds.min() < OPERATION or self.kinds.max() > TRANSFER):
             raise ValueError(f"kinds of a schedule are {self.kinds.min()} to {self.kinds.max()}, expected 0 to {TRANSFER}")
 
     def _check_words(self) -> None:
         calls = self.kinds == OPERATION
         if (self.address[calls] == 0).any():
-            raise ValueError("an operation of a schedule has no address; give it that of its kernel (layout.py)")
+            raise ValueError("an operation of a schedule has no address; set it to the address of its kernel (layout.py)")
         if calls.any() and not 2 <= self.counts[calls].min() <= self.counts[calls].max() <= WIDTHS[-1]:
             raise ValueError(f"an operation of a schedule has fewer than 2 or more than {WIDTHS[-1]} words")
         taken = np.zeros(self.count, np.int64)
@@ -130,10 +137,10 @@ class Tables:
         taken[(self.kinds >= UPLOAD) & (self.kinds <= COPY)] = _OF_A_COPY
         if self.count and (self.words_at.min() < 0 or (self.words_at + taken).max() > self.words.size):
             raise ValueError(
-                f"the words of a schedule end at {self.words.size}, those of an entry behind that; give the last its `room`"
+                f"an entry of a schedule lies outside its {self.words.size} words; give the last entry its `room`"
             )
 
 
 def room(count: int) -> int:
-    """How many words, from its first on, must be readable for an operation of `count` words."""
+    """Return how many words must be readable from the first word of an operation with `count` words."""
     return next(width for width in WIDTHS if count <= width)

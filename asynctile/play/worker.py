@@ -1,10 +1,11 @@
-"""The compiled loop of a worker: take what is ready, run it, hand it on; no Python and no GIL.
+"""The compiled loop of a worker: take a ready entry, run it, hand on to its successors; no Python and no GIL.
 
-One mutex guards all that is shared (places.py says what stands where); it is held between two entries, not while one runs. What
-is needed first is taken first: a copy whose link is free, then the ready operation that is earliest in the program; neither
-while it is held. A copy
-over a link of a limited rate ends when that link would have carried it, and no worker sleeps for the rest of it. Workers
-without work look for some microseconds and then sleep until they are signalled, or until a copy ends.
+One mutex guards everything that is shared (places.py gives the layout). It is held between two entries, not while one
+runs. A worker first takes a copy whose link is free, then the ready operation that is earliest in the program; neither
+while it is held.
+
+A copy over a link of limited rate ends when that link would have carried it, and no worker sleeps for the rest of that
+time. Workers without work look for some microseconds, then sleep until they are signalled or a copy ends (rest.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from asynctile.play.tables import DOWNLOAD, OPERATION, TRANSFER, UPLOAD
 
 
 class Graph(NamedTuple):
-    """What a run does not change."""
+    """The arrays that a run does not change."""
 
     kinds: Any
     successors_at: Any
@@ -40,7 +41,7 @@ class Graph(NamedTuple):
 
 
 class RunArrays(NamedTuple):
-    """What it changes."""
+    """The arrays that a run changes."""
 
     control: Any
     times: Any
@@ -80,7 +81,7 @@ def _make_ready(graph: Any, run: Any, entry: int) -> None:
 
 @inline()
 def _end(run: Any, entry: int, status: int) -> None:
-    """An entry is over; what follows from that is for `_spread`."""
+    """Note that an entry is over. `_spread` does what follows from that."""
     control = run.control
     run.statuses[entry] = status
     run.stack[control[places.OVER]] = entry
@@ -89,7 +90,7 @@ def _end(run: Any, entry: int, status: int) -> None:
 
 @inline()
 def _open(graph: Any, run: Any, entry: int) -> None:
-    """An entry waits for nothing any more."""
+    """Note that an entry waits for nothing any more: make it ready, or poisoned."""
     if run.poison[entry] != 0:
         _end(run, entry, places.POISONED)
     else:
@@ -98,7 +99,7 @@ def _open(graph: Any, run: Any, entry: int) -> None:
 
 @inline()
 def _spread(graph: Any, run: Any) -> None:
-    """Those that are over let go of those that waited for them, and so on through what is poisoned."""
+    """Let entries that are over go: count down their successors, and pass on through poisoned entries."""
     control, times = run.control, run.times
     now = 0.0
     while control[places.OVER] > 0:
@@ -122,7 +123,7 @@ def _spread(graph: Any, run: Any) -> None:
 
 @inline()
 def _count(graph: Any, run: Any, entry: int) -> None:
-    """One more is over: Python is told if it is the last of its stretch, or the last there that reports."""
+    """Count one more entry as over. Tell Python if it is the last of its stretch, or the last there that reports."""
     stretch = graph.stretches[entry]
     run.control[places.FINISHED] += 1
     run.left[stretch] -= 1
@@ -136,19 +137,19 @@ def _count(graph: Any, run: Any, entry: int) -> None:
 
 @inline()
 def _is_timed(graph: Any, times: Any, entry: int) -> Any:
-    """Whether it is a copy over a link of a limited rate."""
+    """Return whether an entry is a copy over a link of limited rate."""
     kind = np.int64(graph.kinds[entry])
     return UPLOAD <= kind <= DOWNLOAD and times[places.RATE_UP + kind - UPLOAD] > 0
 
 
 @inline()
 def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
-    """An entry has been run. A copy over a link that is slower than memory has not ended by that."""
+    """End an entry that was run. A copy over a limited link, slower than memory, is only DUE now."""
     control, times, kind = run.control, run.times, np.int64(graph.kinds[entry])
     if UPLOAD <= kind <= DOWNLOAD:
         way = kind - UPLOAD
         if _is_timed(graph, times, entry):
-            # Counted from when the copy could begin, not from when a busy core let a worker see it: a link has no such wait.
+            # Counted from when the copy could begin, not from when a busy core let a worker see it: a real link would not wait.
             nbytes = graph.words[graph.words_at[entry] + 2]
             ended = max(times[places.FREE_AT_UP + way], run.ready_at[entry]) + nbytes / times[places.RATE_UP + way]
             run.ended_at[entry] = times[places.FREE_AT_UP + way] = ended
@@ -162,7 +163,7 @@ def _settle(graph: Any, run: Any, entry: int, status: int) -> None:
 
 @inline()
 def _serve(graph: Any, run: Any) -> None:
-    """What Python has asked for since, and copies that have ended."""
+    """Do what Python has asked for since the last time, and end copies whose time has come."""
     control, times = run.control, run.times
     for way in range(2):
         if control[places.LINK_UP + way] == places.DUE and native.clock(CLOCK_MONOTONIC) >= times[places.FREE_AT_UP + way]:
@@ -186,7 +187,7 @@ def _serve(graph: Any, run: Any) -> None:
 
 @inline()
 def _take(run: Any) -> Any:
-    """What to run now, -1 if there is nothing that may begin."""
+    """Return the entry to run now; -1 if none may begin."""
     control = run.control
     if control[places.HELD_COPIES] == 0:
         for way in range(2):
@@ -241,7 +242,7 @@ def _run(frame: Any) -> Any:
 
 
 def work(frame: Any, me: int) -> None:
-    """Serve the tables of a State as its worker `me` until it is told to quit."""
+    """Serve the tables of a PlayState as its worker number `me`, until told to quit."""
     graph, run = _graph(frame), _run(frame)
     control, times = run.control, run.times
     lanes_at = frame[27]

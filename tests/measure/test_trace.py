@@ -172,7 +172,7 @@ async def test_a_full_disk_ends_the_trace_and_not_the_training(
         while engine.is_traced:
             await trainer.step(TOKENS, TOKENS)
         assert [(await trainer.step(TOKENS, TOKENS)).played for _ in range(3)][-1]
-        assert "has come to an end, and what was traced goes on: [Errno 28] No space left" in caplog.text
+        assert "has ended early, and the traced work goes on: [Errno 28] No space left" in caplog.text
         with pytest.raises(OSError, match=r"No space left.*t\.json"):
             engine.stop_trace()
         monkeypatch.undo()

@@ -58,15 +58,15 @@ def test_what_began_before_the_trace_is_shown_from_its_begin() -> None:
     [
         (101.0, UPLOAD._replace(ready=101.1, began=101.2), "upload under way"),
         (101.0, UPLOAD._replace(began=103.5), "upload queued"),
-        (99.0, UPLOAD._replace(ready=103.0, began=103.1), "upload behind read of it"),
+        (99.0, UPLOAD._replace(ready=103.0, began=103.1), "upload behind read of this tile"),
         (99.0, UPLOAD._replace(ready=103.0, began=103.1, behind=("download", B)), "upload behind download of b"),
         (99.0, UPLOAD._replace(ready=103.0, began=103.1, behind=("spill", B)), "upload behind write of b"),
         (
             99.0, UPLOAD._replace(ready=103.0, began=103.0, behind=("compute", FILLS_B)),
-            "upload behind fill, which uses its place",
+            "upload behind fill, which still uses its slot",
         ),
         (99.0, UPLOAD._replace(ready=0.0, began=103.9, behind=None), "upload not begun"),
-        (99.0, UPLOAD._replace(ready=0.0, began=0.0, ended=0.0), "upload behind read of it"),
+        (99.0, UPLOAD._replace(ready=0.0, began=0.0, ended=0.0), "upload behind read of this tile"),
         (99.0, UPLOAD._replace(stream="spill", began=100.5, ended=0.0), "read under way"),
     ],
 )  # fmt: skip

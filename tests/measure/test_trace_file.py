@@ -69,7 +69,7 @@ def test_a_file_that_is_removed_is_missed_at_once(tmp_path: Path) -> None:
 def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path("/dev/null")):
-        with pytest.raises(OSError, match="is no regular file"):
+        with pytest.raises(OSError, match="is not a regular file"):
             TraceFile(str(place))
     with pytest.raises(IsADirectoryError):
         TraceFile(str(tmp_path))

@@ -222,7 +222,7 @@ async def test_a_transfer_that_cannot_be_begun_fails_and_says_why(players):
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(str(context["exception"])))
     await play(player, marked.tables)
     assert player.statuses.tolist() == [FAILED, POISONED]
-    assert told == ["a schedule has transfers, and nobody to do that of entry 0; set on_transfer"]
+    assert told == ["entry 0 of the schedule is a transfer, which nobody carries out; set on_transfer"]
 
 
 async def test_what_does_not_fit_the_state_of_a_player_is_refused(players):
@@ -231,10 +231,10 @@ async def test_what_does_not_fit_the_state_of_a_player_is_refused(players):
     with pytest.raises(RuntimeError, match="no tables; attach"):
         player.begin()
     player.attach(marked.tables)
-    with pytest.raises(RuntimeError, match="begin one first"):
+    with pytest.raises(RuntimeError, match=r"call begin\(\) first"):
         player.release(0)
     player.begin()
-    with pytest.raises(ValueError, match="stretch 2 was released of a schedule that has 2"):
+    with pytest.raises(ValueError, match="stretch 2 was released, but the schedule has 2, counted from 0"):
         player.release(2)
     player.release(0)
     await player.ended(0)[0].landed()
