@@ -5,7 +5,7 @@ to drain the work that it enqueued, or to finish a step that has begun to update
 back.
 
 Waits across loops need no watchdog: everything that a job waits for on its own loop is watched (streams/run_ahead.py),
-    so the job ends. asynctile/lifetime.py opens and closes the loop.
+so the job ends. asynctile/lifetime.py opens and closes the loop.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Turns between the shares of an engine, and within a share between its texts and its other jobs.
 
 Covers the clock and the gates: which share has a job, and which shares are held back now. The decisions are made by a
-    pure ledger, asynctile/schedule/turns.py.
+pure ledger, asynctile/schedule/turns.py.
 
 If only one share has a job, it has the device for itself: no gate is shut and no timer runs. If several have one, the
-    ledger is asked at the beginning and end of each job, and every millisecond between; it says whose operations may
-    begin. Only the start of work depends on a clock here, never which bytes move where. All of it runs on the device's
-    loop.
+ledger is asked at the beginning and end of each job, and every millisecond between; it says whose operations may begin.
+Only the start of work depends on a clock here, never which bytes move where. All of it runs on the device's loop.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ LOOK_S = 0.001
 
 
 class Turn(Party):
-    """A share's part in the turns, with the gate of `tiers`. allowance: how long its texts may keep the share from other
-    jobs.
+    """A share's part in the turns, with the gate of `tiers`.
+
+    allowance: how long its texts may keep the share from other jobs.
     """
 
     def __init__(self, tiers: Tiers, weight: float, *, interactive: bool = False) -> None:
@@ -114,8 +114,9 @@ class Turns:
                 self.end(turn)
 
     def begin(self, turn: Turn) -> None:
-        """Begin a job inside `held`; the share's job before it is over. Work enqueued in this context belongs to the new
-        job.
+        """Begin a job inside `held`; the share's job before it is over.
+
+        Work enqueued in this context belongs to the new job.
         """
         GATE.set(turn.tiers.gate)
         if not self._is_over:

@@ -1,8 +1,8 @@
 """The events of a trace: messages of a recorder in the Trace Event Format, one JSON object per line.
 
 Pure: no file and no clock. Phases in use: X, a span; M, name and place of a track; C, a counter; i, an instant; s and
-    f, the ends of an arrow. The spans of one track never overlap, as viewers require. Times are microseconds since the
-    beginning of the trace. pid and tid are numbers of tracks, not of the system, because viewers order by them.
+f, the ends of an arrow. The spans of one track never overlap, as viewers require. Times are microseconds since the
+beginning of the trace. pid and tid are numbers of tracks, not of the system, because viewers order by them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How much of each tier a program gets: caps are cut for its demand, blocks on the disk reserved, spare RAM lent.
 
 Decisions about single tiles are made elsewhere: by schedules, and by storage/ledger.py for single launches. Everything
-    here happens between runs, on the device's loop.
+here happens between runs, on the device's loop.
 
 Long because cutting, packing, lending and reporting are about the same bytes.
 """

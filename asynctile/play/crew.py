@@ -42,8 +42,9 @@ class Crew:
         self._holds = ExitStack()
 
     def hire(self, count: int) -> bool:
-        """Start `count` threads. If the system refuses one, change nothing and return False; the log tells why the first
-        time.
+        """Start `count` threads.
+
+        If the system refuses one, change nothing and return False; the log tells why the first time.
         """
         is_whole: Future[bool] = Future()
         threads = [

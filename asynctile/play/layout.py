@@ -1,7 +1,7 @@
 """The layout of a kernel's arguments as words, and the address of its machine code.
 
 Numba passes an array as these words: meminfo, parent, number of items, bytes per item, address, sizes, strides.
-    native.py makes such calls.
+native.py makes such calls.
 """
 
 from __future__ import annotations

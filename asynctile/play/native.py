@@ -35,9 +35,7 @@ _TIMESPEC = ir.LiteralStructType([_INT, _INT])
 
 
 def player_supported() -> bool:
-    """Return whether compiled workers can call kernels on this machine: `call` knows the calling conventions of its
-    platform.
-    """
+    """Return whether compiled workers can call kernels here: the calling conventions that `call` needs are known to hold."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and sys.maxsize > 2**32
 
 
@@ -181,8 +179,8 @@ def call(typing: Any, function: Any, scratch: Any, words: Any, width: Any, reals
     same machine code that Python calls, without a trampoline.
 
     Limits: at most REALS doubles; no float32, complex number or tuple by value. On Windows, and on Apple's AArch64,
-        which packs the stack, this does not hold; see `player_supported`. Words 0 and 1 are not read: result and
-        exception go to `scratch`. Nobody releases the constant record of an exception, but kernels raise none.
+    which packs the stack, this does not hold; see `player_supported`. Words 0 and 1 are not read: result and exception
+    go to `scratch`. Nobody releases the constant record of an exception, but kernels raise none.
     """
     if not isinstance(width, types.IntegerLiteral):
         return None

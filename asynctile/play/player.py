@@ -5,7 +5,7 @@ compiled loop, state.py the arrays that both sides share. Everything but `transf
 event loop's thread.
 
 Long because a player has two faces over one state: an executor of schedules, and a runner for the watchdog and
-    statistics.
+statistics.
 """
 
 from __future__ import annotations
@@ -178,8 +178,9 @@ class Player:
 
     @property
     def waiting(self) -> Collection[PendingWork]:
-        """Held entries, and released entries that wait for others, with those that they still wait for. Operations come
-        first.
+        """Held entries, and released entries that wait for others, with those that they still wait for.
+
+        Operations come first.
         """
         state = self._state
         if state is None:

@@ -1,7 +1,7 @@
 """The state that workers and Python share while tables are attached: counters, heaps and rings in arrays, under one mutex.
 
 Covers the arrays, and what Python asks of the workers: a new run, a released stretch, a finished transfer, the end.
-    ask.py carries requests over, worker.py answers them, and places.py gives the layout of the arrays.
+ask.py carries requests over, worker.py answers them, and places.py gives the layout of the arrays.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PlayState:
 
     def quit(self) -> None:
         """Send the workers away after the entries that they run; nothing is reported to Python any more."""
-        if os.getpid() == self._pid:  # a forked child has no workers, and one of them may hold the mutex for ever
+        if os.getpid() == self._pid:  # a forked child has no workers, and the mutex may be taken for ever
             self._ask(LEAVE)
 
     def _ask(self, what: int, value: int = 0) -> bool:

@@ -35,7 +35,7 @@ class Tables:
     kinds (n,) int8: OPERATION and so on.
     needs (n,) int32: number of entries that an entry waits for.
     successors_at (n + 1,) int64, successors (m,) int32: the entries that wait for entry i are
-    `successors[successors_at[i]:successors_at[i + 1]]`, all later than i.
+        `successors[successors_at[i]:successors_at[i + 1]]`, all later than i.
     travels (m,) int8: 1 if an error travels along the edge because the successor reads written bytes, 0 if it only
         comes after.
     stretches (n,) int32: nondecreasing from 0; an entry may begin once its stretch is released.

@@ -64,8 +64,9 @@ class Bound:
         return self.template.schedule
 
     async def fill(self, inputs: Mapping[str, np.ndarray]) -> None:
-        """Give the program's inputs values, by name. The last run must be over. TierError if the spill file does not take
-        one.
+        """Give the program's inputs values, by name.
+
+        The last run must be over. TierError if the spill file does not take one.
         """
         events = []
         for name, value in inputs.items():

@@ -104,7 +104,7 @@ class ScheduledJob:
     async def abandon(self) -> list[Tile]:
         tiers, schedule = self._assembly.tiers, self._bound.schedule
         try:
-            await self._player.hand_over()  # it may have been cancelled there
+            await self._player.hand_over()  # in case it was cancelled in the middle of this
             for event in self._ended():
                 await tiers.run_ahead.settled(event)
             await tiers.run_ahead.settle()

@@ -204,8 +204,9 @@ class Schedules:
             raise _Unarrived(error)
 
     async def _is_ready(self, bound: Bound) -> bool:
-        """Return whether it can be played now. All graphs are captured first, in a thread; if that fails, coroutines take
-        over.
+        """Return whether it can be played now.
+
+        All graphs are captured first, in a thread; if that fails, coroutines take over.
         """
         recording = bound.played
         if not isinstance(recording, Recording):

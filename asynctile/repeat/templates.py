@@ -188,7 +188,7 @@ class Templates:
         """Drop the least recently used schedules if there are too many, and what is bound of them.
 
         If most of them were never played, drop one of those: programs that run once must not push out programs that
-            come again.
+        come again.
         """
         entries = sum(len(one.issued.schedule) for one in self._kept.values())
         while len(self._kept) > KEPT or (len(self._kept) > FEW and entries > ENTRIES):

@@ -84,8 +84,9 @@ class Replayer:
         self._released = max(self._released, stretch + 1)
 
     async def hand_over(self) -> None:
-        """Hand everything that was released to the device and the streams of the host. Waits while another share has the
-        turn.
+        """Hand everything that was released to the device and the streams of the host.
+
+        Waits while another share has the turn.
         """
         while len(self._events) < len(self._items) and self._items[len(self._events)].stretch < self._released:
             if self._is_shared() and len(self._pieces) >= AHEAD:

@@ -8,7 +8,7 @@ without an await, it takes all its tiles at once and enqueues the kernel behind 
 That is the end of its Python. Everything runs on the device's loop.
 
 The way not taken: wait until the inputs have been computed. That costs 6 to 10 us and a trip through the loop; an event
-    on the stream costs nothing.
+on the stream costs nothing.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class RunAhead:
 
         wakes: makes sure that the future it is given resolves once `is_done`.
         The timer is set by hand: asyncio.timeout takes as long as the rest of a wait, and a replayed step has a few
-            waits.
+        waits.
         """
         looks = Looks(self.patience_s, lambda: sum([stream.finished for stream in self._streams()]))
         loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ Streams cannot deadlock: no thread blocks on an event, and an event exists befor
 A ready task whose gate is shut (gate.py) is kept back until `gates_changed` is called.
 
 The way not taken: one thread per stream that runs strictly in order, with the stream chosen when work is issued, as on
-    a GPU. With two cores and guessed costs, each thread waited for the other for a quarter of the forward pass.
+a GPU. With two cores and guessed costs, each thread waited for the other for a quarter of the forward pass.
 """
 
 from __future__ import annotations
