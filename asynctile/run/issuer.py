@@ -1,9 +1,9 @@
 """A schedule carried out by coroutines: each entry awaits the futures that it names, then enqueues its work.
 
 While entries are handed over, each lane of the device has one task: compute, operations of the host, copies up, copies
-down, reads and writes of the spill file. A lane takes its entries in the order of the schedule. An entry may name
-another that its own lane has not reached; only then does its lane wait. So the lanes of transfers run ahead of compute,
-up to the limit on bytes in flight. This is the prefetching pipeline.
+down, reads and writes of the spill file. A lane takes its entries in the order of the schedule. An entry may name an
+entry of another lane; its lane waits only if the other lane has not enqueued that entry yet. So the lanes of transfers
+run ahead of compute, up to the limit on bytes in flight. This is the prefetching pipeline.
 
 Lanes never wait for each other in a circle. Edges lead from earlier entries to later ones, so the earliest entry that
 is not enqueued can always go on.
