@@ -67,7 +67,7 @@ class Player:
     def attach(self, tables: Tables) -> None:
         """Make the workers serve these tables, and keep their arrays alive. DeviceError if there are no workers."""
         if self._crew.closing or not self.hire():
-            raise DeviceError("the player has no workers: the engine was closed while it worked, or the system refused them")
+            raise DeviceError("the player has no workers: the engine was closed meanwhile, or the system refused its threads")
         self._let_go()
         self._state = PlayState(tables, self.threads, self._rates, self._eventfd)
         self._state.hold(*self._held)
