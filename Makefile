@@ -3,6 +3,7 @@
 # make laws    the cases that make test leaves out: every combination of what it runs a few of
 # make lint    ruff and mypy alone
 # make strict  the tests of the public face under python -X dev, on asyncio and uvloop, where nothing may block a loop
+# make docs      the documentation site, in docs/_build/html; any warning fails it
 # make reference   the comparisons with torch and transformers, and the types that clients see by pyright
 # The first call makes .venv; a later one only repeats what pyproject.toml changed.
 
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 # A process for each core: what none has begun goes to whichever is done first.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: train test laws lint reference strict
+.PHONY: train test laws lint docs reference strict
 
 # The cap is below half of the states. A run that was stopped goes on; RUN=runs/second starts another.
 train: $(VENV)/.has-plot
@@ -40,6 +41,10 @@ strict: $(VENV)/.has-test
 	PYTHONASYNCIODEBUG=1 $(BIN)/python -X dev -m pytest -p tests.strict tests/client tests/test_engine.py tests/test_share.py \
 		tests/layers/test_gpt2.py tests/layers/test_trainer.py tests/layers/test_saving.py tests/layers/test_server.py
 
+# -E: pages that are written from the code change when it does, which Sphinx does not see.
+docs: $(VENV)/.has-docs
+	$(BIN)/python -m sphinx -b html -W --keep-going -n -E -q -d docs/_build/doctrees docs docs/_build/html
+
 reference: $(VENV)/.has-reference
 	$(BIN)/python -m pytest -m reference
 
@@ -53,12 +58,17 @@ $(VENV)/.has-plot: pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[plot]"
 	@touch $@
 
+$(VENV)/.has-docs: pyproject.toml | $(BIN)/python
+	@echo "installing asynctile and what builds its documentation into $(VENV) (once)"
+	$(PIP) --editable ".[docs]"
+	@touch $@
+
 $(VENV)/.has-test: pyproject.toml | $(BIN)/python
 	@echo "installing asynctile and its tests' tools into $(VENV) (once)"
 	$(PIP) --editable ".[plot,test]"
-	@touch $@ $(VENV)/.has-plot
+	@touch $@ $(VENV)/.has-plot $(VENV)/.has-docs
 
 # torch is pinned: any other version, or none, would be another yardstick, and the newest may bring gigabytes of CUDA.
 $(VENV)/.has-reference: pyproject.toml | $(VENV)/.has-test
 	$(PIP) --editable ".[plot,test,reference]"
-	@touch $@ $(VENV)/.has-test $(VENV)/.has-plot
+	@touch $@ $(VENV)/.has-test $(VENV)/.has-plot $(VENV)/.has-docs

@@ -1,0 +1,56 @@
+"""The public names of the API page: which members of each class it shows, and which classes a program makes by calling them.
+
+Fields of dataclasses are shown without being listed. What `asynctile.__all__` and `asynctile.layers.__all__` name, and is no
+class listed here, is shown with every member whose name has no underscore in front.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CONSTRUCTED", "MODULES", "SHOWN"]
+
+#: Modules whose public names the API page shows, in its order, with the names that other pages show.
+MODULES = {
+    "asynctile": ("Engine", "Share", "Events", "Statistics"),
+    "asynctile.layers": (
+        "GPT2", "GPT2Config", "Trainer", "AdamW", "StepReport", "evaluate", "Evaluation", "Server", "Sampling", "Token",
+        "Tokenizer", "ByteTokenizer", "open_tokenizer",
+    ),
+    "asynctile.callbacks": ("Callback", "Run"),
+    "asynctile.metrics": ("registry", "EngineCollector"),
+}  # fmt: skip
+
+#: Members of a class that a program uses, in the order of the page: methods, properties and attributes of instances.
+SHOWN = {
+    "asynctile.Engine": (
+        "open", "aclose", "share", "shares", "events", "start_trace", "stop_trace", "write_trace", "is_traced",
+    ),
+    "asynctile.Share": (
+        "statistics", "is_open", "name", "device", "device_cap", "link_rate", "rates", "precision", "prefetch", "plays",
+        "weight", "interactive",
+    ),
+    "asynctile.Events": ("aclose",),
+    "asynctile.Statistics": (),
+    "asynctile.layers.GPT2": (
+        "create", "from_pretrained", "save_pretrained", "generate", "serve", "logits", "loss", "state_dict", "release",
+        "companions", "name", "step_count", "torn", "last_checkpoint",
+    ),
+    "asynctile.layers.GPT2Config": (
+        "named", "from_hf", "to_hf", "parameter_count", "states_nbytes", "flops_per_token", "summary",
+    ),
+    "asynctile.layers.Trainer": (
+        "step", "run", "gradients", "save", "saved", "saving", "load", "clip_norm", "micro_batches", "recompute", "step_count",
+        "skipped_count", "last_report", "data_state",
+    ),
+    "asynctile.layers.AdamW": ("rate",),
+    "asynctile.layers.StepReport": ("as_dict",),
+    "asynctile.layers.Server": ("generate", "publish", "aclose"),
+    # Its vocab_size and fingerprint are those of Tokenizer.
+    "asynctile.layers.ByteTokenizer": ("encode", "decode", "save", "special", "to_json"),
+    "asynctile.metrics.EngineCollector": ("collect",),
+}  # fmt: skip
+
+#: Classes that a program makes by calling them; the page shows no arguments for the others.
+CONSTRUCTED = {
+    "asynctile.Engine", "asynctile.layers.GPT2Config", "asynctile.layers.Trainer", "asynctile.layers.AdamW",
+    "asynctile.layers.Sampling", "asynctile.layers.ByteTokenizer", "asynctile.metrics.EngineCollector",
+}  # fmt: skip

@@ -1,0 +1,110 @@
+"""The code on every page: Python runs as it stands, commands are read by the program's own parser, few blocks are left out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from asynctile import __version__
+from asynctile.cli import join_negative_values
+from asynctile.cli.arguments import COMMANDS, build_parser
+from tests.docs.pages import PAGES, ROOT, blocks, calls
+from tests.docs.running import is_run, run_page, script
+
+#: Blocks of Python that no test runs. A fragment is written as one, not marked; raise this with a reason or not at all.
+MOST_NOT_RUN = 8
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of)
+def test_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
+    done = run_page(page, tmp_path)
+    where = re.findall(rf'{re.escape(str(page))}"?(?:, line |:)(\d+)', done.stderr)
+    assert done.returncode == 0, f"{name_of(page)}:{where[-1] if where else '?'} failed:\n{done.stdout}{done.stderr}"
+
+
+def test_no_block_of_python_is_cut() -> None:
+    """What is not run is at least Python."""
+    for page in PAGES:
+        for block in blocks(page):
+            if block.language == "python":
+                try:
+                    ast.parse(block.text)
+                except SyntaxError as error:
+                    pytest.fail(f"{name_of(page)}:{block.line - 1 + (error.lineno or 1)} is no Python: {error.msg}")
+
+
+def test_few_blocks_are_left_out() -> None:
+    left_out = [block.place for page in PAGES for block in blocks(page) if block.language == "python" and block.not_run]
+    assert len(left_out) <= MOST_NOT_RUN, f"{len(left_out)} blocks are not run, at most {MOST_NOT_RUN} may be: {left_out}"
+
+
+def test_a_block_that_another_test_runs_names_a_test_that_reads_its_page() -> None:
+    for page in PAGES:
+        for test in {block.elsewhere for block in blocks(page) if block.elsewhere}:
+            assert page.name in (ROOT / test).read_text(), f"{name_of(page)} says that {test} runs its blocks, which does not read it"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(any(calls(block)) for block in blocks(page))], ids=name_of)
+def test_commands_are_what_the_parser_reads(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = build_parser(__version__)
+    for block in blocks(page):
+        for line, words in calls(block):
+            try:
+                unknown = parser.parse_known_args(join_negative_values(words))[1]
+            except SystemExit as error:
+                if error.code:
+                    pytest.fail(f"{name_of(page)}:{line}: asynctile {' '.join(words)}: {capsys.readouterr().err.strip()}")
+                unknown = []
+            assert not unknown, f"{name_of(page)}:{line}: there is no {unknown[0]}: asynctile {' '.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_options_in_the_text_are_there(page: Path) -> None:
+    """Code in a sentence that begins with `asynctile COMMAND` names options of that command."""
+    if page.name == "CHANGELOG.md":
+        return  # it tells of options that are gone
+    parser = build_parser(__version__)
+    for words in (match.split() for match in re.findall(r"`asynctile ([^`]+)`", page.read_text())):
+        if words[0] in COMMANDS:
+            flags = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
+            assert flags <= set(parser.flags_of(words[0])), f"{name_of(page)}: asynctile {' '.join(words)}"
+
+
+def write(folder: Path, text: str) -> Path:
+    page = folder / "page.md"
+    page.write_text(text)
+    return page
+
+
+def test_lines_of_a_script_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.docs.pages.ROOT", tmp_path)
+    page = write(tmp_path, "# T\n\n```python\nx = 1\n```\n\n- a list\n\n  ```python\n  y = x\n  ```\n\n"
+                           "<!-- not run: a fragment -->\n```python\nnowhere()\n```\n\n```python\nraise KeyError(y)\n```\n")  # fmt: skip
+    assert script(blocks(page)).splitlines()[3::6][:2] == ["x = 1", "y = x"]
+    assert "nowhere" not in script(blocks(page))
+    done = run_page(page, tmp_path)
+    assert done.returncode == 1
+    assert f'"{page}", line 19' in done.stderr
+    assert "KeyError: 1" in done.stderr
+
+
+def test_marked_consoles_run_among_the_python_with_their_options(tmp_path: Path) -> None:
+    page = write(tmp_path, "```console\n$ never\n```\n\n<!-- run with --version -->\n```console\n$ asynctile \\\n    info > out\n"
+                           "anything\n```\n```python\nprint(open('out').read())\n```\n<!-- run -->\n```console\n$ false\n```\n")  # fmt: skip
+    done = run_page(page, tmp_path)
+    assert done.returncode == 1
+    assert f"{page}:7: exit status 2 of: asynctile     info --version > out" in done.stderr
+
+
+def test_calls_are_found_where_a_shell_finds_them(tmp_path: Path) -> None:
+    page = write(tmp_path, "```console\n$ A=1 asynctile train --out 'a b' && asynctile info | head  # asynctile no\n"
+                           "asynctile output --not\n```\n\n    asynctile plan --tile 4\n    ls\n\n```text\nasynctile DIR\n```\n")  # fmt: skip
+    found = [call for block in blocks(page) for call in calls(block)]
+    assert found == [(2, ["train", "--out", "a b"]), (2, ["info"]), (6, ["plan", "--tile", "4"])]
