@@ -28,6 +28,7 @@ add_module_names = False
 python_display_short_literal_types = True
 maximum_signature_line_length = 60
 toc_object_entries_show_parents = "hide"
+smartquotes = False
 highlight_language = "text"
 option_emphasise_placeholders = False
 

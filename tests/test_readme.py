@@ -2,13 +2,10 @@
 
 import asyncio
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from asynctile import Engine
 from asynctile.layers import GPT2, GPT2Config, Trainer

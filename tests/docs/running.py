@@ -1,7 +1,7 @@
 """Running a page: its Python blocks in order, as one script, and the console blocks that it marks, in one temporary folder.
 
-Covers `run_page`. The script has a block's lines at the lines that they have on the page, and blank lines elsewhere. So a traceback
-names the page, the line and what stands there.
+Covers `run_page`. A block's lines have the numbers in the script that they have on the page, with blank lines between. So a
+traceback names the page, the line and the code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def script(found: Iterable[Block]) -> str:
 
 def _with(command: str, options: str | None) -> str:
     """Return a command with options behind the last call of `asynctile train`, `evaluate`, ... in it."""
-    return re.sub(r"((?:^|[;&|] *)asynctile [^;&|<>#]*?)(?= *(?:[;&|<>#]|$))", rf"\1 {options}", command) if options else command
+    if not options:
+        return command
+    return re.sub(r"((?:^|[;&|] *)asynctile [^;&|<>#]*?)(?= *(?:[;&|<>#]|$))", rf"\1 {options}", command)
 
 
 def run_page(page: Path, folder: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:

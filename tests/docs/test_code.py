@@ -48,7 +48,7 @@ def test_few_blocks_are_left_out() -> None:
 def test_a_block_that_another_test_runs_names_a_test_that_reads_its_page() -> None:
     for page in PAGES:
         for test in {block.elsewhere for block in blocks(page) if block.elsewhere}:
-            assert page.name in (ROOT / test).read_text(), f"{name_of(page)} says that {test} runs its blocks, which does not read it"
+            assert page.name in (ROOT / test).read_text(), f"{name_of(page)} names {test}, which does not read that page"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(any(calls(block)) for block in blocks(page))], ids=name_of)
@@ -85,8 +85,11 @@ def write(folder: Path, text: str) -> Path:
 
 def test_lines_of_a_script_are_those_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.docs.pages.ROOT", tmp_path)
-    page = write(tmp_path, "# T\n\n```python\nx = 1\n```\n\n- a list\n\n  ```python\n  y = x\n  ```\n\n"
-                           "<!-- not run: a fragment -->\n```python\nnowhere()\n```\n\n```python\nraise KeyError(y)\n```\n")  # fmt: skip
+    page = write(
+        tmp_path,
+        "# T\n\n```python\nx = 1\n```\n\n- a list\n\n  ```python\n  y = x\n  ```\n\n<!-- not run: a fragment -->\n"
+        "```python\nnowhere()\n```\n\n```python\nraise KeyError(y)\n```\n",
+    )
     assert script(blocks(page)).splitlines()[3::6][:2] == ["x = 1", "y = x"]
     assert "nowhere" not in script(blocks(page))
     done = run_page(page, tmp_path)
@@ -96,15 +99,21 @@ def test_lines_of_a_script_are_those_of_the_page(tmp_path: Path, monkeypatch: py
 
 
 def test_marked_consoles_run_among_the_python_with_their_options(tmp_path: Path) -> None:
-    page = write(tmp_path, "```console\n$ never\n```\n\n<!-- run with --version -->\n```console\n$ asynctile \\\n    info > out\n"
-                           "anything\n```\n```python\nprint(open('out').read())\n```\n<!-- run -->\n```console\n$ false\n```\n")  # fmt: skip
+    page = write(
+        tmp_path,
+        "```console\n$ never\n```\n\n<!-- run with --version -->\n```console\n$ asynctile \\\n    info > out\nanything\n```\n"
+        "```python\nprint(open('out').read())\n```\n<!-- run -->\n```console\n$ false\n```\n",
+    )
     done = run_page(page, tmp_path)
     assert done.returncode == 1
     assert f"{page}:7: exit status 2 of: asynctile     info --version > out" in done.stderr
 
 
 def test_calls_are_found_where_a_shell_finds_them(tmp_path: Path) -> None:
-    page = write(tmp_path, "```console\n$ A=1 asynctile train --out 'a b' && asynctile info | head  # asynctile no\n"
-                           "asynctile output --not\n```\n\n    asynctile plan --tile 4\n    ls\n\n```text\nasynctile DIR\n```\n")  # fmt: skip
+    page = write(
+        tmp_path,
+        "```console\n$ A=1 asynctile train --out 'a b' && asynctile info | head  # asynctile\nasynctile output --not\n```\n\n"
+        "    asynctile plan --tile 4\n    ls\n\n```text\nasynctile DIR\n```\n",
+    )
     found = [call for block in blocks(page) for call in calls(block)]
     assert found == [(2, ["train", "--out", "a b"]), (2, ["info"]), (6, ["plan", "--tile", "4"])]

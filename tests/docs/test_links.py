@@ -48,7 +48,9 @@ def test_every_page_is_on_a_list() -> None:
         assert page in {(above.parent / link).resolve() for _, link in links(above)}, f"{above} does not list {page.name}"
 
 
-@pytest.mark.parametrize("page", SITE, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_in_the_text_are_there(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # it may name files that are gone
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []

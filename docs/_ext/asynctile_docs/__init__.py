@@ -6,31 +6,32 @@ code such as `Trainer.save` or `--lr` on any page into a link to the reference.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
-
-from docutils import nodes
 
 from asynctile_docs.generated import expand
 from asynctile_docs.links import LinkNames
 
 __all__ = ["setup"]
 
+#: A Markdown link to another page by a relative path, with or without an anchor.
+_PAGE = re.compile(r"\]\((\.\./[^)#\s]+\.md)(?:#[^)\s]*)?\)")
+
 
 def setup(app: Any) -> dict[str, Any]:
     """Register with Sphinx."""
     app.connect("source-read", _fill_in)
-    app.connect("doctree-read", _let_tables_scroll)
     app.add_transform(LinkNames)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def _fill_in(app: Any, docname: str, source: list[str]) -> None:
-    source[0] = expand(source[0])
+    """Write the generated parts of a page. Links to Markdown that is not part of the site become downloads."""
+    folder = Path(app.env.doc2path(docname)).parent
 
+    def linked(found: re.Match[str]) -> str:
+        outside = not (folder / found[1]).resolve().is_relative_to(app.srcdir)
+        return f"](path:{found[1]})" if outside else found[0]
 
-def _let_tables_scroll(app: Any, doctree: nodes.document) -> None:
-    """Put each table that Furo has not wrapped into a box that scrolls, so that a narrow screen keeps the page's width."""
-    for table in list(doctree.findall(nodes.table)):
-        box = nodes.container(classes=["table-box"])
-        table.replace_self(box)
-        box += table
+    source[0] = _PAGE.sub(linked, expand(source[0]))

@@ -15,6 +15,7 @@ from typing import Any
 
 from sphinx.pycode import ModuleAnalyzer
 
+from asynctile.events import Event
 from asynctile_docs.docstring import check, described, to_markdown
 from asynctile_docs.public import CONSTRUCTED, MODULES, SHOWN
 
@@ -87,20 +88,19 @@ def class_entry(full: str, cls: type, missing: set[str]) -> str:
     module, _, short = full.rpartition(".")
     head = short + (_parameters(cls) if made else "")
     kind = "exception" if issubclass(cls, Exception) else "class"
-    return _fence(f"py:{kind}", head, [f":module: {module}"], "\n\n".join(filter(None, body)), 5)
+    return _fence(f"py:{kind}", head, [f":module: {module}", ":no-contents-entry:"], "\n\n".join(filter(None, body)), 5)
 
 
 def _bases(cls: type) -> Iterator[str]:
-    known = full_names()
-    names = [known[base.__name__] for base in cls.__bases__ if base.__name__ in known]
-    names += [known[base.__name__] for base in cls.__mro__[2:] if not names and base.__name__ in known]
-    if names:
-        yield f"Also has what its base {{py:class}}`~{names[0]}` has."
+    """Name the public base of a class; the pages of errors and events say by themselves what theirs are."""
+    if not issubclass(cls, Exception | Event):
+        names = [known[base.__name__] for base in cls.__mro__[1:] if base.__name__ in (known := full_names())]
+        yield from (f"It has everything of {{py:class}}`~{name}`, too." for name in names[:1])
 
 
 def _fields(full: str, cls: type, missing: set[str]) -> str:
     """Describe the fields of a dataclass: those with a text of their own one by one, the others in one list."""
-    own = [field for field in fields(cls) if field.name in cls.__dict__.get("__annotations__", {})]
+    own = [field for field in fields(cls) if field.name in inspect.get_annotations(cls)]
     plain, described_ones = [], []
     for field in own:
         default = "" if field.default is MISSING else f" = {field.default!r}"
@@ -150,7 +150,7 @@ def _doc(thing: Any, full: str, missing: set[str]) -> str:
 
 def _directive(kind: str, full: str, function: Any, text: str) -> str:
     module, _, short = full.rpartition(".")
-    options = [f":module: {module}", *([":async:"] if inspect.iscoroutinefunction(function) else [])]
+    options = [f":module: {module}", ":no-contents-entry:", *([":async:"] if inspect.iscoroutinefunction(function) else [])]
     return _fence(f"py:{kind}", short + _parameters(function), options,
                   to_markdown(text, inspect.signature(function).parameters), 5)  # fmt: skip
 

@@ -46,7 +46,7 @@ def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def _command(name: str, parser: argparse.ArgumentParser, missing: set[str]) -> Iterator[str]:
     required = [action for action in _own(parser) if action.required]
-    words = [str(action.metavar) if not action.option_strings else f"{action.option_strings[0]} {action.metavar}" for action in required]
+    words = [" ".join([*action.option_strings[:1], str(action.metavar)]) for action in required]
     optional = any(not action.required for action in _own(parser))
     yield f"## asynctile {name}\n\n{inline(COMMANDS[name])}"
     yield f"```text\n{' '.join(['asynctile', name, *words, *(['[OPTION ...]'] if optional else [])])}\n```"
@@ -61,7 +61,8 @@ def _command(name: str, parser: argparse.ArgumentParser, missing: set[str]) -> I
     hidden = [action for action in _own(parser) if action.help is argparse.SUPPRESS]
     if hidden:
         flags = ", ".join(f"`{action.option_strings[0]}`" for action in hidden)
-        yield f"### {name}: options that change no plan\n\n`asynctile {name}` also takes these options of `asynctile train`, and ignores them: {flags}."
+        yield f"### {name}: options without effect"
+        yield f"`asynctile {name}` also takes these options of `asynctile train`, and ignores them: {flags}."
 
 
 def _plain(title: str) -> str:
@@ -78,7 +79,8 @@ def _option(action: argparse.Action, parser: argparse.ArgumentParser, missing: s
     default = _DEFAULT.search(text)
     lines = [inline(_sentence(_DEFAULT.sub("", text)))]
     if default:
-        lines.append(f"Default: {inline(_sentence(default[1], upper=False))}")
+        value = default[1] if " " in default[1] or default[1] in ("none", "all", "any", "neither") else f"`{default[1]}`"
+        lines.append(f"Default: {inline(_sentence(value, upper=False))}")
     elif action.required:
         lines.append("Required.")
     lines += _remarks(action, parser)

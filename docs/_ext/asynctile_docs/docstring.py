@@ -1,7 +1,7 @@
 """Docstrings as Markdown: the plain text of this project, with its names set as code.
 
-Covers `to_markdown`, `described` and `Undocumented`. A docstring here is plain paragraphs. Arguments and fields are described by
-`name: text` at the beginning of a line or of a sentence; a block indented by four spaces stays as it is.
+A docstring of asynctile is plain paragraphs. `name: text` at the beginning of a sentence describes an argument or a field. A
+block that is indented by four spaces stays as it is. Covers `to_markdown`, `described`, `first_sentence`, and `Undocumented`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Undocumented(SphinxError):
     category = "Undocumented"
 
 
-#: Code in backticks; words that are code wherever they stand: snake_case, errors, constants of Python, calls, dotted names.
+#: Code in backticks; words that are code wherever they stand, such as snake_case and errors; characters of Markdown.
 _WORD = re.compile(
     r"(?P<code>``?[^`]+``?)"
-    r"|(?P<word>(?<![\w.])(?:\w+\.)*(?:[A-Za-z]\w*_\w+|[A-Z]\w+(?:Error|Warning))(?:\(\))?(?!\w)|\b(?:None|True|False)\b)"
+    r"|(?P<word>\"[\w.:/+-]+\"|(?<![\w.])(?:\w+\.)*(?:[A-Za-z]\w*_\w+|[A-Z]\w+(?:Error|Warning))(?:\(\))?(?!\w)|\b(?:None|True|False)\b)"
     r"|(?P<special>[\\*_<\[\]{}#|])"
 )
 _LIST = re.compile(r"(?:[-*] |\d+\. )")
@@ -81,9 +81,14 @@ def _paragraphs(text: str, names: tuple[str, ...]) -> Iterator[str]:
         if all(line.startswith("    ") for line in lines):
             yield "\n".join(["```text", *(line[4:] for line in lines), "```"])
         elif _LIST.match(lines[0]):
-            yield "\n".join(inline(line) if not (item := _LIST.match(line)) else item[0] + inline(line[item.end() :]) for line in lines)
+            yield "\n".join(map(_list_line, lines))
         else:
             yield _labelled(" ".join(line.strip() for line in lines), label)
+
+
+def _list_line(line: str) -> str:
+    mark = _LIST.match(line)
+    return inline(line) if mark is None else mark[0] + inline(line[mark.end() :])
 
 
 def _labelled(text: str, label: re.Pattern[str]) -> str:

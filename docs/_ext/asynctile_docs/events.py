@@ -18,12 +18,9 @@ def event_list() -> str:
     classes = [name for name in events.__all__ if inspect.isclass(getattr(events, name))]
     source, missing = inspect.getsource(events), set[str]()
     classes.sort(key=lambda name: source.index(f"class {name}"))
-    found = []
-    for name in classes:
-        found.append(f"## {name}\n\n" + class_entry(f"asynctile.events.{name}", getattr(events, name), missing))
+    found = [f"## {name}\n\n" + class_entry(f"asynctile.events.{name}", getattr(events, name), missing) for name in classes]
     check(missing)
-    found.append("## Kinds and reasons\n\n" + _constants())
-    return "\n\n".join(found)
+    return "\n\n".join([*found, "## Kinds and reasons", _constants()])
 
 
 def _constants() -> str:

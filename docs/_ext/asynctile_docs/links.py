@@ -63,6 +63,7 @@ class LinkNames(SphinxTransform):
             options: dict[str, Any] = {"std:program": program} if role == "option" else {"py:module": None, "py:class": None}
             link = addnodes.pending_xref("", refdomain=domain, reftype=role, reftarget=flag if role == "option" else name,
                                          refexplicit=True, refwarn=True, refdoc=self.env.docname, **options)  # fmt: skip
+            literal["classes"].append("name")
             literal.replace_self(link)
             link += literal
 

@@ -47,6 +47,9 @@ def _entry(family: Metric) -> str:
         for label, value in sample.labels.items():
             labels.setdefault(label, []).append(value)
     lines = [", ".join(f"`{name}`" for name in names), f": {inline(family.documentation)}", "", f"  A {family.type}."]
-    told = [f"`{label}`" + (f" ({', '.join(dict.fromkeys(values))})" if label in ("tier", "way") else "") for label, values in labels.items()]
+    told = []
+    for label, values in labels.items():
+        each = f" ({', '.join(dict.fromkeys(values))})" if label in ("tier", "way") else ""
+        told.append(f"`{label}`{each}")
     lines[-1] += f" Labels: {', '.join(told)}." if told else " No labels."
     return "\n".join(lines)
