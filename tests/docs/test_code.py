@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,15 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """Kernels and loops are on the disk before a page needs them: compiling is not counted here (tests/conftest.py)."""
+    for module in ("asynctile.engine", "asynctile.layers.model"):
+        import_module(module)
+    import_module("asynctile.kernels.cpu").warm()
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, blocks(page)))], ids=name_of)
 def test_a_page_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
     done = run_page(page, tmp_path)

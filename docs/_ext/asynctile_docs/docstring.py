@@ -10,15 +10,11 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator
 
-from sphinx.errors import SphinxError
-
 __all__ = ["Undocumented", "check", "described", "first_sentence", "to_markdown"]
 
 
-class Undocumented(SphinxError):
+class Undocumented(Exception):
     """Public names, options or modules without a description; the message names each."""
-
-    category = "Undocumented"
 
 
 #: Code in backticks; words that are code wherever they stand, such as snake_case and errors; characters of Markdown.
