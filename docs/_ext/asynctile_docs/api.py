@@ -81,7 +81,7 @@ def class_entry(full: str, cls: type, missing: set[str]) -> str:
             attribute = _attribute_doc(cls, name)
             if attribute:
                 body.append(_fence("py:attribute", name, [], to_markdown(attribute), 4))
-            elif name not in told:
+            elif name not in told and hasattr(cls, name):
                 missing.add(f"{full}.{name}")
         elif not (name in told and isinstance(member, property) and not inspect.getdoc(member)):
             body.append(_member(full, name, member, missing))

@@ -19,27 +19,28 @@ MODULES = {
     "asynctile.metrics": ("registry", "EngineCollector"),
 }  # fmt: skip
 
-#: Members of a class that a program uses, in the order of the page: methods, properties and attributes of instances.
+#: Members of a class that a program uses, in the order of the page: methods, properties and attributes of instances. The
+#: docstring of the class describes what only an instance has.
 SHOWN = {
     "asynctile.Engine": (
         "open", "aclose", "share", "shares", "events", "start_trace", "stop_trace", "write_trace", "is_traced",
     ),
     "asynctile.Share": (
-        "statistics", "is_open", "name", "device", "device_cap", "link_rate", "rates", "precision", "prefetch", "plays",
-        "weight", "interactive",
+        "statistics", "is_open", "name", "device", "link_rate", "rates", "precision", "prefetch", "plays", "weight",
+        "interactive",
     ),
     "asynctile.Events": ("aclose",),
     "asynctile.Statistics": (),
     "asynctile.layers.GPT2": (
         "create", "from_pretrained", "save_pretrained", "generate", "serve", "logits", "loss", "state_dict", "release",
-        "companions", "name", "step_count", "torn", "last_checkpoint",
+        "companions", "name", "config", "engine", "step_count", "torn", "last_checkpoint",
     ),
     "asynctile.layers.GPT2Config": (
         "named", "from_hf", "to_hf", "parameter_count", "states_nbytes", "flops_per_token", "summary",
     ),
     "asynctile.layers.Trainer": (
-        "step", "run", "gradients", "save", "saved", "saving", "load", "clip_norm", "micro_batches", "recompute", "step_count",
-        "skipped_count", "last_report", "data_state",
+        "step", "run", "gradients", "save", "saved", "saving", "load", "gemm_rate", "model", "optimizer", "clip_norm",
+        "micro_batches", "recompute", "update", "step_count", "skipped_count", "last_report", "data_state",
     ),
     "asynctile.layers.AdamW": ("rate",),
     "asynctile.layers.StepReport": ("as_dict",),
