@@ -60,7 +60,7 @@ def test_what_the_page_is_to_show_of_a_class_is_there() -> None:
         body = text.partition(f"\n### {full.rpartition('.')[2]}\n")[2].partition("\n### ")[0]
         for name in names:
             if hasattr(cls, name):
-                shown = re.search(rf"{{py:(method|property|attribute)}} {name}\b", body) or f"`{name}`: " in body
+                shown = re.search(rf"{{py:(method|property|attribute)}} {name}\b", body) or f"`{name}`" in body
                 assert shown, f"{full}.{name} is not on the page"
             made = name in dir(cls) or f"self.{name}" in "".join(map(inspect.getsource, cls.__mro__[:-1]))
             assert made, f"there is no {full}.{name}"

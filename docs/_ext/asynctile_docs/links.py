@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from docutils import nodes
@@ -15,7 +16,7 @@ from sphinx.transforms import SphinxTransform
 
 from asynctile import __version__
 from asynctile.cli.arguments import COMMANDS, build_parser
-from asynctile_docs.api import full_names
+from asynctile_docs.api import class_entry, full_names
 from asynctile_docs.commands import flags
 from asynctile_docs.public import SHOWN
 
@@ -30,12 +31,15 @@ def targets() -> dict[str, tuple[str, str, str]]:
     """Return, by the text of a literal, the domain, the role and the name that it links to."""
     found = {name: ("py", "obj", full) for name, full in full_names().items()}
     for full, members in SHOWN.items():
-        short = full.rpartition(".")[2]
+        module, _, short = full.rpartition(".")
+        text = class_entry(full, getattr(import_module(module), short), set())
+        entries = set(re.findall(r"^`+{py:(?:method|property|attribute)} (\w+)", text, re.MULTILINE))
         for member in members:
             places = [short, *(called for called, cls in _CALLED.items() if cls == short)]
             places += ["engine", "Engine"] if short == "Share" else []
             for place in places:
-                found.setdefault(f"{place}.{member}", ("py", "obj", f"{full}.{member}"))
+                # What the text of the class describes has no place of its own.
+                found.setdefault(f"{place}.{member}", ("py", "obj", f"{full}.{member}" if member in entries else full))
     parser = build_parser(__version__)
     for command in reversed(COMMANDS):
         for flag in flags(parser.commands[command]):
