@@ -15,7 +15,7 @@ from asynctile_docs import api, code_map, commands, metrics
 from asynctile_docs.docstring import Undocumented, check, described, first_sentence, to_markdown
 from asynctile_docs.generated import expand
 from asynctile_docs.links import targets
-from asynctile_docs.public import CONSTRUCTED, MODULES, SHOWN
+from asynctile_docs.public import CONSTRUCTED, INTERNAL, MODULES, SHOWN
 
 import asynctile
 import asynctile.events
@@ -66,8 +66,8 @@ def test_what_the_page_is_to_show_of_a_class_is_there() -> None:
             assert made, f"there is no {full}.{name}"
 
 
-UNCLEAN = {"asynctile.Engine", "asynctile.Share", "asynctile.layers.GPT2", "asynctile.layers.Trainer", "asynctile.Events",
-           "asynctile.layers.GPT2Config", "asynctile.layers.AdamW", "asynctile.layers.StepReport"}  # fmt: skip
+#: Classes that still have members for other modules. When one has none left, its test fails until it leaves this list.
+UNCLEAN = {"asynctile.Engine", "asynctile.Share", "asynctile.Events", "asynctile.layers.GPT2", "asynctile.layers.Trainer"}
 
 
 @pytest.mark.parametrize("full", [
@@ -80,7 +80,7 @@ def test_a_public_class_has_no_other_names(full: str) -> None:
     names -= {field.name for field in fields(cls)} if is_dataclass(cls) else set()
     known = {*api.members_of(full, cls), *(SHOWN["asynctile.Share"] if full == "asynctile.Engine" else ())}
     known |= {"vocab_size", "fingerprint"} if full == "asynctile.layers.ByteTokenizer" else set()
-    assert names - known == set()
+    assert names - known == set(INTERNAL.get(full, ()))
 
 
 def test_the_commands_page_has_every_option_with_its_help_and_group() -> None:

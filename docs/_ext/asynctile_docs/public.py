@@ -6,7 +6,7 @@ class listed here, is shown with every member whose name has no underscore in fr
 
 from __future__ import annotations
 
-__all__ = ["CONSTRUCTED", "MODULES", "SHOWN"]
+__all__ = ["CONSTRUCTED", "INTERNAL", "MODULES", "SHOWN"]
 
 #: Modules whose public names the API page shows, in its order, with the names that other pages show.
 MODULES = {
@@ -48,6 +48,16 @@ SHOWN = {
     # Its vocab_size and fingerprint are those of Tokenizer.
     "asynctile.layers.ByteTokenizer": ("encode", "decode", "save", "special", "to_json"),
     "asynctile.metrics.EngineCollector": ("collect",),
+}  # fmt: skip
+
+#: Members without an underscore that other modules of asynctile use and no program needs; the page does not show them.
+INTERNAL = {
+    "asynctile.layers.GPT2Config": (
+        "axes", "block_tensors", "first_tensors", "has_dropout", "head_size", "inner", "last_tensors", "model_type",
+        "norm_epsilon", "prefix", "tensors", "total",
+    ),
+    "asynctile.layers.AdamW": ("hyper",),
+    "asynctile.layers.StepReport": ("between",),
 }  # fmt: skip
 
 #: Classes that a program makes by calling them; the page shows no arguments for the others.
