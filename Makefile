@@ -1,27 +1,28 @@
-# make train   set everything up and train a small GPT-2 under a cap that does not hold it
-# make test    set everything up, check the sources and run the tests
-# make laws    the cases that make test leaves out: every combination of what it runs a few of
-# make lint    ruff and mypy alone
-# make strict  the tests of the public face under python -X dev, on asyncio and uvloop, where nothing may block a loop
-# make docs      the documentation site, in docs/_build/html; any warning fails it
-# make reference   the comparisons with torch and transformers, and the types that clients see by pyright
-# The first call makes .venv; a later one only repeats what pyproject.toml changed.
+# make train      set everything up and train a small GPT-2 under a cap that does not hold it
+# make test       set everything up, check the sources and run the tests
+# make laws       run the cases that make test leaves out: every combination of budgets and modes, and planted bugs
+# make lint       run ruff and mypy alone
+# make strict     run the tests of the public API under python -X dev on asyncio and uvloop, where nothing may block a loop
+# make docs       build the manual into docs/_build/html; any warning fails it
+# make map        print the map of the code: every module with its first sentence
+# make reference  compare with torch and transformers, and check with pyright the types that users see
+# The first call makes .venv. Later calls install again only after pyproject.toml has changed.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/first
-# Images of containers often set this. Then each of hundreds of processes compiles NumPy, SciPy, Numba and asynctile anew.
+# Container images often set this variable. Then hundreds of processes would compile NumPy, SciPy, Numba and asynctile anew.
 unexport PYTHONDONTWRITEBYTECODE
-# Of what is installed little is ever imported: that is compiled to bytecode when it is, the rest never.
+# Python compiles a module to bytecode when it first imports it. Most installed modules are never imported.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
-# A process for each core: what none has begun goes to whichever is done first.
+# One process a core. A process that has finished takes tests from another.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: train test laws lint docs reference strict
+.PHONY: train test laws lint docs map reference strict
 
-# The cap is below half of the states. A run that was stopped goes on; RUN=runs/second starts another.
+# The cap is below half of the states. A stopped run continues; RUN=runs/second starts another.
 train: $(VENV)/.has-plot
 	$(BIN)/asynctile train --device emulated --device-memory 4MiB --lr 2e-3 --steps 2500 --out $(RUN) \
 		$(if $(wildcard $(RUN)/run.json),--resume)
@@ -36,14 +37,17 @@ lint: $(VENV)/.has-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p asynctile
 
-# The tests of the public face on both loops, in debug mode; see tests/strict.py.
+# These run on both event loops in debug mode; see tests/strict.py.
 strict: $(VENV)/.has-test
 	PYTHONASYNCIODEBUG=1 $(BIN)/python -X dev -m pytest -p tests.strict tests/client tests/test_engine.py tests/test_share.py \
 		tests/layers/test_gpt2.py tests/layers/test_trainer.py tests/layers/test_saving.py tests/layers/test_server.py
 
-# -E: pages that are written from the code change when it does, which Sphinx does not see.
+# -E: Sphinx does not notice that the code behind a generated page has changed.
 docs: $(VENV)/.has-docs
 	$(BIN)/python -m sphinx -b html -W --keep-going -n -E -q -d docs/_build/doctrees docs docs/_build/html
+
+map: $(VENV)/.has-docs
+	@PYTHONPATH=docs/_ext $(BIN)/python -c "from asynctile_docs.code_map import code_map; print(code_map())"
 
 reference: $(VENV)/.has-reference
 	$(BIN)/python -m pytest -m reference
