@@ -1,7 +1,7 @@
-"""The program `asynctile`: picks the command and turns the user's errors into one line and exit status 2.
+"""The program `asynctile`: `main` picks the command and turns a user's error into one line and exit status 2.
 
-Covers `main` only. Options are read in arguments.py; what reaches the terminal passes terminal.py; each command is the module
-of its name, imported when it runs: what `--help` imports is light, and a test holds that.
+arguments.py reads the options and terminal.py writes all output. Each command is the module of its name, which `main` imports
+only to run it: `--help` must import nothing heavy, and a test holds that.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ with ended_by_ctrl_c():
 
 __all__ = ["main"]
 
-#: Descriptors that a command may need at once: event loops, a spill file, folders held open, the kernels' cache.
+#: Descriptors that a command may need at once: event loops, a spill file, folders held open, the kernel cache.
 LEAST_FILES = 64
-#: Address space for the imports of a command: those of `train` took 388 MiB (VmPeak with one BLAS thread; Python 3.11,
-#: NumPy 2.4, SciPy 1.17, Numba 0.68).
+#: Address space that importing a command takes. `train` took 388 MiB (VmPeak with one BLAS thread; Python 3.11, NumPy 2.4,
+#: SciPy 1.17, Numba 0.68).
 LEAST_ADDRESS_SPACE = 400 << 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 2 for what the user can mend, 130 when stopped by a signal."""
+    """Run one command and return its exit status: 0, 2 for an error that the user can fix, 130 after a signal."""
     with ended_by_ctrl_c():
         open_streams()
         parser = build_parser(__version__)
@@ -69,54 +69,57 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(f"{program}: {one_line(error)}")
         return 2
     except MemoryError:
-        complain(f"{program}: the system has no memory left for this; raise the limit of this process (ulimit -v, ulimit -d)")
+        complain(f"{program}: out of memory; raise the limits of this process (ulimit -v, ulimit -d)")
         return 2
     except RuntimeError as error:
         if str(error) != REFUSED:
             raise
-        complain(f"{program}: the system refused a thread; {WAY_OUT}")
+        complain(f"{program}: the system refused to start a thread; {WAY_OUT}")
         return 2
 
 
 def _read(parser: Parser, words: Sequence[str]) -> dict[str, Any] | None:
-    """What was typed; None if it cannot be read, which is said: argparse would list all commands or name no command's help."""
+    """Return the parsed options, or None after a line on stderr that says what cannot be parsed.
+
+    argparse itself would list all commands, or would not name the command whose --help to read.
+    """
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         near = nearest(words[0], COMMANDS) or f"; expected one of {', '.join(COMMANDS)}"
-        complain(f"asynctile: there is no command {shown(words[0])}{near} (see asynctile --help)")
+        complain(f"asynctile: unknown command {shown(words[0])}{near} (see asynctile --help)")
         return None
     found, unknown = parser.parse_known_args(words)
     if not unknown:
         return vars(found)
     program = parser.prog if found.command is None else f"{parser.prog} {found.command}"
     near = nearest(unknown[0].partition("=")[0], parser.flags_of(found.command))
-    complain(f"{program}: unrecognized arguments: {' '.join(unknown)}{near} (see {program} --help)")
+    complain(f"{program}: unknown arguments: {' '.join(unknown)}{near} (see {program} --help)")
     return None
 
 
 def _check_files() -> None:
-    """OSError if this process may open too few files: with fewer a library fails half way, and none says of what."""
+    """Raise OSError if this process may open too few files: a library would fail half way and not say which limit it hit."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_FILES:
-        raise OSError(f"this process may open {most} files (ulimit -n), expected at least {LEAST_FILES}; raise that limit")
+        raise OSError(f"this process may open only {most} files (ulimit -n) and needs at least {LEAST_FILES}; raise that limit")
 
 
 def _check_address_space() -> None:
-    """OSError if this process may have too little for its imports, in which libraries abort it, or try again for ever."""
-    if is_program():  # an engine limits BLAS to one thread: others, two for each core, would take memory that they never use
+    """Raise OSError if the address space is too small for the imports: libraries would abort the process or retry forever."""
+    if is_program():  # engines use one BLAS thread; the default of two per core reserves memory for nothing
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY:
         return
     if most < LEAST_ADDRESS_SPACE:
         raise OSError(
-            f"this process may have {most >> 20} MiB of address space (ulimit -v), expected at least "
-            f"{LEAST_ADDRESS_SPACE >> 20} MiB for its libraries alone; raise that limit"
+            f"this process may use only {most >> 20} MiB of address space (ulimit -v) and needs at least "
+            f"{LEAST_ADDRESS_SPACE >> 20} MiB to load its libraries; raise that limit"
         )
     import_module("asynctile.storage.limits").spare_address_space()
 
 
 def join_negative_values(argv: Sequence[str]) -> list[str]:
-    """Write `--steps -3` as `--steps=-3`: argparse would take `-3MiB` for an unknown option and not name the value."""
+    """Rewrite `--steps -3` as `--steps=-3`: argparse would take `-3MiB` for an unknown option and not name the value."""
     joined: list[str] = []
     for word in argv:
         negative = word[:1] == "-" and (word[1:2].isdigit() or word[1:2] == "." or word[1:] in ("inf", "nan"))

@@ -1,7 +1,7 @@
-"""The command line: commands, options and their help.
+"""The command line: commands, their options and their help.
 
-Options of `train` that were not typed are absent from the result, so that a resumed run can tell them from those that
-were. Which there are, with their defaults, checks and help, is options.py. Nothing heavy is imported here: `--help` is this.
+`train` options that were not typed are absent from the result, so that a resumed run knows which ones were. Their defaults,
+checks and help are in options.py. This module imports nothing heavy, because `--help` needs it.
 """
 
 from __future__ import annotations
@@ -20,42 +20,44 @@ from asynctile.cli.terminal import complain
 __all__ = ["COMMANDS", "Parser", "build_parser"]
 
 COMMANDS = {
-    "train": "Train a GPT-2 on text, and leave a folder with checkpoints and metrics.",
-    "evaluate": "Say how well a trained model does on a text: loss, perplexity, bits per byte.",
+    "train": "Train a GPT-2 on text; write checkpoints and metrics to a folder.",
+    "evaluate": "Measure a trained model on a text: loss, perplexity, bits per byte.",
     "generate": "Continue a prompt with a trained model.",
-    "plan": "Say what a training step needs and what bounds it, without doing it.",
-    "stress": "Try to make the memory tiers lose a byte, leak or hang, and damaged files do harm.",
-    "info": "Show devices, memory tiers and the libraries in use.",
+    "plan": "Show what a training step needs and what limits its speed, without running it.",
+    "stress": "Stress-test the memory tiers (lost bytes, leaks, hangs) and every command on damaged files.",
+    "info": "Show devices, memory tiers and library versions.",
 }
 _TABLE = options_of(Options)
 _DEFAULTS = {item.name: item.default for item in fields(Options)}
 _PLANNED = frozenset(name for name, entry in _TABLE.items() if entry.plans)
-#: Options that name a text, and what to do who has several. Of any other option the last one counts, as scripts expect.
+#: Options that name a text, and what to do instead of typing one twice. Of any other option the last one counts, as scripts
+#: expect.
 _TEXTS = {
-    "data": "put several texts into one folder (mixtures are not there yet)",
+    "data": "put several texts into one folder (mixtures are not supported yet)",
     "validation_data": "put several texts into one folder",
-    "prompt": "write one prompt",
+    "prompt": "give one prompt",
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; argparse would print its usage before."""
+    """An ArgumentParser that reports an error in one line, without printing its usage first."""
 
-    #: by name, those of the whole program
+    #: the commands of the whole program, by name
     commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def flags_of(self, command: str | None) -> list[str]:
-        """Every option that a command takes; None: of the program alone."""
+        """Return every option of a command, or with None those of the program itself."""
         parser = self if command is None else self.commands[command]
         return list(parser._option_string_actions)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse, but an option that names a text is typed once: the first of two would be left out without a word."""
+        """Parse as argparse does, but refuse an option typed twice that names a text: argparse would silently drop the first.
+        """
         typed: set[str] = set()
         for word in takewhile(lambda word: word != "--", args):
             action = self._option_string_actions.get(word.partition("=")[0])
             if action is not None and action.dest in typed:
-                self.error(f"argument {action.option_strings[0]}: it is typed twice, and the first would not count; "
+                self.error(f"argument {action.option_strings[0]}: given twice; "
                            f"{_TEXTS[action.dest]}")
             if action is not None and action.dest in _TEXTS:
                 typed.add(action.dest)
@@ -67,11 +69,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(version: str) -> Parser:
-    """The parser of the whole program; its result has `command`, None if there was none, and that command's options."""
+    """Return the parser of the whole program. Its result has `command`, None if none was typed, and that command's options."""
     parser = Parser(prog="asynctile", allow_abbrev=False, usage="asynctile COMMAND [OPTION ...]",
-                    description="Train a GPT-2 that does not fit on the device, tile by tile.",
-                    epilog="Each command has a --help of its own. `asynctile train` needs no option.")
-    parser.add_argument("--version", action="version", version=f"asynctile {version}", help="say which version this is")
+                    description="Train a GPT-2 larger than the memory of its device, tile by tile.",
+                    epilog="Run `asynctile COMMAND --help` for the options of a command. `asynctile train` works without any.")
+    parser.add_argument("--version", action="version", version=f"asynctile {version}", help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="asynctile")
 
     def command(name: str, **more: Any) -> argparse.ArgumentParser:
@@ -82,11 +84,11 @@ def build_parser(version: str) -> Parser:
     _add_evaluate(command("evaluate"))
     _add_generate(command("generate"))
     plan = command("plan", usage="%(prog)s [OPTION ...]",
-                   epilog="The other options of `asynctile train` may stand here too; they change no plan.")
+                   epilog="All other options of `asynctile train` are accepted too; they do not change the plan.")
     _add_training(plan, _PLANNED)
     plan.add_argument("--gflops", metavar="RATE", type=values.positive,
-        help="GFLOP/s of products that times are estimated by, of all cores or of the GPU (default: as measured on this "
-             "machine's cores, and assumed of a GPU)")
+        help="speed of matrix products for the time estimates, in GFLOP/s of all cores or of the GPU (default: measured on "
+             "this machine's cores, assumed for a GPU)")
     _add_stress(command("stress"))
     command("info")
     parser.commands = commands.choices
@@ -94,7 +96,10 @@ def build_parser(version: str) -> Parser:
 
 
 def add_options(parser: argparse.ArgumentParser, names: Iterable[str], shown: Iterable[str]) -> dict[str, Any]:
-    """Add options of the table, under their headings; the help has those that are `shown`. Returns the groups by heading."""
+    """Add options of the table under their headings, and return the argument groups by heading.
+
+    All `names` can be typed; the help lists only those in `shown`.
+    """
     groups: dict[str, Any] = {}
     visible = frozenset(shown)
     for name in names:
@@ -114,75 +119,77 @@ def _action(entry: Option) -> dict[str, Any]:
 
 def _add_training(parser: argparse.ArgumentParser, shown: Iterable[str]) -> None:
     parser.add_argument("--config", metavar="FILE", type=values.name,
-        help="options from a TOML file, such as lr = 0.001; what is typed here counts before it, and what a run that goes on "
-             "remembers")
+        help="read options from a TOML file with lines such as lr = 0.001; options typed here, and those that a resumed run "
+             "remembers, override the file")
     groups = add_options(parser, _TABLE, shown)
     groups[_TABLE["out"].group].add_argument("--resume", action="store_true",
-        help="go on with the run in --out from its newest checkpoint; its options are used again, and memory, prefetch, "
-             "precision, steps, learning rate and what is kept may be changed; none unsets a size or --spill")
+        help="continue the run in --out from its newest checkpoint with the same options; device, memory, precision, length, "
+             "learning rate, validation and output options may be changed; the value none removes a size or --spill")
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", type=values.name,
-                        help="the folder of a run, whose newest checkpoint counts, of a checkpoint, or of a model")
+                        help="folder of a run (its newest checkpoint is used), of a checkpoint, or of a model")
     parser.add_argument("--data", metavar="PATH", type=values.name, default=None,
-                        help="text, as for train (default: the part that the run of the model has held out)")
+                        help="text to evaluate on, in any form that train takes (default: the text that the run held out)")
     parser.add_argument("--text-field", metavar="NAME", type=values.name, default=_DEFAULTS["text_field"],
-                        help="which field of each line of a .jsonl is its text (default: %(default)s)")
+                        help="field of each .jsonl line that holds the text (default: %(default)s)")
     parser.add_argument("--validation-tokens", metavar="N", type=values.count, default=None,
-                        help="on how many tokens, spread over the text (default: all of --data, or as many as the run "
+                        help="tokens to evaluate on, spread over the text (default: all of --data, or as many as the run "
                              "validates on)")
     parser.add_argument("--batch-size", metavar="B", type=values.count, default=None,
-                        help=f"sequences at once (default: the run's, or {_DEFAULTS['batch_size']})")
+                        help=f"sequences per batch (default: the run's, or {_DEFAULTS['batch_size']})")
     parser.add_argument("--seq-len", metavar="T", type=values.count, default=None,
-                        help="tokens a sequence (default: the run's, or as many as the model takes)")
+                        help="tokens per sequence (default: the run's, or the longest that the model takes)")
     parser.add_argument("--tokenizer", metavar="bytes|FILE|DIR", type=values.name, default=None,
-                        help="for a model folder that has none of its own")
+                        help="tokenizer to use for a model folder that has none")
     add_options(parser, PLACEMENT, PLACEMENT)
 
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", type=values.name, help="the folder of a run, or of a model")
-    parser.add_argument("--prompt", metavar="TEXT", required=True, type=_prompt, help="the text to continue")
+    parser.add_argument("folder", metavar="DIR", type=values.name,
+                        help="folder of a run (its newest checkpoint is used) or of a model")
+    parser.add_argument("--prompt", metavar="TEXT", required=True, type=_prompt, help="text to continue")
     parser.add_argument("--max-new-tokens", metavar="N", type=values.count, default=200,
-                        help="how many tokens to add (default: %(default)s)")
+                        help="most tokens to generate (default: %(default)s)")
     parser.add_argument("--temperature", metavar="X", type=values.fraction, default=0.8,
-                        help="0 takes the likeliest token each time, higher is wilder (default: %(default)s)")
+                        help="randomness of the choice of tokens; 0 always takes the likeliest one (default: %(default)s)")
     parser.add_argument("--top-k", metavar="N", type=values.count, default=50,
-                        help="choose among the N likeliest tokens (default: %(default)s)")
+                        help="sample from the N likeliest tokens (default: %(default)s)")
     parser.add_argument("--top-p", metavar="X", type=values.positive, default=None,
-                        help="choose among the fewest, likeliest tokens that have this share of the probability together "
-                             "(default: all)")
+                        help="sample from the smallest set of likeliest tokens whose probabilities add up to X "
+                             "(default: all tokens)")
     parser.add_argument("--min-p", metavar="X", type=values.fraction, default=None,
-                        help="choose among tokens with at least this share of the likeliest one's probability (default: all)")
+                        help="sample from tokens with at least X times the likeliest one's probability (default: all tokens)")
     parser.add_argument("--repetition-penalty", metavar="X", type=values.positive, default=None,
-                        help="above 1 makes tokens that the text has less likely, below 1 more (default: neither)")
+                        help="above 1, tokens already in the text become less likely; below 1, more likely (default: off)")
     parser.add_argument("--stop", metavar="TEXT", action="append", default=[],
-                        help="end before this text; the option again for several (default: none)")
+                        help="stop before the model writes this text; may be repeated (default: none)")
     parser.add_argument("--seed", metavar="N", type=values.natural, default=1,
-                        help="of the choice of tokens (default: %(default)s)")
+                        help="seed of the choice of tokens (default: %(default)s)")
     parser.add_argument("--tokenizer", metavar="bytes|FILE|DIR", type=values.name, default=None,
-                        help="for a model folder that has none of its own")
+                        help="tokenizer to use for a model folder that has none")
     add_options(parser, PLACEMENT, PLACEMENT)
 
 
 def _add_stress(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", metavar="X", type=values.positive, help="how long to go on (default: 1)")
+    parser.add_argument("--minutes", metavar="X", type=values.positive, help="minutes to run (default: 1, without --rounds)")
     parser.add_argument("--rounds", metavar="N", type=values.count,
-                        help="rounds of each scenario, in place of minutes or to end earlier")
+                        help="rounds of each scenario; with --minutes, the run ends with whichever comes first")
     parser.add_argument("--cancellations", metavar="N", type=values.count,
-                        help="with --scenario cancel: go on until so many calls were cancelled, timed out or left alone")
+                        help="with --scenario cancel: run until N calls were cancelled, timed out or abandoned")
     parser.add_argument("--seed", metavar="N", type=values.natural,
-                        help="of everything random; a failure names the seed that draws its round again (default: any)")
+                        help="seed of all random choices; a failure prints the seed that repeats its round (default: random)")
     parser.add_argument("--scenario", metavar="NAME", type=values.name, action="append",
-                         help="some of random, thrash, train, faults, truncate, crawl, cancel, threads, kill, saves, signals "
-                              "and inputs: one, several with commas, or the option again (default: all)")
+                         help="scenarios to run, separated by commas: random, thrash, train, faults, truncate, crawl, cancel, "
+                              "threads, kill, saves, signals, inputs; may be repeated (default: all)")
     parser.add_argument("--spill", metavar="DIR", type=values.name,
-                        help="a folder on the disk to be tried; a folder in it is made and removed (default: TMPDIR or here)")
-    parser.add_argument("--report", metavar="FILE.json", type=values.name, help="write what was counted and found")
+                        help="folder on the disk to test; a subfolder is created and removed (default: TMPDIR, else the "
+                             "current folder)")
+    parser.add_argument("--report", metavar="FILE.json", type=values.name, help="write all counters and failures to this file")
 
 
 def _prompt(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("an empty prompt has nothing to continue; write at least one character")
+        raise argparse.ArgumentTypeError("the prompt is empty; give at least one character")
     return text

@@ -1,7 +1,7 @@
-"""Who is told of a run of `asynctile train`: the classes that --callback names, and TensorBoard's files with --tensorboard.
+"""The callbacks of `asynctile train`: classes named by --callback, and TensorBoard's files with --tensorboard.
 
-Covers `open_callbacks`. What they are told is asynctile/callbacks.py. Code is named by who calls alone: no file of a run and no
---config can name a class (options.py).
+Covers `open_callbacks`. asynctile/callbacks.py says what they are told. Only the command line names code: neither a file of a
+run nor --config can name a class (options.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["open_callbacks"]
 
 
 def open_callbacks(named: Iterable[str], tensorboard: bool | None) -> Callbacks:
-    """Those of a run, TensorBoard's behind the others. ValueError for what cannot be imported or is no callback."""
+    """Return the callbacks of a run, TensorBoard's last. ValueError for a class that cannot be imported or is no callback."""
     callbacks = [_made(name) for name in named]
     if tensorboard:
         try:
@@ -30,7 +30,7 @@ def open_callbacks(named: Iterable[str], tensorboard: bool | None) -> Callbacks:
 
 
 def _made(name: str) -> Callback:
-    """What a class MODULE:CLASS makes, called without arguments; a module of the folder where one stands goes first."""
+    """Return an instance of the class MODULE:CLASS, made without arguments. Modules of the current folder come first."""
     module, _, kind = name.partition(":")
     here = os.getcwd()
     if here not in sys.path:
@@ -39,12 +39,12 @@ def _made(name: str) -> Callback:
         found = getattr(importlib.import_module(module), kind)
         made = found()
     except ModuleNotFoundError as error:
-        where = "in the current folder and in the environment"
-        raise ValueError(f"--callback {name}: there is no module {error.name} {where}; write MODULE:CLASS, such as "
-                         "tracker:Tracker for the class Tracker of tracker.py") from error
+        where = "in the current folder or the environment"
+        raise ValueError(f"--callback {name}: found no module {error.name} {where}; write MODULE:CLASS, such as "
+                         "tracker:Tracker for the class Tracker in tracker.py") from error
     except Exception as error:
-        raise ValueError(f"--callback {name} cannot be made: {error!r}; mend it, or leave it out") from error
+        raise ValueError(f"--callback {name} failed to start: {error!r}; fix the class, or leave the option out") from error
     if not isinstance(made, Callback):
-        raise ValueError(f"--callback {name} makes {type(made).__name__}, expected an asynctile.callbacks.Callback; derive the "
-                         "class from that")
+        raise ValueError(f"--callback {name} is a {type(made).__name__}, not an asynctile.callbacks.Callback; derive the class from "
+                         "Callback")
     return made

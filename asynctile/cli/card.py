@@ -1,8 +1,8 @@
-"""The model card of a run: README.md beside its weights, with what it was asked for and what it measured.
+"""The model card of a run: README.md beside its weights, with its options and measurements.
 
 Covers `model_card`, which is pure: the same run to the same step has the same card, wherever its bytes were and however often
-it was stopped, so it says no time and no path. Who asks for it is session.py, that it is saved with the model companions.py.
-Its head is YAML, as the Hub reads it; values there are written as JSON, which is YAML too.
+it was stopped. So the card holds no time and no path. session.py makes it, companions.py saves it with the model. Its head is
+YAML, as the Hub reads it; values there are written as JSON, which is valid YAML.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from asynctile.layers.report import number_in
 
 __all__ = ["model_card"]
 
-#: Of the loss of training the last so many steps speak.
+#: The training loss is averaged over this many last steps.
 _LAST_STEPS = 100
 _LIBRARY = "the source of Python's standard library"
-#: What the head of a card says that holds for a model trained further as well, and goes on into its card.
+#: Fields of a card's head that also hold for a model trained further, and are copied into its card.
 _INHERITED = ("license", "license_name", "license_link", "language")
 _CACHED = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/[^/]+\Z")
-#: A head that is longer is not looked for, and of one only what is plain: it is written by others, and ours must be whole.
+#: Longer heads are ignored, and only plain fields are copied: others wrote the old head, and ours must stay valid YAML.
 _HEAD_NBYTES = 1 << 16
 _HEAD = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _PLAIN = r"""(["']?)[\w.](?:[\w./+-]|:(?=\S)|[ ](?=\S))*\1"""
 _FIELD, _ITEM = re.compile(rf"(\w+):(?:[ ]+{_PLAIN.replace('1', '2')})?[ ]*"), re.compile(rf"[ ]*-[ ]+{_PLAIN}[ ]*")
 _LOSS = "validation_loss"
-#: What a validation measures: its name in metrics.jsonl, what people call it, what the Hub calls it.
+#: The measurements of a validation: name in metrics.jsonl, label for people, type on the Hub.
 _MEASURED = (
-    (_LOSS, "loss, nats a token", "loss"),
+    (_LOSS, "loss, nats per token", "loss"),
     ("validation_perplexity", "perplexity", "perplexity"),
     ("validation_bits_per_byte", "bits per byte", "bits_per_byte"),
 )
@@ -47,7 +47,7 @@ Line = Mapping[str, Any]
 
 @dataclass
 class _Found:
-    """What lines of metrics come to; there may be millions."""
+    """Totals over lines of metrics, of which there may be millions."""
 
     steps: int = 0
     tokens: int | float = 0
@@ -55,7 +55,7 @@ class _Found:
     newest: Line = field(default_factory=dict)
     """The last line with a validation."""
     best: Line = field(default_factory=dict)
-    """That of the lowest loss, the first of several."""
+    """The validation with the lowest loss, the first if several have it."""
 
     def add(self, line: Line) -> None:
         self.steps = max(self.steps, line["step"])
@@ -71,10 +71,10 @@ class _Found:
 def model_card(
     name: str, config: Config, record: Mapping[str, Any], lines: Iterable[Line], before: bytes | None = None
 ) -> bytes:
-    """The content of README.md.
+    """Return the content of README.md.
 
-    name: of the model. record: what run.json holds. lines: of metrics.jsonl, up to the step that is saved. before: the card
-    that stood beside the weights so far; what its head says of license and language is kept.
+    name: of the model. record: the content of run.json. lines: of metrics.jsonl, up to the saved step. before: the card beside
+    the weights so far; its license and language are kept.
     """
     found = _Found()
     for line in lines:
@@ -85,14 +85,14 @@ def model_card(
         _head(name, data, options.get("model"), found.newest, before),
         f"# {_cell(name)}",
         f"A GPT-2 of {config.parameter_count:,} parameters ({config.summary}), trained by asynctile on {_cell(data)}. "
-        f"{_beginning(options)} Prompt and answer together have room for {config.block_size:,} tokens.",
-        "## Measured",
+        f"{_beginning(options)} Its context, prompt and answer together, is {config.block_size:,} tokens.",
+        "## Measurements",
         _table(("", ""), _measured(found)),
-        "## Use it",
+        "## Usage",
         "```python\nfrom transformers import pipeline\n\n"
-        'write = pipeline("text-generation", model=FOLDER)  # the folder that this file is in\n'
+        'write = pipeline("text-generation", model=FOLDER)  # the folder of this file\n'
         'print(write("Once", max_new_tokens=20)[0]["generated_text"])\n```',
-        "## Trained with",
+        "## Training options",
         _table(("Option", "Value"), _asked(options)),
         f"Versions: {', '.join(f'{library} {_cell(version)}' for library, version in record.get('versions', {}).items())}.",
     ]
@@ -118,7 +118,7 @@ def _head(name: str, data: str, model: Any, newest: Line, before: bytes | None) 
 
 
 def _inherited(before: bytes | None) -> Iterator[str]:
-    """The lines of _INHERITED in a card's head: a word, or a list with an item a line."""
+    """Yield the lines of a card's head that set a field of _INHERITED: a word, or a list with one item per line."""
     head = _HEAD.search((before or b"")[:_HEAD_NBYTES].decode("utf-8", "replace"))
     taken = False
     for line in head[1].splitlines() if head else ():
@@ -130,37 +130,37 @@ def _inherited(before: bytes | None) -> Iterator[str]:
 
 
 def _beginning(options: Mapping[str, Any]) -> str:
-    """A name without a folder is a shape, and so is a config.json."""
+    """Return a sentence on the initial weights. A name without a folder is a shape, and so is a config.json."""
     model = options.get("model")
     if model is None or not PurePath(model).is_absolute() or PurePath(model).suffix == ".json":
-        return f"It began with random weights, seed {options.get('seed')}."
-    return f"It began with the weights of `{_cell(_named(model))}`, whose own card, if it had one, this one replaces."
+        return f"Training started from random weights, seed {options.get('seed')}."
+    return f"Training started from the weights of `{_cell(_named(model))}`; this card replaces theirs, if there was one."
 
 
 def _measured(found: _Found) -> Iterator[tuple[str, str]]:
     yield "steps", f"{found.steps:,}"
     yield "tokens trained on", f"{found.tokens:,}"
     if last := found.losses:
-        yield f"training loss, nats a token, mean of the last {len(last)} steps", f"{math.fsum(last) / len(last):.4f}"
+        yield f"training loss, nats per token, mean of the last {len(last)} steps", f"{math.fsum(last) / len(last):.4f}"
     if not (newest := found.newest):
         return
     for line_name, called, _ in _MEASURED:
         if (value := number_in(newest, line_name)) is not None:
             yield f"{called}, on held-out text after step {newest['step']:,}", f"{value:.4f}"
     if (tokens := number_in(newest, "validation_tokens")) is not None:
-        yield "tokens of that text", f"{tokens:,}"
-    yield "least of these losses", f"{found.best[_LOSS]:.4f}, after step {found.best['step']:,}"
+        yield "tokens of held-out text", f"{tokens:,}"
+    yield "lowest loss on held-out text", f"{found.best[_LOSS]:.4f}, after step {found.best['step']:,}"
 
 
 def _asked(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What decides the bits of the result; where bytes were and how often something was written does not."""
+    """Yield the options that decide the bits of the result: not where bytes were, nor how often something was written."""
     for option, value in sorted(options.items()):
         if value is not None and option not in CHANGEABLE:
             yield f"`--{option.replace('_', '-')}`", _cell(_named(value))
 
 
 def _named(value: Any) -> Any:
-    """The last part of a path: which folders somebody has is nobody's affair. Of one in Hugging Face's cache the Hub's name."""
+    """Return the last part of a path, since folder names are private; for a path in the Hugging Face cache, the Hub's name."""
     if not isinstance(value, str) or not PurePath(value).is_absolute():
         return value
     cached = _CACHED.search(value)
@@ -168,7 +168,7 @@ def _named(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
-    """Text in a line of a table, whatever is in it."""
+    """Return any value as text that fits into one line of a table."""
     return escaped(str(value)).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 

@@ -1,6 +1,6 @@
-"""Options from a file that `--config` names: TOML, flat, keys as options are called, each value checked as if it were typed.
+"""Options from a --config file: flat TOML whose keys are option names, each value checked as if it were typed.
 
-Covers `read_config`. Whether such a value counts beside others is precedence.py's. What says where to write stands in no file.
+Covers `read_config`. precedence.py decides which value wins. No file can set where to write.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from asynctile.storage.input import LINE_NBYTES, read_file, shown
 __all__ = ["read_config"]
 
 _TABLE = options_of(Options)
-#: Those that a file may say.
+#: Options that a file may set.
 _NAMES = [name for name, entry in _TABLE.items() if entry.config]
 _KINDS = get_type_hints(Options)
-#: Said of a command, and no values of a run.
+#: Options of one call, not of a run.
 _TYPED = ("config", "resume")
-#: More than any option takes; Python makes no text of a whole number without end.
+#: More bits than any option takes. Python refuses to print very long whole numbers.
 _BITS = 1 << 10
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """The options that a file says, by name; ValueError, which names the file and the key, for what could not be typed."""
+    """Return the options that a file sets, by name. ValueError names the file and the key if it could not have been typed."""
     found: dict[str, Any] = {}
     for key, value in _parsed(path).items():
         name = key.replace("-", "_")
         if name in _TYPED or (name in _TABLE and not _TABLE[name].config):
-            raise ValueError(f"--config {path} says {key}, and that is not taken from a file; type {flag(name)} instead")
+            raise ValueError(f"--config {path} sets {key}, which no file may set; type {flag(name)} instead")
         if name not in _TABLE:
-            near = nearest(name, _NAMES) or "; `asynctile train --help` names them"
-            raise ValueError(f"--config {path} says {shown(key)}, which is no option{near}")
+            near = nearest(name, _NAMES) or "; `asynctile train --help` lists the options"
+            raise ValueError(f"--config {path} sets {shown(key)}, which is not an option{near}")
         if name in found:
-            raise ValueError(f"--config {path} says {name} twice, with - and with _; leave one out")
+            raise ValueError(f"--config {path} sets {name} twice, with - and with _; remove one")
         try:
             found[name] = _value(name, value)
         except argparse.ArgumentTypeError as error:
-            raise ValueError(f"--config {path}, its {key}: {error}") from error
+            raise ValueError(f"--config {path}, {key}: {error}") from error
     return found
 
 
@@ -51,18 +51,18 @@ def _parsed(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"--config {path} cannot be read: {error.strerror}; name a TOML file") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"--config {path} is not TOML: byte {error.start} is no UTF-8") from error
+        raise ValueError(f"--config {path} is not TOML: byte {error.start} is not UTF-8; save the file as UTF-8") from error
     except RecursionError as error:
-        raise ValueError(f"--config {path} is nested too deep, expected lines such as lr = 0.001") from error
+        raise ValueError(f"--config {path} is nested too deeply; expected lines such as lr = 0.001") from error
     except ValueError as error:
         raise ValueError(f"--config {path} is not TOML: {error}; expected lines such as lr = 0.001") from error
 
 
 def _value(name: str, found: Any) -> Any:
-    """ArgumentTypeError for what is of another kind than the option, or could not be typed."""
+    """Return the checked value. ArgumentTypeError if its type is not the option's, or if it could not have been typed."""
     check, kind = _TABLE[name].check, _KINDS[name]
     if isinstance(found, dict):
-        raise argparse.ArgumentTypeError("a table cannot be used; options stand above all [headings]")
+        raise argparse.ArgumentTypeError("a table cannot be used; put options above all [headings]")
     if check is None:
         return found if isinstance(found, bool) else _refuse(found, "true or false, without quotes")
     if isinstance(found, bool) or not isinstance(found, int | float | str):

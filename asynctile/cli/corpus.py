@@ -1,7 +1,6 @@
-"""The text of a run as tokens: the part to train on, and the part held out.
+"""The text of a run as tokens: the part to train on and the held-out part.
 
-Covers `Corpus` and how it is made, or found again in the run's folder. Reading text and making tokens is
-asynctile/layers/data.py.
+Covers `Corpus` and how it is made or reopened from the run's folder. asynctile/layers/data.py reads text and makes tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = [
     "prepare_tokens",
 ]  # fmt: skip
 
-#: Without --validation-share: at most a twentieth of the text is held out, and no more than says how well a model does.
+#: The part held out without --validation-share: at most a twentieth of the text, and no more tokens than a good estimate needs.
 _HELD_OUT_FRACTION, _HELD_OUT_TOKENS = 0.05, 1 << 17
 
 STANDARD_LIBRARY = "Python's standard library"
@@ -31,17 +30,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run learns from, and what it is measured on."""
+    """The training tokens and the held-out tokens of a run."""
 
     tokenizer: Tokenizer
     training: TokenView
     held_out: TokenView
     notes: tuple[str, ...] = ()
-    """What was left out of the data, in sentences, if it was read now."""
+    """Sentences about data that was left out, if it was read now."""
 
 
 def choose_tokenizer(options: Options) -> str:
-    """The --tokenizer that counts when none was typed: that of the model folder, else bytes."""
+    """Return --tokenizer, or if it was not typed, the model folder's tokenizer, else bytes."""
     if options.tokenizer is not None:
         return options.tokenizer
     folder = model_folder(options)
@@ -54,28 +53,29 @@ def choose_tokenizer(options: Options) -> str:
 
 
 def check_data(options: Options) -> None:
-    """Look at what --data and --validation-data name; ValueError for what cannot be read, or is tokens of nobody knows which
-    tokenizer.
+    """Check what --data and --validation-data name.
+
+    ValueError if it cannot be read, or if it holds tokens and nobody says which tokenizer made them.
     """
     named = options.tokenizer or model_folder(options)
     for path in (options.data, *([] if options.validation_data is None else [options.validation_data])):
         source = open_source(path, options.text_field)
         if not source.is_text and (named is None or str(named).startswith("bpe:")):
-            raise ValueError(f"data {source.path} holds tokens, and not the tokenizer that they were made with; name that one "
+            raise ValueError(f"data {source.path} holds tokens without their tokenizer; name the one that made them "
                              "with --tokenizer")
 
 
 def expected_vocab_size(options: Options) -> int:
-    """Of the run's tokenizer; one that is yet to be trained on the data is taken at its word."""
+    """Return the vocabulary size of the run's tokenizer; for one yet to be trained, the size that its name asks for."""
     name = choose_tokenizer(options)
     if name.startswith("bpe:"):
-        load_tokenizer(name, ())  # refuses a number that cannot be used
+        load_tokenizer(name, ())  # raises for a number out of range
         return int(name.removeprefix("bpe:"))
     return load_tokenizer(name, ()).vocab_size
 
 
 def prepare_tokenizer(options: Options, folder: RunFolder) -> Tokenizer:
-    """The run's tokenizer, kept in its folder. May take long ("bpe:N")."""
+    """Return the run's tokenizer and keep it in the run's folder. "bpe:N" may take minutes."""
     if folder.tokenizer.exists():
         return open_tokenizer(folder.path)
     tokenizer = load_tokenizer(choose_tokenizer(options), open_source(options.data, options.text_field).pieces())
@@ -86,7 +86,10 @@ def prepare_tokenizer(options: Options, folder: RunFolder) -> Tokenizer:
 def prepare_tokens(
     options: Options, folder: RunFolder, tokenizer: Tokenizer, seq_len: int, progress: Progress
 ) -> Corpus:
-    """The data as tokens, kept in the run's folder: a resumed run reads those, whatever became of the text since."""
+    """Return the data as tokens, kept in the run's folder.
+
+    A resumed run reads those tokens, even if the text has changed since.
+    """
     notes: list[str] = []
 
     def tokens_of(path: str | None, kept: Path) -> TokenFile:
@@ -101,7 +104,9 @@ def prepare_tokens(
 
 
 def open_held_out(options: Options, folder: RunFolder, seq_len: int) -> TokenView:
-    """The held-out part of a run's data, whose tokens are there; CheckpointError or ValueError, naming them, if they are not.
+    """Return the held-out part of a run's existing tokens.
+
+    CheckpointError or ValueError, naming the tokens, if they are missing or damaged.
     """
     return _parts(options, folder, seq_len, lambda _, kept: open_tokens(kept))[1]
 
@@ -109,7 +114,7 @@ def open_held_out(options: Options, folder: RunFolder, seq_len: int) -> TokenVie
 def _parts(
     options: Options, folder: RunFolder, seq_len: int, tokens_of: Callable[[str | None, Path], TokenFile]
 ) -> tuple[TokenView, TokenView]:
-    """What is trained on and what is held out, of the tokens of data that are kept in a folder."""
+    """Return the training part and the held-out part; `tokens_of` gives the tokens of a path, kept in a folder."""
     tokens = tokens_of(options.data, folder.tokens)
     if options.validation_data is None:
         return _divided(options, tokens, seq_len)
@@ -120,10 +125,10 @@ def _parts(
 
 
 def _divided(options: Options, tokens: TokenFile, seq_len: int) -> tuple[TokenView, TokenView]:
-    """The part to train on, and the part that is held out."""
+    """Return the training part and the held-out part of one token file."""
     if len(tokens) < 2 * (seq_len + 1):
-        raise ValueError(f"{_data(options)} has {len(tokens)} tokens, too few for a sequence of {seq_len} to train on and "
-                         f"one to hold out; expected at least {2 * (seq_len + 1)}; give more text or lower --seq-len")
+        raise ValueError(f"{_data(options)} has {len(tokens)} tokens, too few for one training sequence of {seq_len} tokens and "
+                         f"one to hold out: at least {2 * (seq_len + 1)} are needed; give more text or lower --seq-len")
     if options.validation_share is None:
         held_out = max(min(_HELD_OUT_FRACTION * len(tokens), _HELD_OUT_TOKENS), seq_len + 1)
         return split(tokens, held_out / len(tokens))
@@ -131,15 +136,15 @@ def _divided(options: Options, tokens: TokenFile, seq_len: int) -> tuple[TokenVi
     for part, what in zip(parts, ("leaves", "holds out"), strict=True):
         if len(part) <= seq_len:
             raise ValueError(f"--validation-share {options.validation_share} of the {len(tokens)} tokens of {_data(options)} "
-                             f"{what} {len(part)}, shorter than one sequence: expected at least {seq_len + 1}; choose another "
-                             "share, give more text or lower --seq-len")
+                             f"{what} {len(part)}, less than one sequence: at least {seq_len + 1} are needed; choose "
+                             "another share, give more text or lower --seq-len")
     return parts
 
 
 def check_sequence(what: str, tokens: TokenFile, seq_len: int) -> None:
-    """ValueError, naming `what`, for tokens of which no sequence can be taken."""
+    """Raise ValueError, naming `what`, if the tokens are shorter than one sequence."""
     if len(tokens) <= seq_len:
-        raise ValueError(f"{what} has {len(tokens)} tokens, shorter than one sequence: expected at least {seq_len + 1}; give "
+        raise ValueError(f"{what} has {len(tokens)} tokens, less than one sequence: at least {seq_len + 1} are needed; give "
                          "more text or lower --seq-len")
 
 

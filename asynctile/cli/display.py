@@ -1,8 +1,8 @@
-"""What a run shows while it works: loss, speed, time left, how full each tier is, how much of the step was stalled.
+"""What a run shows while it works: loss, speed, time left, fill of each tier, share of each step that was stalled.
 
-`TerminalDisplay` draws bars that are renewed in place, as wide as the terminal; `PlainDisplay` writes a line every few seconds
-where stdout is no terminal (a file, a log of CI). Both take the same calls. The figures are pace.py's, in words figures.py's;
-what is said at the end of a run is summary.py's.
+`TerminalDisplay` draws bars that are renewed in place, as wide as the terminal. `PlainDisplay` writes a line every few seconds
+where stdout is not a terminal (a file, a CI log). Both have the same methods. pace.py computes the figures, figures.py puts
+them into words, and summary.py writes the end of a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LINE_EVERY_S = 5.0
 
 
 class Display(Protocol):
-    """What session.py and train.py call."""
+    """The methods that session.py and train.py call."""
 
     def __init__(self, console: Console) -> None: ...
 
@@ -40,44 +40,44 @@ class Display(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def stage(self, text: str) -> None:
-        """What is being done that is no step. May be called from any thread."""
+        """Show work that is not a step. May be called from any thread."""
 
     def progress(self, what: str, done: int, total: int, shown: Shown = as_counts) -> None:
-        """How much is done of what is no step; it is over once all is. shown: in words. May be called from any thread."""
+        """Show how much of some other work is done, until all of it is. shown: puts it into words. Called from any thread."""
 
     def note(self, text: str) -> None:
-        """A sentence that stays."""
+        """Show a sentence that stays."""
 
     def begin(self, ahead: Ahead) -> None:
-        """Steps begin now."""
+        """Begin to show steps."""
 
     def step(self, report: StepReport) -> None:
-        """A step was done."""
+        """Show a finished step."""
 
     def validating(self, done: int, total: int) -> None:
-        """So many batches of a validation are done."""
+        """Show how many batches of a validation are done."""
 
     def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        """The model as it is after `step` was validated."""
+        """Show the validation of the model after `step`."""
 
     def validated(self) -> None:
-        """Steps go on behind a validation and what it has led to."""
+        """Note that steps continue after a validation and what followed it."""
 
     def saved(self) -> None:
-        """Steps go on behind a checkpoint, which may still be written."""
+        """Note that steps continue after a checkpoint, which may still be written."""
 
     def watch(self, statistics: Callable[[], Statistics] | None) -> None:
-        """Where to ask how full the tiers are; None: the engine is about to close."""
+        """Set where to ask how full the tiers are; None: the engine is about to close."""
 
 
 def open_display(console: Console) -> Display:
-    """The display for this output."""
+    """Return the display for this output."""
     kind: type[Display] = TerminalDisplay if console.is_interactive else PlainDisplay
     return kind(console)
 
 
 class _Shown:
-    """What both kinds keep of a run to show it."""
+    """The state and methods that both displays share."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -118,7 +118,7 @@ class _Shown:
 
 
 class PlainDisplay(_Shown):
-    """A line every few seconds."""
+    """A display that writes a line every few seconds."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -131,7 +131,7 @@ class PlainDisplay(_Shown):
         pass
 
     def watch(self, statistics: Callable[[], Statistics] | None) -> None:
-        """Lines do not say how full the tiers are; the end of the run says their peaks."""
+        """Do nothing: lines do not show the tiers, and the end of the run reports their peaks."""
 
     def stage(self, text: str) -> None:
         if self._is_due():
@@ -149,7 +149,7 @@ class PlainDisplay(_Shown):
         self.note(line_of(pace, report))
 
     def _is_due(self, *, always: bool = False) -> bool:
-        """Whether a line is written now: asked before it is made, since most steps of a small model write none."""
+        """Return whether to write a line now. Asked before the line is made, since most steps of a small model write none."""
         now = time.monotonic()
         if always or now - self._last >= _LINE_EVERY_S:
             self._last = now
@@ -158,15 +158,15 @@ class PlainDisplay(_Shown):
 
 
 class TerminalDisplay(_Shown):
-    """Bars at the bottom of the terminal, notes above them."""
+    """A display with bars at the bottom of the terminal and notes above them."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._stage = ""
         self._statistics: Callable[[], Statistics] | None = None
-        #: of the last validation: its step and itself
+        #: the last validation: its step and its result
         self._validated: tuple[int, Evaluation] | None = None
-        #: by what is under way: how much of it is done, of how much, and both in words
+        #: by what is under way: done, total, and both in words
         self._under_way: dict[str, tuple[int, int, str]] = {}
         self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=8, transient=True)
 
@@ -211,7 +211,7 @@ class TerminalDisplay(_Shown):
         self._stage = ""
 
     def _draw(self) -> Group:
-        # Called by the thread that renews the picture, so that tiers are seen in the middle of a step too.
+        # The thread that refreshes the display calls this, so that tiers are also seen in the middle of a step.
         pace, statistics = self._pace, self._statistics
         rows, under_way, figures = _rows(), _rows(), []
         if pace is not None and (last := pace.last) is not None:
@@ -230,7 +230,7 @@ class TerminalDisplay(_Shown):
 
 
 def _rows() -> Table:
-    """Of a name, a bar and what it says in words; bars take what the others leave."""
+    """Return a table of name, bar and text, in which bars take the space that is left."""
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(no_wrap=True)
     rows.add_column(ratio=1, min_width=4)
@@ -243,5 +243,5 @@ def _bar(done: float, total: float) -> ProgressBar:
 
 
 def _print(console: Console, text: str) -> None:
-    """Text as it is: no colours for numbers, no brackets read as markup, lines broken between words on a terminal only."""
+    """Print text as it is: no colors for numbers, no markup in brackets; only a terminal breaks lines, between words."""
     console.print(printable(text), markup=False, highlight=False, soft_wrap=not console.is_terminal)

@@ -1,7 +1,7 @@
-"""`asynctile evaluate`: how well a model does on a text, or on what its run has held out.
+"""`asynctile evaluate`: measures a model on a text, or on the text that its run held out.
 
-Covers finding the text, and printing. Which model is saved_model.py; the loss is asynctile/layers/evaluation.py's. Nothing is
-changed: tokens of a text that is named stand in a temporary folder meanwhile.
+Covers finding the text, and printing. saved_model.py finds the model, asynctile/layers/evaluation.py computes the loss. Nothing
+is changed: the tokens of a named text stay in a temporary folder meanwhile.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ __all__ = ["run"]
 
 
 class _Progress(Protocol):
-    """A display's."""
+    """The `progress` method of a display."""
 
     def __call__(self, what: str, done: int, total: int, shown: Shown = ...) -> None: ...
 
 
-#: of the model's shape
+#: returns the windows for a model's shape
 _WindowsOf = Callable[[Config, _Progress], ValidationBatches]
 
 
 def run(given: dict[str, Any]) -> int:
-    """Print how well the model does; returns the exit status."""
+    """Print the model's measurements and return the exit status."""
     placement = check_fit(Options(**{name: given[name] for name in PLACEMENT if name in given}))
     folder = Path(given["folder"])
     weights, tokenizer = find_model(folder, given["tokenizer"])
@@ -61,11 +61,11 @@ def run(given: dict[str, Any]) -> int:
             what, windows = f"data {given['data']}", partial(_windows_of_data, given, tokenizer, Path(place))
         elif (of := run_of(folder)) is not None:
             if given["tokenizer"] is not None:
-                raise ValueError(f"--tokenizer {given['tokenizer']} does not go with what {of.path} has held out, tokens of "
-                                 "its own tokenizer; leave it out, or name a text with --data")
+                raise ValueError(f"--tokenizer {given['tokenizer']} does not go with the held-out text of {of.path}, which its "
+                                 "own tokenizer encoded; leave it out, or name a text with --data")
             what, windows = f"the held-out part of the run {of.path}", partial(_windows_of_run, given, of)
         else:
-            raise ValueError(f"{folder} is of no run, which would have held out a text; name one with --data")
+            raise ValueError(f"{folder} does not belong to a run with held-out text; name a text with --data")
         interrupt = Interrupt()
         found = interrupt.run(_evaluate(placement, weights, tokenizer, what, windows, _progress(stack), interrupt))
     if found is None:
@@ -75,10 +75,10 @@ def run(given: dict[str, Any]) -> int:
 
 
 def _windows_of_run(given: dict[str, Any], run: RunFolder, _shape: Config, _progress: _Progress) -> ValidationBatches:
-    """Those that the run validates on, unless more or fewer are asked for."""
+    """Return the windows that the run validates on, unless more or fewer are asked for."""
     options = resumed_options({}, run.read_record()["options"], run.path)
     if options.seq_len is None:
-        raise ValueError(f"the run {run.path} has not come to its first step; let it train until its first checkpoint")
+        raise ValueError(f"the run {run.path} has not done its first step; let it train until its first checkpoint")
     held_out = open_held_out(options, run, options.seq_len)
     batch_size, seq_len = given["batch_size"] or options.batch_size, given["seq_len"] or options.seq_len
     return ValidationBatches(held_out, batch_size, seq_len, given["validation_tokens"] or tokens_of(options))
@@ -87,12 +87,12 @@ def _windows_of_run(given: dict[str, Any], run: RunFolder, _shape: Config, _prog
 def _windows_of_data(
     given: dict[str, Any], tokenizer: Tokenizer, place: Path, shape: Config, progress: _Progress
 ) -> ValidationBatches:
-    """All of the data, unless fewer are asked for. place: for its tokens. shape: the model's."""
+    """Return windows of all of the data, unless fewer are asked for. place: folder for its tokens. shape: the model's."""
     path, seq_len = given["data"], given["seq_len"] or shape.block_size
     source = open_source(path, given["text_field"])
     if source.note is not None:
         warnings.warn(f"data {path}: {source.note}", stacklevel=2)
-    tokens = source.tokens(tokenizer, place, progress=partial(progress, "making tokens of the text", shown=as_sizes))
+    tokens = source.tokens(tokenizer, place, progress=partial(progress, "tokenizing the text", shown=as_sizes))
     check_sequence(f"data {path}", tokens, seq_len)
     return ValidationBatches(tokens, given["batch_size"] or Options.batch_size, seq_len, given["validation_tokens"])
 
@@ -101,7 +101,9 @@ async def _evaluate(
     placement: Options, weights: Path, tokenizer: Tokenizer, what: str, windows_of: _WindowsOf, show: _Progress,
     interrupt: Interrupt,
 ) -> Evaluation:
-    """InterruptedError too if a signal came: threads that read a text look for one, since no cancellation ends them."""
+    """Return the evaluation. After a signal, raise InterruptedError: threads that read a text check for it, as no cancellation
+    ends them.
+    """
 
     def progress(what: str, done: int, total: int, shown: Shown = as_counts) -> None:
         interrupt.check()
@@ -119,18 +121,18 @@ async def _evaluate(
             return await evaluate(model, windows, bytes_per_token=nbytes, progress=lambda count: done(done=count))
         except ValueError as error:
             raise ValueError(f"the tokens of {what}: {error}") from error
-        except AsynctileError as error:  # the engine and the model do not know where the weights come from
+        except AsynctileError as error:  # engine and model do not know the folder of the weights
             raise AsynctileError(f"the model of {weights}: {error}") from error
 
 
 def _rows(found: Evaluation) -> list[tuple[str, str]]:
     bits = [] if found.bits_per_byte is None else [("bits per byte", f"{found.bits_per_byte:.6f}")]
-    return [("loss", f"{found.loss:.6f} nats a token"), ("perplexity", f"{found.perplexity:.6f}"), *bits,
+    return [("loss", f"{found.loss:.6f} nats per token"), ("perplexity", f"{found.perplexity:.6f}"), *bits,
             ("tokens", f"{found.tokens:,}"), ("seconds", f"{found.seconds:.2f}")]  # fmt: skip
 
 
 def _progress(stack: ExitStack) -> _Progress:
-    """Bars on a terminal; nothing among what another program reads."""
+    """Return the progress of bars on a terminal; elsewhere one that writes nothing, since another program reads the output."""
     console = open_console(lambda _: None)
     if not console.is_interactive:
         return lambda *_, **__: None

@@ -1,4 +1,4 @@
-"""The figures of a run in words: what display.py puts into lines and beside bars. The figures themselves are pace.py's."""
+"""The figures of a run in words, for the lines and bars of display.py. pace.py computes them."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from asynctile.storage.sizes import format_size
 
 __all__ = ["MemoryUse", "Shown", "as_counts", "as_share", "as_sizes", "figures_of", "line_of", "lines_of", "tiers_of"]
 
-#: Between two figures of a line.
+#: The gap between two figures of a line.
 _GAP = "  "
-#: Characters of a line where there is no terminal: it fits into the window of whoever reads the file.
+#: Characters of a line outside a terminal, so that it fits into the window of a reader.
 _LINE = 99
-#: (done, total) in words
+#: puts (done, total) into words
 Shown = Callable[[int, int], str]
 
 
 def as_counts(done: int, total: int) -> str:
-    """How much is done, in words."""
+    """Return progress in words, as counts."""
     return f"{done:,} of {total:,}"
 
 
 def as_sizes(done: int, total: int) -> str:
-    """The same of bytes."""
+    """Return progress in words, as sizes in bytes."""
     return f"{format_size(done)} of {format_size(total)}"
 
 
 def as_share(done: int, total: int) -> str:
-    """The same of what nobody counts."""
+    """Return progress in words, as a percentage."""
     return f"{done / total:.0%}"
 
 
 def figures_of(pace: RunPace, last: StepReport, validated: tuple[int, Evaluation] | None) -> list[str]:
-    """Of the last step and those before it. validated: the last validation, and behind which step it was."""
+    """Return the figures of the recent steps. validated: the last validation and the step before it."""
     figures = _losses(pace, last)
     if validated is not None:
         step, evaluation = validated
@@ -47,7 +47,7 @@ def figures_of(pace: RunPace, last: StepReport, validated: tuple[int, Evaluation
 
 
 def line_of(pace: RunPace, last: StepReport) -> str:
-    """A step in a line below 100 characters: as many of its figures as fit, those of most worth first."""
+    """Return a step as one line of less than 100 characters: as many figures as fit, the most useful first."""
     left = [] if pace.left is None else [f"{pace.left} left"]
     stalled = [] if pace.stalled is None else [f"stalled {pace.stalled:.0%}"]
     figures = [f"step {pace.done} of {pace.steps}", *left, *_losses(pace, last), *_speeds(pace), *stalled]
@@ -65,7 +65,7 @@ def _speeds(pace: RunPace) -> list[str]:
 
 
 def lines_of(figures: list[str], width: int) -> list[str]:
-    """Figures one behind another, in as few lines of that width as take them whole."""
+    """Return the figures in as few lines of that width as possible, without breaking a figure."""
     lines: list[str] = []
     for figure in figures:
         if lines and len(lines[-1]) + len(_GAP) + len(figure) <= width:
@@ -77,7 +77,7 @@ def lines_of(figures: list[str], width: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """How full a memory is, in bytes; a cap of None is none."""
+    """The fill of a memory, in bytes; cap None: no cap."""
 
     name: str
     used: int
@@ -90,7 +90,7 @@ class MemoryUse:
 
 
 def tiers_of(now: Statistics) -> list[MemoryUse]:
-    """Those that a run uses, from the top down."""
+    """Return the tiers that a run uses, fastest first."""
     tiers = [MemoryUse("RAM", now.host_used_bytes, now.host_peak_bytes, now.host_memory_bytes)]
     if now.device != "cpu":
         device = MemoryUse(now.device, now.device_used_bytes, now.device_peak_bytes, now.device_memory_bytes)

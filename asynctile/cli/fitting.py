@@ -1,7 +1,7 @@
-"""What options of a run mean together: refused is what cannot work whatever the data and the model are.
+"""Checks of options that do not fit together, whatever the data and the model are.
 
-Covers `check_fit`, and how many steps --epochs makes. Each value by itself is checked in values.py; what fits a model or a
-text is model.py's and corpus.py's.
+Covers `check_fit`, and how many steps --epochs makes. values.py checks single values; model.py and corpus.py check what fits a
+model or a text.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from asynctile.program.precision import PRECISIONS
 
 __all__ = ["check_fit", "steps_of"]
 
-#: A checkpoint counts no further.
+#: The largest step that a checkpoint can count.
 MOST_STEPS = 1 << 63
-#: Of a sample: one is written at every validation, and its time follows from nothing but this number.
+#: Limit of --sample-tokens: a sample is written at every validation, and takes time in proportion to this number.
 MOST_SAMPLE_TOKENS = 1_000
 _DEVICE = re.compile("auto|cpu|emulated|cuda(:[0-9]+)?")
 
 
 def check_fit(options: Options) -> Options:
-    """The same options, or ValueError with a sentence."""
+    """Return the same options, or raise ValueError with a sentence."""
     _check_placement(options)
     _check_batch(options)
     _check_validation(options)
@@ -35,31 +35,31 @@ def check_fit(options: Options) -> Options:
 
 def _check_validation(options: Options) -> None:
     if options.validation_data is not None and options.validation_share is not None:
-        raise ValueError("--validation-share holds out a part of --data, and --validation-data names another text; leave one "
+        raise ValueError("--validation-share holds out a part of --data, but --validation-data names another text; leave one "
                          "of them out")
     if options.sample_tokens > MOST_SAMPLE_TOKENS:
-        raise ValueError(f"--sample-tokens {options.sample_tokens} makes a long wait of each validation; choose at most "
+        raise ValueError(f"--sample-tokens {options.sample_tokens} makes every validation slow; choose at most "
                          f"{MOST_SAMPLE_TOKENS:,}")
 
 
 def steps_of(epochs: float, tokens: int, tokens_a_step: int) -> int:
-    """How many steps take `tokens` so often; ValueError if nobody can count them."""
+    """Return the steps that train on `tokens` this often; ValueError if there are too many to count."""
     steps = epochs * tokens / tokens_a_step
     if steps > MOST_STEPS:
         raise ValueError(f"--epochs {epochs:g} of {tokens:,} tokens are {steps:.3g} steps, expected at most {MOST_STEPS:.3g}; "
-                         "choose less")
+                         "choose fewer epochs")
     return max(1, math.ceil(steps))
 
 
 def _check_schedule(options: Options) -> None:
-    # How many steps --epochs makes is known with the tokens, and looked at then.
+    # With --epochs, the number of steps is only known with the tokens, and checked then.
     if options.epochs is None and options.warmup_steps > options.steps:
         raise ValueError(f"--warmup {options.warmup_steps} is above --steps {options.steps}; choose at most --steps")
     if options.decay_steps is not None and options.epochs is None and options.warmup_steps > options.decay_steps:
-        raise ValueError(f"--decay-steps {options.decay_steps} ends within --warmup {options.warmup_steps}; choose at least as "
-                         "many")
+        raise ValueError(f"--decay-steps {options.decay_steps} is below --warmup {options.warmup_steps}; choose at least "
+                         "--warmup")
     if options.min_lr is not None and options.schedule == CONSTANT:
-        raise ValueError(f"--min-lr {options.min_lr} does not go with --schedule constant, where the rate stays at --lr; leave "
+        raise ValueError(f"--min-lr {options.min_lr} does not go with --schedule constant, which stays at --lr; leave "
                          "one of them out")
     if options.last_lr > options.lr:
         raise ValueError(f"--min-lr {options.min_lr} is above --lr {options.lr}; choose at most --lr")
@@ -73,32 +73,32 @@ def _check_trace(options: Options) -> None:
         raise ValueError("--trace-steps without --trace: name the file with --trace, or leave --trace-steps out")
     if options.epochs is None and max(first, last or 0) > options.steps:
         raise ValueError(f"--trace-steps {first}:{last or ''} goes beyond --steps {options.steps}; choose steps up to that, or "
-                         "A: for all from A on")
+                         "A: for all steps from A on")
 
 
 def _check_placement(options: Options) -> None:
     device, precision = options.device, options.precision
     if not _DEVICE.fullmatch(device):
-        raise ValueError(f"--device {device} is not known; expected auto, cpu, emulated or cuda:N")
+        raise ValueError(f"unknown --device {device}; expected auto, cpu, emulated or cuda:N")
     if options.spill is None and options.spill_limit is not None:
         raise ValueError("--spill-limit without --spill: name the folder with --spill, or leave --spill-limit out")
     if precision not in PRECISIONS:
-        raise ValueError(f"--precision {precision} is not known; expected fp32, tf32 or bf16")
+        raise ValueError(f"unknown --precision {precision}; expected fp32, tf32 or bf16")
     if precision != "fp32" and device in ("cpu", "emulated"):
-        raise ValueError(f"--precision {precision} needs --device cuda:N; write --precision fp32 for {device}")
+        raise ValueError(f"--precision {precision} needs --device cuda:N; use --precision fp32 on {device}")
     if device == "cpu" and options.device_memory is not None:
-        raise ValueError("--device-memory is not for --device cpu, where RAM is the device; use --host-memory")
+        raise ValueError("--device-memory does not go with --device cpu, where RAM is the device; use --host-memory")
     if device != "emulated" and options.link_rate is not None:
-        raise ValueError(f"--link-rate does not go with --device {device}; it is for --device emulated")
+        raise ValueError(f"--link-rate does not go with --device {device}; leave it out, or use --device emulated")
     if options.update not in UPDATES:
-        raise ValueError(f"--update {options.update} is not known; expected {', '.join(UPDATES)}")
+        raise ValueError(f"unknown --update {options.update}; expected {', '.join(UPDATES)}")
 
 
 def _check_batch(options: Options) -> None:
     if (tokens := options.sequences * (options.seq_len or 1)) > MOST_TOKENS:
         times = "" if options.gradient_accumulation == 1 else f" --gradient-accumulation {options.gradient_accumulation}"
-        raise ValueError(f"--batch-size {options.batch_size}{times} makes a step of {tokens:,} tokens or more; expected at "
+        raise ValueError(f"--batch-size {options.batch_size}{times} makes a step of at least {tokens:,} tokens; expected at "
                          f"most {MOST_TOKENS:,}")
     if options.batch_size % options.micro_batches:
-        raise ValueError(f"--batch-size {options.batch_size} cannot be cut in --micro-batches {options.micro_batches}; "
+        raise ValueError(f"--batch-size {options.batch_size} cannot be split into --micro-batches {options.micro_batches}; "
                          "choose a divisor")

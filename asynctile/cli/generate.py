@@ -1,6 +1,6 @@
-"""`asynctile generate`: continues a prompt with the model of a run, or of a model folder.
+"""`asynctile generate`: continues a prompt with the model of a run or of a model folder.
 
-Covers reading the prompt, and printing. Which model and tokenizer is saved_model.py, choosing tokens the model's `generate`.
+Covers reading the prompt, and printing. saved_model.py finds model and tokenizer, the model's `generate` chooses tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["run"]
 
 
 def run(given: dict[str, Any]) -> int:
-    """Print the prompt and its continuation; returns the exit status."""
+    """Print the prompt and its continuation, and return the exit status."""
     options = check_fit(Options(**{name: given[name] for name in PLACEMENT if name in given}))
     sampling = Sampling(**{field.name: given[field.name] for field in fields(Sampling)})
     stopping = Stopping(strings=given["stop"])
@@ -42,8 +42,8 @@ async def _generate(given: dict[str, Any], options: Options, weights: Path, toke
                     stopping: Stopping) -> None:  # fmt: skip
     prompt = tokenizer.encode(given["prompt"]).astype("int64")
     if not prompt.size:
-        raise ValueError(f"the tokenizer makes no tokens of --prompt {shown(given['prompt'])}, expected at least one; write "
-                         "another, or name the model's own tokenizer with --tokenizer")
+        raise ValueError(f"the tokenizer turns --prompt {shown(given['prompt'])} into no tokens; give another prompt, "
+                         "or name the model's own tokenizer with --tokenizer")
     async with engine_of(options) as engine:
         model = await GPT2.from_pretrained(engine, weights)
         check_tokenizer(tokenizer, model.config.vocab_size, f"the model of {weights}")
@@ -53,7 +53,7 @@ async def _generate(given: dict[str, Any], options: Options, weights: Path, toke
                                             sampling=sampling, stopping=stopping)) as pieces:  # fmt: skip
                 async for piece in pieces:
                     say(piece)
-        except AsynctileError as error:  # the engine and the model do not know where the weights come from
+        except AsynctileError as error:  # engine and model do not know the folder of the weights
             raise AsynctileError(f"the model of {weights}: {error}") from error
         finally:
-            say("\n")  # also where Ctrl-C ends it: what the shell says next begins a line
+            say("\n")  # also after Ctrl-C, so that the shell's prompt starts a new line

@@ -1,6 +1,6 @@
 """`asynctile info`: devices, memory tiers and libraries, as this process finds them.
 
-Covers finding and printing. It measures no speed; that is bench/.
+Covers finding and printing them. bench/ measures speed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _LIBRARIES = (
 
 
 def run(given: dict[str, Any]) -> int:
-    """Print what there is; returns the exit status."""
-    del given  # it has no options
+    """Print devices, tiers and libraries, and return the exit status."""
+    del given  # the command has no options
     print_rows([("asynctile", __version__), *_devices(), *_tiers(), *_blas(), ("loop", _loop()), *_libraries()])
     if core := os.environ.get("OPENBLAS_CORETYPE"):
-        print(f"OPENBLAS_CORETYPE={core} is set and overrides the core that OpenBLAS finds, which can halve "
-                      "its speed and changes last bits; unset it unless you mean it")
+        print(f"OPENBLAS_CORETYPE={core} overrides the core type that OpenBLAS detects, which can halve its "
+                      "speed and changes the last bits of results; unset it unless you need it")
     return 0
 
 
 def _devices() -> list[tuple[str, str]]:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    rows = [("cpu", f"{_processor()}, {threads} threads"), ("emulated", "the same processor behind a link of its own")]
+    rows = [("cpu", f"{_processor()}, {threads} threads"), ("emulated", "the same processor, with an arena and a link of its own")]
     return [*rows, *(row for index in range(max(gpu_count(), 1)) for row in _gpu(f"cuda:{index}"))]
 
 
 def _gpu(name: str) -> list[tuple[str, str]]:
-    """What a GPU is, or why there is none."""
+    """Return rows about a GPU, or why there is none."""
     try:
         driver = open_driver(name)
         free, total = driver.memory()

@@ -1,6 +1,7 @@
-"""Ctrl-C, SIGTERM, a terminal or a reader that goes, time that is over: the first asks a run to stop, a later signal ends it.
+"""Reasons to stop a run: Ctrl-C, SIGTERM, a lost terminal or reader, --max-time. The first asks it to stop, a later signal ends
+it.
 
-Covers `Interrupt`. What is done when asked (finish the step, save) is session.py's.
+Covers `Interrupt`. session.py does what is asked (finish the step, save).
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ __all__ = ["AGAIN_S", "EXIT_STATUS", "ONCE_MORE", "Interrupt"]
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: A signal that comes sooner is part of the first: `timeout` signals a process and then its group, a shell passes on what its
-#: terminal has said already.
+#: A signal that comes sooner belongs to the first: `timeout` signals a process and then its group, and a shell passes on what
+#: its terminal has already sent.
 AGAIN_S = 2
-#: What the first signal is answered with.
-ONCE_MORE = f"once more, at least {AGAIN_S} s later, stops at once"
+#: The answer to the first signal.
+ONCE_MORE = f"a second signal, at least {AGAIN_S} s later, stops at once"
 
 
 class Interrupt:
-    """Made on the main thread, before there is a loop; `run` then does the work.
+    """Collects requests to stop. Made on the main thread before there is a loop; `run` then does the work.
 
     asked: a signal came, or nobody reads the output any more. Until `begin_steps` this cancels the work; from then on the work
-    must look here. requested: asked, or the time of `end_after` is over, which counts from the first step on. lost: why the
-    output is gone, if it is. announce: told, on the loop, what the first signal leads to. last_words: the line with which a
-    second signal ends the process. Any thread sets it, ahead of time: the handler looks nothing up.
+    must check it. requested: asked, or the time of `end_after` is over, which counts from the first step on. lost: why the
+    output is gone, if it is. announce: called on the loop with what the first signal leads to. last_words: the line with which
+    a second signal ends the process. Any thread sets it ahead of time, because the signal handler looks nothing up.
     """
 
     def __init__(self) -> None:
@@ -48,9 +49,9 @@ class Interrupt:
         self.announce: Callable[[str], None] = lambda _: None
         self.last_words = ""
         self._end_s = math.inf
-        #: of the first signal
+        #: time of the first signal
         self._signalled_s: float | None = None
-        #: while there is work that may be cancelled, or told
+        #: set while there is work to cancel or to notify
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answered = self._stepping = False
@@ -60,10 +61,9 @@ class Interrupt:
         return self.asked or (self._stepping and time.monotonic() >= self._end_s)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Run `work` as `asyncio.run` does; None if it ended because it was asked to.
+        """Run `work` as `asyncio.run` does; return None if it ended because it was asked to.
 
-        SIGINT, SIGTERM and SIGHUP are taken from before the loop to behind it. The second of a pair may come at any of these
-        moments.
+        SIGINT, SIGTERM and SIGHUP are handled from before the loop until after it. The second of a pair may come at any moment.
         """
         with self._listening():
             return asyncio.run(self._attend(work))
@@ -84,14 +84,14 @@ class Interrupt:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        # Not loop.add_signal_handler: the second signal must work even when the loop is stuck. One that is ignored, as SIGHUP
-        # is under nohup, stays ignored.
+        # Not loop.add_signal_handler: the second signal must work even when the loop is stuck. An ignored signal, as SIGHUP is
+        # under nohup, stays ignored.
         taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._signalled) for number in taken}
         try:
             yield
         finally:
-            if is_program():  # of a pair the second may come while the interpreter ends, which is no time for any handler
+            if is_program():  # a second signal may come while the interpreter ends, when no handler may run
                 atexit.register(_set, dict.fromkeys(taken, signal.SIG_IGN))
             else:
                 _set(before)
@@ -101,13 +101,14 @@ class Interrupt:
         if self._signalled_s is None:
             self._signalled_s = now_s
             self._ask()
-        # A terminal that goes may say so twice, at any distance: itself, and through its shell.
+        # A terminal that closes may send SIGHUP twice, at any distance: itself, and through its shell.
         elif now_s - self._signalled_s >= AGAIN_S and number != signal.SIGHUP:
             self._end_at_once()
 
     def _end_at_once(self) -> None:
-        """End the process: join no thread, finish no file. Give the cursor back and say the last words, unless that would wait
-        for a reader who has stopped reading.
+        """End the process without joining a thread or finishing a file.
+
+        Show the cursor again and print the last words, unless that would block on a reader who stopped reading.
         """
         try:
             output = sys.stdout.fileno()
@@ -119,7 +120,7 @@ class Interrupt:
             os._exit(EXIT_STATUS)
 
     def lose(self, error: OSError) -> None:
-        """The output failed: ask as a signal does. Any thread."""
+        """Note that the output failed, and ask to stop as a signal does. May be called from any thread."""
         self.lost = error
         self._ask()
 
@@ -139,23 +140,24 @@ class Interrupt:
             self._task.cancel()
 
     def begin_steps(self) -> None:
-        """From here on a signal waits for the end of a step."""
+        """Let signals wait for the end of a step from now on."""
         self._stepping = True
 
     def end_after(self, seconds: float | None) -> None:
-        """Request the end after so long from now; None: never."""
+        """Request the end this many seconds from now; None: never."""
         if seconds is not None:
             self._end_s = time.monotonic() + seconds
 
     def check(self) -> None:
-        """For work in other threads, which a cancelled task cannot stop, and for long work between steps: raise
-        InterruptedError once asked. What has begun as time runs out is ended: calls that are short get on, too.
+        """Raise InterruptedError once asked: for threads, which a cancelled task cannot stop, and for long work between steps.
+
+        When only the time is over, work that has begun may end, so that even short calls make progress.
         """
         if self.asked:
             raise InterruptedError("stopped by a signal")
 
     def watched(self, items: Iterable[T]) -> Iterator[T]:
-        """`items`, with a `check` before each."""
+        """Yield `items`, with a `check` before each."""
         for item in items:
             self.check()
             yield item
@@ -163,8 +165,10 @@ class Interrupt:
 
 @contextmanager
 def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Wake a sleeping `loop` at each signal. Python runs a handler when the main thread next runs. A signal does not wake it
-    which another thread took, or which came between its last look and its sleep.
+    """Wake a sleeping `loop` at each signal.
+
+    Python runs a handler when the main thread next runs. A signal does not wake that thread if another thread took it, or if it
+    came between the thread's last look and its sleep.
     """
     read, write = socket.socketpair()
     with read, write:

@@ -1,7 +1,7 @@
-"""Which model a run trains: the shape that --model names, its weights, and how a new run trains them.
+"""The model that a run trains: the shape that --model names, its weights, and the trainer of a new run.
 
-Covers `choose_shape`, `open_model`, `new_trainer` and what stands beside the weights. Shapes are checked in
-asynctile/layers/gpt2_config.py, weights read in model.py there.
+Covers `choose_shape`, `open_model`, `new_trainer` and the files beside the weights. asynctile/layers/gpt2_config.py checks
+shapes, asynctile/layers/model.py reads weights.
 """
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ from asynctile.storage.input import parse_json, read_file
 
 __all__ = ["companions_with", "choose_shape", "model_folder", "new_trainer", "open_model"]
 
-#: Without --model: what two CPU cores train to readable text in a few minutes.
+#: The model without --model: two CPU cores train it to readable text in a few minutes.
 SMALL = GPT2Config(n_layer=4, n_head=4, n_embd=128, block_size=64)
 
 
 def model_folder(options: Options) -> Path | None:
-    """The folder whose weights are the start, if --model names one."""
+    """Return the folder of the initial weights, if --model names one."""
     if options.model is None or options.model in STANDARD or not Path(options.model).is_dir():
         return None
     return Path(options.model)
 
 
 def choose_shape(options: Options, vocab_size: int, tokens: Mapping[str, Any] | None = None) -> Config:
-    """The shape that --model names; `vocab_size` is the tokenizer's, and so are `tokens`, which a new model's config keeps.
+    """Return the shape that --model names, with the tokenizer's `vocab_size`; a new model's config keeps its `tokens`.
 
-    Raises ValueError if there is no such model, its vocabulary is smaller than the tokenizer's, or --seq-len is longer
-    than it takes.
+    ValueError if there is no such model, its vocabulary is smaller than the tokenizer's, or --seq-len is too long for it.
     """
     shape = _named_shape(options.model, vocab_size)
     if vocab_size > shape.vocab_size:
-        raise ValueError(f"the tokenizer has {vocab_size} tokens and the model {options.model} only "
+        raise ValueError(f"the tokenizer has {vocab_size} tokens, but the model {options.model} only "
                          f"{shape.vocab_size}; use a smaller tokenizer or another model")
     if tokens is not None and (options.model is None or options.model in STANDARD):
         shape = replace(shape, **tokens)
     if options.seq_len is not None and options.seq_len > shape.block_size:
-        raise ValueError(f"--seq-len {options.seq_len} is longer than the {shape.block_size} tokens that the model "
+        raise ValueError(f"--seq-len {options.seq_len} is above the {shape.block_size} tokens that the model "
                          f"takes; choose at most {shape.block_size}, or another model")
     return shape
 
 
 async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
-    """A new model of this shape, or that of the folder which --model names."""
+    """Return a new model of this shape, or the one in the folder that --model names."""
     folder, tiling = model_folder(options), Tiling(shape, options.tile, engine.grain)
-    # Before hours of reading or drawing its weights.
+    # Fail before hours of reading or drawing the weights.
     tiling.rows(options.sequences, options.seq_len or shape.block_size, options.parts)
     if folder is not None:
         return await GPT2.from_pretrained(engine, folder, tile=options.tile)
@@ -67,7 +66,7 @@ async def open_model(engine: Engine, options: Options, shape: Config) -> GPT2:
 
 
 def new_trainer(options: Options, model: GPT2) -> Trainer:
-    """What trains `model` from its first step."""
+    """Return a trainer of `model` at its first step."""
     optimizer = AdamW(betas=(options.beta1, options.beta2), eps=options.eps, weight_decay=options.weight_decay,
                       **_schedule(options))  # fmt: skip
     return Trainer(model, optimizer, clip_norm=options.clip_norm, micro_batches=options.parts,
@@ -75,8 +74,10 @@ def new_trainer(options: Options, model: GPT2) -> Trainer:
 
 
 def follow(trainer: Trainer, options: Options) -> tuple[Options, str]:
-    """Give a trainer that goes on the learning rates of the options. Returns the options, with the end of the schedule if that
-    was in the checkpoint alone, as it was once; and what is another rate than the checkpoint's, in words.
+    """Give a resumed trainer the learning rates of the options.
+
+    Returns the options, with the end of the schedule if an old checkpoint alone knew it, and a sentence on the rates that
+    differ from the checkpoint's ("" if none).
     """
     before, step = trainer.optimizer, trainer.step_count + 1
     if options.decay_steps is None:
@@ -88,7 +89,7 @@ def follow(trainer: Trainer, options: Options) -> tuple[Options, str]:
 
 
 def _schedule(options: Options) -> dict[str, Any]:
-    """As AdamW has it."""
+    """Return the learning-rate schedule as arguments of AdamW."""
     found: dict[str, Any] = {"lr": options.lr, "warmup": options.warmup_steps}
     if options.schedule == CONSTANT:
         return {**found, "decay_steps": None, "min_lr": 0.0}
@@ -96,7 +97,7 @@ def _schedule(options: Options) -> dict[str, Any]:
 
 
 def _named(optimizer: AdamW) -> dict[str, str]:
-    """A schedule by the names of its options."""
+    """Return a schedule by the names of its options."""
     found = {"lr": f"{optimizer.lr:g}", "warmup": f"{optimizer.warmup}"}
     if optimizer.decay_steps is None:
         return {**found, "schedule": CONSTANT}
@@ -104,8 +105,9 @@ def _named(optimizer: AdamW) -> dict[str, str]:
 
 
 def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:
-    """What stands beside the weights of a model that learns with this tokenizer: that one's files, as the model brought
-    them if they are of this tokenizer.
+    """Return the files beside the weights of a model that learns with this tokenizer.
+
+    These are the tokenizer's files; those that the model brought are kept if they are of this tokenizer.
     """
     own, made = model.companions, of_tokenizer(tokenizer, model.config.block_size)
     if _is_of(own, tokenizer):
@@ -114,7 +116,7 @@ def companions_with(tokenizer: Tokenizer, model: GPT2) -> dict[str, bytes]:
 
 
 def _is_of(files: Companions, tokenizer: Tokenizer) -> bool:
-    """Whether these files beside a model have the ids of a tokenizer for every text."""
+    """Return whether these files beside a model give every text the same ids as the tokenizer."""
     try:
         return files.get(TOKENIZER) == tokenizer.to_json() or tokenizer_of(files, ".").fingerprint == tokenizer.fingerprint
     except ValueError:
@@ -131,12 +133,12 @@ def _named_shape(name: str | None, vocab_size: int) -> Config:
         values = parse_json(read_file(path))
     except OSError as error:
         raise ValueError(f"--model {name} cannot be read ({path}: {error.strerror}); expected a model folder, a "
-                         f"config.json or one of {', '.join(STANDARD)}; the families of models that there are: "
+                         f"config.json or one of {', '.join(STANDARD)}; supported model families: "
                          f"{', '.join(ARCHITECTURES)}") from error
     except ValueError as error:
         raise ValueError(f"--model {name}: {path} is not JSON ({error}); expected a GPT-2's config.json") from error
     if not isinstance(values, dict):
-        raise ValueError(f"--model {name}: {path} is not the config.json of a GPT-2: it holds no object")
+        raise ValueError(f"--model {name}: {path} is not the config.json of a GPT-2: it is not a JSON object")
     try:
         return config_from_hf(values)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""What somebody meant who wrote a name that there is not, or that it is not there on purpose: an option, a command, a key.
+"""The option, command or key that somebody most likely meant by an unknown name, or why there is no such thing.
 
-Covers `nearest`, for arguments.py and config_file.py alike. Nothing heavy is imported here.
+Covers `nearest`, which arguments.py and config_file.py share. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 __all__ = ["nearest"]
 
-#: Names that nanoGPT and transformers have for what is an option here, where letters alone would lead elsewhere or nowhere.
+#: Names of options in nanoGPT and transformers, where the spelling alone would suggest the wrong option or none.
 _ELSEWHERE = {
     "learning_rate": "lr", "min_learning_rate": "min_lr", "lr_scheduler_type": "schedule", "warmup_iters": "warmup",
     "warmup_steps": "warmup", "betas": "beta1", "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_epsilon": "eps",
@@ -24,30 +24,30 @@ _ELSEWHERE = {
     "max_seq_length": "seq_len", "max_length": "seq_len", "n_positions": "seq_len", "gradient_checkpointing": "recompute",
     "fp16": "precision", "bf16": "precision", "tf32": "precision", "amp": "precision", "gpu": "device",
 }  # fmt: skip
-#: What there is not: words of such names, and what to say of all of them.
+#: Words in names of missing features, and what to say about them.
 _ABSENT = {
-    ("dropout", "pdrop"): "there is no dropout here; --weight-decay and --stop-after work against overfitting",
-    ("lora", "qlora", "peft", "adapter", "adapters"): "LoRA and other adapters are not there yet; all weights are trained",
+    ("dropout", "pdrop"): "dropout is not supported; use --weight-decay and --stop-after against overfitting",
+    ("lora", "qlora", "peft", "adapter", "adapters"): "LoRA and other adapters are not supported; all weights are trained",
     ("quantize", "quantization", "load_in_8bit", "load_in_4bit"):
-        "weights are not quantized; --device-memory, --host-memory and --spill bound what they take",
-    ("optimizer", "optim", "sgd", "lion", "muon"): "AdamW is the only optimizer; --lr, --beta1 and --weight-decay set it",
+        "quantized weights are not supported; use --device-memory, --host-memory and --spill to limit memory",
+    ("optimizer", "optim", "sgd", "lion", "muon"): "AdamW is the only optimizer; set it with --lr, --beta1 and --weight-decay",
     ("gpus", "n_gpu", "world_size", "local_rank", "ddp", "fsdp", "deepspeed"):
-        "a run is on one device; several are not there yet",
+        "a run uses one device; several are not supported yet",
     ("n_layer", "num_layers", "n_head", "num_heads", "n_embd", "hidden_size"):
-        "the shape of a new model is that of --model, a name or a config.json",
-    ("wandb", "mlflow"): "--callback MODULE:CLASS tells a tracker of every step; examples/tracker.py is one",
+        "set the shape of a new model with --model: a name or a config.json",
+    ("wandb", "mlflow"): "use --callback MODULE:CLASS to report every step to a tracker; see examples/tracker.py",
 }  # fmt: skip
-#: A beginning that more names share says too little.
+#: A prefix that more names than this share is too vague to suggest them.
 _MOST = 4
-#: difflib's measure of two names above which one may be the other mistyped; two of four letters that changed places have it.
+#: difflib's similarity above which one name may be the other mistyped. Two swapped letters of four reach it.
 _NEAR = 0.75
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """"; did you mean X?", of the nearest of those that are `known`; for what is not there why; nothing where none is near.
+    """Return "; did you mean X?" with the nearest `known` names, why a feature is missing, or "" if no name is near.
 
-    Dashes in front do not count, and those within are as good as "_". What is called otherwise elsewhere comes first, then
-    what begins so, then what is spelled nearly so, then a name that stands in it whole.
+    Leading dashes do not count, and inner dashes equal "_". Candidates in order: the name's counterpart in other programs,
+    names that begin with it, the name with the most similar spelling, and names that it contains as a whole.
     """
     names = {_plain(name): name for name in known}
     plain = _plain(word)
@@ -66,5 +66,5 @@ def _plain(name: str) -> str:
 
 
 def _stands_in(name: str, other: str) -> bool:
-    """Whether it is some of the words of the other."""
+    """Return whether `name` is one or several of the words of `other`."""
     return f"_{name}_" in f"_{other}_"

@@ -1,7 +1,8 @@
-"""The options of a training run: one entry for each, with its default, its check and its help.
+"""The options of a training run, each with its default, its check and its help.
 
-Covers `Options` and what follows from its entries. What a value means is option.py, what fits together fitting.py, which value
-counts where several are said precedence.py. Nothing heavy is imported here: `--help` reads this table.
+Covers `Options` and what follows from single entries. option.py says what the properties of an entry mean, fitting.py which
+values fit together, precedence.py which value wins when an option is set in several places. This module imports nothing heavy,
+because `--help` reads its table.
 """
 
 from __future__ import annotations
@@ -15,194 +16,195 @@ from asynctile.cli.option import option, options_of
 __all__ = ["CHANGEABLE", "CHECKS", "CONSTANT", "FORGOTTEN", "PLACEMENT", "SCHEDULES", "Options"]
 
 CONSTANT = "constant"
-#: How the learning rate goes on behind the warm-up; the first is the default.
+#: How the learning rate continues after the warm-up. The first is the default.
 SCHEDULES = ("cosine", "linear", CONSTANT)
-#: Without --min-lr the learning rate ends at this share of its highest.
+#: Without --min-lr the learning rate ends at this share of its peak.
 _LAST_RATE = 0.1
 
-_DATA = "what is trained on what"
-_PLACE = "where the bytes are (sizes such as 512MiB, or none; this changes no result)"
-_STEP = "a step"
-_OPTIMIZER = "the optimizer and its learning rate"
-_LENGTH = "how far it goes"
-_VALIDATION = "how it is validated"
-_ARITHMETIC = "arithmetic (precision and tile are part of the result's last bits)"
-_KEPT = "what is kept"
+_DATA = "data and model"
+_PLACE = "device and memory (sizes are written like 512MiB, or none; the memory options do not change the result)"
+_STEP = "training step"
+_OPTIMIZER = "optimizer and learning rate"
+_LENGTH = "length of the run"
+_VALIDATION = "validation"
+_ARITHMETIC = "arithmetic (precision and tile change the last bits of the result)"
+_KEPT = "output"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `asynctile train` was asked for. Sizes are bytes, rates bytes a second, times seconds."""
+    """The options of `asynctile train`. Sizes are in bytes, rates in bytes per second, times in seconds."""
 
     data: str | None = option(
         None, values.name, "PATH",
-        "a text file, a .jsonl of documents, one a line, a folder of such files, or a .bin of tokens as nanoGPT writes them "
-        "(default: the source of Python's standard library)", group=_DATA)
+        "text to train on: a text file, a .jsonl file with one document per line, a folder of such files, or a .bin file of "
+        "tokens in nanoGPT's format (default: the source of Python's standard library)", group=_DATA)
     text_field: str = option(
-        "text", values.name, "NAME", "which field of each line of a .jsonl is its text (default: {default})", group=_DATA)
+        "text", values.name, "NAME", "field of each .jsonl line that holds the text (default: {default})", group=_DATA)
     model: str | None = option(
         None, values.name, "NAME|DIR|FILE",
-        "gpt2, gpt2-medium, gpt2-large or gpt2-xl for a new model of that shape, a config.json for another shape, or a model "
-        "folder to start from its weights (default: a small new model)", group=_DATA, plans=True)
+        "model to train: gpt2, gpt2-medium, gpt2-large or gpt2-xl for a new model of that size, a config.json for a new model "
+        "of another shape, or a model folder to start from its weights (default: a small new model)", group=_DATA, plans=True)
     tokenizer: str | None = option(
         None, values.name, "bytes|FILE|DIR|bpe:N",
-        "bytes, a tokenizer.json, a vocab.json with merges.txt beside it, a folder with either, or a byte-pair encoding of N "
-        "tokens trained on the data (default: that of the model folder, else bytes)", group=_DATA, plans=True)
+        "bytes, a tokenizer.json, a vocab.json with merges.txt beside it, a folder with either, or bpe:N to train a byte-pair "
+        "encoding of N tokens on the data (default: the model folder's tokenizer, else bytes)", group=_DATA, plans=True)
 
     batch_size: int = option(
-        12, values.count, "B", "sequences at once; a step is of so many, times --gradient-accumulation (default: {default})",
+        12, values.count, "B", "sequences per batch; a step trains on --gradient-accumulation batches (default: {default})",
         group=_STEP, plans=True)
     gradient_accumulation: int = option(
-        1, values.count, "N", "batches whose gradients make one step together (default: {default})", group=_STEP, plans=True)
+        1, values.count, "N", "batches whose gradients add up to one step (default: {default})", group=_STEP, plans=True)
     micro_batches: int = option(
-        1, values.count, "M", "parts that each batch is cut into, to need less memory at once (default: {default})",
+        1, values.count, "M", "parts to split each batch into, so that a step needs less memory (default: {default})",
         group=_STEP, plans=True)
     seq_len: int | None = option(
-        None, values.count, "T", "tokens a sequence (default: as many as the model takes)", group=_STEP, plans=True)
+        None, values.count, "T", "tokens per sequence (default: the most that the model takes)", group=_STEP, plans=True)
     clip_norm: float | None = option(
-        None, values.positive, "NORM", "limit of the gradient's norm; all gradients are kept until it is known (default: none)",
+        None, values.positive, "NORM", "clip the gradient norm to NORM; gradients are kept until it is known (default: none)",
         group=_STEP, plans=True)
     seed: int = option(
-        1, values.natural, "N", "of the new weights and of the order of the data (default: {default})", group=_STEP)
+        1, values.natural, "N", "seed of the new weights and of the data order (default: {default})", group=_STEP)
 
     lr: float = option(
-        1e-3, values.positive, "RATE", "the highest learning rate, behind the warm-up (default: {default})", group=_OPTIMIZER,
+        1e-3, values.positive, "RATE", "peak learning rate, reached after the warm-up (default: {default})", group=_OPTIMIZER,
         changeable=True)
     schedule: str = option(
         SCHEDULES[0], values.one_of(*SCHEDULES), "NAME",
-        "how the learning rate falls from there to --min-lr at the last step: cosine, linear, or constant, which stays at --lr "
+        "how the learning rate falls from --lr to --min-lr after the warm-up: cosine, linear, or constant (it stays at --lr) "
         "(default: {default})", group=_OPTIMIZER, changeable=True)
     min_lr: float | None = option(
-        None, values.fraction, "RATE", "the learning rate of the last step (default: a tenth of --lr)", group=_OPTIMIZER,
+        None, values.fraction, "RATE", "learning rate of the last step (default: a tenth of --lr)", group=_OPTIMIZER,
         changeable=True)
     decay_steps: int | None = option(
         None, values.count, "N",
-        "the step at which the learning rate comes to --min-lr, and from which it stays there (default: the last)",
+        "step at which the learning rate reaches --min-lr, to stay there (default: the last step)",
         group=_OPTIMIZER, changeable=True)
     warmup: int | None = option(
-        None, values.natural, "N", "steps until the learning rate is at its highest (default: a tenth of all, at most 100)",
+        None, values.natural, "N", "steps over which the learning rate rises to --lr (default: a tenth of all, at most 100)",
         group=_OPTIMIZER, changeable=True)
     weight_decay: float = option(
-        0.1, values.fraction, "RATE", "AdamW's decay of weights (default: {default})", group=_OPTIMIZER)
+        0.1, values.fraction, "RATE", "weight decay of AdamW (default: {default})", group=_OPTIMIZER)
     beta1: float = option(
-        0.9, values.below_one, "X", "AdamW's decay of its first moment, the mean (default: {default})", group=_OPTIMIZER)
+        0.9, values.below_one, "X", "AdamW's decay rate of the mean gradient (default: {default})", group=_OPTIMIZER)
     beta2: float = option(
-        0.95, values.below_one, "X", "AdamW's decay of its second moment, the square (default: {default})", group=_OPTIMIZER)
+        0.95, values.below_one, "X", "AdamW's decay rate of the mean squared gradient (default: {default})", group=_OPTIMIZER)
     eps: float = option(
-        1e-8, values.positive, "X", "what AdamW adds to the root of the second moment (default: {default})", group=_OPTIMIZER)
+        1e-8, values.positive, "X", "epsilon of AdamW, added to its denominator (default: {default})", group=_OPTIMIZER)
 
-    steps: int = option(2000, values.count, "N", "steps in all (default: {default})", group=_LENGTH, changeable=True)
+    steps: int = option(2000, values.count, "N", "training steps in total (default: {default})", group=_LENGTH, changeable=True)
     epochs: float | None = option(
-        None, values.positive, "X", "in place of --steps: as many steps as take the tokens to train on X times", group=_LENGTH,
+        None, values.positive, "X", "instead of --steps: train for X passes over the training tokens", group=_LENGTH,
         changeable=True)
     max_time: float | None = option(
         None, values.duration, "TIME",
-        "end this call after so long (90s, 30m, 1h30m, 1:30:00), behind the step or validation under way and with a "
-        "checkpoint; --resume goes on", group=_LENGTH, forgotten=True)
+        "stop after this time (90s, 30m, 1h30m, 1:30:00): finish the current step or validation and save a checkpoint; "
+        "--resume continues", group=_LENGTH, forgotten=True)
 
     validation_data: str | None = option(
-        None, values.name, "PATH", "text to validate on, as for --data (default: a part of --data that is not trained on)",
+        None, values.name, "PATH", "text to validate on, in any form that --data takes (default: a held-out part of --data)",
         group=_VALIDATION)
     validation_share: float | None = option(
         None, values.share, "X",
-        "which part of --data is held out, from its end (default: 0.05, at most 131,072 tokens)", group=_VALIDATION)
+        "share of --data, at its end, to hold out for validation (default: 0.05, at most 131,072 tokens)", group=_VALIDATION)
     validation_tokens: int | None = option(
         None, values.count, "N",
-        "tokens of it that each validation is on, the same each time and spread over it (default: those of 20 batches, at most "
-        "16,384)",
+        "tokens per validation, the same ones each time, spread over the validation text (default: 20 batches, at most 16,384 "
+        "tokens)",
         group=_VALIDATION)
     validate_every: int | None = option(
         None, values.count, "N",
-        "steps between validations; there is one before the first step and one behind the last (default: a tenth of all steps)",
+        "steps between validations; one also runs before the first step and after the last (default: a tenth of all steps)",
         group=_VALIDATION, changeable=True)
     stop_after: int | None = option(
-        None, values.count_or_none, "N", "end the run after so many validations without a lower loss (default: none)",
+        None, values.count_or_none, "N", "end the run after N validations in a row without a lower loss (default: none)",
         group=_VALIDATION, changeable=True)
     sample_tokens: int = option(
         0, values.natural, "N",
-        "tokens of a text that the model writes at each validation, shown and kept in samples.jsonl (default: {default})",
+        "tokens of sample text to generate at each validation, shown and appended to samples.jsonl (default: {default})",
         group=_VALIDATION, changeable=True)
 
     device: str = option(
-        "auto", values.name, "NAME", "auto, cpu, emulated or cuda:N (default: {default})", group=_PLACE, changeable=True,
+        "auto", values.name, "NAME", "cpu, emulated, cuda:N, or auto: a GPU if there is one, else cpu (default: {default})",
+        group=_PLACE, changeable=True,
         plans=True)
     device_memory: int | None = option(
-        None, values.size_or_none, "SIZE", "the most bytes to use on the device (default: what is there)", group=_PLACE,
+        None, values.size_or_none, "SIZE", "most bytes to use on the device (default: all that is free)", group=_PLACE,
         changeable=True, plans=True)
     host_memory: int | None = option(
         None, values.size_or_none, "SIZE",
-        "the most RAM that tiles may take; on cpu, RAM is the device (default: about four fifths of what the machine, its "
-        "control groups and ulimit leave)", group=_PLACE, changeable=True, plans=True)
+        "most RAM to use for tiles; on cpu, RAM is the device (default: about four fifths of the RAM that the machine, its "
+        "control groups and ulimit leave free)", group=_PLACE, changeable=True, plans=True)
     spill: str | None = option(
         None, values.name_or_none, "DIR",
-        "a folder that exists, on a fast disk, for what --host-memory cannot hold; one run at a time uses it and leaves "
-        "nothing there; named again when a run goes on", group=_PLACE, changeable=True, config=False, plans=True)
+        "existing folder on a fast disk for tiles that do not fit into --host-memory; one run at a time uses it and leaves no "
+        "file there; pass it again with --resume", group=_PLACE, changeable=True, config=False, plans=True)
     spill_limit: int | None = option(
         None, values.size_or_none, "SIZE",
-        "the most bytes to use in the spill folder, set aside at once (default: what `asynctile plan` says is needed)",
+        "most bytes to use in the spill folder, allocated at once (default: the need that `asynctile plan` shows)",
         group=_PLACE, changeable=True, plans=True)
     link_rate: int | None = option(
         None, values.size_or_none, "SIZE",
-        "bytes a second each way between RAM and the emulated device (default: as fast as it goes)", group=_PLACE,
+        "bytes per second in each direction between RAM and the emulated device (default: no limit)", group=_PLACE,
         changeable=True, plans=True)
     prefetch: int = option(
         2, values.natural, "N",
-        "how far ahead tiles are fetched, in units of 4 tiles; 0 shows the run without overlap (default: {default})",
+        "how far ahead to prefetch tiles, in units of 4 tiles; 0 turns prefetching off (default: {default})",
         group=_PLACE, changeable=True, plans=True)
     update: str = option(
         "auto", values.name, "PLACE",
-        "where AdamW runs: on the device, on the host (in RAM, so that its moments never move), or auto, which measures what "
-        "is faster; on cpu it is the same (default: {default})", group=_PLACE, changeable=True, plans=True)
+        "where AdamW runs: device, host (in RAM, so that its moments never move), or auto, which measures which is faster; no "
+        "difference on cpu (default: {default})", group=_PLACE, changeable=True, plans=True)
 
     precision: str = option(
         "fp32", values.name, "NAME",
-        "fp32; on a GPU also tf32, or bf16 with float32 master weights and moments (default: {default})", group=_ARITHMETIC,
+        "fp32; on a GPU also tf32, or bf16 with fp32 master weights and moments (default: {default})", group=_ARITHMETIC,
         changeable=True, plans=True)
     tile: int | None = option(
-        None, values.count, "N", "rows and columns of a tile (default: chosen for you)", group=_ARITHMETIC, plans=True)
+        None, values.count, "N", "rows and columns of a tile (default: chosen automatically)", group=_ARITHMETIC, plans=True)
     recompute: bool | None = option(
         None, None, "",
-        "compute all activations again in backward, or keep them all; no result depends on it (default: keep those of as many "
-        "layers as fit under the caps, or as the link carries beside compute)", group=_ARITHMETIC, plans=True)
+        "recompute all activations in backward, or keep them all; the result is the same (default: keep those of as many "
+        "layers as fit under the caps, or as the link can carry during compute)", group=_ARITHMETIC, plans=True)
 
     out: str | None = option(
-        None, values.name, "DIR", "the folder of the run (default: a new one in runs/, named after the time)", group=_KEPT,
+        None, values.name, "DIR", "folder of the run (default: a new one in runs/, named after the time)", group=_KEPT,
         forgotten=True, config=False, plans=True)
     save_every: int = option(500, values.count, "N", "steps between checkpoints (default: {default})", group=_KEPT,
                              changeable=True)
-    keep: int = option(2, values.count, "N", "how many of the newest checkpoints stay (default: {default})", group=_KEPT,
+    keep: int = option(2, values.count, "N", "newest checkpoints to keep (default: {default})", group=_KEPT,
                        changeable=True)
     tensorboard: bool | None = option(
-        None, None, "", "write event files for TensorBoard in the folder of the run (needs the extra tensorboard)", group=_KEPT,
+        None, None, "", "write TensorBoard event files to the run's folder (needs asynctile[tensorboard])", group=_KEPT,
         changeable=True)
     callback: tuple[str, ...] = option(
         (), values.name_of_class, "MODULE:CLASS",
-        "tell a class of your own of every step, validation and checkpoint, see asynctile.callbacks; a module of the current "
-        "folder or of the environment; may be given several times, and again when a run goes on", group=_KEPT, forgotten=True,
+        "report every step, validation and checkpoint to a class of your own (see asynctile.callbacks); MODULE is in the "
+        "current folder or the environment; may be repeated; pass it again with --resume", group=_KEPT, forgotten=True,
         config=False, repeatable=True)
     trace: str | None = option(
         None, values.name, "FILE",
-        "write what ran when, and what it waited for, for ui.perfetto.dev and chrome://tracing; while it is written steps take "
-        "longer", group=_KEPT, forgotten=True, config=False)
+        "write a trace of what ran when and what it waited for, for ui.perfetto.dev or chrome://tracing; tracing slows the "
+        "steps down", group=_KEPT, forgotten=True, config=False)
     trace_steps: tuple[int, int | None] | None = option(
-        None, values.steps, "A:B", "trace steps A to B alone, and go on as usual behind them (default: all that is done)",
+        None, values.steps, "A:B", "trace only steps A to B (default: the whole run)",
         group=_KEPT, forgotten=True, config=False)
 
     @property
     def recomputing(self) -> bool | str:
-        """`recompute` as a Trainer takes it."""
+        """`recompute` in the form that a Trainer takes."""
         from asynctile.layers.activations import AUTO
 
         return AUTO if self.recompute is None else self.recompute
 
     @property
     def sequences(self) -> int:
-        """Of a step."""
+        """The number of sequences in a step."""
         return self.batch_size * self.gradient_accumulation
 
     @property
     def parts(self) -> int:
-        """Micro-batches of a step."""
+        """The number of micro-batches in a step."""
         return self.micro_batches * self.gradient_accumulation
 
     @property
@@ -211,7 +213,7 @@ class Options:
 
     @property
     def last_decay_step(self) -> int:
-        """At which the learning rate comes to its last."""
+        """The step at which the learning rate reaches its last value."""
         return self.decay_steps or self.steps
 
     @property
@@ -219,18 +221,18 @@ class Options:
         return min(100, self.steps // 10) if self.warmup is None else self.warmup
 
     def to_json(self) -> dict[str, Any]:
-        """What a run remembers."""
+        """Return the options that a run remembers."""
         return {name: value for name, value in asdict(self).items() if name not in FORGOTTEN}
 
 
 _TABLE = options_of(Options)
-#: How each is checked, typed or remembered; switches, which have no value, are not among them.
+#: The check of each option, typed or remembered. Switches have no value and no check.
 CHECKS = {name: entry.check for name, entry in _TABLE.items() if entry.check is not None}
-#: Where bytes are, how long, how often and how fast, so a resumed run may set them anew. None of these changes a bit of a step,
-#: but for the learning rate, which a line says, and a device of another kind with its precision: checkpoints hold float32, and
-#: warn of the change.
+#: Options that a resumed run may change: where bytes are, how long, how often and how fast. None of them changes a bit of a
+#: step, with two exceptions: the learning rate (a line reports the change), and another kind of device with its precision
+#: (checkpoints hold float32, and loading one warns of the change).
 CHANGEABLE = frozenset(name for name, entry in _TABLE.items() if entry.changeable)
-#: Which file is written, for instance, is said by who calls, each time, and by no file.
+#: Options that the user passes to each call and no file can set, for instance which file to write.
 FORGOTTEN = frozenset(name for name, entry in _TABLE.items() if entry.forgotten)
-#: What an engine is opened with.
+#: The options that open an engine.
 PLACEMENT = ("device", "device_memory", "host_memory", "spill", "spill_limit", "link_rate", "prefetch", "precision")

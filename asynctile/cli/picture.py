@@ -1,6 +1,6 @@
-"""The picture of a run while it goes on: drawn anew behind a validation, in a thread beside the steps.
+"""The picture of a run in progress, redrawn after validations in a thread beside the steps.
 
-Covers `Picture`. What is drawn is asynctile/layers/plot.py; the last one, at the end of a run, is asked for by summary.py.
+Covers `Picture`. asynctile/layers/plot.py draws it; summary.py asks for the last one at the end of a run.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from asynctile.layers.plot import loss_curve
 
 __all__ = ["Picture"]
 
-#: Drawing takes at most this share of a run's time: of long metrics it takes seconds, of a thread that others share.
+#: Drawing takes at most this share of a run's time: with long metrics it takes seconds of a thread that others share.
 _SHARE = 0.05
-#: Of longer texts the first so many tokens tell the bigrams: RAM for their pairs is not under a cap.
+#: Bigrams are counted in at most this many tokens: no cap covers the RAM of their pairs.
 _BIGRAM_TOKENS = 1 << 20
 
 
 class Picture:
-    """Of the metrics in `folder`; a bigram model of the text of `corpus` is the mark in it."""
+    """A picture of the metrics in `folder`, with the loss of a bigram model of `corpus` as a mark."""
 
     def __init__(self, folder: RunFolder, corpus: Corpus) -> None:
         self._folder, self._corpus = folder, corpus
         self._bigrams: float | None = None
         self._task: asyncio.Task[Path] | None = None
-        #: not to be drawn again before
+        #: do not draw again before this time
         self._rests_until = 0.0
 
     def refresh(self) -> None:
-        """Begin to draw it, unless it is being drawn or was so a moment ago. What goes wrong is told by the last one."""
+        """Start to redraw, unless a drawing is in progress or just ended. Only `last` reports errors."""
         if (self._task is None or self._task.done()) and time.monotonic() >= self._rests_until:
             self._task = asyncio.create_task(asyncio.to_thread(self._draw))
             self._task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
 
     async def ended(self) -> None:
-        """Wait until nobody draws; raises nothing."""
+        """Wait until nothing is being drawn; raises nothing."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def last(self) -> tuple[Path, float]:
-        """Draw it with all that the metrics have; where it is, and a bigram model's loss. OSError or ValueError if it fails."""
+        """Draw all metrics; return the path and a bigram model's loss. OSError or ValueError if drawing fails."""
         await self.ended()
         return await asyncio.to_thread(self._draw), self._bigram_loss()
 
     def _draw(self) -> Path:
         began = time.monotonic()
-        os.environ.pop("MPLBACKEND", None)  # a notebook's: matplotlib refuses one that is not installed
+        os.environ.pop("MPLBACKEND", None)  # set by a notebook: matplotlib refuses a backend that is not installed
         path = loss_curve(self._folder.metrics.path, self._folder.path / "loss.png", bigram_loss=self._bigram_loss())
         now = time.monotonic()
         self._rests_until = now + (now - began) / _SHARE
         return path
 
     def _bigram_loss(self) -> float:
-        """Of the held-out text, by counts of the text to train on; measured once."""
+        """Return the loss of the held-out text by bigram counts of the training text, measured once."""
         if self._bigrams is None:
             training, held_out = (part[:_BIGRAM_TOKENS] for part in (self._corpus.training, self._corpus.held_out))
             self._bigrams = bigram_loss(training, held_out, self._corpus.tokenizer.vocab_size)

@@ -1,4 +1,4 @@
-"""The engine that the options of a command ask for."""
+"""The engine that a command's options ask for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["engine_of"]
 
 
 def engine_of(options: Options, report: Report | None = None, rates: Rates | None = None) -> Engine:
-    """An engine, not yet opened. report: called while kernels are compiled. rates: as in Engine."""
+    """Return an engine that is not open yet. report: called while kernels are compiled. rates: as in Engine."""
     return Engine(options.device, device_memory=options.device_memory, host_memory=options.host_memory,
                   spill=options.spill, spill_limit=options.spill_limit, link_rate=options.link_rate,
                   prefetch=options.prefetch, precision=options.precision, rates=rates, report=report)

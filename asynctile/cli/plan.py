@@ -1,7 +1,7 @@
-"""`asynctile plan`: what a training step needs and what bounds it, without its model and without its device.
+"""`asynctile plan`: shows what a training step needs and what limits it, without its model and without its device.
 
-Covers choosing the shape from the options of `train`, the rates of a run here, and printing. The planning is
-asynctile/layers/plan.py.
+Covers choosing the shape from the options of `train`, measuring the rates of this machine, and printing.
+asynctile/layers/plan.py does the planning.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from asynctile.schedule.rates import Rates
 
 __all__ = ["run"]
 
-#: How long nothing is said of what is being worked out.
+#: Seconds before stderr shows what is being worked out.
 SILENT_S = 1.0
 
 
 def run(given: dict[str, Any]) -> int:
-    """Print the plan; returns the exit status."""
+    """Print the plan and return the exit status."""
     typed = {name: value for name, value in given.items() if name not in ("resume", "gflops")}
     if given.get("resume"):
         folder = existing_run(typed)
@@ -57,21 +57,21 @@ def run(given: dict[str, Any]) -> int:
         plan = plan_step(shape, work, machine, stages.begin)
     print_rows([
         ("model", shape.summary),
-        ("batch", f"{options.sequences} sequences of {seq_len} tokens, micro-batches: {options.parts}"),
+        ("batch", f"{options.sequences} sequences of {seq_len} tokens, in micro-batches: {options.parts}"),
         *plan.lines(),
     ])  # fmt: skip
     return 0
 
 
 def _rates(machine: Machine, stages: _Stages) -> Rates | None:
-    """Those by which an engine decides here; cores are measured if they are not known yet. None: to be assumed."""
+    """Return the rates by which an engine plans here, measuring the cores if necessary; None: assume them."""
     found = known(machine.device, machine.precision)
     if found is not None or machine.is_gpu:
         return found
-    stages.begin("measuring how fast this machine is")
+    stages.begin("measuring the speed of this machine")
     try:
         return asyncio.run(_measured())
-    except AsynctileError:  # no memory is left for that, or its kernels cannot be compiled
+    except AsynctileError:  # too little memory to measure, or kernels that cannot be compiled
         return None
 
 
@@ -81,7 +81,7 @@ async def _measured() -> Rates:
 
 
 class _Stages:
-    """Tells on stderr what is being worked out, from SILENT_S after the first stage began on."""
+    """Shows on stderr what is being worked out, starting SILENT_S after the beginning."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -90,7 +90,7 @@ class _Stages:
         self._silent = True
 
     def __enter__(self) -> Self:
-        with suppress(RuntimeError):  # no thread may be started: it stays silent
+        with suppress(RuntimeError):  # the system refuses a thread: stay silent
             self._timer.start()
         return self
 
@@ -98,7 +98,7 @@ class _Stages:
         self._timer.cancel()
 
     def begin(self, text: str) -> None:
-        """The stage before is over."""
+        """Note that the next stage has begun."""
         self._text = text
         if not self._silent:
             self._tell()
@@ -110,7 +110,9 @@ class _Stages:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Millions of small objects are made, in no cycles: to look for cycles among them took a fifth of the time."""
+    """Turn garbage collection off: planning makes millions of objects without cycles, and looking for cycles took a fifth of
+    its time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

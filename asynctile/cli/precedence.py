@@ -1,8 +1,8 @@
-"""Which value of an option counts: its default, the file of --config, what a run that goes on remembers, what was typed; of
-these the later one wins.
+"""Where the value of an option comes from.
 
-Covers `new_options` and `resumed_options`. What run.json may say is checked here as if it had been typed; where it is kept is
-run_folder.py.
+When an option is set in several places, the last of these wins: its default, the --config file, the options that a resumed run
+remembers, the command line. Covers `new_options` and `resumed_options`, which also checks the options in run.json as if they
+had been typed. run_folder.py says where run.json is kept.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from asynctile.storage.input import shown
 
 __all__ = ["new_options", "resumed_options"]
 
-#: One of both is meant: what says one of them leaves aside what a file or a run says of the other.
+#: Pairs of which one option replaces the other. A source that sets one of a pair overrides both in a weaker source.
 _EITHER = (("steps", "epochs"), ("validation_data", "validation_share"))
-#: What makes a learning rate's schedule another one.
+#: Options that change the learning-rate schedule.
 _SCHEDULE = ("lr", "schedule", "min_lr", "warmup")
-#: A path that is relative means another place when the run goes on from elsewhere.
+#: Options that are paths. A relative path would mean another place when the run is resumed from another folder.
 _PATHS = ("data", "validation_data", "model", "tokenizer", "spill")
 
 
 def new_options(given: Mapping[str, Any]) -> Options:
-    """The options of a new run from those that were typed, with those of the file that --config names."""
+    """Return the options of a new run: the typed ones over those of the --config file. ValueError if they do not fit together.
+    """
     config, said = _sources(given)
     return check_fit(Options(**_over(config, said)))
 
 
 def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folder: Path) -> Options:
-    """The options of a run that goes on: the recorded ones, with those of CHANGEABLE that were typed.
+    """Return the options of a resumed run: the recorded ones, with the typed ones of CHANGEABLE.
 
-    A file of --config says only what the run does not remember; a warning names what else it says otherwise. Raises ValueError
-    for one that was typed, may not change and differs, and for one that was recorded and could not have been typed.
+    A --config file sets only options that the run does not remember; a warning names those that it sets differently. Raises
+    ValueError for a typed option that differs and may not change, and for a recorded one that could not have been typed.
     """
     config, said = _sources(given)
     found = _checked(recorded, folder)
@@ -50,38 +51,38 @@ def resumed_options(given: Mapping[str, Any], recorded: Mapping[str, Any], folde
     others = sorted(name for name, value in _beside(config, found).items()
                     if name not in said and value != getattr(options, name))
     if others:
-        warnings.warn(f"--config {given['config']}: the run {folder} remembers its own {', '.join(others)}; what may change is "
-                      "typed", stacklevel=2)  # fmt: skip
+        warnings.warn(f"--config {given['config']}: the run {folder} keeps its own {', '.join(others)}; to change an option, "
+                      "type it", stacklevel=2)  # fmt: skip
     for name, value in said.items():
         was = getattr(options, name)
         if name not in CHANGEABLE and value != was and not (name in _PATHS and _is_same_place(value, was)):
-            raise ValueError(f"{typed(name, value)} differs from {shown_value(name, was)} in the run {folder}; leave "
-                             f"{flag(name, value)} out, or start another run with another --out")
+            raise ValueError(f"{typed(name, value)} differs from {shown_value(name, was)} in the run {folder} and cannot be "
+                             f"changed; leave {flag(name, value)} out, or start a new run with another --out")
     changes = {name: value for name, value in said.items() if name in CHANGEABLE}
     if changes.get("device", options.device) != options.device:
-        # Caps and rates belong to the device they were chosen for.
+        # Caps and rates were chosen for the old device.
         options = replace(options, device_memory=None, host_memory=None, link_rate=None)
     if "spill" in changes and changes["spill"] is None:
         options = replace(options, spill_limit=None)
     if options.epochs is None:
-        # The schedule was fixed when the run began; a warm-up that `steps` implied stays what it was.
+        # The schedule was fixed when the run began, and so was a warm-up that followed from `steps`.
         options = replace(options, warmup=options.warmup_steps)
-    elif "steps" in changes:  # the run ended before it knew how many steps its epochs are
+    elif "steps" in changes:  # the run stopped before it could turn its epochs into steps
         options = replace(options, epochs=None)
     if changes.get("schedule") == CONSTANT:
         options = replace(options, min_lr=None)
     if options.warmup is not None and "warmup" not in changes and changes.get("steps", options.warmup) < options.warmup:
-        raise ValueError(f"--steps {changes['steps']} ends within the warm-up of {options.warmup} steps that the run {folder} "
-                         "began with; choose at least as many")
+        raise ValueError(f"--steps {changes['steps']} is less than the warm-up of {options.warmup} steps of the run {folder}; "
+                         "choose at least as many steps")
     is_new = any(name in changes and changes[name] != getattr(options, name) for name in _SCHEDULE)
     options = replace(options, **changes)
-    if is_new and "decay_steps" not in changes:  # it ends with the run, where one that was begun with ends where it was to
+    if is_new and "decay_steps" not in changes:  # a new schedule ends with the run; the schedule it began with keeps its end
         options = replace(options, decay_steps=None if options.epochs is not None else options.steps)
     return check_fit(options)
 
 
 def _sources(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the file of --config says, and what was typed. ValueError if one of them says two things that exclude each other."""
+    """Return the options of the --config file and the typed ones; ValueError if either sets two that exclude each other."""
     said = _settled({name: value for name, value in given.items() if name != "config"})
     config = _settled(read_config(given["config"])) if "config" in given else {}
     for source, whence in ((config, f"--config {given.get('config')}: "), (said, "")):
@@ -93,18 +94,18 @@ def _sources(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _over(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, where they say the same thing `higher`."""
+    """Return both mappings as one; where both set the same thing, `higher` wins."""
     return {**_beside(lower, higher), **higher}
 
 
 def _beside(lower: Mapping[str, Any], higher: Mapping[str, Any]) -> dict[str, Any]:
-    """`lower` without what `higher` says in the other of two ways."""
+    """Return `lower` without the options that `higher` replaces by the other one of a pair."""
     aside = {two[1 - n] for two in _EITHER for n in range(2) if higher.get(two[n]) is not None}
     return {name: value for name, value in lower.items() if name not in aside}
 
 
 def _checked(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What run.json may say of options, each checked as on a command line."""
+    """Return the options of run.json, each checked as on a command line."""
     kinds, found = get_type_hints(Options), {}
     for option in ({field.name for field in fields(Options)} - FORGOTTEN) & recorded.keys():
         value, kind = recorded[option], kinds[option]
@@ -114,13 +115,13 @@ def _checked(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
                 raise argparse.ArgumentTypeError(f"{shown(value)} cannot be used")
             found[option] = value if value is None or isinstance(value, bool) else CHECKS[option](str(value))
         except argparse.ArgumentTypeError as error:
-            raise ValueError(f"{folder / 'run.json'} was damaged or edited, its {option}: {error}; put it back, or "
-                             "start another run with another --out") from error
+            raise ValueError(f"{folder / 'run.json'} was damaged or edited: {option}: {error}; restore the file, or "
+                             "start a new run with another --out") from error
     return found
 
 
 def _is_same_place(one: str | None, other: str | None) -> bool:
-    """Whether two paths lead to one file or folder, by links or as they are written."""
+    """Return whether two paths lead to the same file or folder, directly or through links."""
     try:
         return one is not None and other is not None and os.path.samefile(one, other)
     except (OSError, ValueError):
@@ -128,8 +129,9 @@ def _is_same_place(one: str | None, other: str | None) -> bool:
 
 
 def _settled(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was typed, with paths that lead to the same place from everywhere. Links keep their names, which say what is read:
-    what they lead to may have another, as in caches.
+    """Return the typed options, with paths made absolute so that they lead to the same place from everywhere.
+
+    Links are not resolved: the name of a link says what it is, and its target may have another name, as in caches.
     """
     said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     for name in _PATHS:

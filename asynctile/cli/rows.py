@@ -1,4 +1,4 @@
-"""Facts in two columns, for `plan` and `info`: plain text, one line each, so that other programs can read it too."""
+"""Two-column tables for `plan` and `info`: plain text, one line per row, so that other programs can read them too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["print_rows"]
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """Print (name, text) pairs, the texts below each other."""
+    """Print (name, text) pairs with their texts aligned."""
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         say(f"{name:<{width}}  {text}\n")

@@ -1,11 +1,11 @@
-"""The folder of a run: what is in it, and how it stays whole.
+"""The folder of a run: its files, and how they stay consistent.
 
-    run.json          options, model, versions, rates tokenizer.json    as Hugging Face has it
-    metrics.jsonl     a line a step and a validation  tokens/, validation/    the data as tokens, and --validation-data
+    run.json          options, model, versions, rates tokenizer.json          in Hugging Face's format
+    metrics.jsonl     a line per step and validation  tokens/, validation/    tokens of --data and --validation-data
     samples.jsonl     with --sample-tokens            checkpoints/            step-000200, ..., best
                                                       loss.png, sample.txt, summary.json    written at the end
 
-Covers `RunFolder`. What a run has saved is checkpoints.py, lines of JSON are journal.py, which options count is precedence.py.
+Covers `RunFolder`. checkpoints.py covers saved models, journal.py files of JSON lines, precedence.py which option wins.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ __all__ = ["RunFolder", "check_same_model", "existing_run", "recorded_rates", "t
 _FORMAT = 1
 _RECORD, _METRICS, _SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
 _TOKENS, _VALIDATION = "tokens", "validation"
-#: What a run writes in its folder and in that of the tokens. Other names are somebody else's.
+#: Files that a run writes, in its folder and in those of tokens. All other names belong to somebody else.
 _FILES = (_RECORD, _METRICS, _SAMPLES, "tokenizer.json", "loss.png", "loss.svg", "sample.txt", "summary.json")
 _TOKEN_FILES = ("tokens.bin", "tokens.json")
 
 
 class RunFolder:
-    """`create` makes one, which this process may write. `open` finds one to read; `claim` lets this process write it, from
-    `begin` on. `close` ends the metrics file, `unclaim` all.
+    """A run on disk. `create` makes one that this process may write; `open` finds one to read.
+
+    `claim` lets this process write an opened run, from `begin` on. `close` ends the metrics file, `unclaim` everything.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,28 +52,28 @@ class RunFolder:
         self._checkpoints = Checkpoints(path)
         self.tokens, self.validation = path / _TOKENS, path / _VALIDATION
         self.tokenizer = path / "tokenizer.json"
-        #: held open and locked, once claimed; everything is written in it by name
+        #: held open and locked once claimed; every write goes through it by name
         self._held: Folder | None = None
-        #: by which a run that goes on decides; None for those of this machine
+        #: rates that a resumed run plans with; None: those of this machine
         self.rates: Rates | None = None
         #: this process made the run
         self.is_new = False
-        #: a step has left its line, or in a run that goes on a validation: there is something to go on from
+        #: a step has left its line, or in a resumed run a validation: there is something to resume from
         self.begun = False
-        #: folders that this process made, the innermost first
+        #: folders that this process made, innermost first
         self._made: list[Path] = []
-        #: of a run that goes on: its new record, and where it does
+        #: of a resumed run: its new record, and its resume point
         self._next: tuple[Mapping[str, Any], ResumePoint] | None = None
 
     @classmethod
     def create(cls, path: Path, record: Mapping[str, Any]) -> RunFolder:
-        """A new run in a folder that is empty or not there yet; ValueError if it holds anything."""
+        """Create a new run in a folder that is empty or missing; ValueError if it holds anything."""
         if path.exists() and not path.is_dir():
-            raise ValueError(f"--out {path} is a file; name a folder that is empty or not there yet")
+            raise ValueError(f"--out {path} is a file; name an empty or new folder")
         if (path / _RECORD).exists():
-            raise ValueError(f"--out {path} holds another run; add --resume to go on with it, or name another folder")
+            raise ValueError(f"--out {path} already holds a run; add --resume to continue it, or name another folder")
         if path.exists() and any(path.iterdir()):
-            raise ValueError(f"--out {path} holds files that are no run; name a folder that is empty or not there yet")
+            raise ValueError(f"--out {path} holds other files; name an empty or new folder")
         folder = cls(path)
         folder._made = [made for made in (path, *path.parents) if not made.exists()]
         folder.is_new = True
@@ -88,14 +89,16 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A run that exists; ValueError if there is none. Changes nothing."""
+        """Return the run in a folder without changing it; ValueError if there is none."""
         if not (path / _RECORD).is_file():
-            raise ValueError(f"{path} holds no run (it has no run.json); leave --resume out to start one there")
+            raise ValueError(f"{path} holds no run (run.json is missing); leave --resume out to start one there")
         return cls(path)
 
     def claim(self) -> None:
-        """Keep other processes out until `unclaim`, or until this one ends; ValueError if one is in, CheckpointError or
-        OSError for a link, or anything else of another kind, where the run would write.
+        """Lock other processes out until `unclaim` or the end of this one.
+
+        ValueError if another process holds the run. CheckpointError or OSError for a link, or anything else that is not a plain
+        file or folder, where the run would write.
         """
         self._held = Folder.open(self.path)
         try:
@@ -104,7 +107,7 @@ class RunFolder:
         except BlockingIOError:
             self.unclaim()
             raise ValueError(f"the run {self.path} is in use by another process; wait for it, stop it, or name another "
-                             "folder with --out") from None
+                             "--out folder") from None
         except BaseException:
             self.unclaim()
             raise
@@ -127,15 +130,15 @@ class RunFolder:
 
     @property
     def _folder(self) -> Folder:
-        assert self._held is not None, "only a run that was claimed is written"
+        assert self._held is not None, "a run must be claimed before it is written"
         return self._held
 
     def write(self, name: str, content: bytes) -> None:
-        """Write one of the run's small files whole."""
+        """Write one of the run's small files as a whole."""
         self._folder.write(name, content)
 
     def remember(self, record: Mapping[str, Any], mark: ResumePoint) -> None:
-        """Write run.json: of a new run at once, of one that goes on from `mark` when it `begin`s.
+        """Set the next run.json: a new run writes it at once, a resumed one at `begin`, which also rewinds to `mark`.
 
         ValueError if the run was begun with another model, OSError if its metrics cannot be read.
         """
@@ -149,9 +152,7 @@ class RunFolder:
                 pass
 
     def begin(self) -> None:
-        """What was remembered has worked: mend and clear away what a kill left, drop the metrics of what is done again, and
-        write run.json.
-        """
+        """Apply what `remember` was given, since it has worked: clean up after a kill, rewind the metrics, write run.json."""
         if self._next is None:
             return
         record, mark = self._next
@@ -162,21 +163,21 @@ class RunFolder:
         self._next = None
 
     def read_record(self) -> dict[str, Any]:
-        """run.json; CheckpointError if it is damaged or of a later asynctile."""
+        """Return run.json; CheckpointError if it is damaged or of a later asynctile."""
         path = self.path / _RECORD
         record = read_json(path)
         if not isinstance(record, dict) or not isinstance(record.get("options"), dict):
-            raise CheckpointError(f"{path} is damaged: it has no options; start another run")
+            raise CheckpointError(f"{path} is damaged: it holds no options; start a new run")
         if record.get("format") != _FORMAT:
             raise CheckpointError(f"{path} has format {shown(record.get('format'))}, expected {_FORMAT}; "
                                   "use the asynctile that wrote it")
         if not isinstance(record.get("model"), dict | None):
             raise CheckpointError(f"{path} is damaged: its model is {shown(record['model'])}, expected an object; "
-                                  "start another run")
+                                  "start a new run")
         return record
 
     def discard_unless_begun(self) -> None:
-        """Remove what this process made, if no step has left its line: a refused run leaves nothing behind."""
+        """Remove what this process made unless a step has left its line: a refused run leaves nothing behind."""
         self.close()
         if not self.is_new or self.begun or not self._folder.is_in_place():
             return
@@ -189,54 +190,54 @@ class RunFolder:
                 path.rmdir()
 
     def new_checkpoint(self, step: int) -> Path:
-        """Where to save a step; CheckpointError if a link stands there."""
+        """Return where to save a step; CheckpointError if a link is there."""
         self._check_in_place()
         return self._checkpoints.new(self._folder, step)
 
     def new_best(self) -> Path:
-        """Where to save the best model so far, in the place of the one before; CheckpointError if a link stands there."""
+        """Return where to save the best model so far, in place of the previous one; CheckpointError if a link is there."""
         self._check_in_place()
         return self._checkpoints.new(self._folder, None)
 
     def checkpoints(self) -> list[Path]:
-        """Oldest first, without the best; of one that a kill has left beside its place, the place."""
+        """Return the checkpoints without the best, oldest first; one that a kill left beside its path is listed by its path."""
         return self._checkpoints.all()
 
     @property
     def newest(self) -> Path | None:
-        """The checkpoint that the run goes on from, if there is one."""
+        """The checkpoint that the run resumes from, if there is one."""
         return next(reversed(self.checkpoints()), None)
 
     def start(self, newest: Path | None) -> str:
-        """Where a run with this newest checkpoint goes on, in words."""
+        """Return a sentence that says where a run with this newest checkpoint starts."""
         if newest is None:
-            return f"{self.path} has no checkpoint and begins with step 1"
-        return f"{self.path} goes on from {newest}, step {step_of(newest.name)}"
+            return f"{self.path} has no checkpoint and starts at step 1"
+        return f"{self.path} continues from {newest}, step {step_of(newest.name)}"
 
     @property
     def has_best(self) -> bool:
-        """Whether the best model so far is where it was saved."""
+        """Whether the best model so far is still where it was saved."""
         return self._checkpoints.has_best
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest checkpoints."""
+        """Remove all but the `keep` newest checkpoints."""
         self._checkpoints.prune(self._folder, keep)
 
     def append_step(self, line: Mapping[str, Any]) -> None:
-        """Add a step's line to the metrics.
+        """Append a step's line to the metrics.
 
-        CheckpointError if the run's folder is no longer where it was, or the file is another.
+        CheckpointError if the run's folder was moved, or the file replaced.
         """
         self._append(self.metrics, line)
         self.begun = True
 
     def append_validation(self, line: Mapping[str, Any]) -> None:
-        """Add a validation's line to the metrics; errors as of a step's."""
+        """Append a validation's line to the metrics; errors as in `append_step`."""
         self._append(self.metrics, line)
         self.begun |= not self.is_new
 
     def append_sample(self, line: Mapping[str, Any]) -> None:
-        """Add a line to the samples; errors as of a step's."""
+        """Append a line to the samples; errors as in `append_step`."""
         self._append(self.samples, line)
 
     def _append(self, journal: Journal, line: Mapping[str, Any]) -> None:
@@ -246,11 +247,11 @@ class RunFolder:
 
     def _check_in_place(self) -> None:
         if not self._folder.is_in_place():
-            raise CheckpointError(f"the folder of the run {self.path} was removed, renamed or replaced while the run was on; "
+            raise CheckpointError(f"the folder of the run {self.path} was removed, renamed or replaced during the run; "
                                   "put it back and --resume, or start again")
 
     def validated(self, step: int) -> int:
-        """The newest step up to `step` with a validation loss in the metrics, -1 if none has one."""
+        """Return the newest step up to `step` with a validation loss in the metrics, -1 if there is none."""
         found = (line["step"] for line in self.metrics.lines() if number_in(line, "validation_loss") is not None)
         return max((validated for validated in found if validated <= step), default=-1)
 
@@ -261,32 +262,31 @@ class RunFolder:
 
 
 def check_same_model(begun: Any, found: Any, what: str) -> None:
-    """ValueError if `found` (a config.json's content) is another model than `begun`; None: not known yet.
+    """Raise ValueError if `found`, the content of a config.json, is another model than `begun`; None: not known yet.
 
-    Which tokens begin and end a text is no part of what is computed.
+    The tokens that begin and end a text do not count: they change no computation.
     """
     if isinstance(begun, dict) and isinstance(found, dict):
         for name in begun.keys() & found.keys() - {*TOKENS}:
             if begun[name] != found[name]:
-                raise ValueError(f"{what} is another model than the run was begun with: {name} is {shown(found[name])}, it was "
-                                 f"{shown(begun[name])}; put it back, or start another run with another --out")
+                raise ValueError(f"{what} is not the model that the run began with: {name} is {shown(found[name])} instead of "
+                                 f"{shown(begun[name])}; put it back, or start a new run with another --out")
 
 
 def existing_run(typed: Mapping[str, Any]) -> RunFolder:
-    """The run that --resume means; ValueError if --out does not name one."""
+    """Return the run that --resume means; ValueError if --out does not name one."""
     if "out" not in typed:
-        raise ValueError("--resume needs to know which run goes on; name its folder with --out")
+        raise ValueError("--resume needs the run to continue; name its folder with --out")
     return RunFolder.open(Path(typed["out"]))
 
 
 def told_rates(rates: Rates, device: str, precision: str) -> dict[str, Any]:
-    """What run.json has of the rates by which a run decides, on which device and in which precision."""
+    """Return the entry of run.json for the rates that a run plans with, with their device and precision."""
     return {"device": device, "precision": precision, **rates.to_json()}
 
 
 def recorded_rates(record: Mapping[str, Any], device: str, precision: str, path: Path) -> Rates | None:
-    """Return the rates of a run that goes on; None where it has none of this device and precision. ValueError for damaged ones.
-    """
+    """Return the recorded rates of a run, None if it has none for this device and precision; ValueError if damaged."""
     told = record.get("rates")
     if told is None:
         return None
@@ -295,5 +295,5 @@ def recorded_rates(record: Mapping[str, Any], device: str, precision: str, path:
         return found if (told.get("device"), told.get("precision")) == (resolved(device), precision) else None
     except (AttributeError, ValueError) as error:
         why = error if isinstance(told, dict) else f"its rates are {shown(told)}"
-        raise ValueError(f"{path / _RECORD} was damaged or edited: {why}; put it back, or start another run with another "
+        raise ValueError(f"{path / _RECORD} was damaged or edited: {why}; restore the file, or start a new run with another "
                          "--out") from error

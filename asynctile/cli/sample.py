@@ -1,6 +1,6 @@
-"""Text that a model writes: piece by piece, or how it goes on from the beginning of a run's held-out text.
+"""Text that a model writes: in pieces, or as a sample that continues a run's held-out text.
 
-Covers `stream_text`, and `sample`, which makes a `Sample`. Tokens are chosen by the model, what they show is wording.py.
+Covers `stream_text`, and `sample`, which makes a `Sample`. The model chooses tokens, wording.py turns them into text.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from asynctile.layers.wording import Wording
 
 __all__ = ["MOST_CHARACTERS", "Sample", "sample", "stream_text"]
 
-#: So many are kept of one: in JSON they fit into a line that is read again.
+#: Characters of a sample that are kept: in JSON they fit into one line that can be read again.
 MOST_CHARACTERS = 5_000
 _PROMPT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How a held-out text begins, and how a model goes on from there; both printable."""
+    """The beginning of a held-out text and a model's continuation of it; both printable."""
 
     prompt: str = ""
     continuation: str = ""
 
     @property
     def text(self) -> str:
-        """Both, as one text."""
+        """Prompt and continuation as one text."""
         return self.prompt + self.continuation
 
     def __str__(self) -> str:
-        return f"--- sample: the held-out text begins\n{self.prompt}\n--- the model goes on\n{self.continuation}\n---"
+        return f"--- sample: beginning of the held-out text\n{self.prompt}\n--- continued by the model\n{self.continuation}\n---"
 
 
 async def stream_text(
@@ -51,7 +51,7 @@ async def stream_text(
     sampling: Sampling,
     stopping: Stopping,
 ) -> AsyncGenerator[str]:
-    """The continuation of `prompt` (ids) in printable pieces that never cut a character, up to where `stopping` ends it."""
+    """Yield the continuation of `prompt` (ids) in printable pieces that never split a character, until `stopping` ends it."""
     wording = Wording(stopping, tokenizer, prompt)
     async with aclosing(model.generate(prompt, max_new_tokens=max_new_tokens, **asdict(sampling))) as tokens:
         async for token in tokens:
@@ -64,9 +64,9 @@ async def stream_text(
 async def sample(
     model: GPT2, tokenizer: Tokenizer, held_out: TokenView, *, tokens: int, seed: int, check: Callable[[], object]
 ) -> Sample:
-    """The beginning of a held-out text, and `tokens` tokens of how the model goes on from it.
+    """Return the beginning of a held-out text, and `tokens` tokens of the model's continuation.
 
-    check: called now and then; what it raises ends the sample.
+    check: called after each piece; an error that it raises ends the sample.
     """
     prompt = held_out[: min(_PROMPT_TOKENS, max(1, model.config.block_size // 2))].astype("int64")
     continuation = ""

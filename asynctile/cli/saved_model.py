@@ -1,6 +1,6 @@
-"""A model that was saved, as commands name it: by the folder of a run, of one of its checkpoints, or of any model.
+"""A saved model, named by the folder of a run, of a checkpoint, or of any model.
 
-Covers `find_model` and `run_of`. Reading the weights is the model's `from_pretrained`; with which a run begins is model.py's.
+Covers `find_model` and `run_of`. The model's `from_pretrained` reads the weights; model.py finds those that a run starts from.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["find_model", "run_of"]
 
 
 def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokenizer]:
-    """The folder with the weights, and the tokenizer, of a run or a model folder."""
+    """Return the folder of the weights and the tokenizer of a run or a model folder."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; name the folder of a run (with run.json) or of a model (with "
+        raise ValueError(f"{folder} is not a folder; name the folder of a run (with run.json) or of a model (with "
                          "config.json)")
     weights = folder
     if (folder / "run.json").is_file():
@@ -25,13 +25,13 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
         checkpoints = run.checkpoints()
         if not checkpoints:
             other = f", or name {folder / 'checkpoints' / 'best'}" if run.has_best else ""
-            raise CheckpointError(f"run {folder} has no checkpoint yet; let it train until its first{other}")
+            raise CheckpointError(f"the run {folder} has no checkpoint yet; let it train until its first{other}")
         weights = checkpoints[-1]
     elif not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} holds neither a run (run.json) nor a model (config.json); name one that does")
+        raise ValueError(f"{folder} holds neither a run (run.json) nor a model (config.json); name a folder that does")
     if named_tokenizer is not None:
         if named_tokenizer.startswith("bpe:"):
-            raise ValueError(f"--tokenizer {named_tokenizer} would be trained anew, and the model knows nothing of it; name "
+            raise ValueError(f"--tokenizer {named_tokenizer} would train a new tokenizer, which the model does not know; name "
                              "the file of the model's own tokenizer, or bytes")
         return weights, load_tokenizer(named_tokenizer, ())
     if not has_tokenizer(folder):
@@ -41,7 +41,7 @@ def find_model(folder: Path, named_tokenizer: str | None) -> tuple[Path, Tokeniz
 
 
 def run_of(folder: Path) -> RunFolder | None:
-    """The run in `folder`, or that of which it is a checkpoint, or the best model; None: it is of none."""
+    """Return the run in `folder`, or the run of which it is a checkpoint or the best model; None if there is none."""
     place = folder.absolute()
     runs = [place, *([place.parents[1]] if place.parent.name == "checkpoints" else [])]
     return next((RunFolder.open(run) for run in runs if (run / "run.json").is_file()), None)

@@ -1,7 +1,7 @@
 """One session of a run: step after step until the end or a signal, with metrics, validations and checkpoints.
 
-Covers `Session`. What comes before (data, engine, model) is train.py, what comes after (sample, picture) summary.py; when a
-validation is due and what is best is validation.py.
+Covers `Session`. train.py prepares data, engine and model, summary.py ends the run with sample and picture, and validation.py
+decides when a validation is due and which model is best.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from asynctile.layers.evaluation import Evaluation, evaluate, mean_bytes
 
 __all__ = ["Session", "last_words"]
 
-#: Steps in a row without a finite loss: the next will have none either.
+#: After this many steps in a row without a finite loss, no later one will have one either.
 _SKIPPED_AT_MOST = 10
-#: Where the validations stand, among what a checkpoint keeps of the batches.
+#: The key of the validations' state in the data state of a checkpoint.
 _VALIDATIONS = "validations"
 
 Batch = tuple[NDArray[Any], NDArray[Any]]
-#: A model card, of lines of metrics and the card that stood there before.
+#: Makes a model card from the lines of metrics and the previous card.
 Card = Callable[[Iterable[Mapping[str, Any]], bytes | None], bytes]
 
 
 class Session:
-    """Everything that a step needs, and the loop over steps."""
+    """The loop over steps, with everything that a step needs."""
 
     def __init__(self, *, options: Options, folder: RunFolder, corpus: Corpus, engine: Engine, trainer: Trainer,
                  batches: Batches, validations: Validations, card: Card, display: Display, interrupt: Interrupt,
@@ -59,41 +59,41 @@ class Session:
         self.display, self.interrupt = display, interrupt
         self.picture = Picture(folder, corpus)
         self._card = card
-        #: once it is asked for
+        #: set if --trace was given
         self.tracing: Tracing | None = None
         self._skipped = 0
-        #: of a token of the windows, if they stand for text
+        #: mean bytes of a token in the validation windows, if they stand for text
         self._mean_bytes: float | None = None
-        #: the checkpoint that was begun, and that nobody has seen whole
+        #: step and path of the checkpoint that is being written
         self._saving: tuple[int, Path] | None = None
 
     def go_on(self, checkpoint: Path) -> None:
-        """Put data and validations where the checkpoint left them. ValueError if it is of other data or of another model than
-        the run's.
+        """Restore the state of data and validations from a checkpoint.
+
+        ValueError if the checkpoint is of other data, or of another model than the run's.
         """
         record = RunFolder(checkpoint.parents[1]).read_record()
         check_same_model(record.get("model"), self.trainer.model.config.to_hf(), f"checkpoint {checkpoint}")
         state = self.trainer.data_state
         if not state:
-            raise ValueError(f"checkpoint {checkpoint} does not say where in the data it was; it was not saved by this "
-                             "program")
+            raise ValueError(f"checkpoint {checkpoint} holds no position in the data, so `asynctile train` did not "
+                             "save it; resume from one that it saved")
         try:
             self.batches.load_state_dict(state)
             if _VALIDATIONS in state:
                 self.validations.load_state_dict(state[_VALIDATIONS])
-            else:  # of before validations had lines and a state of their own
+            else:  # from a version whose validations had no state of their own
                 self.validations.step = self.folder.validated(self.trainer.step_count)
         except ValueError as error:
             raise ValueError(f"checkpoint {checkpoint}: {error}") from error
         if self.validations.best_step and not self.folder.has_best:
             self.display.note(f"the best model so far, of step {self.validations.best_step}, is no longer in "
-                              f"{checkpoint.parent}; the next that is better will be saved")
+                              f"{checkpoint.parent}; the next better one will be saved")
 
     async def run(self) -> None:
-        """Do the steps that are left, and the validations. Returns early, with a checkpoint, when a signal came.
+        """Do the remaining steps and validations; after a signal, return early with a checkpoint.
 
-        Checkpoints on the way are written while steps go on. CheckpointError if one cannot be, at the end of the step
-        in which it failed.
+        Checkpoints are written while steps go on. If one fails, CheckpointError is raised at the end of the current step.
         """
         try:
             await asyncio.to_thread(self._look_at_windows)
@@ -117,7 +117,7 @@ class Session:
                 if self.trainer.step_count % self.options.save_every == 0 and self._is_new(newest):
                     newest = await self._save()
         except (AsynctileError, OSError):
-            # What is being saved is what to go on from after this error.
+            # The checkpoint being written is what to resume from after this error.
             with suppress(AsynctileError):
                 await self._saved()
             raise
@@ -134,7 +134,7 @@ class Session:
 
     @property
     def mark(self) -> ResumePoint:
-        """Where the run stands, for its metrics."""
+        """The position of the run in its metrics."""
         trainer = self.trainer
         return ResumePoint(step=trainer.step_count, skipped=trainer.skipped_count, validated=self.validations.step)
 
@@ -144,12 +144,12 @@ class Session:
         return not (self.interrupt.requested or self.validations.is_over or self.trainer.step_count >= self.options.steps)
 
     def _is_new(self, newest: tuple[int, int]) -> bool:
-        """Whether there is more to save than in the newest checkpoint: a step that was skipped has changed nothing."""
+        """Return whether there is more to save than in the newest checkpoint: a skipped step has changed nothing."""
         return self.trainer.step_count > 0 and self._stands != newest
 
     @property
     def _stands(self) -> tuple[int, int]:
-        """What a checkpoint would hold that the one before does not."""
+        """The step and the validation that a checkpoint would hold now."""
         return self.trainer.step_count, self.validations.step
 
     async def _step(self) -> None:
@@ -164,22 +164,22 @@ class Session:
         self._skipped = self._skipped + 1 if report.skipped else 0
         if self._skipped == _SKIPPED_AT_MOST and not self.trainer.step_count:
             raise AsynctileError(f"the loss of the first {_SKIPPED_AT_MOST} steps was not finite, before any update: the model "
-                                 "that the run began with is damaged; start again with another --model")
+                                 "that the run started from is damaged; start again with another --model")
         if self._skipped == _SKIPPED_AT_MOST:
             raise AsynctileError(f"the loss of {_SKIPPED_AT_MOST} steps in a row was not finite, after step "
                                  f"{report.step}; "
                                  f"start again with a --lr below {self.options.lr} or with --clip-norm 1")
 
     def _sound(self, batch: Batch) -> Batch:
-        """The batch; CheckpointError, naming the run, if the model has no such token: files of tokens have no checksum."""
+        """Return the batch; CheckpointError if the model lacks one of its tokens, since token files have no checksum."""
         size, largest = self.trainer.model.config.vocab_size, int(max(part.max() for part in batch))
         if largest >= size:
-            raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged, or were changed while it was on: one "
-                                  f"is {largest}, the model has {size}; put them back, or start another run")
+            raise CheckpointError(f"the tokens of the run {self.folder.path} were damaged or changed: one is "
+                                  f"{largest}, but the model has only {size}; restore the files, or start a new run")
         return batch
 
     async def _validate_if_due(self) -> None:
-        """All of a validation, or, when a signal comes meanwhile, nothing of it: the run that goes on does it first."""
+        """Validate as a whole; after a signal do nothing, and the resumed run validates first."""
         step = self.trainer.step_count
         if self.interrupt.requested or not self.validations.is_due(step):
             return
@@ -203,18 +203,18 @@ class Session:
             self.display.note(f"ending after step {step}: {self.validations.why_over}")
 
     def _look_at_windows(self) -> None:
-        """In a thread, before anything is changed: CheckpointError for held-out tokens that are damaged."""
+        """Check the held-out tokens before anything changes, in a thread. CheckpointError if they are damaged."""
         windows, watched = self.validations.batches, self.interrupt.watched
         for batch in watched(windows):
             self._sound(batch)
         try:
             self._mean_bytes = mean_bytes(self.corpus.tokenizer, watched(windows.rows()))
         except ValueError as error:
-            raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged: {error}; put them back, or start "
-                                  "another run") from error
+            raise CheckpointError(f"the tokens of the run {self.folder.path} are damaged: {error}; restore the files, or start "
+                                  "a new run") from error
 
     async def _evaluate(self) -> Evaluation | None:
-        """Of the model as it is, on the windows of the run; None when a signal came."""
+        """Return the loss of the current model on the run's windows, or None after a signal."""
         windows = self.validations.batches
 
         def progress(done: int) -> None:
@@ -229,9 +229,9 @@ class Session:
             return None
 
     async def sample(self, tokens: int) -> Sample | None:
-        """Held-out text and how the model goes on from it; None when a signal came. An empty one for no tokens.
+        """Return held-out text and the model's continuation of it: empty for 0 tokens, None after a signal.
 
-        AsynctileError, which names the run, from a model that writes nothing.
+        AsynctileError, which names the run, if the model writes nothing.
         """
         try:
             return Sample() if not tokens else await sample(
@@ -249,7 +249,7 @@ class Session:
         self.display.stage(f"saving step {step}, the best so far")
         model, path = self.trainer.model, self.folder.new_best()
         await self._describe()
-        # A torn model is to name what a training can go on from.
+        # A torn model names the last checkpoint, from which training can continue.
         checkpoint = model.last_checkpoint
         await model.save_pretrained(path)
         model.last_checkpoint = checkpoint
@@ -274,13 +274,13 @@ class Session:
         return self._stands
 
     async def _describe(self) -> None:
-        """Put a card of the run so far beside the weights."""
+        """Put a model card of the run so far beside the weights."""
         model = self.trainer.model
         card = await asyncio.to_thread(self._card, self.folder.metrics.lines(), model.companions.get(CARD))
         model.companions = {**model.companions, CARD: card}
 
     async def _saved(self) -> None:
-        """Wait until the newest checkpoint is whole; only then older ones may go."""
+        """Wait until the newest checkpoint is complete; only then remove older ones."""
         await self.trainer.saved()
         saving, self._saving = self._saving, None
         if saving is not None:
@@ -289,5 +289,5 @@ class Session:
 
 
 def last_words(folder: RunFolder, newest: Path | None) -> str:
-    """What a run says that a second signal ends while this is its newest checkpoint."""
-    return printable(f"asynctile train: stopped at once; with --resume {folder.start(newest)}")
+    """Return what a run says when a second signal ends it while `newest` is its newest checkpoint."""
+    return printable(f"asynctile train: stopped at once; with --resume, {folder.start(newest)}")

@@ -1,6 +1,6 @@
-"""The end of a run: the validation loss beside that of a bigram model, a picture, a sample, the sums.
+"""The end of a run: validation loss against a bigram model, a picture, a sample, totals.
 
-Covers `finish`. It reads metrics.jsonl, so that a run of several sessions is summed as one.
+Covers `finish`, which reads metrics.jsonl, so that several sessions of a run add up.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 
 @dataclass
 class Sums:
-    """Over all steps of a run: counts, seconds, bytes; peaks are the highest of any session."""
+    """Totals over all steps of a run, in counts, seconds and bytes. A peak is the highest of any session."""
 
     steps: int = 0
     tokens: int = 0
     positions: float = 0.0
-    """What tokens_per_s of each step counts: targets that are trained on, and all others."""
+    """Positions that tokens_per_s of each step counts: targets that are trained on and all others."""
     step_s: float = 0.0
     stall_s: float = 0.0
     measured_s: float = 0.0
-    """Of the steps whose stall_s is known."""
+    """Seconds of the steps whose stall_s is known."""
     uploaded_bytes: int = 0
     downloaded_bytes: int = 0
     device_peak_bytes: int = 0
@@ -47,9 +47,9 @@ class Sums:
     spill_written_bytes: int = 0
     spill_peak_bytes: int = 0
     validation: Mapping[str, Any] = field(default_factory=dict)
-    """The newest line that has a validation loss."""
+    """The newest line with a validation loss."""
     best: Mapping[str, Any] = field(default_factory=dict)
-    """That of the lowest, the first of several."""
+    """The line with the lowest validation loss, the first if several have it."""
 
     @classmethod
     def of(cls, folder: RunFolder) -> Sums:
@@ -83,9 +83,9 @@ class Sums:
 
 
 async def finish(session: Session) -> bool:
-    """Write loss.png, sample.txt and summary.json, and say what they hold; False if a signal came before."""
+    """Write loss.png, sample.txt and summary.json and report what they hold; False if a signal came first."""
     folder, note = session.folder, session.display.note
-    folder.begin()  # of a run that had no step left
+    folder.begin()  # a run with no step left has not begun yet
     sums = Sums.of(folder)
     picture, bigrams = await session.picture.last()
     session.display.stage("writing a sample")
@@ -95,15 +95,15 @@ async def finish(session: Session) -> bool:
     folder.write("sample.txt", sample.text.encode())
     folder.write("summary.json", encode_json(_as_json(sums, bigrams)))
     note(f"{sample}\n")
-    # Of before there was a best model the metrics may have a lower loss, on other windows.
+    # Metrics older than best models may hold a lower loss, measured on other windows.
     is_kept = folder.has_best and sums.best.get("step") == session.validations.best_step
     for line in _sentences(sums, bigrams, is_kept):
         note(line)
-    note(f"{picture.name}, sample.txt, metrics.jsonl and checkpoints are in {folder.path}")
+    note(f"wrote {picture.name}, sample.txt, metrics.jsonl and checkpoints to {folder.path}")
     if picture.suffix == ".svg":
-        note("with matplotlib the picture is a loss.png: pip install 'asynctile[plot]'")
-    note(f"asynctile generate {folder.path} writes with the model")
-    note(f"transformers opens {folder.checkpoints()[-1]} as it is")
+        note("for a PNG picture install matplotlib: pip install 'asynctile[plot]'")
+    note(f"to write with the model: asynctile generate {folder.path} --prompt TEXT")
+    note(f"to load it in transformers: from_pretrained on {folder.checkpoints()[-1]}")
     return True
 
 
@@ -112,10 +112,10 @@ def _sentences(sums: Sums, bigrams: float, is_kept: bool) -> list[str]:
     if sums.validation_loss is not None:
         difference = bigrams - sums.validation_loss
         side = "below" if difference >= 0 else "above"
-        lines.append(f"validation loss {sums.validation_loss:.4f} nats a token, {abs(difference):.4f} {side} the "
+        lines.append(f"validation loss {sums.validation_loss:.4f} nats per token, {abs(difference):.4f} {side} the "
                      f"{bigrams:.4f} of a bigram model")
         lines += _of_validation(sums, is_kept)
-    stalled = "" if sums.stalled is None else f"; stalled for {sums.stalled:.1%} of the time"
+    stalled = "" if sums.stalled is None else f"; stalled {sums.stalled:.1%} of the time"
     lines.append(f"{sums.steps} steps, {sums.tokens:,} tokens, {sums.tokens_per_s:,.0f} tokens/s{stalled}")
     peaks = f"{format_size(sums.host_peak_bytes)} in RAM"
     if sums.device_peak_bytes:
@@ -129,8 +129,9 @@ def _sentences(sums: Sums, bigrams: float, is_kept: bool) -> list[str]:
 
 
 def _of_validation(sums: Sums, is_kept: bool) -> list[str]:
-    """What the newest validation found beside the loss, and which was best; of before it was measured nothing. is_kept: the
-    model of the best is in its place.
+    """Return a line on the newest validation beside its loss, and on the best one; empty for runs that measured neither.
+
+    is_kept: whether the best model is where it was saved.
     """
     found = []
     if (perplexity := number_in(sums.validation, "validation_perplexity")) is not None:

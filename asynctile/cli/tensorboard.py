@@ -1,8 +1,8 @@
-"""The metrics of a run for TensorBoard: event files in RUN/tensorboard, which it finds below any folder that it is pointed at.
+"""TensorBoard event files of a run, in RUN/tensorboard, where TensorBoard finds them below any folder.
 
-Covers `TensorBoard`. Records and their checksums are written by TensorBoard's own package. What is in the files follows from
-metrics.jsonl: each session begins them anew from its lines, so a run that was killed and goes on has no step twice and none
-too few, also where only a later session was asked for them. Skipped steps have changed nothing and have no point.
+Covers `TensorBoard`. TensorBoard's own package writes records and checksums. The files follow from metrics.jsonl: each session
+rewrites them from its lines. So a run that was killed and resumed has every step exactly once, even if only a later session
+asked for TensorBoard. Skipped steps changed nothing and have no point.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["FOLDER", "TensorBoard", "points"]
 
 FOLDER = "tensorboard"
 _METRICS = "metrics.jsonl"
-#: How TensorBoard knows its files, and how these know their own.
+#: How TensorBoard recognizes its files, and how asynctile recognizes its own.
 _NAME, _OURS = "events.out.tfevents.", ".asynctile"
-#: The version of the format, which the first record says.
+#: The version of the format, in the first record.
 _VERSION = "brain.Event:2"
-#: Under which heading a number of a step stands; bytes are told apart by their names.
+#: The heading of each number of a step. Numbers of bytes get theirs from their names.
 _HEADINGS = {
     "loss": "train", "lr": "train", "grad_norm": "train", "tokens": "speed", "tokens_per_s": "speed", "step_s": "speed",
     "stall_s": "speed",
@@ -40,26 +40,26 @@ _VALIDATION = "validation_"
 
 
 class TensorBoard(Callback):
-    """Writes each step and each validation as it comes, in one write: a kill cuts off the last record at most."""
+    """Writes each step and validation at once, in one write: a kill cuts off at most the last record."""
 
     def __init__(self) -> None:
         self._run: Path | None = None
         self._file: io.FileIO | None = None
 
     def begin(self, run: Run) -> None:
-        """The file itself is made with the first point: until then the metrics may have lines of steps that are done again."""
+        """Note the run. The first point creates the file: until then the metrics may hold lines of steps that are repeated."""
         self._run = run.folder
 
     def step(self, report: StepReport) -> None:
-        """Its line stands in the metrics already."""
+        """Write a step, whose line is already in the metrics."""
         self._tell(report.step, report.as_dict())
 
     def validation(self, step: int, evaluation: Evaluation, is_best: bool) -> None:
-        """As for a step."""
+        """Write a validation, whose line is already in the metrics."""
         self._tell(step, {"step": step, **evaluation.as_dict()})
 
     def end(self, status: str) -> None:
-        """A run that had nothing left to do has no point to begin with, and its metrics are all there."""
+        """Close the file. A finished run that had nothing left to do writes it first, from its metrics."""
         if self._file is None and status == "finished":
             self._begin_anew()
         if self._file is not None:
@@ -72,22 +72,22 @@ class TensorBoard(Callback):
             self._write(step, time.time(), line)
 
     def _begin_anew(self) -> None:
-        """Put a new file with all lines of the metrics in the place of those of earlier sessions."""
+        """Replace the files of earlier sessions with a new one that holds all lines of the metrics."""
         assert self._run is not None
         now = time.time()
-        # A TensorBoard that is looking on goes from a file to the next by name: two sessions may begin within a second.
+        # A running TensorBoard moves from file to file by name, and two sessions may begin within a second.
         name = f"{_NAME}{now:.6f}.{socket.gethostname()}{_OURS}"
         with Folder.open(self._run) as run, run.inside(FOLDER, make=True) as folder:
             *before, newest = sorted(old for old in folder.names() if old.startswith(_NAME) and old.endswith(_OURS)) or [""]
             for old in before:
                 folder.remove(old)
-            if newest:  # it would be missed, and the next file then not be looked for
+            if newest:  # TensorBoard may be reading it, and would not look for the next file if it were gone
                 folder.write(newest, b"")
             self._file = io.FileIO(folder.new_file(name), "w")
         self._record(Event(wall_time=now, file_version=_VERSION))
-        # By this it forgets what it has read of the files that were here.
+        # This makes TensorBoard forget what it read from the earlier files.
         self._record(Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START)))
-        # The metrics have durations and no times: points stand as far apart as their steps and validations lasted.
+        # The metrics have durations but no times: points are spaced by the time that their steps and validations took.
         wall_time = now - sum(map(_lasted, read_metrics(self._run / _METRICS)))
         for line in read_metrics(self._run / _METRICS):
             wall_time += _lasted(line)
@@ -104,12 +104,13 @@ class TensorBoard(Callback):
 
 
 def _lasted(line: Mapping[str, Any]) -> float:
-    """Seconds that what a line of metrics tells of took."""
+    """Return the seconds that the work of a line of metrics took."""
     return (number_in(line, "step_s") or 0) + (number_in(line, "validation_s") or 0)
 
 
 def points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(tag, number) of what a line of metrics.jsonl says that can be drawn: train/loss, validation/perplexity and so on."""
+    """Yield (tag, number) for each number of a line of metrics that can be drawn: train/loss, validation/perplexity and so on.
+    """
     if line.get("skipped") is True:
         return
     for name in line:

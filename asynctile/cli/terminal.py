@@ -1,8 +1,8 @@
-"""What reaches a terminal or a pipe, and what becomes of it when nobody is there any more.
+"""Output to a terminal or a pipe, also when its reader is gone.
 
-Covers `printable` and `one_line`, which text passes that may come from a file; `complain`, for stderr; `Output`, a stream whose
-reader may leave; `console_on`, which says where the cursor may move; `open_streams`, for a program that was started without.
-What is shown of a run is display.py.
+Covers `printable` and `one_line`, for text that may come from a file; `complain`, for stderr; `Output`, a stream whose reader
+may leave; `console_on`, which decides whether the cursor may move; `open_streams`, for a program started without streams.
+display.py decides what a run shows.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ __all__ = [
     "say",
 ]  # fmt: skip
 
-#: How messages call it.
+#: The name of stdout in messages.
 STDOUT = "stdout"
-#: Set by Jupyter for its kernels, and so for the programs that a notebook starts.
+#: Jupyter sets this for its kernels, and thus for programs that a notebook starts.
 _KERNEL = "JPY_PARENT_PID"
-#: What a terminal obeys or cannot show: controls but tab and newline, what turns the direction of text, halves of characters.
+#: What a terminal obeys or cannot show: control characters except tab and newline, direction marks, halves of characters.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-#: A sentence has some hundred characters; of a longer one, what it is about and the way out at its end are kept.
+#: Most sentences have a few hundred characters. Of a longer one, keep its subject and the advice at its end.
 _BEGINNING, _END = 900, 300
 
 
 def printable(text: str) -> str:
-    """Text without control characters: a model of bytes writes any of them, and a terminal would obey."""
+    """Return text with control characters replaced: a byte model writes any of them, and a terminal would obey."""
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def escaped(text: str) -> str:
-    """One line, in which control characters are written as in Python, and of which no more than fits a screen is left."""
+    """Return text as one line: control characters are escaped as in Python, and the middle of a very long line is cut."""
     line = _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), " ".join(text.split()))
     return line if len(line) <= _BEGINNING + _END else f"{line[:_BEGINNING]} ... {line[-_END:]}"
 
 
 def one_line(error: BaseException) -> str:
-    """The sentence of an error, without line breaks, escaped and cut."""
+    """Return an error's sentence in one line, escaped and cut."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return escaped(f"{error.filename}: {error.strerror}")
     return escaped(str(error)) or type(error).__name__
 
 
 def complain(sentence: str) -> None:
-    """A line on stderr; nothing if nobody reads that either."""
+    """Write a line to stderr; do nothing if nobody reads that either."""
     with suppress(OSError):
         print(escaped(sentence), file=sys.stderr, flush=True)
 
 
 def say(text: str) -> None:
-    """Text on stdout, at once. OSError that names stdout if it goes nowhere."""
+    """Write text to stdout and flush. An OSError names stdout if nobody reads it."""
     try:
         sys.stdout.write(printable(text))
         sys.stdout.flush()
@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def drop_output(stream: TextIO) -> None:
-    """Let what a stream still holds, and what is written to it later, go nowhere: it could only fail once more at the exit."""
+    """Send everything that a stream holds or gets later to /dev/null: it could only fail again at the exit."""
     with suppress(OSError, ValueError):  # a stream in memory has no descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -79,8 +79,9 @@ def drop_output(stream: TextIO) -> None:
 
 
 class Output:
-    """A stream to print on. When it fails, since its reader has left or its disk is full, `lost` is told once, and what is
-    written from then on is dropped: the work that was shown goes on until it may stop.
+    """A stream to print on that survives the loss of its reader or a full disk.
+
+    When it first fails it calls `lost` once and drops all later text, so that the work it showed goes on until it may stop.
     """
 
     def __init__(self, stream: TextIO, lost: Callable[[OSError], None]) -> None:
@@ -109,13 +110,14 @@ class Output:
 
 
 def open_console(lost: Callable[[OSError], None]) -> Console:
-    """A console on stdout, as `Output` has it."""
+    """Return a console on stdout, wrapped in `Output`."""
     return console_on(cast("TextIO", Output(sys.stdout, lost)))
 
 
 def console_on(stream: TextIO) -> Console:
-    """A console that moves the cursor only on a terminal. FORCE_COLOR asks for colours alone, and a notebook gives `!asynctile`
-    a terminal whose cursor moves it does not follow.
+    """Return a console that moves the cursor only on a real terminal.
+
+    FORCE_COLOR asks only for colors, and a notebook gives `!asynctile` a terminal that does not follow cursor moves.
     """
     from rich.console import Console
 
@@ -124,9 +126,9 @@ def console_on(stream: TextIO) -> Console:
 
 
 def open_streams() -> None:
-    """Give a program that was started with stdin, stdout or stderr closed ones that lead nowhere.
+    """Replace missing stdin, stdout or stderr with streams to /dev/null.
 
-    Else the first files that it opens get their numbers, and what some library prints ends up in them.
+    Otherwise the first opened files get their numbers, and output of some library ends up in them.
     """
     for number in range(3):
         try:
@@ -140,6 +142,6 @@ def open_streams() -> None:
                 os.close(nowhere)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (as long as the program)
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open as long as the program)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a model writes what an ASCII terminal has no letters for
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model writes letters that an ASCII terminal lacks

@@ -1,7 +1,7 @@
-"""The trace of a run, --trace and --trace-steps: when it begins and ends, and what is said where it cannot go on.
+"""The trace of a run, --trace and --trace-steps: when it starts and ends, and what is said when it cannot continue.
 
-Covers `Tracing`. What a trace shows is asynctile/measure/trace.py. A trace is beside the run: where its disk is full, or its
-folder gone, that is said and the run goes on.
+Covers `Tracing`. asynctile/measure/trace.py says what a trace shows. A trace never stops the run: if its disk is full or its
+folder gone, a note says so and the run goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Tracing"]
 
 
 class Tracing:
-    """Of the steps that `options` name; of everything from `begin` to `end` if they name none. note: says a sentence."""
+    """Traces the steps that `options` name, or everything from `begin` to `end` if they name none. note: shows a sentence."""
 
     def __init__(self, engine: Engine, options: Options, note: Callable[[str], None]) -> None:
         assert options.trace is not None
@@ -27,13 +27,13 @@ class Tracing:
         self._goes_on = self._was = False
 
     async def begin(self) -> None:
-        """Before all work. OSError if nothing can be written there."""
+        """Start the trace before any work, unless steps were named. OSError if the file cannot be written."""
         if self._steps is None:
             await asyncio.to_thread(self._engine.start_trace, self._path)
             self._goes_on = self._was = True
 
     async def before(self, step: int) -> None:
-        """A step is about to begin."""
+        """Start the trace if this step is the first to be traced."""
         if self._steps is None or self._was or not self._steps[0] <= step <= (self._steps[1] or step):
             return
         self._was = True
@@ -41,29 +41,29 @@ class Tracing:
             await asyncio.to_thread(self._engine.start_trace, self._path)
             self._goes_on = True
         except OSError as error:
-            self._note(f"--trace {self._path}: {error.strerror}; nothing is traced, and the run goes on")
+            self._note(f"--trace {self._path}: {error.strerror}; the run goes on without a trace")
 
     async def behind(self, step: int) -> None:
-        """A step is over."""
+        """End the trace if this step was the last to be traced, or if the trace failed."""
         if self._goes_on and not self._engine.is_traced:
-            await self._stop(f" behind step {step}, and the run goes on")
+            await self._stop(f" after step {step}, and the run goes on")
         elif self._goes_on and self._steps is not None and self._steps[1] is not None and step >= self._steps[1]:
             await self._stop("")
 
     async def end(self) -> None:
-        """Nothing more is to be traced: the run is over, well or not."""
+        """End the trace when the run is over, well or not."""
         if self._goes_on:
             await self._stop("")
         elif not self._was:
-            self._note(f"--trace {self._path} is not written: the run came to none of the steps that --trace-steps names")
+            self._note(f"--trace {self._path} was not written: the run did none of the steps of --trace-steps")
 
     async def _stop(self, when: str) -> None:
         self._goes_on = False
         try:
             done = await asyncio.to_thread(self._engine.stop_trace)
         except OSError as error:
-            self._note(f"--trace {self._path} ends{when}: {error.strerror or error}")
+            self._note(f"--trace {self._path} ended{when}: {error.strerror or error}")
             return
-        lost = f"; {done.lost:,} more were lost, since that disk was too slow" if done.lost else ""
-        self._note(f"{done.events:,} events, {format_size(done.nbytes)}, are in {self._path}: for ui.perfetto.dev and "
+        lost = f"; {done.lost:,} more were lost because the disk was too slow" if done.lost else ""
+        self._note(f"traced {done.events:,} events, {format_size(done.nbytes)}, to {self._path}: open it in ui.perfetto.dev or "
                    f"chrome://tracing{lost}")

@@ -1,6 +1,6 @@
-"""`asynctile train`: sets a run up, lets session.py do its steps, and ends it.
+"""`asynctile train`: sets up a run, lets session.py do its steps, and ends it.
 
-Covers new and resumed runs, and what happens when the set-up fails: a new run then leaves nothing behind.
+Covers new and resumed runs. When the set-up of a new run fails, nothing is left behind.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _RECORDED = ("numpy", "scipy", "numba", "uvloop", "tokenizers", "safetensors")
 
 
 def run(given: dict[str, Any]) -> int:
-    """Do what was typed; returns the exit status."""
+    """Run the command and return the exit status."""
     interrupt = Interrupt()
     interrupt.last_words = "asynctile train: stopped at once; nothing was changed"
     status = interrupt.run(_train(given, interrupt))
@@ -90,27 +90,27 @@ async def _train_in(options: Options, folder: RunFolder, callbacks: Callbacks, i
 
 
 def _stopped(folder: RunFolder, newest: Path | None, interrupt: Interrupt) -> int:
-    """Say how far a run came that was asked to stop; returns the exit status, 0 for time that was over as was asked for."""
+    """Say how far a stopped run came and return the exit status: 0 if --max-time ended it, as the user asked."""
     lost = interrupt.lost
     if not folder.begun:
         how_far = "stopped before the first step; nothing was changed"
     elif newest is not None:
-        how_far = f"stopped; {newest} is saved, --resume --out {folder.path} goes on"
+        how_far = f"stopped; {newest} is saved; --resume --out {folder.path} continues"
     else:
-        how_far = f"stopped; no step has changed the model, and none was saved in {folder.path}"
+        how_far = f"stopped; no step has changed the model, so nothing was saved in {folder.path}"
     if not interrupt.asked:
-        say(f"asynctile train: --max-time is over: {how_far}\n")
+        say(f"asynctile train: --max-time reached: {how_far}\n")
         return 0
     if lost is None:
         say(f"asynctile train: {how_far}\n")
         return EXIT_STATUS
     left = lost.errno in (errno.EPIPE, errno.EIO)  # a pipe, a terminal
-    complain(f"asynctile train: {'the reader of stdout has left' if left else f'stdout: {lost.strerror}'}: {how_far}")
+    complain(f"asynctile train: {'the reader of stdout is gone' if left else f'stdout: {lost.strerror}'}: {how_far}")
     return EXIT_STATUS if left else 2
 
 
 def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
-    """The options and the folder of the run that was asked for, a new one or one that goes on, and who is told of it."""
+    """Return the options, the folder and the callbacks of the run that was asked for, new or resumed."""
     typed = {name: value for name, value in given.items() if name != "resume"}
     if given.get("resume"):
         folder = existing_run(typed)
@@ -128,7 +128,7 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
     _check_written(options, typed, None)
     if options.out is None:
         options = replace(options, out="runs/" + time.strftime("%Y-%m-%d-%H%M%S"))
-    # Before anything is made: a mistyped path is the likeliest mistake.
+    # Before anything is created: a mistyped path is the most likely mistake.
     check_data(options)
     choose_shape(options, expected_vocab_size(options))  # and a tokenizer may take minutes to train
     options = replace(options, tokenizer=choose_tokenizer(options))
@@ -138,25 +138,25 @@ def open_run(given: Mapping[str, Any]) -> tuple[Options, RunFolder, Callbacks]:
 
 
 def _check_written(options: Options, typed: Mapping[str, Any], run: RunFolder | None) -> None:
-    """Refuse places to write that cannot be, or that only run.json names."""
+    """Refuse a --trace path in a missing folder, and a --spill folder that only run.json names."""
     if options.trace is not None and not Path(options.trace).absolute().parent.is_dir():
-        raise ValueError(f"--trace {options.trace} is in no folder that exists; make it, or name another place")
+        raise ValueError(f"--trace {options.trace}: the folder of this file does not exist; create it, or name another file")
     if run is not None and options.spill is not None and "spill" not in typed:
-        raise ValueError(f"the run {run.path} had --spill {options.spill}, and where to write is not taken from a file; type "
-                         "that again, or --spill none to go on without")
+        raise ValueError(f"the run {run.path} used --spill {options.spill}, and a place to write must be typed each time; type "
+                         "it again, or --spill none to continue without")
 
 
 async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, display: Display, interrupt: Interrupt) -> bool:
-    """True if the run is finished, False if it was asked to stop before."""
+    """Return True if the run is finished, False if it was asked to stop before."""
     display.stage("reading the text")
-    # To its end, also when asked to stop: what is being written would be left in a folder that is removed.
+    # Wait for the thread even when asked to stop: it must not write into a folder that is being removed.
     tokenizer = await documents.finish(asyncio.to_thread(prepare_tokenizer, options, folder))
     shape = choose_shape(options, tokenizer.vocab_size, token_ids(tokenizer))
     options = replace(options, seq_len=options.seq_len or shape.block_size)
 
     def progress(done: int, total: int) -> None:
         interrupt.check()
-        display.progress("making tokens of the text", done, total, as_sizes)
+        display.progress("tokenizing the text", done, total, as_sizes)
 
     assert options.seq_len is not None
     tokens = asyncio.to_thread(prepare_tokens, options, folder, tokenizer, options.seq_len, progress)
@@ -186,7 +186,7 @@ async def _run(options: Options, folder: RunFolder, callbacks: Callbacks, displa
 
 
 async def _told(session: Session) -> bool:
-    """Run it to its end, and finish it; callbacks are told of it. As `_run`."""
+    """Run the session to its end and finish it, and report this to callbacks. Returns as `_run`."""
     options, trainer = session.options, session.trainer
     shape = trainer.model.config
     try:
@@ -196,7 +196,7 @@ async def _told(session: Session) -> bool:
         await session.run()
         finished = not session.interrupt.requested and await finish(session)
     except BaseException:
-        with suppress(AsynctileError):  # what it failed of is what is told
+        with suppress(AsynctileError):  # the first error is the one to report
             await session.callbacks.end("failed")
         raise
     await session.callbacks.end("finished" if finished else "stopped")
@@ -205,7 +205,7 @@ async def _told(session: Session) -> bool:
 
 def _engine(options: Options, display: Display, rates: Rates | None) -> Engine:
     def compiled(kernel: str, ready: int, total: int) -> None:
-        display.progress("compiling kernels, once on this machine", ready, total, lambda *_: f"{ready} of {total} ({kernel})")
+        display.progress("compiling kernels (once per machine)", ready, total, lambda *_: f"{ready} of {total} ({kernel})")
 
     return engine_of(options, compiled, rates)
 
@@ -226,7 +226,7 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
     else:
         display.stage("making the model")
         trainer = new_trainer(options, await open_model(engine, options, shape))
-    # As a run that goes on has them: with more steps the schedule stays as it was begun.
+    # As in a resumed run: the schedule keeps its end if there are more steps.
     options = replace(options, warmup=options.warmup_steps, decay_steps=options.last_decay_step)
     card = partial(model_card, folder.path.absolute().name, shape, _record(options, shape))
     session = Session(options=options, folder=folder, corpus=corpus, engine=engine, trainer=trainer, batches=batches,
@@ -240,21 +240,21 @@ async def _open_session(options: Options, folder: RunFolder, shape: Config, corp
 
 def _opening(options: Options, folder: RunFolder, session: Session) -> list[str]:
     engine, shape, tokens = session.engine, session.trainer.model.config, len(session.corpus.training)
-    spill = [] if options.spill is None else [f"what RAM cannot hold goes to {options.spill}"]
+    spill = [] if options.spill is None else [f"tiles that do not fit into RAM spill to {options.spill}"]
     return [f"{shape.parameter_count:,} parameters, {format_size(shape.states_nbytes)} of states, on {engine.device} in "
-            f"{engine.precision} with a cap of {format_size(engine.device_cap)}",
+            f"{engine.precision} with a memory cap of {format_size(engine.device_cap)}",
             *spill,
-            f"{tokens:,} tokens to train on, in {folder.path}",
+            f"{tokens:,} training tokens; writing to {folder.path}",
             *_to_do(session.validations, session.trainer.step_count, options.steps)]
 
 
 def _to_do(validations: Validations, done: int, steps: int) -> list[str]:
     if validations.is_over and done < steps:
         return [f"no step is left after step {done}: {validations.why_over}",
-                "a larger --stop-after, or none, goes on from there"]
+                "continue with a larger --stop-after, or none"]
     if done >= steps:
-        return [f"all of its {done} steps are done; a larger --steps goes on from there"]
-    return [f"steps {done + 1} to {steps}"]
+        return [f"all {done} steps are done; continue with a larger --steps"]
+    return [f"training steps {done + 1} to {steps}"]
 
 
 def _record(options: Options, shape: Config | None) -> dict[str, Any]:

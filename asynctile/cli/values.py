@@ -1,7 +1,7 @@
-"""Numbers, sizes and names that a user types or that a run remembers, checked one by one.
+"""Checks of single values, typed or remembered: numbers, sizes and names.
 
-Each function here is a `type=` of argparse: text in, value out, or a sentence that names the text, what was expected
-and an example. What values mean together is checked in fitting.py.
+Each function here is a `type=` of argparse. It takes text and returns a value, or raises ArgumentTypeError with a sentence that
+names the text, what was expected and an example. fitting.py checks which values fit together.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = [
     "positive", "share", "size", "size_or_none", "steps",
 ]  # fmt: skip
 
-#: Typed for an option that a resumed run is to be without.
+#: The value that removes an option from a resumed run.
 NONE = "none"
-#: The largest seed; nothing that is counted comes near it.
+#: The largest seed. No other count comes near it.
 _MOST = 2**64 - 1
-#: Days, hours, minutes and seconds of which one may be left out, or h:mm:ss.
+#: Days, hours, minutes and seconds, each optional, or h:mm:ss.
 _UNITS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
 _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d)", re.ASCII)
-#: Seconds; what a clock of the system can still be asked for.
+#: Seconds; the longest time that the system's clock functions still accept.
 _LONGEST = 10**9
 
 
 def name_of_class(text: str) -> str:
-    """A class of Python, MODULE:CLASS."""
+    """Return a Python class name of the form MODULE:CLASS."""
     module, colon, kind = text.partition(":")
     if not (colon and kind.isidentifier() and all(part.isidentifier() for part in module.split("."))):
         raise _refusal(text, "MODULE:CLASS, such as tracker:Tracker")
@@ -39,33 +39,33 @@ def name_of_class(text: str) -> str:
 
 
 def count(text: str) -> int:
-    """A whole number of 1 or more."""
+    """Return a whole number of 1 or more."""
     return _whole(text, 1)
 
 
 def count_or_none(text: str) -> int | None:
-    """A whole number of 1 or more, or "none"."""
+    """Return a whole number of 1 or more, or None for "none"."""
     return None if text == NONE else count(text)
 
 
 def steps(text: str) -> tuple[int, int | None]:
-    """Steps A to B as "A:B", both among them; "A:" to the last there is (None), ":B" from the first."""
+    """Return the first and last step of "A:B", both included: "A:" has no last (None), ":B" starts at step 1."""
     begin, colon, end = text.partition(":")
     if not colon or not (begin or end):
         raise _refusal(text, "steps A:B, such as 5:8, 5: or :8")
     first, last = count(begin) if begin else 1, count(end) if end else None
     if last is not None and first > last:
-        raise _refusal(text, f"steps A:B of which the first is not behind the last, such as {last}:{first}")
+        raise _refusal(text, f"steps A:B with A at most B, such as {last}:{first}")
     return first, last
 
 
 def natural(text: str) -> int:
-    """A whole number of 0 or more."""
+    """Return a whole number of 0 or more."""
     return _whole(text, 0)
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0."""
     value = _number(text)
     if value <= 0:
         raise _refusal(text, "a number above 0, such as 0.001")
@@ -73,7 +73,7 @@ def positive(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """A finite number of 0 or more."""
+    """Return a finite number of 0 or more."""
     value = _number(text)
     if value < 0:
         raise _refusal(text, "a number of 0 or more, such as 0.1")
@@ -81,7 +81,7 @@ def fraction(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A part of a whole: a number above 0 and below 1."""
+    """Return a number above 0 and below 1."""
     value = _number(text)
     if not 0 < value < 1:
         raise _refusal(text, "a number above 0 and below 1, such as 0.05")
@@ -89,15 +89,15 @@ def share(text: str) -> float:
 
 
 def below_one(text: str) -> float:
-    """A number from 0 to below 1."""
+    """Return a number of at least 0 and below 1."""
     value = _number(text)
     if not 0 <= value < 1:
-        raise _refusal(text, "a number from 0 to below 1, such as 0.95")
+        raise _refusal(text, "a number of at least 0 and below 1, such as 0.95")
     return value
 
 
 def duration(text: str) -> float:
-    """Seconds above 0, of a time such as 90s, 30m, 1h30m, 2d or 1:30:00."""
+    """Return the seconds, above 0, of a time such as 90s, 30m, 1h30m, 2d or 1:30:00."""
     if clock := _CLOCK.fullmatch(text):
         parts: tuple[str | None, ...] = (None, *clock.groups())
     else:
@@ -105,12 +105,12 @@ def duration(text: str) -> float:
         parts = units.groups() if units else ()
     seconds = sum(float(part or 0) * each for part, each in zip(parts, (86400, 3600, 60, 1), strict=False))
     if not 0 < seconds <= _LONGEST:
-        raise _refusal(text, "a time above 0 with its units, such as 90s, 30m, 1h30m or 1:30:00")
+        raise _refusal(text, "a time above 0 with units, such as 90s, 30m, 1h30m or 1:30:00")
     return seconds
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """A check that takes these words alone."""
+    """Return a check that accepts only these words."""
 
     def check(text: str) -> str:
         if text not in words:
@@ -121,7 +121,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def size(text: str) -> int:
-    """A size in bytes above 0, as in "512MiB"."""
+    """Return a size in bytes above 0, from text such as "512MiB"."""
     try:
         nbytes = parse_size(text)
     except ValueError as error:
@@ -132,21 +132,21 @@ def size(text: str) -> int:
 
 
 def size_or_none(text: str) -> int | None:
-    """A size, or "none"."""
+    """Return a size in bytes, or None for "none"."""
     return None if text == NONE else size(text)
 
 
 def name(text: str) -> str:
-    """A path or a word, of at least one character."""
+    """Return a path or a word of at least one character."""
     if not text:
-        raise argparse.ArgumentTypeError("an empty value cannot be used; write one or leave the option out")
+        raise argparse.ArgumentTypeError("the value is empty; give one or leave the option out")
     if "\0" in text:
-        raise _refusal(text, "a name without NUL, which no file has")
+        raise _refusal(text, "a name without a NUL character")
     return text
 
 
 def name_or_none(text: str) -> str | None:
-    """A path, or "none" (a folder of that name is "./none")."""
+    """Return a path, or None for "none" (a folder of that name is "./none")."""
     return None if text == NONE else name(text)
 
 
