@@ -136,8 +136,8 @@ def _divided(options: Options, tokens: TokenFile, seq_len: int) -> tuple[TokenVi
     for part, what in zip(parts, ("leaves", "holds out"), strict=True):
         if len(part) <= seq_len:
             raise ValueError(f"--validation-share {options.validation_share} of the {len(tokens)} tokens of {_data(options)} "
-                             f"{what} {len(part)}, less than one sequence: at least {seq_len + 1} are needed; choose "
-                             "another share, give more text or lower --seq-len")
+                             f"{what} {len(part)}, less than one sequence: at least {seq_len + 1} are needed; choose a new "
+                             "share, give more text or lower --seq-len")
     return parts
 
 

@@ -101,8 +101,9 @@ async def _evaluate(
     placement: Options, weights: Path, tokenizer: Tokenizer, what: str, windows_of: _WindowsOf, show: _Progress,
     interrupt: Interrupt,
 ) -> Evaluation:
-    """Return the evaluation. After a signal, raise InterruptedError: threads that read a text check for it, as no cancellation
-    ends them.
+    """Return the evaluation; InterruptedError after a signal.
+
+    Threads that read a text check for the signal, because no cancellation ends them.
     """
 
     def progress(what: str, done: int, total: int, shown: Shown = as_counts) -> None:

@@ -41,8 +41,8 @@ def run(given: dict[str, Any]) -> int:
     del given  # the command has no options
     print_rows([("asynctile", __version__), *_devices(), *_tiers(), *_blas(), ("loop", _loop()), *_libraries()])
     if core := os.environ.get("OPENBLAS_CORETYPE"):
-        print(f"OPENBLAS_CORETYPE={core} overrides the core type that OpenBLAS detects, which can halve its "
-                      "speed and changes the last bits of results; unset it unless you need it")
+        print(f"OPENBLAS_CORETYPE={core} overrides the core that OpenBLAS detects, which can halve its "
+                      "speed and changes the last bits of a result; unset it unless you need it")
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Reasons to stop a run: Ctrl-C, SIGTERM, a lost terminal or reader, --max-time. The first asks it to stop, a later signal ends
-it.
+"""Reasons to stop a run: Ctrl-C, SIGTERM, a lost terminal or reader, --max-time.
 
-Covers `Interrupt`. session.py does what is asked (finish the step, save).
+Covers `Interrupt`. The first reason asks the run to stop, a later signal ends it. session.py does what is asked (finish the
+step, save).
 """
 
 from __future__ import annotations

@@ -110,8 +110,9 @@ class _Stages:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Turn garbage collection off: planning makes millions of objects without cycles, and looking for cycles took a fifth of
-    its time.
+    """Turn garbage collection off while planning.
+
+    Planning makes millions of small objects without cycles, and looking for cycles took a fifth of its time.
     """
     enabled = gc.isenabled()
     gc.disable()

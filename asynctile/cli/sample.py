@@ -39,7 +39,7 @@ class Sample:
         return self.prompt + self.continuation
 
     def __str__(self) -> str:
-        return f"--- sample: beginning of the held-out text\n{self.prompt}\n--- continued by the model\n{self.continuation}\n---"
+        return f"--- sample: start of the held-out text\n{self.prompt}\n--- continued by the model\n{self.continuation}\n---"
 
 
 async def stream_text(

@@ -102,8 +102,8 @@ async def finish(session: Session) -> bool:
     note(f"wrote {picture.name}, sample.txt, metrics.jsonl and checkpoints to {folder.path}")
     if picture.suffix == ".svg":
         note("for a PNG picture install matplotlib: pip install 'asynctile[plot]'")
-    note(f"to write with the model: asynctile generate {folder.path} --prompt TEXT")
-    note(f"to load it in transformers: from_pretrained on {folder.checkpoints()[-1]}")
+    note(f"to use the model: asynctile generate {folder.path} --prompt TEXT")
+    note(f"Hugging Face transformers can load {folder.checkpoints()[-1]} as it is")
     return True
 
 

@@ -83,8 +83,8 @@ class Validations:
         step, loss, best, without = found
         has_best = isinstance(loss, int | float) and math.isfinite(loss) and _is_whole(best, 0)
         if not (_is_whole(step, -1) and _is_whole(without, 0) and (has_best or loss is best is None)):
-            raise ValueError(f"its state of validations is {shown(dict(state))}, expected a step, the best loss and its step; it "
-                             "was damaged or edited")
+            raise ValueError(f"its state of validations is {shown(dict(state))}, expected a step, the best loss and its step; "
+                             "it was damaged or edited")
         self.step, self.best_loss, self.best_step, self.without_gain = step, loss, best, without
 
 

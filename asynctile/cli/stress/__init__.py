@@ -1,20 +1,19 @@
-"""`asynctile stress`: tries for minutes to make the memory tiers lose a byte, leak or hang, and commands do harm on damaged
-files, and says whether it could.
+"""`asynctile stress`: tries to make memory tiers lose a byte, leak or hang, and commands do harm on damaged files.
 
     settings.py   what was asked for        conductor.py  whose turn it is       round.py   one round and its checks
-    tally.py      what was counted          table.py, report.py  how it is told  leaks.py   what may not be left behind
+    tally.py      what was counted          table.py, report.py  output          leaks.py   what may not be left behind
     programs.py   scenario random           thrash.py, train.py, faults.py, truncate.py, crawl.py, cancel.py, kill.py   the
                                             scenarios of their names
     writer.py     random tile programs      work.py       running one            place.py   where: device, caps, depth
-    calls.py      every public coroutine    disturb.py   cancelled, timed out, left alone
-    lives.py      of engines with them      settled.py   what must hold between them
+    calls.py      every public coroutine    disturb.py    cancelled, timed out, abandoned
+    lives.py      lives of engines          settled.py    what must hold between calls
     models.py     a very small GPT-2        killer.py, victim.py  the process that kills, and the one that is killed
-    saves.py      scenario saves         saver.py     the process that kills them, call by call
-    signals.py    scenario signals       signaller.py  the process that sends them
-    partner.py    a process beside stress   inputs/      scenario inputs
-    threads.py    scenario threads          refusals.py  threads that are refused
+    saves.py      scenario saves            saver.py      the process that kills saves, call by call
+    signals.py    scenario signals          signaller.py  the process that sends signals
+    partner.py    a process beside stress   inputs/       scenario inputs
+    threads.py    scenario threads          refusals.py   threads that are refused
 
-Covers `run`: set-up, signals, exit status.
+Covers `run`: set-up, signals, exit status. A run lasts minutes and then says what it found.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _STOPPING = f"stopping after this round; {ONCE_MORE}"
 
 
 def run(given: dict[str, Any]) -> int:
-    """Do what was typed; returns the exit status: 1 if anything was found, else 130 if it was stopped before its time."""
+    """Run the command; return exit status 1 if anything was found, else 130 if it was stopped early, else 0."""
     settings = StressSettings.of(given)
     interrupt = Interrupt()
     interrupt.begin_steps()
@@ -72,7 +71,7 @@ async def _stress(settings: StressSettings, folder: Path, interrupt: Interrupt) 
     if settings.report is not None:
         write_report(settings.report, settings, tally, seconds=time.monotonic() - began_s, status=status)
     if conductor.hung:
-        # What hangs would hold up the end of the loop, and the end of the process after it.
+        # A hung task would block the end of the loop, and after it the end of the process.
         shutil.rmtree(folder, ignore_errors=True)
         sys.stdout.flush()
         os._exit(status)
@@ -80,10 +79,10 @@ async def _stress(settings: StressSettings, folder: Path, interrupt: Interrupt) 
 
 
 async def _warm_up(display: LiveTable) -> None:
-    """What a process does once, so that no round takes it for a leak or for its own time: compile, start each kind of loop."""
+    """Compile kernels and start each kind of loop, once, so that no round takes this for a leak or for its own time."""
 
     def compiled(kernel: str, ready: int, total: int) -> None:
-        display.stage = f"compiling kernels, once on this machine: {ready} of {total} ({kernel})"
+        display.stage = f"compiling kernels (once per machine): {ready} of {total} ({kernel})"
 
     await asyncio.to_thread(warm, compiled)
     display.stage = ""

@@ -1,8 +1,8 @@
-"""Scenario `cancel`: steps, programs and every other public coroutine disturbed at a random moment, over and over.
+"""Scenario `cancel`: steps, programs and every other public coroutine disturbed at random moments, over and over.
 
-A step that was cancelled has either changed nothing or ended whole, and the next one is bitwise what it should be. A program
-that was cancelled is run again from the beginning. The moment is a number of turns of the caller's loop or a time, so that it
-falls into every wait of caller and engine. Covers steps and programs; all calls, opening and closing are lives.py.
+A cancelled step has either changed nothing or ended as a whole, and the next one is bitwise right. A cancelled program is run
+again from the beginning. The moment is a number of turns of the caller's loop or a time, so that it falls into every wait of
+caller and engine. Covers steps and programs; lives.py covers all calls, opening and closing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _TURNS = 40
 
 
 async def play(round: Round) -> bool:
-    """Every round counts."""
+    """Play a round. Every round counts."""
     with thrown_away() as ignored:
         await round.chance.choices(list(_PLAYS), list(_PLAYS.values()))[0](round)
         gc.collect()
     if ignored:
-        raise Finding("failed", f"what was thrown away with its loop failed: {'; '.join(ignored)}")
+        raise Finding("failed", f"coroutines that were discarded with their loop failed: {'; '.join(ignored)}")
     return True
 
 
@@ -78,18 +78,18 @@ async def _train(round: Round) -> None:
 
 
 async def _step(round: Round, place: EngineSetup, trainer: Trainer, usual_s: float) -> None:
-    """One step that may be cancelled; Finding if it then counted wrongly."""
+    """Do one step that may be cancelled; Finding if it then counted wrongly."""
     before = trainer.step_count
     landed = await _disturb(round, place, "Trainer.step", partial(trainer.step, *batch(before + 1)), usual_s)
     done = trainer.step_count - before
     met = landed in (Landed.BEFORE, Landed.INSIDE)
     if done not in (0, 1) or not (met or done) or trainer.model.torn is not None:
-        raise Finding("failed", f"step {before + 1} was disturbed {landed}; {done} steps were counted, the model is "
+        raise Finding("failed", f"step {before + 1} was disturbed {landed}; {done} steps were counted, and the model is "
                                 f"{trainer.model.torn or 'whole'}")
 
 
 async def _disturb(round: Round, place: EngineSetup, name: str, call: Call, usual_s: float) -> Landed:
-    """At a turn or a time, which are all waits of the caller."""
+    """Disturb a call at a turn or at a time, which covers all waits of the caller."""
     how = replace(draw_disturbance(round.chance, 0, usual_s, _TURNS), elsewhere=False)
     if how.how == "loop ends":
         how = replace(how, how="cancel")

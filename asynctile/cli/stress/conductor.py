@@ -1,6 +1,7 @@
-"""Who plays when: scenarios take turns by their share of the time, kills and signals happen beside them, in other processes.
+"""The order of rounds: scenarios take turns by their share of the time; kills and signals happen beside them in other
+processes.
 
-Covers `Conductor`: turns, seeds, deadlines, and what becomes of a round that fails. What a round does is its scenario's file.
+Covers `Conductor`: turns, seeds, deadlines, and what follows from a failed round. A scenario's file says what its rounds do.
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ from asynctile.errors import StalledError
 
 __all__ = ["Conductor"]
 
-#: A round takes a second at most. One that takes so long hangs where the engine's watchdog does not look.
+#: A round takes a second at most. A round that takes this long hangs where the engine's watchdog does not look.
 DEADLINE_S = 120.0
 _PLAYS: dict[str, Callable[[Round], Awaitable[bool]]] = {
     "random": programs.play, "thrash": thrash.play, "train": train.play, "faults": faults.play, "cancel": cancel.play,
     "truncate": truncate.play, "crawl": crawl.play, "threads": threads.play,
 }  # fmt: skip
-#: Of the time of those that take turns.
+#: Share of each scenario that takes turns in their common time.
 _SHARES = {
     "random": 0.4, "thrash": 0.05, "train": 0.1, "faults": 0.2, "cancel": 0.07, "inputs": 0.13,
     "truncate": 0.04, "crawl": 0.06, "threads": 0.05,
 }  # fmt: skip
 _BESIDE: dict[str, type[Killer | Saves | Signals]] = {"kill": Killer, "saves": Saves, "signals": Signals}
-#: Of all time, that each of these may take beside others.
+#: Share of all time that each of these may take beside others.
 _SHARE_BESIDE = 0.25
 
 
 class Conductor:
-    """stopped: asked before each round. hung: a round is stuck for good, and the process with it."""
+    """Plays rounds of all scenarios.
+
+    stopped: asked before each round. hung: whether a round is stuck for good, and the process with it.
+    """
 
     def __init__(self, settings: StressSettings, folder: Path, tally: Tally, stopped: Callable[[], bool]) -> None:
         self.settings = settings
@@ -63,7 +67,7 @@ class Conductor:
         self._began_s = time.monotonic()
 
     async def run(self) -> None:
-        """Play until the time is over, every scenario has had its rounds, or somebody says stop."""
+        """Play until the time is over, every scenario has had its rounds, or `stopped` says so."""
         async with AsyncExitStack() as stack:
             if "inputs" in self._played:
                 for lane in range(self._lanes):
@@ -88,7 +92,7 @@ class Conductor:
 
     @property
     def _lanes(self) -> int:
-        """How many take turns at the same time: one, but where all is done by processes of one thread."""
+        """The number of rounds at the same time: one, except where single-threaded processes do all the work."""
         return len(os.sched_getaffinity(0)) if self.settings.scenarios == ("inputs",) else 1
 
     async def _attack(self, round: Round) -> bool:
@@ -99,7 +103,7 @@ class Conductor:
             self._attacks.append(attack)
 
     def _goes_on(self, name: str) -> bool:
-        """Whether a scenario has another round; each has one, however short the time."""
+        """Return whether a scenario has another round; each has at least one, however short the time."""
         if self._stopped() or self.hung or name in self._over:
             return False
         settings, played = self.settings, self._played[name]
@@ -110,7 +114,7 @@ class Conductor:
         return not played or not self._is_late()
 
     def _is_left(self, name: str) -> bool:
-        """Whether a kill that is under way is not waited for: nobody counts on it, and it may take a while."""
+        """Return whether not to wait for a kill in progress: nobody counts on it, and it may take a while."""
         return self._stopped() or self.hung or (self._is_late() and self.tally.rounds[name] > 0)
 
     def _is_late(self) -> bool:
@@ -125,7 +129,7 @@ class Conductor:
                 group.create_task(self._take_turn_after_turn())
 
     async def _take_turn_after_turn(self) -> None:
-        """Whoever has had the least of its share is next."""
+        """Play the scenario that has had the least of its share, again and again."""
         while names := [name for name in self._played if name in self._plays and self._goes_on(name)]:
             await self._play(min(names, key=lambda name: self.tally.seconds[name] / _SHARES[name]))
 
@@ -136,22 +140,22 @@ class Conductor:
         began_s = time.monotonic()
         round = Round(name, seed, folder, self.tally, self._course)
         task = asyncio.create_task(self._judge(round))
-        faulthandler.dump_traceback_later(2 * DEADLINE_S, exit=True, file=sys.__stderr__ or sys.stderr)  # a loop that is stuck
-        # Not a timeout, which would cancel: what hangs may well hang in its cancellation.
+        faulthandler.dump_traceback_later(2 * DEADLINE_S, exit=True, file=sys.__stderr__ or sys.stderr)  # for a stuck loop
+        # Not a timeout, which would cancel: a hung task may also hang in its cancellation.
         done, _ = await asyncio.wait([task], timeout=DEADLINE_S)
         faulthandler.cancel_dump_traceback_later()
         self.tally.seconds[name] += time.monotonic() - began_s
         if not done:
             self.hung = True
             faulthandler.dump_traceback(sys.__stderr__ or sys.stderr)
-            sentence = f"the round was not done after {DEADLINE_S:g} s; {round.describe(DEADLINE_S)}"
+            sentence = f"the round did not end within {DEADLINE_S:g} s; {round.describe(DEADLINE_S)}"
             self._fail(name, seed, Finding("hung", sentence))
             return
         task.result()
         shutil.rmtree(folder)
 
     async def _judge(self, round: Round) -> None:
-        """Play a round; what goes wrong is counted, nothing of it is raised."""
+        """Play a round and count what goes wrong; nothing of it is raised."""
         try:
             counts = await self._plays[round.scenario](round)
         except Finding as finding:
@@ -167,7 +171,7 @@ class Conductor:
         self.tally.rounds[round.scenario] += 1
 
     async def _play_beside(self, name: str, partner: Killer | Saves | Signals) -> None:
-        """Kills, for as long as there are rounds of it; beside others they leave most of the machine to these."""
+        """Play rounds in another process while there are any; beside other scenarios, leave them most of the machine."""
         while self._goes_on(name):
             seed = self._next_seed(name)
             began_s = time.monotonic()
@@ -186,7 +190,7 @@ class Conductor:
         return seed
 
     def _fail(self, name: str, seed: int, finding: Finding) -> None:
-        """What went wrong is counted. Without its process a scenario is over, and that is told once, however many it had."""
+        """Count a failure. A scenario whose process has ended is over, and that is reported once."""
         if isinstance(finding, Ended):
             if name in self._over:
                 return

@@ -1,7 +1,7 @@
-"""Scenario `crawl`: a disk that slows down to some transfers a second, and recovers, over and over.
+"""Scenario `crawl`: a disk that slows down to a few transfers per second and recovers, over and over.
 
-Steps through it have the bits that they always have, and however long they take the watchdog blames nobody, since something
-moves. A step that is cancelled, and an engine that is closed in the midst of one, end in bounded time.
+Steps keep their bits, and however long they take the watchdog stays silent, because something moves. A cancelled step, and an
+engine that is closed during one, end in bounded time.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from asynctile.storage.faults import Faults
 __all__ = ["play"]
 
 _STEPS, _CANCELLED = 4, 0.3
-#: Seconds that a transfer takes longer; that the disk crawls, and is well.
+#: Seconds: added to a transfer; of a crawl; between two crawls.
 _DELAYS_S, _CRAWLS_S, _WELL_S = (0.002, 0.01, 0.05, 0.2, 0.4), (0.1, 0.6), (0.01, 0.2)
-#: Seconds until a step is cancelled, or its engine closed.
+#: Longest time, in seconds, before a step is cancelled or its engine closed.
 _MOMENT_S = 0.5
-#: Of the watchdog: longer than a transfer takes, also on a disk that others use meanwhile; shorter than a training may take.
+#: Patience of the watchdog: longer than a transfer takes, even on a busy disk; shorter than a training may take.
 WATCHDOG_S = 5.0
-#: Until a cancellation or a closing has ended: far more than a step through this disk takes.
+#: Time limit of a cancellation or of closing: far longer than a step on this disk takes.
 _BOUND_S = 30.0
 
 
 async def play(round: Round) -> bool:
-    """Every round counts."""
+    """Play a round. Every round counts."""
     recipe, faults = draw_recipe(round.chance), Faults(round.chance.getrandbits(32))
     place = draw_training_place(round.chance, recipe, spill=True)
     states, _ = await round.course.follow(recipe, _STEPS)
@@ -58,7 +58,7 @@ async def play(round: Round) -> bool:
 
 
 async def _come_and_go(round: Round, faults: Faults) -> None:
-    """For as long as nobody cancels this."""
+    """Slow the disk down and let it recover until this is cancelled."""
     chance = round.chance
     while True:
         await asyncio.sleep(chance.uniform(*_WELL_S))
@@ -69,7 +69,7 @@ async def _come_and_go(round: Round, faults: Faults) -> None:
 
 
 async def _train(round: Round, recipe: Recipe, place: EngineSetup, faults: Faults, states: list[State]) -> None:
-    """All steps, some of them cancelled."""
+    """Do all steps and cancel some of them."""
     async with round.engine(place, wrap_spill=faults.wrap, watchdog=WATCHDOG_S) as engine:
         trainer = await new_trainer(engine, recipe, place.update, round.tally)
         while trainer.step_count < _STEPS:
@@ -86,7 +86,7 @@ async def _train(round: Round, recipe: Recipe, place: EngineSetup, faults: Fault
 
 
 async def _close(round: Round, recipe: Recipe, place: EngineSetup, faults: Faults) -> None:
-    """An engine in the midst of a step; nothing of it may be left."""
+    """Close an engine during a step; nothing of it may be left."""
     before = Held.now(round.spill)
     engine = StressEngine(place, round.spill, watchdog=WATCHDOG_S, wrap_spill=faults.wrap)
     async with engine:
@@ -98,12 +98,12 @@ async def _close(round: Round, recipe: Recipe, place: EngineSetup, faults: Fault
     closing.result()
     if not step.cancelled() and (error := step.exception()) is not None and not isinstance(error, AsynctileError):
         raise Finding("failed", f"a step whose engine was closed ended in {error!r}") from error
-    await asyncio.sleep(0)  # tasks that have ended leave the loop's list
+    await asyncio.sleep(0)  # finished tasks leave the loop's list
     before.expect_no_more(round.spill)
 
 
 async def _ended(what: str, *tasks: asyncio.Task[Any]) -> None:
-    """Wait for all of them, and no longer than is right."""
+    """Wait for all tasks; Finding if they take too long."""
     _, pending = await asyncio.wait(tasks, timeout=_BOUND_S)
     if pending:
-        raise Finding("hung", f"{what} had not ended after {_BOUND_S:g} s on a disk that does some transfers a second")
+        raise Finding("hung", f"{what} had not ended after {_BOUND_S:g} s on a disk of a few transfers per second")

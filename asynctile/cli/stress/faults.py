@@ -1,8 +1,8 @@
-"""Scenario `faults`: one fault of the disk, at a random transfer of a random program or of a training.
+"""Scenario `faults`: one disk fault at a random transfer of a random program or of a training.
 
-What may pass must pass, with every byte right. All else must end in a typed error that names tile, tier, file and offset, the
-engine must close, and the last checkpoint must load and go on. Never may bytes be wrong without a word. Covers both kinds of
-work; the faults themselves are storage/faults.py.
+A fault that can be survived must be, with every byte right. Any other must end in a typed error that names tile, tier, file and
+offset; then the engine must close, and the last checkpoint must load and continue. No byte may be silently wrong. Covers both
+kinds of work; storage/faults.py makes the faults.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = ["is_named", "play"]
 
 _TRAINED, _LASTING = 0.2, 0.3
 _STEPS, _SAVED = 5, (2, 4)
-#: Tile, what failed, tier, file and place in it.
+#: The tile, what failed, the tier, the file and the offset.
 _SENTENCE = re.compile(r"tile \S+: cannot (read|write) .+ in the spill tier, spill file in .+, offset \d+: ")
 
 
 class _Trial:
-    """One fault: drawn, armed, and judged by what came of it."""
+    """One fault: drawn, armed, and judged by its outcome."""
 
     def __init__(self, round: Round) -> None:
         chance = round.chance
@@ -55,7 +55,7 @@ class _Trial:
         self.error: AsynctileError | None = None
 
     def arm(self, before: Statistics, after: Statistics, nbytes: int) -> None:
-        """At a random one of as many transfers, of `nbytes` at most, as there were between two moments."""
+        """Arm the fault at a random transfer, of at most `nbytes`, among as many as there were between two moments."""
         moved = {"read": after.spill_read_bytes - before.spill_read_bytes,
                  "write": after.spill_written_bytes - before.spill_written_bytes}
         transfers = sum(moved[direction] for direction in FAULTS[self.kind].to) // align(nbytes, ALIGNMENT)
@@ -69,7 +69,7 @@ class _Trial:
             self.error = error
 
     def judge(self) -> None:
-        """Count what came of it; Finding if it must not be so."""
+        """Count the outcome; Finding if it must not happen."""
         tally = self.round.tally
         hit = self.faults.injected.total()
         if self.error is None:
@@ -77,17 +77,17 @@ class _Trial:
             return
         what = f"{'lasting ' if self.lasting else ''}{self.kind} at one of {hit} transfers"
         if not hit:
-            raise Finding("failed", f"nothing was injected, and yet: {self.error}") from self.error
+            raise Finding("failed", f"there was an error without a fault: {self.error}") from self.error
         if self.kind in (SURVIVED_LASTING if self.lasting else SURVIVED):
-            raise Finding("failed", f"{what} can be survived, and was not: {self.error}") from self.error
+            raise Finding("failed", f"{what} can be survived, but was not: {self.error}") from self.error
         if not is_named(self.error):
-            raise Finding("failed", f"{what} ended in an error that does not name tile, tier, file and offset: "
+            raise Finding("failed", f"{what} led to an error that does not name tile, tier, file and offset: "
                                     f"{type(self.error).__name__}: {self.error}") from self.error
         tally.reported += 1
 
 
 async def play(round: Round) -> bool:
-    """Every round counts, also those whose fault met nothing."""
+    """Play a round. Every round counts, even if its fault met no transfer."""
     trial = _Trial(round)
     try:
         await (_train(trial) if round.chance.random() < _TRAINED else _program(trial))
@@ -99,7 +99,7 @@ async def play(round: Round) -> bool:
 
 
 async def _program(trial: _Trial) -> None:
-    """A program three times: first of all, then to see how much it moves, and with the fault."""
+    """Run a program three times: once to warm up, once to count its transfers, once with the fault."""
     round = trial.round
     work = write_program(round.chance)
     place = draw_place(round.chance, work.demand, spill=True)
@@ -123,7 +123,7 @@ async def _program(trial: _Trial) -> None:
 
 
 async def _read_constants(engine: Engine, work: Workload, expected: Outcome) -> None:
-    """After an error, tiles that no operation changes are what they were, or the tier says that they are not."""
+    """Check that after an error, tiles that no operation writes are unchanged, or that the tier reports them."""
     for tile in work.values.keys() - work.changed():
         try:
             found = await engine.read(tile)
@@ -133,7 +133,7 @@ async def _read_constants(engine: Engine, work: Workload, expected: Outcome) -> 
 
 
 async def _train(trial: _Trial) -> None:
-    """A step, a checkpoint, and more steps with the fault; after an error another engine goes on from the checkpoint."""
+    """Do a step, save, and do more steps with the fault; after an error another engine continues from the checkpoint."""
     round = trial.round
     recipe = draw_recipe(round.chance)
     place = draw_training_place(round.chance, recipe, spill=True)
@@ -158,7 +158,7 @@ async def _train(trial: _Trial) -> None:
 
 
 async def _go_on(trainer: Trainer, last: State, checkpoint: Path) -> None:
-    """To the last step, with a checkpoint on the way; Finding if anything differs from a run all in RAM."""
+    """Train to the last step, with a checkpoint on the way; Finding if anything differs from a run all in RAM."""
     while trainer.step_count < _STEPS:
         await trainer.step(*batch(trainer.step_count + 1))
         if trainer.step_count in _SAVED:
@@ -167,7 +167,7 @@ async def _go_on(trainer: Trainer, last: State, checkpoint: Path) -> None:
 
 
 def is_named(error: BaseException) -> bool:
-    """Whether an error of a tier, or one that such an error caused, names all that a user needs to know."""
+    """Return whether a tier's error, or one that it caused, names all that a user needs to know."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, TierError):
         cause = cause.__cause__

@@ -1,6 +1,6 @@
 """What a round of stress may find wrong: `Finding`, raised by a scenario or by the checks around it.
 
-Covers the error only. What is counted of it is tally.py, what it looks like to the user table.py and report.py.
+Covers the error only. tally.py counts findings; table.py and report.py show them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import numpy as np
 
 __all__ = ["KINDS", "Finding", "Kind", "expect_bytes"]
 
-#: lost: bytes that are not what they should be. leaked: something outlives its engine. hung: nothing moves any more.
-#: touched: what is not the command's own has changed. greedy: more memory than the input is worth.
-#: failed: an error that nobody planned, or none where one had to be.
+#: lost: wrong bytes. leaked: something outlives its engine. hung: nothing moves any more. touched: the command changed
+#: something that is not its own. greedy: more memory than the input is worth. failed: an unplanned error, or no error where one
+#: was due.
 Kind = Literal["lost", "leaked", "hung", "touched", "greedy", "failed"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Finding(Exception):
-    """Something that must not be. nbytes: how many bytes are lost."""
+    """Something that must not happen. nbytes: number of lost bytes."""
 
     def __init__(self, kind: Kind, sentence: str, nbytes: int = 0) -> None:
         super().__init__(sentence)
@@ -28,11 +28,11 @@ class Finding(Exception):
 
 
 def expect_bytes(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """Finding if two arrays are not bitwise the same."""
+    """Raise Finding if two arrays are not bitwise equal."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         what = f"{found.shape} {found.dtype} instead of {expected.shape} {expected.dtype}"
         raise Finding("lost", f"{name} came back as {what}", expected.nbytes)
     one, other = np.ascontiguousarray(found), np.ascontiguousarray(expected)
     if one.tobytes() != other.tobytes():
         wrong = int((one.reshape(-1).view(np.uint8) != other.reshape(-1).view(np.uint8)).sum())
-        raise Finding("lost", f"{name}: {wrong} of {expected.nbytes} bytes are not what they should be", wrong)
+        raise Finding("lost", f"{name}: {wrong} of {expected.nbytes} bytes are wrong", wrong)

@@ -1,6 +1,6 @@
-"""Scenario `kill`: a training is killed at any moment, some inside a save, and goes on; in the end it has the same bytes.
+"""Scenario `kill`: a training is killed at any moment, sometimes inside a save, and resumed; its final bytes must be the same.
 
-Covers the side of stress. The process that forks, kills and compares is killer.py, the training victim.py.
+Covers the side of stress. killer.py is the process that forks, kills and compares, victim.py the training.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ _PROGRAM = ("-m", "asynctile.cli.stress.killer")
 
 
 class Killer(Partner):
-    """The killing process, with `folder` to work in."""
+    """The killing process, working in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("the process that kills", _PROGRAM, folder)
 
     async def play(self, seed: int, tally: Tally) -> None:
-        """A round: at least one kill, and the training to its end. Finding if that is not as if nobody had killed it."""
+        """Play a round of at least one kill, with the training to its end.
+
+        Finding if the result differs from that of a training without kills.
+        """
         killed = await self.ask(seed)
         tally.kills += killed["kills"]
         tally.kills_in_save += killed["in_save"]

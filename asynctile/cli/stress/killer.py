@@ -1,8 +1,8 @@
-"""The process beside stress in which scenario `kill` happens: it forks trainings, kills them, and lets them go on.
+"""The process of scenario `kill`: it forks trainings, kills them, and resumes them.
 
-Started with `python -m asynctile.cli.stress.killer FOLDER`. Reads a seed a line, answers with a line of JSON for each round.
-A process of its own, because a fork of stress itself would copy its threads' locks; and since everything is imported and every
-kernel is loaded before the first fork, a training begins in milliseconds. It starts no thread, and ends when its input does.
+Started with `python -m asynctile.cli.stress.killer FOLDER`. It reads one seed per line and answers each with a line of JSON. It
+is a process of its own, because a fork of stress itself would copy its threads' locks. It imports everything and loads every
+kernel before the first fork, so that a training begins in milliseconds. It starts no thread, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from asynctile.kernels.cpu import warm
 
 __all__ = ["Killed", "Life", "live", "main"]
 
-#: A training takes a second. One that takes so long is hung.
+#: Time limit of a training, which takes a second. One that takes this long is hung.
 DEADLINE_S = 60.0
-#: Rounds of which the kill is to come inside a save, and those that kill the resumed training too.
+#: Share of rounds whose kill must come inside a save, and share of those that kill the resumed training too.
 _IN_SAVE, _TWICE = 0.4, 0.3
 
 
 @dataclass
 class Killed:
-    """What a round came to. played: of each step, whether it was. failure: (kind, sentence), or None."""
+    """The outcome of a round. played: of each step, whether it was played. failure: (kind, sentence), or None."""
 
     kills: int = 0
     in_save: int = 0
@@ -63,7 +63,7 @@ class Life:
 
     @property
     def played(self) -> list[bool]:
-        """Of each step that was told of, whether it was played."""
+        """For each step that was told, whether it was played."""
         return [said.endswith(" played") for said, _ in self.lines if said.startswith("step ")]
 
     @property
@@ -73,12 +73,12 @@ class Life:
     @property
     def end(self) -> str:
         said = self.lines[-1][0] if self.lines else "nothing"
-        return f"ended with status {self.status}, having said {said!r} last"
+        return f"ended with status {self.status}; its last line was {said!r}"
 
 
 def main(folder: Path) -> None:
-    """Play a round for each seed that comes, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for stress, which then closes our input
+    """Play a round for each seed from stdin, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stress handles Ctrl-C and then closes this stdin
     warm()
     whole: Life | None = None
     for line in sys.stdin:
@@ -92,10 +92,10 @@ def main(folder: Path) -> None:
 
 
 def _round(folder: Path, chance: random.Random, whole: Life) -> Killed:
-    """Kill, perhaps twice, go on to the end, compare."""
+    """Kill a training, perhaps twice, resume it to the end, and compare."""
     killed = Killed()
     if whole.digest is None:
-        killed.failure = "failed", f"a training that nobody disturbed {whole.end}"
+        killed.failure = "failed", f"an undisturbed training {whole.end}"
         return killed
     for _ in range(2 if chance.random() < _TWICE else 1):
         life = live(partial(victim.train, folder, chance.getrandbits(32)), _Moment(chance, whole))
@@ -104,7 +104,7 @@ def _round(folder: Path, chance: random.Random, whole: Life) -> Killed:
         killed.played += life.played
         spill = folder / "spill"
         if left := os.listdir(spill) if spill.is_dir() else []:
-            killed.failure = "leaked", f"a training that was killed left {', '.join(left)} in its spill folder"
+            killed.failure = "leaked", f"a killed training left {', '.join(left)} in its spill folder"
             return killed
     life = live(partial(victim.train, folder, chance.getrandbits(32)))
     killed.played += life.played
@@ -113,20 +113,20 @@ def _round(folder: Path, chance: random.Random, whole: Life) -> Killed:
 
 
 def _judge(life: Life, whole: Life, folder: Path) -> tuple[Kind, str] | None:
-    """What is wrong with a training that went on after a kill."""
+    """Return what is wrong with a training that was resumed after a kill."""
     if life.killed:
-        return "hung", f"a training that went on after a kill was not done after {DEADLINE_S:g} s; it {life.end}"
+        return "hung", f"a training resumed after a kill did not end within {DEADLINE_S:g} s; it {life.end}"
     if life.digest is None:
-        return "failed", f"a training that went on after a kill {life.end}"
+        return "failed", f"a training resumed after a kill {life.end}"
     if life.digest != whole.digest:
-        return "lost", f"weights and moments after a kill have the digest {life.digest}, without one it is {whole.digest}"
+        return "lost", f"weights and moments have the digest {life.digest} after a kill, but {whole.digest} without one"
     if litter := [path.name for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]:
-        return "leaked", f"after the end there is {', '.join(litter)} among the checkpoints"
+        return "leaked", f"a resumed training left {', '.join(litter)} among the checkpoints"
     return None
 
 
 class _Moment:
-    """When to kill: at any time of the run, or at any time of one of its saves."""
+    """When to kill: at any time of the run, or of one of its saves."""
 
     def __init__(self, chance: random.Random, whole: Life) -> None:
         begun, ended = whole.times("save"), whole.times("saved")
@@ -134,7 +134,7 @@ class _Moment:
         self.after_s = chance.uniform(0, whole.took_s if self.save is None else ended[self.save] - begun[self.save])
 
     def due_s(self, life: Life, began_s: float) -> float:
-        """On the clock of time.monotonic; far away while it is not known yet."""
+        """Return the moment on the clock of time.monotonic; infinity while it is not known yet."""
         if self.save is None:
             return began_s + self.after_s
         begun = life.times("save")
@@ -142,7 +142,7 @@ class _Moment:
 
 
 def live(train: Callable[[int], None], moment: _Moment | None = None) -> Life:
-    """Fork a training, listen to it, and kill it at that moment. train: tells lines on that descriptor."""
+    """Fork a training, listen to it, and kill it at `moment`. train: writes lines to the descriptor that it is given."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -157,7 +157,7 @@ def live(train: Callable[[int], None], moment: _Moment | None = None) -> Life:
 
 
 def _be_trained(train: Callable[[int], None], pipe: int) -> NoReturn:
-    """In the fork: nothing of the killer's may run any more, whatever happens."""
+    """Train in the fork, where no code of the killer may run any more, whatever happens."""
     status = 1
     try:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -170,7 +170,7 @@ def _be_trained(train: Callable[[int], None], pipe: int) -> NoReturn:
 
 
 def _listen(reader: int, child: int, life: Life, moment: _Moment | None) -> None:
-    """Take down what the child says, until it ends or its moment comes; then what it had said before."""
+    """Record the child's lines until it ends or its moment comes; then the lines that it had written before."""
     began_s = time.monotonic()
     text = b""
     while True:

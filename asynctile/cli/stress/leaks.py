@@ -1,6 +1,6 @@
-"""What an engine may leave behind: tasks, threads, file descriptors, files in its spill folder, bytes in its tiers, limits.
+"""What a closed engine may leave behind: no tasks, threads, file descriptors, spill files, bytes in tiers, or limits.
 
-Covers counting before and after. Nothing is cleaned up here: what is left is a finding.
+Covers counting before and after. Nothing is cleaned up here: whatever is left is a finding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 @dataclass(frozen=True)
 class Held:
-    """What the process holds at one moment."""
+    """The resources that the process holds at one moment."""
 
     tasks: frozenset[asyncio.Task[object]]
     threads: frozenset[threading.Thread]
@@ -34,13 +34,13 @@ class Held:
 
     @classmethod
     def now(cls, spill: Path) -> Self:
-        """Called on the loop that the engine was opened from; `spill` may not exist."""
+        """Return the resources held now. Called on the loop that the engine was opened from; `spill` may not exist."""
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("asynctile")]
         files = os.listdir(spill) if spill.is_dir() else []
         return cls(frozenset(asyncio.all_tasks()), frozenset(threads), _descriptors(), frozenset(files), holders())
 
     def expect_no_more(self, spill: Path) -> None:
-        """Finding if the process holds anything now that it did not then."""
+        """Raise Finding if the process holds anything now that it did not hold then."""
         now = self.now(spill)
         left = [
             *_named("task", (task.get_name() for task in now.tasks - self.tasks)),
@@ -50,20 +50,20 @@ class Held:
             *(["BLAS at one thread"] if now.blas_holders > self.blas_holders else []),
         ]
         if left:
-            raise Finding("leaked", f"an engine that was closed left {', '.join(left)}")
+            raise Finding("leaked", f"a closed engine left {', '.join(left)}")
 
 
 def expect_empty(engine: Engine) -> None:
-    """Finding if tiles still hold bytes of any tier, after all of them were released."""
+    """Raise Finding if tiers still hold bytes after all tiles were released."""
     now = engine.statistics()
     used = {"the device": now.device_used_bytes, "RAM": now.host_used_bytes, "the spill file": now.spill_used_bytes}
     left = [f"{nbytes} bytes of {tier}" for tier, nbytes in used.items() if nbytes]
     if left:
-        raise Finding("leaked", f"every tile was released, and {', '.join(left)} are still in use")
+        raise Finding("leaked", f"every tile was released, but {', '.join(left)} are still in use")
 
 
 def _descriptors() -> frozenset[str]:
-    """Open descriptors as "number -> what"; none where the system does not list them."""
+    """Return open descriptors as "number -> target"; none where the system does not list them."""
     found = []
     try:
         numbers = os.listdir(_DESCRIPTORS)
@@ -73,7 +73,7 @@ def _descriptors() -> frozenset[str]:
         try:
             found.append(f"{number} -> {os.readlink(f'{_DESCRIPTORS}/{number}')}")
         except OSError:
-            continue  # the one that listed them
+            continue  # the descriptor that listed them
     return frozenset(found)
 
 

@@ -1,4 +1,4 @@
-"""A very small GPT-2, and the course of its training with everything in RAM: what every other training must repeat.
+"""A very small GPT-2, and the course of its training with everything in RAM, which every other training must repeat.
 
 Covers the model, its batches and its states after each step. Scenarios `train`, `faults`, `cancel` and `kill` compare with it.
 """
@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 CONFIG = GPT2Config(n_layer=1, n_head=2, n_embd=20, block_size=16, vocab_size=35)
-#: Smaller than the width, so that there is something to tile; it divides nothing.
+#: Smaller than the width, so that there are several tiles; it divides no dimension.
 TILE = 12
 _BATCH, _LENGTH = 2, 13
 _SEED = 5
@@ -45,7 +45,7 @@ State = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training's bits depend on, beside model and data; and `recompute`, on which they do not."""
+    """The settings on which a training's bits depend, beside model and data; and `recompute`, on which they do not."""
 
     clip_norm: float | None = None
     micro_batches: int = 1
@@ -53,14 +53,14 @@ class Recipe:
 
 
 def batch(step: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Tokens and targets of a step, the first being 1."""
+    """Return tokens and targets of a step, counted from 1."""
     numbers = np.random.default_rng(step)
     tokens, targets = numbers.integers(0, CONFIG.vocab_size, (2, _BATCH, _LENGTH))
     return tokens, targets
 
 
 class StressTrainer(Trainer):
-    """tally: where its steps are counted, whoever awaits them; None: nowhere."""
+    """A trainer that counts its steps in `tally`, no matter who awaits them; None: nowhere."""
 
     tally: Tally | None = None
 
@@ -83,14 +83,14 @@ async def new_trainer(engine: Engine, recipe: Recipe, update: str = "device", ta
 
 
 async def loaded_trainer(engine: Engine, path: Path, update: str, tally: Tally) -> StressTrainer:
-    """From a checkpoint."""
+    """Return a trainer from a checkpoint."""
     trainer = await StressTrainer.load(engine, path, update=update)
     trainer.tally = tally
     return trainer
 
 
 async def state_of(trainer: Trainer) -> State:
-    """Weights and moments, as they are now."""
+    """Return the current weights and moments."""
     model = trainer.model
     await model.prepare_moments()
     found: State = {}
@@ -110,7 +110,7 @@ def draw_recipe(chance: random.Random) -> Recipe:
 
 
 def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | None = None) -> EngineSetup:
-    """Any budget from the floor to all of what a step wants, and either place of updates."""
+    """Draw any budget from the floor to all that a step wants, and either place of updates."""
     update = chance.choice(("device", "host"))
     place = draw_place(chance, step_demand(recipe, update), least=floor_of(), share=1.0, spill=spill)
     return replace(place, update=update)
@@ -118,7 +118,7 @@ def draw_training_place(chance: random.Random, recipe: Recipe, *, spill: bool | 
 
 @cache
 def step_demand(recipe: Recipe, update: str) -> Demand:
-    """What a step asks of the memories that it runs in."""
+    """Return what a step asks of the memories that it runs in."""
     parameters = Parameters(CONFIG, Tiling(CONFIG, TILE))
     kind = "step" if recipe.clip_norm is None else "step_clipped"
     rows = parameters.tiling.rows(_BATCH, _LENGTH, recipe.micro_batches)
@@ -130,19 +130,19 @@ def step_demand(recipe: Recipe, update: str) -> Demand:
 
 @cache
 def floor_of() -> Demand:
-    """The floor of the model, which any budget must reach."""
+    """Return the floor of the model, which any budget must reach."""
     return floor_demand(CONFIG, TILE)
 
 
 class Course:
-    """States after each step of an undisturbed training with everything in RAM, computed once as far as it is asked for."""
+    """States after each step of an undisturbed training with everything in RAM, computed on demand and once."""
 
     def __init__(self) -> None:
         self._states: dict[Recipe, list[State]] = {}
         self._reports: dict[Recipe, list[tuple[float, float]]] = {}
 
     async def follow(self, recipe: Recipe, steps: int) -> tuple[list[State], list[tuple[float, float]]]:
-        """(states after 0, 1, ... steps, (loss, gradient norm) of each step)."""
+        """Return the states after 0, 1, ... steps, and (loss, gradient norm) of each step."""
         if len(self._states.get(recipe, ())) <= steps:
             async with Engine("cpu") as engine:
                 trainer = await new_trainer(engine, recipe)

@@ -1,7 +1,7 @@
-"""A process beside stress that forks: it is sent a seed a line and answers with a line of JSON for each round.
+"""A process beside stress that forks: it reads one seed per line and answers each with a line of JSON.
 
-Covers its life on the side of stress. What is done with a seed is the module that it runs: killer.py, inputs/attacker.py. It is
-there from the first round to the last, so that no descriptor comes or goes while other rounds count theirs.
+Covers its life on the side of stress. The module that it runs handles the seeds: killer.py, inputs/attacker.py. It lives from
+the first round to the last, so that no descriptor comes or goes while other rounds count theirs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from asynctile.storage.documents import finish
 
 __all__ = ["Ended", "Partner"]
 
-#: One thread, and none that a fork would not take along.
+#: One thread, because a fork takes no other thread along.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-#: A process that was killed is gone by then, but for one that hangs in the kernel.
+#: Seconds until a killed process is gone, unless it hangs in the kernel.
 _KILLED_S = 10.0
 
 
 class Ended(Finding):
-    """The process is gone, and nothing can be asked of it any more."""
+    """The process has ended and answers nothing more."""
 
 
 class Partner:
-    """`python -m MODULE FOLDER`, with `folder` to work in. words: in place of `-m MODULE`. what: it is, in a sentence."""
+    """The process `python -m MODULE FOLDER`, working in `folder`.
+
+    words: the arguments `-m MODULE`, or others in their place. what: the process, in words for a sentence.
+    """
 
     def __init__(self, what: str, words: tuple[str, ...], folder: Path) -> None:
         self.what = what
@@ -58,7 +61,7 @@ class Partner:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whatever it is at may be given up: it exists to be killed."""
+        """Kill the process, whatever it is doing: it exists to be killed."""
         process = self._process
         assert process is not None and process.stdin is not None
         await finish(asyncio.to_thread(_kill, process.pid))
@@ -66,17 +69,17 @@ class Partner:
         await process.wait()
 
     async def ask(self, seed: int) -> dict[str, Any]:
-        """What came of the round with this seed. Ended if the process has ended."""
+        """Return the result of the round with this seed. Ended if the process has ended."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(f"{seed}\n".encode())
             await process.stdin.drain()
         except ConnectionError:
-            pass  # the empty answer says the same
+            pass  # the empty answer below says the same
         line = await process.stdout.readline()
         if not line:
-            raise Ended("failed", f"{self.what} has ended: {self._log.read_text()[-500:] or 'without a word'}")
+            raise Ended("failed", f"{self.what} has ended: {self._log.read_text()[-500:] or 'it wrote no error'}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -86,11 +89,11 @@ class Partner:
 
 
 def _kill(pid: int) -> None:
-    """A process and what it has forked, which may be in sessions of their own; nothing of it writes any more then."""
+    """Kill a process and its forks, which may have sessions of their own; after that none of them writes."""
     forked: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):  # it has ended, and told why
+    with suppress(psutil.NoSuchProcess):  # it has ended and said why
         partner = psutil.Process(pid)
-        partner.suspend()  # it forks no more
+        partner.suspend()  # so that it forks no more
         forked = partner.children(recursive=True)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
@@ -103,7 +106,7 @@ def _kill(pid: int) -> None:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether it may still do something: it may have nobody who takes its status."""
+    """Return whether a process may still act: a zombie, whose status nobody reads, may not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

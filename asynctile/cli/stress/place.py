@@ -1,6 +1,6 @@
 """Where a round runs: device, caps, prefetch, workers and kind of event loop, drawn at random for a demand.
 
-Covers `EngineSetup` and the engine made from it. How caps are divided is storage/arena.py; the floors here are its floors.
+Covers `EngineSetup` and the engine made from it. storage/arena.py divides caps; the floors here are its floors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ _PLACES = (("cpu", True), ("emulated", False), ("emulated", True))
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """Sizes in bytes; None: no cap. update: where a training updates its weights; "auto" would not repeat itself."""
+    """The settings of an engine.
+
+    Sizes are in bytes; None: no cap. update: where a training updates its weights; "auto" is not drawn, since it would not
+    repeat.
+    """
 
     device: str
     device_memory: int | None = None
@@ -43,28 +47,28 @@ class EngineSetup:
 
     @property
     def budget(self) -> int | None:
-        """The cap on the memory that operations run in."""
+        """The cap on the memory in which operations run."""
         return self.host_memory if self.device == "cpu" else self.device_memory
 
     @property
     def kind(self) -> str:
-        """The device, and what is below it."""
+        """The device and the tier below it."""
         return f"{self.device} over a file" if self.spill else self.device
 
     @property
     def alignment(self) -> int:
-        """Of slots in that memory."""
+        """The alignment of slots in that memory."""
         return PAGE if self.device == "cpu" and self.spill else ALIGNMENT
 
 
 class StressEngine(Engine):
-    """An engine in an `EngineSetup`, whose jobs' awaits are counted by whoever says so (COUNT of disturb.py)."""
+    """An engine in an `EngineSetup` that counts the awaits of its jobs for a caller who sets COUNT (disturb.py)."""
 
     def __init__(self, place: EngineSetup, spill: str | os.PathLike[str], **more: Any) -> None:
         make_loop: Callable[[], asyncio.AbstractEventLoop] = new_loop if place.uvloop else asyncio.new_event_loop
         super().__init__(place.device, device_memory=place.device_memory, host_memory=place.host_memory,
                          spill=spill if place.spill else None, prefetch=place.prefetch, make_loop=make_loop, **more)
-        # How many workers there are is the machine's affair, and no option: here it is a part of the game.
+        # The number of workers follows from the machine and is no option. Here it is drawn.
         self._life.device = CpuDevice(place.workers) if place.device == "cpu" else EmulatedDevice(threads=place.workers)
 
     async def call(self, job: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> T:
@@ -73,16 +77,16 @@ class StressEngine(Engine):
 
     @property
     def has_schedules(self) -> bool:
-        """Whether schedules stand on its slots, and on places of their own."""
+        """Whether bound schedules use its slots, and places of their own."""
         return bool(self._schedules._bounds)
 
 
 def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = None, share: float = 0.5,
                spill: bool | None = None) -> EngineSetup:
-    """Any device and depth; a budget from the floor up to `share` of what `demand` wants.
+    """Draw any device and depth, and a budget from the floor up to `share` of what `demand` wants.
 
-    least: another demand whose floor counts too. spill: None for with or without; True: with RAM so small that the folder
-    is needed.
+    least: another demand whose floor counts too. spill: None for with or without; True: with so little RAM that the folder is
+    needed.
     """
     device, has_spill = chance.choice([place for place in _PLACES if spill in (None, place[1])])
     floors = [demand] if least is None else [demand, least]
@@ -105,5 +109,5 @@ def draw_place(chance: random.Random, demand: Demand, *, least: Demand | None = 
 
 
 def _between(chance: random.Random, floor: int, most: int) -> int:
-    """The floor itself now and then: there everything has to go by turns."""
+    """Draw a size from the floor to `most`; sometimes the floor itself, where tiles must take turns."""
     return floor if chance.random() < 0.15 else chance.randint(floor, max(floor, most))

@@ -10,14 +10,14 @@ from asynctile.cli.stress.writer import LEAST_OPERATIONS, write_program
 
 __all__ = ["play"]
 
-#: Rounds that issue operations one by one, as coroutines of their own, without a plan.
+#: Share of rounds that launch operations one by one, each as a coroutine of its own, without a plan.
 _LAUNCHED = 0.15
-#: Runs behind the first, which are played where nothing is fetched on the way.
+#: Runs after the first one; they are played if the program fetches nothing.
 _REPEATED = 2
 
 
 async def play(round: Round) -> bool:
-    """Returns whether the round counts: enough operations, a working set of twice the budget, an eviction."""
+    """Play a round; return whether it counts: enough operations, a working set of twice the budget, an eviction."""
     launched = round.chance.random() < _LAUNCHED
     work = write_program(round.chance, passing=not launched)
     place = draw_place(round.chance, work.demand)

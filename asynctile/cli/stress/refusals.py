@@ -1,7 +1,7 @@
-"""Threads of this process that are refused as the system would refuse them, by a fault planned in `threading`.
+"""Refused threads: a fault planned in `threading` makes this process fail to start threads as the system would.
 
-Root is exempt from `ulimit -u`, and a pids cgroup is not everywhere; this works in any process. What a program makes of it is
-threads.py.
+It works in any process, while root is exempt from `ulimit -u`, and a pids cgroup is not everywhere. threads.py checks how a
+program copes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ __all__ = ["Refusals"]
 
 
 class Refusals:
-    """chooses: given how many threads of asynctile were wanted before, and the name of this one, whether it is refused.
+    """Decides which threads are refused.
 
-    wanted: how many were, since they are in force. refused: the names of those that were.
+    chooses: given how many threads of asynctile were wanted before, and the name of this one, returns whether it is refused.
+    wanted: how many were wanted so far. refused: the names of the refused ones.
     """
 
     def __init__(self, chooses: Callable[[int, str], bool]) -> None:
@@ -26,7 +27,7 @@ class Refusals:
 
     @contextmanager
     def in_force(self) -> Iterator[Refusals]:
-        """For a process with one of these at a time. Threads of others are left alone."""
+        """Refuse threads within this block, for a process with one such block at a time. Other threads are left alone."""
         start = threading.Thread.start
 
         def may_start(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""The report of a stress run as JSON: what was asked for, with which libraries, and all that was counted."""
+"""The report of a stress run as JSON: its options, library versions and all counters."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The process beside stress in which scenario `saves` happens: it forks trainings and kills each at another call of a save.
+"""The process of scenario `saves`: it forks trainings and kills each at another call of a save.
 
-Started with `python -m asynctile.cli.stress.saver FOLDER`. Reads a seed a line, answers with a line of JSON for each round. A
-training loads what the kill before has left, does a step and saves in the same place. A call is one of a C function of `posix`,
-`fcntl` or a file, in any thread, that may change what is on the disk: a kill behind another leaves what one before it leaves.
-Of the many writes in a row with which a file is filled the first counts, the second, the fourth and so on.
+Started with `python -m asynctile.cli.stress.saver FOLDER`. It reads one seed per line and answers each with a line of JSON. A
+training loads what the previous kill left, does a step and saves in the same place. A call is one to a C function of `posix`,
+`fcntl` or a file, in any thread, that may change the disk: a kill after any other call leaves the same bytes as before it. Of
+the many writes in a row that fill a file, the first, second, fourth, eighth and so on count.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ _LOOKS = {
     "access", "lseek", "read", "readinto", "readall", "readline", "pread", "preadv", "seek", "tell", "fileno", "isatty",
     "seekable", "readable", "writable", "urandom",
 }  # fmt: skip
-#: A save has fewer calls, and of them fewer stand behind the swap, each of which lets the training be a step further.
+#: Above the number of calls in a save, and above the number of those after the swap, each of which advances the training a
+#: step.
 _MOST_CALLS, _MOST_STEPS = 500, 100
 
 
 class Countdown:
-    """Counts calls of all threads that begin later, while it is open, and ends the process behind the last of `most`."""
+    """Counts calls of all threads started later, while it is open, and kills the process after the last of `most`."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -61,14 +62,14 @@ class Countdown:
         threading.setprofile(self._event)
 
     def _event(self, frame: FrameType, event: str, called: Any) -> None:
-        is_exchange = event == "return" and frame.f_code is Folder.exchange.__code__  # by ctypes
+        is_exchange = event == "return" and frame.f_code is Folder.exchange.__code__  # called through ctypes
         if self.open and (is_exchange or (event == "c_return" and _changes(called))):
             with self._lock:
                 self._count(event == "c_return" and called is os.pwrite)
 
     def _count(self, is_write: bool) -> None:
         self._writes = self._writes + 1 if is_write else 0
-        if self._writes & (self._writes - 1):  # no power of two
+        if self._writes & (self._writes - 1):  # not a power of two
             return
         self._left -= 1
         if not self._left:
@@ -81,10 +82,10 @@ def _changes(called: Any) -> bool:
 
 
 def main(folder: Path) -> None:
-    """Play a round for each seed that comes, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for stress, which then closes our input
+    """Play a round for each seed from stdin, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stress handles Ctrl-C and then closes this stdin
     warm()
-    gc.freeze()  # a collection in a fork would copy every page that it looks at
+    gc.freeze()  # a collection in a fork would copy every page it visits
     digests: list[str] = []
     for line in sys.stdin:
         digests = digests or _said(live(_train), "after")
@@ -94,7 +95,7 @@ def main(folder: Path) -> None:
 
 
 def _round(folder: Path, chance: random.Random, digests: list[str]) -> Killed:
-    """Kill behind each call, one after another, until a save comes to its end. digests: of what a training is, by step."""
+    """Kill after each call, one after another, until a save completes. digests: of the training's states, by step."""
     killed, step, wait = Killed(), 0, chance.random() < 0.5
     live(partial(_save, folder / "checkpoint", _MOST_CALLS, wait))
     for number in range(1, _MOST_CALLS):
@@ -104,21 +105,21 @@ def _round(folder: Path, chance: random.Random, digests: list[str]) -> Killed:
         if killed.failure is not None or not life.killed:
             return killed
         step, killed.kills, killed.in_save = found[0], killed.kills + 1, killed.in_save + 1
-    killed.failure = "hung", f"a save is not over after {_MOST_CALLS} calls"
+    killed.failure = "hung", f"a save did not end within {_MOST_CALLS} calls"
     return killed
 
 
 def _judge(life: Life, found: list[int], step: int, number: int) -> tuple[Kind, str] | None:
-    """What is wrong with a training that went on after the call before `number` was the last: behind `step`, or the next."""
-    where = f"after a kill behind call {number - 1} of a save"
+    """Return what is wrong with a training after a kill before call `number`: its state must be that of `step` or the next."""
+    where = f"after a kill after call {number - 1} of a save"
     if not _said(life, "loaded"):
-        return "lost", f"{where} no checkpoint loads: a training {life.end}"
+        return "lost", f"{where}, no checkpoint loads: a training {life.end}"
     if not found or found[0] not in (max(step, 1), step + 1):
-        return "lost", f"{where} weights and moments are neither those of step {step} nor of the next; steps with them: {found}"
+        return "lost", f"{where}, weights and moments are neither those of step {step} nor of the next; they fit steps {found}"
     if not life.killed and life.status:
-        return "failed", f"{where} a training {life.end}"
+        return "failed", f"{where}, a training {life.end}"
     if not life.killed and (litter := _said(life, "beside")):
-        return "leaked", f"{where} and a save that came to its end there is {', '.join(litter)} beside the checkpoint"
+        return "leaked", f"{where} and one complete save, {', '.join(litter)} is left beside the checkpoint"
     return None
 
 
@@ -135,7 +136,7 @@ def _run(work: Callable[[StressEngine], Any]) -> None:
 
 
 async def _new_trainer(engine: StressEngine) -> Trainer:
-    """Of a model of few rows, each of which is a write."""
+    """Return a trainer of a model with few rows, because each row is a write."""
     return Trainer(await GPT2.create(engine, replace(CONFIG, n_embd=4, n_head=1), seed=1), AdamW(lr=1e-2))
 
 
@@ -145,7 +146,7 @@ async def _digest(trainer: Trainer) -> str:
 
 
 def _train(pipe: int) -> None:
-    """Without saves: tells what a training is before its first step and after each."""
+    """Train without saves, and tell the digest of the state before the first step and after each."""
 
     async def train(engine: StressEngine) -> None:
         trainer = await _new_trainer(engine)
@@ -159,7 +160,7 @@ def _train(pipe: int) -> None:
 
 
 def _save(path: Path, number: int, wait: bool, pipe: int) -> None:
-    """Go on from the checkpoint by a step, and save there, until the process is killed behind that call."""
+    """Do a step from the checkpoint and save there, until the process is killed at that call."""
     calls = Countdown(number)
 
     async def save(engine: StressEngine) -> None:

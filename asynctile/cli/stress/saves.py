@@ -1,6 +1,6 @@
-"""Scenario `saves`: a save over a checkpoint is killed behind each of its calls into the system; old or new is always whole.
+"""Scenario `saves`: a save over a checkpoint is killed after each of its system calls; the old or the new one must be whole.
 
-Covers the side of stress. The process that forks, counts calls and compares is saver.py.
+Covers the side of stress. saver.py is the process that forks, counts calls and compares.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _PROGRAM = ("-m", "asynctile.cli.stress.saver")
 
 
 class Saves(Partner):
-    """The process that kills saves, with `folder` to work in."""
+    """The process that kills saves, working in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("the process that kills saves", _PROGRAM, folder)
 
     async def play(self, seed: int, tally: Tally) -> None:
-        """A round: every call of a save. Finding if what a kill left is neither the checkpoint before nor the one behind."""
+        """Play a round over every call of a save. Finding if a kill leaves neither the old checkpoint nor the new one."""
         killed = await self.ask(seed)
         tally.kills += killed["kills"]
         tally.kills_in_save += killed["in_save"]

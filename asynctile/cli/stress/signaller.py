@@ -1,7 +1,7 @@
-"""The process beside stress in which scenario `signals` happens: it forks `asynctile train`, signals it twice, and resumes it.
+"""The process of scenario `signals`: it forks `asynctile train`, signals it twice, and resumes it.
 
-Started with `python -m asynctile.cli.stress.signaller FOLDER`. Reads a seed a line, answers with a line of JSON for each round.
-Covers the pairs and what may come of them. The forks are those of inputs/trial.py.
+Started with `python -m asynctile.cli.stress.signaller FOLDER`. It reads one seed per line and answers each with a line of JSON.
+Covers the pairs of signals and their outcomes. The forks are those of inputs/trial.py.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ from asynctile.layers import checkpoint
 
 __all__ = ["Pair", "Signaller", "main"]
 
-#: The two are at most so far apart.
+#: The longest time between the two signals.
 _MOST_APART_S = 3.0
-#: A process may be told of signals later than they were sent: so close to the limit either end is right.
+#: A process may receive signals later than they were sent: this close to the limit either outcome is right.
 _EDGE_S = 0.2
-#: What is slow is slow for longer than the second signal may take, else that would find nobody; and what that ends is gone.
+#: Seconds of a slow step or save, longer than until the second signal, or it would find no process. Seconds in which a process
+#: must be gone after the signal that ends it.
 _SLOW_S, _GONE_S = 5.0, 1.0
-#: The first comes in this part of the time that a training takes, which is not the same each time: most are to meet it.
+#: The first signal comes within this part of the usual time of a training, which varies: most signals should meet it.
 _BEGUN = 0.85
-#: A training takes a second, and what is slow.
+#: Time limit of a training, which takes a second, plus a slow step or save.
 _MOST_S = 90.0
 _STEPS = 8
 _SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 256}
 _OPTIONS = f"--device cpu --batch-size 2 --steps {_STEPS} --save-every 3 --validate-every 4 --validation-tokens 64"
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
-_AT_ONCE = "asynctile train: stopped at once; with --resume "
+_AT_ONCE = "asynctile train: stopped at once; with --resume, "
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """What came of two signals. ended: how the training ended, in a few words. failure: (kind, sentence), or None."""
+    """The outcome of two signals. ended: how the training ended, in a few words. failure: (kind, sentence), or None."""
 
     ended: str
     failure: tuple[Kind, str] | None = None
 
 
 class Signaller:
-    """Plays pairs in `folder`, which is there and empty."""
+    """Plays pairs in `folder`, which exists and is empty."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -71,11 +72,11 @@ class Signaller:
         shape.write_text(json.dumps(_SHAPE))
         self._begin = f"train --out {self._run} --data {text} --model {shape} {_OPTIONS}".split()
         whole = self._bench.run(self._begin, Conditions())
-        #: of a training that nobody signalled: how long it took, and what it came to
+        #: time and outcome of a training without signals
         self._took_s, self._outcome = whole.seconds, self._end(whole)
 
     def play(self, seed: int) -> Pair:
-        """One pair, everything random in which comes from the seed, and the training to its end."""
+        """Play one pair, with all randomness from the seed, and the training to its end."""
         chance = random.Random(f"signals {seed}")
         first_s, apart_s = chance.uniform(0, _BEGUN * self._took_s), chance.uniform(0, _MOST_APART_S)
         signals = tuple((at_s, chance.choice(_NUMBERS)) for at_s in (first_s, first_s + apart_s))
@@ -85,16 +86,16 @@ class Signaller:
         resumed = self._bench.run(words, Conditions())
         outcome = self._end(resumed)
         if wrong is None and (said := _promised(end)) not in resumed.out.decode():
-            wrong = "failed", f"it said {said!r}, and --resume says {resumed.out[:500].decode()!r}"
+            wrong = "failed", f"it said {said!r}, but --resume says {resumed.out[:500].decode()!r}"
         if outcome != self._outcome:
-            wrong = "lost", f"it goes on to {outcome}, without a signal to {self._outcome}"
+            wrong = "lost", f"it ends with {outcome}, but without a signal with {self._outcome}"
         if wrong is not None:
             sent = " and ".join(f"{signal.Signals(number).name} after {at_s:.3f} s" for at_s, number in end.sent)
             wrong = wrong[0], f"{sent}: {wrong[1]}".replace(f"{self._folder}/", "")
         return Pair(ended=ended, failure=wrong)
 
     def _end(self, end: End) -> str:
-        """What a training came to, and the run is removed."""
+        """Return the outcome of a training, and remove the run."""
         newest = self._run / "checkpoints" / f"step-{_STEPS:06}"
         found = f"status {end.status} and {end.err[-500:].decode()!r}"
         if end.status == 0:
@@ -107,12 +108,12 @@ class Signaller:
 
 
 def _judge(end: End, run: Path) -> tuple[str, tuple[Kind, str] | None]:
-    """How a training that was signalled has ended, and what is wrong with that."""
+    """Return how a signalled training ended, and what is wrong with that."""
     times = [at_s for at_s, _ in end.sent]
     apart_s = times[1] - times[0] if len(times) == 2 else 0.0
     last = end.out.decode().rstrip("\n").rpartition("\n")[2]
     if end.stopped is not None:
-        return "not at all", ("hung", f"it was not over after {_MOST_S:g} s")
+        return "not at all", ("hung", f"it did not end within {_MOST_S:g} s")
     if end.err:
         return "with an error", ("failed", f"status {end.status}, {end.err[-500:].decode()!r}")
     if end.status == 0:
@@ -121,25 +122,25 @@ def _judge(end: End, run: Path) -> tuple[str, tuple[Kind, str] | None]:
         wrong = apart_s < AGAIN_S - _EDGE_S
         return "at once", ("lost", f"signals {apart_s:.3f} s apart ended it at once") if wrong else None
     if apart_s > AGAIN_S + _EDGE_S and end.seconds - times[1] > _GONE_S:
-        return "late", ("hung", f"the second, {apart_s:.3f} s behind the first, did not end it; it said {last!r}")
-    if end.status == EXIT_STATUS and "is saved, --resume" in last:
+        return "late", ("hung", f"the second signal, {apart_s:.3f} s after the first, did not end it; it said {last!r}")
+    if end.status == EXIT_STATUS and "is saved; --resume" in last:
         return "saved", None
     if any((run / "checkpoints").glob("step-*")) or end.status not in (EXIT_STATUS, -signal.SIGTERM):
-        return "otherwise", ("failed", f"status {end.status}, having said {last!r}")
+        return "otherwise", ("failed", f"status {end.status}; its last line was {last!r}")
     return "before the first step", None
 
 
 def _promised(end: End) -> str:
-    """What a training that was stopped has said of where it goes on; its resumption says the same."""
+    """Return what a stopped training said about where it continues; its resumption must say the same."""
     last = end.out.decode().rstrip("\n").rpartition("\n")[2]
     if last.startswith(_AT_ONCE):
         return last.removeprefix(_AT_ONCE)
-    saved = last.partition("stopped; ")[2].partition(" is saved, ")[0]
-    return f"goes on from {saved}, " if saved else ""
+    saved = last.partition("stopped; ")[2].partition(" is saved; ")[0]
+    return f"continues from {saved}, " if saved else ""
 
 
 def _as_program(asked: Callable[[], None]) -> None:
-    """In the fork: it is `asynctile` itself, to its end. asked: called as the first signal comes."""
+    """Make the fork behave as the program `asynctile`, to its end. asked: called when the first signal comes."""
     ask = Interrupt._ask
 
     def told(self: Interrupt) -> None:
@@ -152,7 +153,7 @@ def _as_program(asked: Callable[[], None]) -> None:
 
 
 def _slow_step() -> None:
-    """Once a signal has come steps are slow."""
+    """Make steps slow once a signal has come."""
     seen: list[bool] = []
     _as_program(lambda: seen.append(True))
     step = Session._step
@@ -166,7 +167,7 @@ def _slow_step() -> None:
 
 
 def _slow_save() -> None:
-    """Once a signal has come saves are slow, in their midst."""
+    """Make a save slow in its middle once a signal has come."""
     seen: list[bool] = []
     _as_program(lambda: seen.append(True))
     checksum = checkpoint.checksum
@@ -181,10 +182,10 @@ def _slow_save() -> None:
 
 
 def main(folder: Path) -> None:
-    """Play a pair for each seed that comes, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for stress, which then closes our input
+    """Play a pair for each seed from stdin, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stress handles Ctrl-C and then closes this stdin
     importlib.import_module("asynctile.cli.train")
-    sys.modules["matplotlib"] = None  # type: ignore[assignment]  # drawing would be half of the time
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]  # drawing would take half of the time
     warm()
     signaller = Signaller(folder)
     for line in sys.stdin:

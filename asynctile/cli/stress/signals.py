@@ -1,6 +1,6 @@
-"""Scenario `signals`: a training gets two signals, up to three seconds apart, at any moment; resumed it has the same bytes.
+"""Scenario `signals`: a training gets two signals, up to three seconds apart; resumed, it must have the same bytes.
 
-Covers the side of stress. The process that forks trainings, sends signals and compares is signaller.py.
+Covers the side of stress. signaller.py is the process that forks trainings, sends signals and compares.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ _PROGRAM = ("-m", "asynctile.cli.stress.signaller")
 
 
 class Signals(Partner):
-    """The process that sends signals, with `folder` to work in."""
+    """The process that sends signals, working in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("the process that sends signals", _PROGRAM, folder)
 
     async def play(self, seed: int, tally: Tally) -> None:
-        """A round: one pair, and the training to its end. Finding if that is not as if nobody had signalled."""
+        """Play a round of one pair of signals, with the training to its end.
+
+        Finding if the result differs from that of a training without signals.
+        """
         pair = await self.ask(seed)
         tally.pairs[pair["ended"]] += 1
         if pair["failure"] is not None:

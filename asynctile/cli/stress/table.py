@@ -1,6 +1,6 @@
-"""What stress shows: a table while it runs, renewed in place on a terminal and a line now and then elsewhere, and the summary.
+"""The output of stress: a table while it runs, renewed in place on a terminal, else a line now and then, and the summary.
 
-Covers words and layout. What is counted is tally.py, the same as JSON report.py.
+Covers words and layout. tally.py counts, report.py writes the same as JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LiveTable:
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """Renewed by a thread of its own: a round may keep the loop busy."""
+        """Renew the display in a thread of its own, because a round may keep the loop busy."""
         if self._console.is_interactive:
             with Live(console=self._console, get_renderable=self._draw, refresh_per_second=4, transient=True):
                 yield
@@ -53,7 +53,7 @@ class LiveTable:
             thread.join()
 
     def note(self, text: str) -> None:
-        """A sentence that stays."""
+        """Show a sentence that stays."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _write_lines(self, ended: Event) -> None:
@@ -80,15 +80,15 @@ class LiveTable:
 
 
 def summary(settings: StressSettings, tally: Tally) -> None:
-    """Print what there was, and each failure with the command that draws it again."""
+    """Print the totals, and each failure with the command that repeats it."""
     rounds = ", ".join(f"{name} {tally.rounds[name]}" for name in settings.scenarios)
-    void = f" (and {tally.void} that put too little strain on the budget)" if tally.void else ""
+    void = f" (and {tally.void} void rounds that did not strain the budget)" if tally.void else ""
     counted = _counted(tally) + (_disturbed(tally) if settings.scenarios == ("cancel",) else [])
     print_rows([("seed", str(settings.seed)), ("rounds", rounds + void), *counted, ("found", _found(tally))])
     for failure in tally.failures[:_SHOWN]:
-        print(f"{failure.kind} in {failure.scenario}: {failure.what}\n    again: {failure.command}")
+        print(f"{failure.kind} in {failure.scenario}: {failure.what}\n    repeat with: {failure.command}")
     if len(tally.failures) > _SHOWN:
-        print(f"and {len(tally.failures) - _SHOWN} more; --report FILE.json has them all")
+        print(f"and {len(tally.failures) - _SHOWN} more; use --report FILE.json to list them all")
 
 
 def _counted(tally: Tally) -> list[tuple[str, str]]:
@@ -97,12 +97,12 @@ def _counted(tally: Tally) -> list[tuple[str, str]]:
         ("played", f"{tally.played} of {tally.steps} steps, {tally.played_runs} of {tally.runs} runs of programs"),
         ("link", f"{format_size(moved.uploaded)} to the device, {format_size(moved.downloaded)} back"),
         ("spill", f"{format_size(moved.spill_read)} read, {format_size(moved.spill_written)} written"),
-        ("faults", f"{tally.injected.total()} injected, in {tally.faulted} rounds: {tally.survived} survived, "
+        ("faults", f"{tally.injected.total()} injected in {tally.faulted} rounds: {tally.survived} survived, "
                    f"{tally.reported} reported cleanly"),
         ("cancelled", f"{tally.cancellations} times"),
         ("killed", f"{tally.kills} times, {tally.kills_in_save} of them inside a save"),
-        ("signalled", f"{tally.pairs.total()} times twice: {_numbers(tally.pairs)}"),
-        ("damaged", f"{harmed.total} inputs: {harmed.statuses[2]} refused, {harmed.statuses[0]} gone on with; at most "
+        ("signalled", f"{tally.pairs.total()} pairs, by how the training ended: {_numbers(tally.pairs)}"),
+        ("damaged", f"{harmed.total} inputs: {harmed.statuses[2]} refused, {harmed.statuses[0]} accepted; at most "
                     f"{harmed.slowest_s:.1f} s and {format_size(harmed.most_nbytes)} above the import"),
     ]  # fmt: skip
 
@@ -112,7 +112,7 @@ def _numbers(counted: Counter[str]) -> str:
 
 
 def _disturbed(tally: Tally) -> list[tuple[str, str]]:
-    """Each public coroutine, and where it was met."""
+    """Return a row for each public coroutine with where disturbances met it."""
     places = sum((found.places for found in tally.disturbed.values()), Counter[str]())
     rows = [("on", ", ".join(f"{place} {number}" for place, number in sorted(places.items())))]
     for name, found in sorted(tally.disturbed.items()):
@@ -123,5 +123,5 @@ def _disturbed(tally: Tally) -> list[tuple[str, str]]:
 
 def _found(tally: Tally) -> str:
     return (f"{format_size(tally.lost_bytes)} lost; {tally.failed('lost')} rounds lost bytes, {tally.failed('leaked')} leaked, "
-            f"{tally.failed('hung')} hung, {tally.failed('touched')} touched what was not theirs, {tally.failed('greedy')} "
+            f"{tally.failed('hung')} hung, {tally.failed('touched')} touched foreign files, {tally.failed('greedy')} "
             f"took too much memory, {tally.failed('failed')} failed otherwise")

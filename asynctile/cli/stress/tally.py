@@ -1,6 +1,6 @@
-"""What stress has counted so far: rounds, bytes, faults, cancellations, kills, and the failures with their seeds.
+"""The counters of stress: rounds, bytes, faults, cancellations, kills, and the failures with their seeds.
 
-Covers the numbers. Who counts is the scenarios and conductor.py, who shows them table.py and report.py.
+Covers the numbers. The scenarios and conductor.py count, table.py and report.py show them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["BytesMoved", "Disturbed", "Failure", "Harmed", "Tally"]
 
 @dataclass(frozen=True)
 class Failure:
-    """A round that went wrong. The same seed draws the same round again; threads may still meet in another order."""
+    """A round that went wrong. Its seed draws the same round again, but threads may meet in another order."""
 
     scenario: str
     seed: int
@@ -57,7 +57,7 @@ class Harmed:
     most_nbytes: int = 0
 
     def add(self, kind: str, file: str, status: int, seconds: float, nbytes: int, *, found: bool) -> None:
-        """One case. status: of the command's exit. nbytes: of memory above the import."""
+        """Count one case. status: exit status of the command. nbytes: memory above the import."""
         self.cases.setdefault(kind, Counter())[file] += 1
         if found:
             self.findings.setdefault(kind, Counter())[file] += 1
@@ -76,7 +76,7 @@ class Harmed:
 
 @dataclass
 class Disturbed:
-    """One public coroutine: how often it was disturbed, by kind, by where that met it, and by place."""
+    """How often one public coroutine was disturbed, by kind, by where that met it, and by place."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     landed: Counter[str] = field(default_factory=Counter)
@@ -85,15 +85,16 @@ class Disturbed:
 
 @dataclass
 class Tally:
-    """rounds, seconds: by scenario. void: rounds of `random` that put no strain on the budget, and do not count.
+    """All counters.
 
-    injected: transfers that met a fault, by kind. faulted: rounds in which there was one. survived: those of them after which
-    all bytes were right. reported: those that ended in a typed error. refusals: budgets below the floor that were refused.
-    cancellations: calls that did not come to their end for it: cancelled, timed out or left alone by their loop. disturbed: the
-    same by public coroutine, those that had ended among them.
-    kills_in_save: those of `kills` that came while a checkpoint was written. pairs: of signals, by how the training ended.
-    steps, played: of trainings, and how many of them went by a schedule; runs, played_runs: the same of programs alone.
-    worst_loads: the most that `thrash` has loaded, as a multiple of the least possible.
+    - rounds, seconds: by scenario. void: rounds of `random` that did not strain the budget, and do not count.
+    - injected: transfers that met a fault, by kind. faulted: rounds with such a fault. survived: faulted rounds after which all
+    bytes were right. reported: faulted rounds that ended in a typed error. refusals: refused budgets below the floor.
+    - cancellations: calls that a disturbance ended: cancelled, timed out or abandoned by their loop. disturbed: the same by
+    public coroutine, including calls that had already ended.
+    - kills_in_save: the part of `kills` that came during a save. pairs: of signals, by how the training ended.
+    - steps, played: steps of trainings, and how many were played by a schedule; runs, played_runs: the same for programs.
+    - worst_loads: the most that `thrash` loaded, as a multiple of the fewest loads possible.
     """
 
     rounds: Counter[str] = field(default_factory=Counter)
@@ -122,23 +123,23 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, now: Statistics) -> None:
-        """What an engine has done in its life."""
+        """Add what an engine has done in its life."""
         self.moved.add(now)
         self.operations += now.operations
         self.retries += now.spill_retries
 
     def step(self, played: bool) -> None:
-        """A step of a training that counted."""
+        """Count a step of a training."""
         self.steps += 1
         self.played += played
 
     def run(self, played: bool) -> None:
-        """A run of a program."""
+        """Count a run of a program."""
         self.runs += 1
         self.played_runs += played
 
     def disturb(self, name: str, kind: str, landed: Landed, place: str) -> None:
-        """A call of `name` was disturbed, or was to be and had ended."""
+        """Count a call of `name` that was disturbed, or had ended before its disturbance."""
         self.cancellations += landed in (Landed.BEFORE, Landed.INSIDE)
         if landed is not Landed.NEVER:
             found = self.disturbed[name]
@@ -149,7 +150,7 @@ class Tally:
         return sum(failure.kind == kind for failure in self.failures)
 
     def to_json(self) -> dict[str, Any]:
-        counted = dict(vars(self))  # not asdict, which cannot copy a Counter
+        counted = dict(vars(self))  # asdict cannot copy a Counter
         counted |= {"rounds": dict(self.rounds), "injected": dict(self.injected), "pairs": dict(self.pairs),
                     "disturbed": {name: vars(found) for name, found in sorted(self.disturbed.items())},
                     "moved": asdict(self.moved), "harmed": self.harmed.to_json()}

@@ -1,7 +1,7 @@
-"""Scenario `thrash`: several passes over a working set that is just above the budget, one slot too few.
+"""Scenario `thrash`: several passes over a working set just above the budget, one slot too few.
 
-The oldest trap of caches: whoever evicts what was used longest ago loads everything in every pass. Covers the program, the
-least loads that any order of evictions needs (Belady's MIN), and the bound that ours must keep.
+This is the oldest trap of caches: evicting the least recently used tile loads every tile in every pass. Covers the program, the
+fewest loads that any order of evictions needs (Belady's MIN), and the bound that ours must keep.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["least_loads", "play"]
 
 _EDGE = 32
 _TILES, _PASSES = (12, 32), (4, 8)
-#: Loads over the least possible, with slots kept free for prefetch, beyond which tiles go round in circles.
+#: Loads, as a multiple of the fewest possible and with slots kept free for prefetch, above which tiles thrash.
 _MOST_LOADS = 6.0
 
 
 async def play(round: Round) -> bool:
-    """Every round counts."""
+    """Play a round. Every round counts."""
     work, passes = _cycle(round.chance)
     place = _one_slot_too_few(round.chance, work)
     expected = work.interpret(work.values)
@@ -51,7 +51,8 @@ async def play(round: Round) -> bool:
 
 
 def _cycle(chance: random.Random) -> tuple[Workload, int]:
-    """Each pass changes every tile in turn, from the one before it; now and then another one is looked at."""
+    """Return a program that in each pass updates every tile from the one before it and sometimes reads another, and its passes.
+    """
     count, passes = chance.randint(*_TILES), chance.randint(*_PASSES)
     normal = np.random.default_rng(chance.getrandbits(64)).standard_normal
     tiles = [Tile(f"a[{index}]", (_EDGE, _EDGE), persistent=True) for index in range(count)]
@@ -67,7 +68,7 @@ def _cycle(chance: random.Random) -> tuple[Workload, int]:
 
 
 def _one_slot_too_few(chance: random.Random, work: Workload) -> EngineSetup:
-    """On any device; below an emulated one, RAM is one slot too small as well."""
+    """Return a place on any device with one slot too few; below an emulated one, RAM may be one slot too small as well."""
     count, nbytes = len(work.values), _EDGE * _EDGE * 4
     slots = (count - 1) * nbytes
     prefetch = chance.choice((0, 1, 2, 8))
@@ -79,7 +80,10 @@ def _one_slot_too_few(chance: random.Random, work: Workload) -> EngineSetup:
 
 
 def least_loads(operations: Sequence[Operation], slots: int) -> int:
-    """Loads of a run that evicts what is used furthest away, with all tiles below at first and nothing kept free."""
+    """Return the loads of a run that evicts the tile with the furthest next use.
+
+    All tiles are below at first, and no slot is kept free.
+    """
     upcoming: dict[Tile, list[int]] = {}
     for position, operation in enumerate(operations):
         for tile in set(operation.operands):

@@ -1,7 +1,7 @@
-"""Scenario `threads`: threads are refused at random while an engine opens, trains and closes: it ends whole, with equal bits.
+"""Scenario `threads`: threads are refused at random while an engine opens, trains and closes; it must close with equal bits.
 
-Most rounds plan the refusals (refusals.py). Where this process may make a pids cgroup some let the kernel refuse, in one that
-has room for a few threads: `asynctile train` ends well there, or with one line.
+Most rounds plan the refusals (refusals.py). Where this process may make a pids cgroup, some rounds let the kernel refuse, in a
+group with room for a few threads: `asynctile train` must succeed there, or end with one line.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from asynctile.threads import REFUSED
 __all__ = ["play"]
 
 _STEPS = 4
-#: More than an engine asks for in a round.
+#: More threads than an engine asks for in a round.
 _MOST = 40
-#: Share of the rounds in a pids cgroup, each of which starts a program.
+#: Share of the rounds that start a program in a pids cgroup.
 _BY_KERNEL = 0.03
 _GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
 _TRAIN = ("train", "--data", "text.txt", "--steps", "3", "--batch-size", "2", "--seq-len", "16", "--out", "run")
@@ -37,7 +37,7 @@ _PATIENCE_S = 100.0
 
 
 async def play(round: Round) -> bool:
-    """Every round counts."""
+    """Play a round. Every round counts."""
     if round.chance.random() < _BY_KERNEL:
         with _pids_group(round.chance.randint(1, _MOST)) as group:
             if group is not None:
@@ -63,7 +63,7 @@ async def play(round: Round) -> bool:
 
 
 def _draw(chance: random.Random) -> Callable[[int, str], bool]:
-    """Which threads are refused: one, some, or all from one on."""
+    """Draw which threads are refused: one, some, or all from one on."""
     kind, number, share = chance.choice(("one", "some", "rest")), chance.randrange(_MOST), chance.choice((0.02, 0.1, 0.5))
     if kind == "some":
         return lambda *_: chance.random() < share
@@ -78,7 +78,7 @@ async def _train(round: Round, recipe: Recipe, place: EngineSetup) -> None:
             report = await trainer.step(*batch(number))
             if (report.loss, report.grad_norm) != reports[number - 1]:
                 raise Finding("lost", f"step {number} reported loss {report.loss!r} and norm {report.grad_norm!r}, which are "
-                                      f"{reports[number - 1]!r} where no thread is refused")
+                                      f"{reports[number - 1]!r} if no thread is refused")
         await trainer.save(round.folder / "checkpoint", wait=round.chance.random() < 0.5)
         await trainer.saved()
         expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}")
@@ -87,7 +87,7 @@ async def _train(round: Round, recipe: Recipe, place: EngineSetup) -> None:
 
 @contextmanager
 def _pids_group(most: int) -> Iterator[Path | None]:
-    """A group of at most so many threads, the file to write a process's id to; None where this process may make none."""
+    """Make a group of at most `most` threads and yield the file that processes join by; None if this process may make none."""
     for root in _GROUPS:
         group = root / f"asynctile-stress-{os.getpid()}"
         try:

@@ -1,7 +1,7 @@
-"""Scenario `train`: a few steps of a very small GPT-2 under any budget, depth and tiers, bitwise those of a run all in RAM.
+"""Scenario `train`: a few steps of a very small GPT-2 under any budget, depth and tiers, bitwise equal to a run all in RAM.
 
-Most follow each other, and are played; between some there is what a service does meanwhile, which must change no bit of them.
-Now and then the budget is below the floor: that has to be refused before any work.
+Most steps follow each other and are played; between some the round does what a service would do, which must change no bit.
+Sometimes the budget is below the floor: that must be refused before any work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REFUSED = 0.2
 
 
 async def play(round: Round) -> bool:
-    """Every round counts."""
+    """Play a round. Every round counts."""
     recipe = draw_recipe(round.chance)
     place = draw_training_place(round.chance, recipe)
     if round.chance.random() < _REFUSED:
@@ -55,7 +55,7 @@ async def play(round: Round) -> bool:
 
 
 async def _between(round: Round, trainer: Trainer) -> None:
-    """One of the things that are done between two steps: a validation, an answer, a save, steps of something else."""
+    """Do one of the things that happen between two steps: a validation, an answer, a save, other programs."""
     model, tokens, targets = trainer.model, *batch(round.chance.randrange(1, 9))
     what = round.chance.choice(_DONE_BETWEEN)
     if what in ("loss", "losses"):
@@ -75,7 +75,7 @@ async def _between(round: Round, trainer: Trainer) -> None:
 
 
 async def _refuse(round: Round, recipe: Recipe, place: EngineSetup) -> None:
-    """One byte below the floor is refused, with the floor in the error, and nothing was begun."""
+    """Check that one byte below the floor is refused before any work, with the floor in the error."""
     floor = floor_of().rounded(place.alignment).floor_nbytes
     if place.device == "cpu":
         below = replace(place, host_memory=floor - 1)

@@ -1,7 +1,7 @@
-"""Scenario `truncate`: somebody cuts the spill file, in the midst of a training that runs through it.
+"""Scenario `truncate`: the spill file is cut during a training that uses it.
 
-No byte may be wrong without a word: either all that was cut off was written again before it was read, or a typed error names
-tile, tier, file and offset. Then the engine closes, and the next one goes on from the checkpoint through the same folder.
+No byte may be silently wrong: either everything that was cut off was rewritten before it was read, or a typed error names tile,
+tier, file and offset. Then the engine closes, and the next one continues from the checkpoint with the same folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CUTS = (1, 3)
 
 
 class _Outsider:
-    """Cuts the spill file behind the back of whoever writes it, as a process with the same file could."""
+    """Cuts the spill file behind the writer's back, as another process with the same file could."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -44,7 +44,7 @@ class _Outsider:
         return file
 
     def cut(self, part: float, *, back: bool) -> None:
-        """To a part of its length. back: and then as long as before, with a hole for what was cut off."""
+        """Cut the file to a part of its length. back: then restore the length, with a hole for what was cut off."""
         nbytes = os.fstat(self._fd).st_size
         os.ftruncate(self._fd, int(part * nbytes))
         if back:
@@ -52,7 +52,7 @@ class _Outsider:
 
 
 async def play(round: Round) -> bool:
-    """Every round counts."""
+    """Play a round. Every round counts."""
     recipe, outsider = draw_recipe(round.chance), _Outsider()
     place = draw_training_place(round.chance, recipe, spill=True)
     states, _ = await round.course.follow(recipe, _STEPS)
@@ -61,7 +61,7 @@ async def play(round: Round) -> bool:
     async with round.engine(place, wrap_spill=outsider.wrap) as engine:
         trainer = await new_trainer(engine, recipe, place.update, round.tally)
         await trainer.save(checkpoint)
-        await trainer.step(*batch(1))  # which takes longer than the others: it is decided
+        await trainer.step(*batch(1))  # slower than later steps, because its plan is decided
         began_s = time.monotonic()
         await trainer.step(*batch(2))
         cutting = asyncio.create_task(_cut(round, outsider, (_STEPS - 2) * (time.monotonic() - began_s)))
@@ -88,7 +88,7 @@ async def play(round: Round) -> bool:
 
 
 async def _cut(round: Round, outsider: _Outsider, within_s: float) -> None:
-    """Now and then, in so many seconds."""
+    """Cut the file a few times within so many seconds."""
     chance = round.chance
     moments = sorted(chance.uniform(0, within_s) for _ in range(chance.randint(*_CUTS)))
     parts = [(chance.choice((0.0, chance.random())), chance.random() < 0.3) for _ in moments]
@@ -100,24 +100,24 @@ async def _cut(round: Round, outsider: _Outsider, within_s: float) -> None:
 
 
 async def _go_on(trainer: Trainer, checkpoint: Path) -> None:
-    """To the last step, with a checkpoint behind each second."""
+    """Train to the last step, with a checkpoint after every second one."""
     while trainer.step_count < _STEPS:
         step = trainer.step_count + 1
         await trainer.step(*batch(step))
         if trainer.step_count < step:
-            raise Finding("lost", f"step {step} was skipped: its loss or its gradient is not finite")
+            raise Finding("lost", f"step {step} was skipped because its loss or gradient is not finite")
         if trainer.step_count % 2 == 0:
             await trainer.save(checkpoint)
 
 
 def _judge(round: Round, error: AsynctileError | None) -> None:
-    """Count what came of it; Finding for an error that does not say which file was cut."""
+    """Count the outcome; Finding for an error that does not name the file that was cut."""
     tally = round.tally
     tally.faulted += 1
     if error is None:
         tally.survived += 1
         return
     if not is_named(error):
-        raise Finding("failed", f"a spill file that was cut ended in an error that does not name tile, tier, file and offset: "
+        raise Finding("failed", f"a cut spill file led to an error that does not name tile, tier, file and offset: "
                                 f"{type(error).__name__}: {error}") from error
     tally.reported += 1

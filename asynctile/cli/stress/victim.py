@@ -1,6 +1,6 @@
-"""The process that scenario `kill` kills: it trains with checkpoints, tells when each save begins and ends, and what came out.
+"""The process that scenario `kill` kills: it trains with checkpoints and tells when saves begin and end, and its result.
 
-Covers one process, forked from killer.py. A run that finds checkpoints goes on from the newest, as `asynctile train --resume`.
+Covers one process, forked by killer.py. A run that finds checkpoints resumes from the newest, as `asynctile train --resume`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECIPE = Recipe()
 
 
 def train(folder: Path, seed: int | None, pipe: int) -> None:
-    """Train to the last step, in any place that `seed` draws, None: all in RAM. Tells on `pipe`, in lines."""
+    """Train to the last step in the place that `seed` draws, or with None all in RAM. Writes lines to `pipe`."""
     chance = random.Random(seed)
     place = EngineSetup(device="cpu", spill=False) if seed is None else draw_training_place(chance, RECIPE)
     asyncio.run(_train(folder, place, chance, pipe))
@@ -60,7 +60,7 @@ async def _step(trainer: Trainer, pipe: int) -> None:
 
 
 async def _save(trainer: Trainer, checkpoints: Path, pipe: int, *, wait: bool) -> None:
-    """A checkpoint, written at once or behind the next steps; then older ones go."""
+    """Save a checkpoint, at once or during the next steps; then remove older ones."""
     await trainer.saved()
     tell(pipe, "save")
     await trainer.save(checkpoints / f"step-{trainer.step_count:06d}", wait=wait)

@@ -1,6 +1,6 @@
-"""A tile program with its tiles, and what it must come to: storing, running and checking it on an engine.
+"""A tile program with its tiles and expected results: storing, running and checking it on an engine.
 
-Covers `Workload`, for every scenario that needs no model. Programs are drawn by writer.py and thrash.py.
+Covers `Workload`, for every scenario that needs no model. writer.py and thrash.py draw programs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ __all__ = ["Outcome", "Workload", "compute"]
 
 @dataclass
 class Outcome:
-    """tiles: persistent ones. outputs: what was fetched on the way. numbers: what they reported. played: not by coroutines."""
+    """The results of a run.
+
+    tiles: persistent ones. outputs: fetched on the way. numbers: reported by operations. played: whether the run was played
+    instead of run as coroutines.
+    """
 
     tiles: dict[Tile, np.ndarray] = field(default_factory=dict)
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
@@ -34,16 +38,19 @@ class Outcome:
     played: bool = False
 
     def expect(self, other: Outcome) -> None:
-        """Finding if `other`, which is right, is not bitwise the same."""
+        """Raise Finding unless `other`, which is right, is bitwise the same."""
         for tile, value in other.tiles.items():
             expect_bytes(f"tile {tile.name}", self.tiles[tile], value)
         for key, value in other.outputs.items():
             expect_bytes(f"output {key}", self.outputs[key], value)
-        expect_bytes("what operations reported", np.array(self.numbers), np.array(other.numbers))
+        expect_bytes("numbers reported by operations", np.array(self.numbers), np.array(other.numbers))
 
 
 class Workload:
-    """program: finished. values: of every persistent tile before the first run. inputs: the same for each run."""
+    """A finished program with its data.
+
+    values: of every persistent tile before the first run. inputs: the same for each run.
+    """
 
     def __init__(self, program: Program, values: Mapping[Tile, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:
         self.program = program
@@ -52,7 +59,7 @@ class Workload:
         self.demand = demand_of([program], self.values)
 
     def interpret(self, tiles: Mapping[Tile, np.ndarray]) -> Outcome:
-        """What one run makes of `tiles`, on an array a tile."""
+        """Return the outcome of one run on `tiles`, computed with one array per tile."""
         arrays = {tile: value.copy() for tile, value in tiles.items()}
         arrays |= {tile: self.inputs[name].copy() for name, tile in self.program.inputs.items()}
         outcome = Outcome(numbers=[0.0] * len(self.program.numbers))
@@ -65,7 +72,7 @@ class Workload:
         return outcome
 
     def changed(self) -> set[Tile]:
-        """Tiles that some operation writes."""
+        """Return the tiles that some operation writes."""
         entries = self.program.entries
         return {tile for entry in entries for tile, how in zip(entry.tiles, entry.access, strict=True) if how != READ}
 
@@ -75,14 +82,14 @@ class Workload:
         await engine.store(self.values.items())
 
     async def run(self, engine: Engine) -> Outcome:
-        """One run as a program; the outcome has no tiles yet. On an error the run is given up as a model's would be."""
+        """Run once as a program; the outcome has no tiles yet. On an error the run is abandoned, as a model would do."""
         outputs = {entry.key: np.empty(entry.tile.shape, entry.tile.dtype)
                    for entry in self.program.entries if isinstance(entry, Fetch)}
         numbers, played = await engine.call(self._run(engine, outputs))
         return Outcome(outputs=outputs, numbers=numbers[: len(self.program.numbers)].tolist(), played=played)
 
     async def launch(self, engine: Engine) -> Outcome:
-        """One run as coroutines, all at once, each on its own; for programs of persistent tiles only."""
+        """Run once as independent coroutines, all launched at once; for programs of persistent tiles only."""
         numbers = [np.zeros(1) for _ in self.program.numbers]
         operations = self.program.operations()
         await asyncio.gather(*(engine.launch(operation, _place_of(operation, numbers)) for operation in operations))
@@ -90,7 +97,7 @@ class Workload:
         return Outcome(numbers=[float(number[0]) for number in numbers])
 
     async def read(self, engine: Engine, outcome: Outcome) -> Outcome:
-        """`outcome` with the newest bytes of every persistent tile."""
+        """Return `outcome` with the newest bytes of every persistent tile."""
         outcome.tiles = dict(zip(self.values, await engine.read_all(self.values), strict=True))
         return outcome
 
@@ -109,7 +116,7 @@ class Workload:
 
 
 def compute(operation: Operation, arrays: dict[Tile, np.ndarray], numbers: list[float]) -> None:
-    """Run one operation's kernel on arrays; what it reports goes into `numbers`."""
+    """Run one operation's kernel on arrays and put the number that it reports into `numbers`."""
     for tile, how in zip(operation.operands, operation.access, strict=True):
         if how == WRITE and tile not in arrays:
             arrays[tile] = np.empty(tile.shape, tile.dtype)
