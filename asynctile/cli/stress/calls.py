@@ -1,8 +1,8 @@
-"""Every public coroutine of engine, share, model, server and trainer, by name: what is disturbed (disturb.py), one or several.
+"""Every public coroutine of engine, share, model, server and trainer, by name, to be disturbed alone or together (disturb.py).
 
-Each may be broken off anywhere, and whatever it made is then its own to undo; what is a caller's own to give back is given back
-by `clear`. Covers `Coroutines`. What must hold after each is settled.py, in which order they come and how engines open and
-close is lives.py. A public coroutine that is in neither fails tests/cli/test_stress_calls.py.
+Each may be interrupted anywhere, and must then undo what it made; `clear` gives back what belongs to the caller. Covers
+`Coroutines`. settled.py checks what must hold after each; lives.py orders them and covers opening and closing. A public
+coroutine that is in neither fails tests/cli/test_stress_calls.py.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from asynctile.storage.tile import Tile
 
 __all__ = ["LENDING", "STEPPING", "Coroutines"]
 
-#: What a share gets of the spill file.
+#: Bytes of the spill file that a share gets.
 _LENT_NBYTES = 4 << 20
-#: Those that count steps of the training.
+#: Calls that count steps of the training.
 STEPPING = {"Trainer.step", "Trainer.run"}
-#: Those that the engine may have too little for.
+#: Calls for which the engine may have too little memory.
 LENDING = {"Engine.share", "Engine.share, trained on", "Engine.share, failing"}
 _TURNS = 5
 _PROMPT = (1, 2)
 
 
 class Coroutines:
-    """The public coroutines on one engine, `all` by name. base: a checkpoint that is there. folder: for what is saved."""
+    """The public coroutines on one engine, `all` by name. base: an existing checkpoint. folder: for saves."""
 
     def __init__(self, engine: StressEngine, trainer: Trainer, folder: Path, base: Path) -> None:
         self.engine, self.trainer = engine, trainer
@@ -49,7 +49,7 @@ class Coroutines:
         self._own: list[Tile] = []
         self._models: list[GPT2] = []
         self._servers: list[Server] = []
-        #: of the seed, by step
+        #: text of the fixed seed, by step
         self._texts: dict[int, list[int]] = {}
         self.all: dict[str, Call] = {
             "GPT2.create": self._create, "GPT2.release": self._release, "GPT2.from_pretrained": self._from_pretrained,
@@ -67,7 +67,7 @@ class Coroutines:
         }  # fmt: skip
 
     async def clear(self) -> None:
-        """Give back what is the caller's own to give back."""
+        """Give back everything that belongs to the caller."""
         for model in self._models:
             await model.release()
         for server in self._servers:
@@ -113,7 +113,7 @@ class Coroutines:
             await anext(tokens)
 
     async def _serve(self) -> None:
-        """Texts at once, one of which is broken off."""
+        """Generate several texts at once, one of which is broken off."""
         async with self.trainer.model.serve(most=2) as server, asyncio.TaskGroup() as group:
             group.create_task(_some_of(server))
             for _ in range(2):
@@ -121,7 +121,7 @@ class Coroutines:
             await server.publish()
 
     async def _close_server(self) -> None:
-        """While it writes."""
+        """Close a server while it writes."""
         server = self.trainer.model.serve()
         self._servers.append(server)
         await server.__aenter__()
@@ -137,9 +137,9 @@ class Coroutines:
         self._expect_text(step, [token.id async for token in server.generate(_PROMPT, max_new_tokens=3, seed=1)])
 
     def _expect_text(self, step: int, text: list[int]) -> None:
-        """The same with the same weights, whoever else asks and whatever was broken off; step: that it began behind."""
+        """Check that the same weights give the same text, whoever else asks. step: the text began after it."""
         if step == self.trainer.step_count and self._texts.setdefault(step, text) != text:
-            raise Finding("lost", f"after step {step} a seed gave the text {self._texts[step]}, and then {text}")
+            raise Finding("lost", f"after step {step}, one seed gave the text {self._texts[step]}, and then {text}")
 
     async def _save(self) -> None:
         await self.trainer.save(self.folder / "checkpoint")
@@ -205,7 +205,7 @@ class Coroutines:
             await part.read(b)
 
     async def _share_trains(self) -> None:
-        """Beside whatever the engine does itself, with which it takes turns."""
+        """Train in a share that takes turns with other work of the engine."""
         async with self.engine.share(**self._part(4), weight=2.0, interactive=True) as part:
             trainer = Trainer(await GPT2.create(part, CONFIG, tile=TILE))
             for step in (1, 2):
@@ -214,13 +214,13 @@ class Coroutines:
                 await _some_of(server)
 
     async def _share_fails(self) -> None:
-        """A block that ends with its user's error."""
+        """End a share's block with an error of its user."""
         with suppress(ZeroDivisionError):
             async with self.engine.share(**self._part(1)):
                 raise ZeroDivisionError
 
     async def _events(self) -> None:
-        """What a save tells, to its end."""
+        """Read the events of a save to its end."""
         events = self.engine.events()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._save())
@@ -230,13 +230,13 @@ class Coroutines:
         await events.aclose()
 
     def _tiles(self) -> list[Tile]:
-        """Two of the caller's own."""
+        """Return two tiles that belong to the caller."""
         tiles = [Tile(name, (TILE, TILE), persistent=True) for name in ("own a", "own b")]
         self._own += tiles
         return tiles
 
     def _part(self, floors: int) -> dict[str, Any]:
-        """So many times what the model needs at least, of each cap."""
+        """Return caps of a share, `floors` times what the model needs at least."""
         device, ram = (floors * floor_of().rounded(to).floor_nbytes for to in (ALIGNMENT, PAGE))
         sizes: dict[str, Any] = {"host_memory": ram} | ({"device_memory": device} if self.engine.has_link else {})
         return sizes | ({"spill_limit": _LENT_NBYTES} if self.engine.tiers.spill is not None else {})

@@ -1,5 +1,4 @@
-"""The order of rounds: scenarios take turns by their share of the time; kills and signals happen beside them in other
-processes.
+"""The order of rounds: scenarios take turns by their share of the time, beside processes that kill and signal.
 
 Covers `Conductor`: turns, seeds, deadlines, and what follows from a failed round. A scenario's file says what its rounds do.
 """

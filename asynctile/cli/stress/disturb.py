@@ -1,8 +1,8 @@
-"""A call that is disturbed: cancelled, once or several times, run into a timeout, or left alone by a loop that ends.
+"""A disturbed call: cancelled once or three times, timed out, or abandoned by a loop that ends.
 
 The moment is a number of awaits of the engine's own jobs or of turns of the caller's loop, so that it falls into every wait and
-a seed repeats it as far as threads allow; or a time, for what waits for threads alone. Covers the drawing and doing of it, and
-that a cancellation is raised. What is called is calls.py and lives.py.
+a seed repeats it as far as threads allow; or a time, for calls that wait only for threads. Covers drawing and doing it, and
+checks that a cancellation is raised. The calls are in calls.py and lives.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = [
 ]  # fmt: skip
 
 _HOWS = ("cancel", "cancel", "cancel three times", "timeout", "timeout", "loop ends")
-#: Shares of moments: before the call has begun, at a turn of the caller's loop, at a time, else at an await of an engine's job.
+#: Shares of moments: before the call begins, at a turn of the caller's loop, at a time; else at an await of an engine's job.
 _AT_ONCE, _AT_TURN, _AT_TIME = 0.1, 0.2, 0.2
 _TURNS = 12
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
-#: Called at every await of the jobs that a call asks an engine for, on that engine's loop.
+#: Called on the engine's loop at every await of the jobs that a call submits to it.
 COUNT: ContextVar[Callable[[], None] | None] = ContextVar("asynctile_stress_count", default=None)
 
 
@@ -42,15 +42,15 @@ class Landed(StrEnum):
     INSIDE = "inside"
     AFTER = "after its end"
     NEVER = "never"
-    """The call came to its end first, and nobody looked any more."""
+    """The call ended first, and nobody checked any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """at: the await of the engine's jobs, the first being 1; 0: none. after_s: seconds, if not at an await. turns: of the
-    caller's loop, if neither.
+    """How a call is disturbed, and when.
 
-    elsewhere: called from a loop of its own in another thread. uvloop: which kind that is.
+    at: number of the await of the engine's jobs, from 1; 0: none. after_s: seconds, if not at an await. turns: of the caller's
+    loop, if neither. elsewhere: called from a loop of its own in another thread. uvloop: whether that loop is a uvloop.
     """
 
     how: str
@@ -62,7 +62,7 @@ class Disturbance:
 
 
 def draw_disturbance(chance: random.Random, awaits: int, usual_s: float, turns: int = _TURNS) -> Disturbance:
-    """awaits, usual_s: about how many of them the call has undisturbed, and how long it takes. turns: the most of them."""
+    """Draw a disturbance. awaits, usual_s: about what the undisturbed call takes. turns: the most of them."""
     how, where = chance.choice(_HOWS), chance.random()
     elsewhere = how == "loop ends" or chance.random() < 0.3
     at, after_s, turn = 0, 0.0, 0
@@ -100,7 +100,7 @@ class CountedCoroutine(Coroutine[Any, Any, Any]):
 
 
 class Reached:
-    """Counts the awaits of jobs, on the engine's loop, and says once when there are as many as `at`."""
+    """Counts the awaits of jobs, on the engine's loop, and calls `say` once when there are `at` of them."""
 
     def __init__(self, at: int) -> None:
         self.awaits = 0
@@ -114,7 +114,10 @@ class Reached:
 
 
 async def disturbed(call: Call, how: Disturbance, reached: Reached) -> Landed:
-    """Make the call and disturb it; where that met it. Errors of its own are raised; Finding if it hides a cancellation."""
+    """Make the call, disturb it, and return where that met it.
+
+    The call's own errors are raised; Finding if it hides a cancellation.
+    """
     if not how.elsewhere:
         return await _here(call, how, reached)
     return await asyncio.to_thread(_elsewhere, call, how, reached)
@@ -156,21 +159,21 @@ async def _here(call: Call, how: Disturbance, reached: Reached) -> Landed:
         return Landed.INSIDE if scopes else Landed.BEFORE
     finally:
         reached.say = bool
-        await asyncio.sleep(0)  # what was told at the very end
+        await asyncio.sleep(0)  # for callbacks of the very end
         await asyncio.sleep(0)
     if cancelled or scopes[0].expired():
-        raise Finding("failed", f"{call.__qualname__} was disturbed ({how.how}) and went on as if it had not been")
+        raise Finding("failed", f"{call.__qualname__} was disturbed ({how.how}) but ended as if it had not been")
     return Landed.AFTER if met else Landed.NEVER
 
 
 def _elsewhere(call: Call, how: Disturbance, reached: Reached) -> Landed:
-    """In a thread: on a loop of its own."""
+    """Disturb the call on a loop of its own, in this thread."""
     make_loop = new_loop if how.uvloop else asyncio.new_event_loop
     if how.how != "loop ends":
         with asyncio.Runner(loop_factory=make_loop) as runner:
             return runner.run(_here(call, how, reached))
     loop, began = make_loop(), []
-    loop.set_exception_handler(lambda *_: None)  # that a task was thrown away while it waited is what we are here for
+    loop.set_exception_handler(lambda *_: None)  # tasks are discarded while they wait on purpose
 
     async def within() -> None:
         began.append(True)
@@ -197,13 +200,13 @@ def _elsewhere(call: Call, how: Disturbance, reached: Reached) -> Landed:
 
 @contextmanager
 def thrown_away() -> Iterator[list[str]]:
-    """Errors that nobody can catch, of coroutines that were thrown away. Those of a caller's own blocks are not among them."""
+    """Collect uncatchable errors of discarded coroutines, except those of a caller's own blocks."""
     found: list[str] = []
     before = sys.unraisablehook
 
     def note(unraisable: sys.UnraisableHookArgs) -> None:
-        # A group of tasks cannot end any more, a generator that was about to be asked cannot be closed, and a task that a loop
-        # left before its first turn was never awaited: a RuntimeWarning where warnings are errors.
+        # Expected: a task group that cannot end, a generator that cannot be closed before it was asked, and a task that its
+        # loop left before the first turn and was never awaited: a RuntimeWarning where warnings are errors.
         if not isinstance(unraisable.exc_value, RuntimeError | RuntimeWarning):
             found.append(f"{unraisable.exc_value!r} in {unraisable.object!r}")
 

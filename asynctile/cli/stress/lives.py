@@ -1,7 +1,7 @@
-"""Lives of engines whose calls are disturbed, one after another or several at once, and whose opening and closing are.
+"""Lives of engines whose calls, opening and closing are disturbed, one after another or several at once.
 
-After the calls weights and moments are bit for bit those of a training that nobody disturbed: its count says which steps
-counted. Covers three kinds of life; the calls are calls.py, what must hold between them settled.py, and behind them leaks.py.
+After the calls, weights and moments are bit for bit those of an undisturbed training: its count says which steps counted.
+Covers three kinds of life. calls.py has the calls, settled.py what must hold between them, leaks.py what must hold afterwards.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from asynctile.layers.report import StepReport
 __all__ = ["LIVES", "play_calls", "play_lives"]
 
 _STEPS = 12
-#: Times that calls are disturbed in the life of one engine, lives in a round, and calls at once.
+#: Disturbed calls in the life of one engine, lives in a round, and most calls at once.
 _CALLS, _LIVES, _CROWD = 24, 6, 4
-#: Share of times that several are.
+#: Share of draws with several calls at once.
 _CROWDED = 0.25
-#: What is supposed of a call that has not been seen to its end yet.
+#: Assumed awaits and seconds of a call that was not yet seen to its end.
 _AWAITS, _USUAL_S = 12, 0.01
-#: So often is each of those that step in the draw: steps in a row are what is played.
+#: Weight of each call that steps in the draw: only steps in a row are played.
 _OFTEN = 4
-#: Each of them takes some ten milliseconds, and thousands of turns of a loop that does nothing else.
+#: Seconds of each life. They take some ten milliseconds, and thousands of turns of an otherwise idle loop.
 _LIFE_S = {"Engine as a block": 0.2, "Engine.open": 0.06, "Engine.aclose": 0.02, "Engine.open and aclose": 0.06}
 _LIFE_TURNS = 3000
-#: Events that may wait for the reader of a whole life.
+#: Events that may wait for the reader over a whole life.
 _EVENTS = 10_000
 
 
 class Disturber:
-    """Calls on one engine, each of which is disturbed. reader: of all that the engine tells."""
+    """Calls on one engine, each of which is disturbed."""
 
     def __init__(self, round: Round, place: EngineSetup, trainer: Trainer, engine: StressEngine, base: Path) -> None:
         self.calls = Coroutines(engine, trainer, round.folder, base)
@@ -57,7 +57,7 @@ class Disturber:
         self._settled = Settled(engine, [trainer.model.changing], round.folder, names)
 
     def draw(self) -> list[str]:
-        """The names of what is called next, at once."""
+        """Return the names of the next calls, made at once."""
         chance, names = self._round.chance, sorted(self.calls.all.keys() - STEPPING)
         if self._trainer.step_count + 2 <= _STEPS:
             names += _OFTEN * sorted(STEPPING)
@@ -68,7 +68,7 @@ class Disturber:
         return drawn
 
     async def disturb(self, names: Sequence[str]) -> None:
-        """These calls; Finding if they leave anything."""
+        """Make these calls and disturb them; Finding if they leave anything."""
         before = self._trainer.step_count
         several = len(names) > 1
         results = await asyncio.gather(*(self._one(name, several or name in LENDING) for name in names), return_exceptions=True)
@@ -80,15 +80,18 @@ class Disturber:
         try:
             await self._trainer.saved()
         except CheckpointError as error:
-            raise Finding("failed", f"after {what} a save that was left to itself failed: {error}") from error
+            raise Finding("failed", f"after {what}, a save in the background failed: {error}") from error
         await self.calls.clear()
         await self._settled.expect(what, self._trainer.model.standing())
         steps = self._trainer.step_count - before
         if not 0 <= steps <= 2 * (not STEPPING.isdisjoint(names)) or self._trainer.model.torn is not None:
-            raise Finding("failed", f"{what} counted {steps} steps, the model is {self._trainer.model.torn or 'whole'}")
+            raise Finding("failed", f"{what} counted {steps} steps, and the model is {self._trainer.model.torn or 'whole'}")
 
     async def _one(self, name: str, may_be_refused: bool) -> str:
-        """One call, and how it was disturbed. may_be_refused: there may be too little, or others may have cut it otherwise."""
+        """Make one call and return how it was disturbed.
+
+        may_be_refused: the engine may have too little room, or other calls may have fragmented it.
+        """
         loop, awaits = asyncio.get_running_loop(), self._awaits.get(name, _AWAITS)
         how = draw_disturbance(self._round.chance, awaits, self._usual_s.get(name, _USUAL_S))
         reached, began_s = Reached(how.at), loop.time()
@@ -106,11 +109,11 @@ class Disturber:
 
 
 async def play_calls(round: Round) -> None:
-    """The life of one engine, and of a training on it."""
+    """Play the life of one engine, and of a training on it."""
     recipe = draw_recipe(round.chance)
     states, _ = await round.course.follow(recipe, _STEPS)
     place = draw_training_place(round.chance, recipe)
-    if round.chance.random() < 0.5:  # room for the copy of a save behind training
+    if round.chance.random() < 0.5:  # room for the copy of a background save
         place = replace(place, host_memory=None)
     async with round.engine(place) as engine:
         reader = engine.events(_EVENTS)
@@ -125,7 +128,7 @@ async def play_calls(round: Round) -> None:
 
 
 async def _expect_undisturbed(engine: StressEngine, trainer: Trainer, states: list[State], checkpoint: Path) -> None:
-    """The training goes on to its last step, and is what it should be; so is the newest of the saves that came to an end."""
+    """Train to the last step; Finding if the result, or that of the newest complete save, is not the undisturbed one."""
     while trainer.step_count < _STEPS:
         await trainer.step(*batch(trainer.step_count + 1))
     expect_state(await state_of(trainer), states[_STEPS], f"after step {_STEPS}, with disturbed calls between")
@@ -137,14 +140,14 @@ async def _expect_undisturbed(engine: StressEngine, trainer: Trainer, states: li
 
 
 async def _expect_told(reader: Events, trainer: Trainer) -> None:
-    """Each step that counted was told once, in order, whoever had stopped waiting for it."""
+    """Check that each counted step was told once and in order, even if its caller had stopped waiting."""
     told = [event.step async for event in reader if isinstance(event, StepDone) and event.share == "engine"]
     if told != list(range(1, trainer.step_count + 1)):
-        raise Finding("lost", f"steps {told} were told of, and {trainer.step_count} have counted")
+        raise Finding("lost", f"events reported steps {told}, but {trainer.step_count} steps counted")
 
 
 async def play_lives(round: Round) -> None:
-    """Engines whose opening, work and closing are disturbed, together and each by itself."""
+    """Play engines whose opening, work and closing are disturbed, together and each by itself."""
     recipe = draw_recipe(round.chance)
     place = draw_training_place(round.chance, recipe)
     round.spill.mkdir(exist_ok=True)
@@ -165,7 +168,7 @@ class _Life:
         self._checkpoint = round.folder / "checkpoint"
 
     async def block(self) -> None:
-        """Opening, work and closing."""
+        """Disturb opening, work and closing."""
 
         async def live() -> None:
             async with self.engine:
@@ -174,32 +177,32 @@ class _Life:
         await self._disturb(live)
 
     async def opened(self) -> None:
-        """Opening alone."""
+        """Disturb the opening alone."""
         if await self._disturb(self.engine.open) is not Landed.INSIDE:
-            await self.engine.aclose()  # else there is nothing to be closed
+            await self.engine.aclose()  # after INSIDE there is nothing to close
 
     async def closed(self) -> None:
-        """Closing alone, with a step and a reader under way."""
+        """Disturb the closing alone, with a step and a reader in progress."""
         engine = await self.engine.open()
         trainer = await new_trainer(engine, draw_recipe(self._round.chance), self._place.update)
         step, reader = asyncio.ensure_future(trainer.step(*batch(1))), asyncio.ensure_future(_read(engine.events()))
         if self._round.chance.random() < 0.5:
             await trainer.save(self._checkpoint, wait=False)
         if await self._disturb(engine.aclose) is Landed.BEFORE:
-            await engine.aclose()  # else it is whole, however it ended
+            await engine.aclose()  # otherwise the engine is closed, however the call ended
         await reader
         try:
             report: object = await step
         except DeviceError as error:
             report = error
         if not isinstance(report, StepReport | DeviceError):
-            raise Finding("failed", f"a step in an engine that closed came to {report!r}")
+            raise Finding("failed", f"a step in a closing engine ended with {report!r}")
 
     async def both(self) -> None:
-        """Opening by one task and closing by another."""
+        """Disturb opening in one task and closing in another."""
 
         async def opening() -> None:
-            with suppress(DeviceError):  # it was closed first, or meanwhile
+            with suppress(DeviceError):  # the engine was closed first, or meanwhile
                 await self._disturb(self.engine.open)
 
         await asyncio.gather(opening(), self._disturb(self.engine.aclose))
@@ -226,10 +229,10 @@ async def _read(events: Events) -> int:
 
 
 async def _expect_gone(before: Held, spill: Path) -> None:
-    """Whoever lost its loop cannot wait for the engine to close, which it does by itself."""
+    """Wait until engines whose loop is gone have closed by themselves; Finding if they leave anything."""
     for _ in range(int(WATCHDOG_S / LOOK_S)):
         if Held.now(spill).threads <= before.threads:
             break
-        gc.collect()  # whose loop has ended is thrown away by the collector alone
+        gc.collect()  # only the collector discards tasks of an ended loop
         await asyncio.sleep(LOOK_S)
     before.expect_no_more(spill)

@@ -1,11 +1,11 @@
 """Random tile programs: `write_program` draws one.
 
-Covers what a tile program may contain: updates in place, overwrites, temporaries that die, inputs and fetches, reads after
-long gaps, one tile read by many and overwritten at once, tiles of two sizes, operations of the host among those of the device.
-What it comes to and running it is work.py.
+Covers everything that a tile program may contain: updates in place, overwrites, temporaries that die, inputs and fetches, reads
+after long gaps, one tile read by many and overwritten at once, tiles of two sizes, host operations among those of the device.
+work.py runs a program and computes its results.
 
-Each operation is computed as it is drawn, by the CPU's kernels on an array a tile: without tiers, streams or threads. So
-magnitudes can be kept where a wrong byte shows; a NaN would hide it.
+Each operation is computed when it is drawn, by the CPU's kernels on one array per tile, without tiers, streams or threads. So
+magnitudes stay in a range where a wrong byte shows; a NaN would hide it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ __all__ = ["LEAST_OPERATIONS", "write_program"]
 LEAST_OPERATIONS, _MOST_OPERATIONS = 200, 224
 #: Rows and columns of the larger tiles. From 96 on, slots of whole pages come in two sizes too.
 _EDGES = (16, 16, 24, 24, 32, 32, 48, 96)
-#: How many of them stand.
+#: Range of the number of persistent tiles.
 _TILES = (14, 28)
-#: Entries above this are not multiplied any more: what follows would soon be infinite.
+#: Tiles with entries above this are not multiplied any more, or values would soon be infinite.
 _LARGEST = 1e3
-#: Tiles used last, from which half of the operands come; the others may have rested for long.
+#: Number of recently used tiles that half of the operands come from; the others may have rested for long.
 _RECENT = 6
 _TEMPORARIES_ALIVE = 6
-#: Share of the operations that run on the host.
+#: Shares of operations that run on the host.
 _ON_HOST = (0.0, 0.0, 0.05, 0.3, 0.8)
-#: Programs with fetches; the others are played when they run again.
+#: Share of programs with fetches; the others are played when they run again.
 _FETCHING = 0.4
 
 
 def write_program(chance: random.Random, *, passing: bool = True) -> Workload:
-    """A program of at least 200 operations. passing: with temporaries, inputs and fetches, which only a program can have."""
+    """Return a program of at least 200 operations. passing: with temporaries, inputs and fetches, which only a program can have.
+    """
     return _Writer(chance, passing).write(chance.randint(LEAST_OPERATIONS, _MOST_OPERATIONS))
 
 
 class _Writer:
-    """One program in the making. arrays: what each tile that may be read holds at this point."""
+    """One program in the making. arrays: the current content of each readable tile."""
 
     def __init__(self, chance: random.Random, passing: bool) -> None:
         self.chance = chance
@@ -82,19 +83,19 @@ class _Writer:
         draws, weights = list(kinds), list(kinds.values())
         while self.operations < length:
             self.chance.choices(draws, weights)[0]()
-        for tile in self.alive:  # a temporary that nobody reads could be wrong unseen
+        for tile in self.alive:  # an error in an unread temporary would not show
             self._do(copy(tile, self._over(self.whole)))
         return Workload(self.program.finish(), self.values, self.inputs)
 
     def _stand(self, name: str, shape: tuple[int, ...], change: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Tile:
-        """A persistent tile of random numbers, as large as keeps a product of two of them the same size."""
+        """Return a persistent tile of random numbers, scaled so that a product of two tiles keeps their magnitude."""
         value = change(self.normal(shape, np.float32) / np.float32(np.sqrt(self.edge)))
         tile = Tile(name, shape, persistent=True)
         self.values[tile], self.arrays[tile] = value, value.copy()
         return tile
 
     def _settings(self) -> Tile:
-        """The settings of AdamW: an input of the program, or a small tile that stands."""
+        """Return the settings of AdamW: an input of the program, or a small persistent tile."""
         value = AdamW(lr=0.05).hyper(3)
         if self.passing:
             tile = self.program.input("hyper", value.shape, np.float32)
@@ -119,7 +120,7 @@ class _Writer:
         return self.program.number(label)
 
     def _read(self, shape: tuple[int, ...] | None = None) -> Tile:
-        """A tile to read: of those used last, or of all. An operation may read the same one twice."""
+        """Return a tile to read: a recent one, or any. An operation may read the same one twice."""
         wanted = shape or self.shape
         near = [tile for tile in self.recent if tile.shape == wanted and tile in self.arrays]
         if near and self.chance.random() < 0.5:
@@ -127,13 +128,13 @@ class _Writer:
         return self.chance.choice([tile for tile in self.arrays if tile.shape == wanted])
 
     def _over(self, tiles: list[Tile], *others: Tile) -> Tile:
-        """A tile to change, none of `others`; half of the time one that was just read."""
+        """Return a tile to change, not among `others`; half of the time one that was just read."""
         free = [tile for tile in tiles if tile not in others]
         near = [tile for tile in free if tile in self.recent]
         return self.chance.choice(near if near and self.chance.random() < 0.5 else free)
 
     def _target(self, *others: Tile) -> Tile:
-        """Where a result goes: over a tile that is there, or into a new temporary. An old one may die for it."""
+        """Return where a result goes: over an existing tile, or into a new temporary, for which an old one may die."""
         if not self.passing or self.chance.random() < 0.6:
             return self._over(self.whole + self.alive, *others)
         if len(self.alive) == _TEMPORARIES_ALIVE:
@@ -192,7 +193,7 @@ class _Writer:
         self._do(column_sums(self._read(), self.chance.choice(self.rows), accumulate=self.chance.random() < 0.3))
 
     def _normalise(self, source: Tile | None = None) -> None:
-        """Over two operations; the result is of ordinary size, whatever the source was."""
+        """Normalize a tile in two operations; the result has ordinary magnitude, whatever the source was."""
         x, statistics = source or self._read(), self.chance.choice(self.statistics)
         self._do(layernorm_stats(x, statistics, seen=0, last=True, eps=1e-5))
         gain, bias = self.chance.choice(self.rows), self.chance.choice(self.rows)
@@ -216,7 +217,7 @@ class _Writer:
         self._do(sum_squares(self._read(), number=self._number("squares")))
 
     def _fetch(self) -> None:
-        """A copy for the host, in the middle of everything."""
+        """Fetch a copy for the host, in the middle of the program."""
         if self.passing:
             tile = self._read()
             self.program.fetch(tile, f"{tile.name} at {len(self.program)}", (slice(None), slice(None)))

@@ -1,7 +1,7 @@
-"""The process beside stress in which scenario `inputs` happens: it copies, damages, forks a command, judges what came of it.
+"""The process of scenario `inputs`: it copies files, damages them, forks a command and judges the outcome.
 
-Started with `python -m asynctile.cli.stress.inputs.attacker FOLDER`. Reads a seed a line, answers with a line of JSON for each
-case. It has everything imported and every kernel loaded before the first fork, starts no thread, and ends when its input does.
+Started with `python -m asynctile.cli.stress.inputs.attacker FOLDER`. It reads one seed per line and answers each with a line of
+JSON. It imports everything and loads every kernel before the first fork, starts no thread, and ends when its input does.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from asynctile.kernels.cpu import warm
 
 __all__ = ["Attacker", "Case", "main"]
 
-#: What commands import when they need it.
+#: Modules that commands import when they need them.
 _IMPORTED = ("asynctile.cli.evaluate", "asynctile.cli.generate", "asynctile.cli.plan", "asynctile.cli.train")
-#: Taken to be missing: drawing with it would be half of the time of a case, and what it draws is written like all else.
+#: Made to look missing: drawing with it would take half of the time of a case, and pictures are written like all other files.
 _DONE_WITHOUT = "matplotlib"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What was done and what came of it. file: as the table names it. failure: (kind, sentence), or None."""
+    """One case and its outcome. file: as the table names it. failure: (kind, sentence), or None."""
 
     kind: str
     file: str
@@ -48,7 +48,7 @@ class Case:
 
 
 class Attacker:
-    """Plays cases in `folder`, which is there and empty."""
+    """Plays cases in `folder`, which exists and is empty."""
 
     def __init__(self, folder: Path) -> None:
         self._place = folder.absolute() / "place"
@@ -60,7 +60,7 @@ class Attacker:
         self.prey = Prey(prey, lambda words: self._bench.run(words, Conditions()))
 
     def play(self, seed: int) -> Case:
-        """One case: everything random in it comes from the seed."""
+        """Play one case, with all randomness from the seed."""
         chance = random.Random(f"inputs {seed}")
         target = draw_target(chance)
         order = draw_order(chance, target)
@@ -97,7 +97,7 @@ class Attacker:
                     nbytes=end.nbytes, failure=failure)  # fmt: skip
 
     def _harm(self, copy: Path, target: str, order: Order, chance: random.Random) -> tuple[Damage, Conditions]:
-        """What is done to the copy, or to the process."""
+        """Damage the copy, or choose conditions for the process."""
         if target == "process":
             kind = chance.choice(sorted(SURROUNDINGS))
             return Damage(kind, f"process of {order.words.split()[0]}"), SURROUNDINGS[kind](chance)
@@ -106,8 +106,8 @@ class Attacker:
 
 
 def main(folder: Path) -> None:
-    """Play a case for each seed that comes, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for stress, which then closes our input
+    """Play a case for each seed from stdin, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stress handles Ctrl-C and then closes this stdin
     for name in _IMPORTED:
         importlib.import_module(name)
     sys.modules[_DONE_WITHOUT] = None  # type: ignore[assignment]
@@ -118,7 +118,7 @@ def main(folder: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a case, also what it may not read."""
+    """Remove a case, including files without permissions."""
     for path, _, _ in os.walk(folder):
         os.chmod(path, 0o700)
     shutil.rmtree(folder)

@@ -1,7 +1,7 @@
-"""What no command may touch: a tree beside the folders of a call, and whatever else lies around.
+"""Files that no command may touch: a tree beside the folders of a call, and everything else nearby.
 
-Covers taking a survey of a tree and saying what has changed since. Nothing is opened for it but folders, by descriptors: a pipe
-does not block it, and a path may be longer than the system takes.
+Covers surveying a tree and listing what has changed since. It opens only folders, by descriptors: a pipe does not block it, and
+a path may be longer than the system allows.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from pathlib import Path
 
 __all__ = ["Survey", "changes", "survey"]
 
-#: path under the root -> kind and rights, inode, then size, time of its bytes in ns, number of names, time of anything of it
+#: path under the root -> mode, inode, then size, mtime in ns, number of links, ctime in ns
 Survey = dict[str, tuple[int, ...]]
 
 
 def survey(root: Path, *, but: Path | None = None) -> Survey:
-    """Of everything under `root`, through no link; what is at and under `but` is left out, and when its folder changed."""
+    """Return a survey of everything under `root`, following no link.
+
+    The path `but` and everything under it is left out, and so is the time of change of its folder.
+    """
     seen: Survey = {}
     left_out = None if but is None else os.path.relpath(but, root)
     for folder, folders, files, at in os.fwalk(root, follow_symlinks=False):
@@ -35,7 +38,7 @@ def survey(root: Path, *, but: Path | None = None) -> Survey:
 
 
 def changes(before: Survey, after: Survey) -> list[str]:
-    """What differs, in words."""
+    """Return the differences in words."""
     words = [
         (after.keys() - before.keys(), "was made"), (before.keys() - after.keys(), "is gone"),
         ({path for path in before.keys() & after.keys() if _differ(before[path], after[path])}, "was changed"),
@@ -44,5 +47,5 @@ def changes(before: Survey, after: Survey) -> list[str]:
 
 
 def _differ(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
-    """Whether more has changed than that a name of a file elsewhere came or went, which its time tells as well."""
+    """Return whether more has changed than that a hard link elsewhere came or went, which also changes the ctime."""
     return before[:4] != after[:4] or (before[4:5] == after[4:5] and before != after)

@@ -10,21 +10,21 @@ from asynctile.cli.stress.inputs.site import Site
 
 __all__ = ["CONTENT"]
 
-#: More than any disk here has; the file takes no room.
+#: A size above that of any disk here; the file takes no space.
 _STRETCHED_NBYTES = 1 << 40
 _INSERTED = (b"\0", b"\xff", b'"', b"\\", b"[" * 200, b'{"a":' * 200, *(text.encode() for text in ODD))
-#: The longest part that is repeated: a file does not grow without end.
+#: The longest part that is repeated, so that files stay small.
 _PART_NBYTES = 1 << 16
 
 
 def truncated(site: Site) -> None:
-    """Often to nothing: what a crash leaves of a file that nobody synced."""
+    """Cut the file, often to nothing, as a crash leaves a file that was never synced."""
     size = site.path.stat().st_size
     os.truncate(site.path, site.chance.choice((0, site.chance.randrange(size), size - 1)) if size else 0)
 
 
 def flipped(site: Site) -> None:
-    """One bit."""
+    """Flip one bit."""
     content = bytearray(site.path.read_bytes())
     if content:
         content[site.chance.randrange(len(content))] ^= 1 << site.chance.randrange(8)
@@ -32,7 +32,7 @@ def flipped(site: Site) -> None:
 
 
 def noise(site: Site) -> None:
-    """Random bytes in place of the whole or of a part."""
+    """Put random bytes in place of the file or of a part of it."""
     content = site.path.read_bytes()
     part = site.chance.randbytes(site.chance.choice((1, 8, 100, 5000)))
     begin = site.chance.randrange(len(content) + 1)
@@ -40,26 +40,26 @@ def noise(site: Site) -> None:
 
 
 def inserted(site: Site) -> None:
-    """A few bytes that mean something in JSON, or nothing in UTF-8."""
+    """Insert a few bytes that mean something in JSON, or that are invalid UTF-8."""
     content = site.path.read_bytes()
     at = site.chance.randrange(len(content) + 1)
     site.path.write_bytes(content[:at] + site.chance.choice(_INSERTED) + content[at:])
 
 
 def left_out(site: Site) -> None:
-    """A part is missing."""
+    """Remove a part."""
     before, _, after = _cut(site)
     site.path.write_bytes(before + after)
 
 
 def repeated(site: Site) -> None:
-    """A part stands there several times."""
+    """Repeat a part several times."""
     before, part, after = _cut(site)
     site.path.write_bytes(before + part + part[:_PART_NBYTES] * site.chance.choice((1, 2, 50)) + after)
 
 
 def stretched(site: Site) -> None:
-    """To a tebibyte of zeros at the end."""
+    """Extend the file with zeros to one tebibyte."""
     os.truncate(site.path, _STRETCHED_NBYTES)
 
 

@@ -1,7 +1,7 @@
 """One case of damage: drawn for a copy of the prey, and done to it.
 
-Covers which kinds go with which file, and what is known about the outcome. The kinds are content.py, document.py, impostor.py
-and entries.py.
+Covers which kinds of damage suit which file, and what is known about the outcome. The kinds are in content.py, document.py,
+impostor.py and entries.py.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ Harm = Callable[[Site], None]
 _CONTENT, _DOCUMENT, _IMPOSTOR = 0.3, 0.4, 0.3
 _LARGE_NBYTES = 1 << 20
 _MENDED = 0.5
-#: A checkpoint that is not the newest, and files that nobody reads, are damaged less often.
+#: Weight of older checkpoints and of files that nobody reads, which are damaged less often.
 _SELDOM = 0.1
 
 
 @dataclass(frozen=True)
 class Damage:
-    """kind: what was done. file: to which, as the table names it. checked: the name of a file of the newest checkpoint whose
-    bytes are no longer those that its checksum was taken of. kept_from: it means something only without the rights of root.
+    """What was done to which file.
+
+    kind: of damage. file: its name in the table. checked: the name of a file in the newest checkpoint that no longer matches
+    its checksum. kept_from: the damage only affects a process without root's rights.
     """
 
     kind: str
@@ -44,7 +46,7 @@ class Damage:
 
 
 def damage(copy: Path, twin: Path, outside: Path, order: Order, chance: random.Random) -> Damage:
-    """Draw a file or folder of `copy` and what happens to it, and do it. twin: the same as `copy` outside."""
+    """Draw a file or folder of `copy` and its damage, and do it. twin: the undamaged copy outside."""
     path = _draw_path(copy, order, chance)
     site = Site(path=path, name=_name(path, copy), twin=twin / path.relative_to(copy), outside=outside, chance=chance)
     kind, do = _draw_kind(site, typed=path == copy)
@@ -60,12 +62,12 @@ def damage(copy: Path, twin: Path, outside: Path, order: Order, chance: random.R
 
 
 def spoil(site: Site) -> None:
-    """Change a file in one to three places: what it says, or its bytes."""
+    """Change a file in one to three places: its document or its bytes."""
     for _ in range(site.chance.choice((1, 1, 2, 3))):
         kinds = DOCUMENT if is_document(site) and site.chance.random() < _DOCUMENT / (_DOCUMENT + _CONTENT) else CONTENT
         _draw_from(kinds, site)[1](site)
         if site.path.stat().st_size > _LARGE_NBYTES:
-            return  # parsing it again would take seconds
+            return  # another change would parse it again, for seconds
 
 
 def _draw_path(copy: Path, order: Order, chance: random.Random) -> Path:
@@ -75,14 +77,14 @@ def _draw_path(copy: Path, order: Order, chance: random.Random) -> Path:
 
 
 def _is_seldom_read(inner: PurePath, order: Order) -> bool:
-    """inner: a path in the copy."""
+    """Return whether commands seldom read the path `inner` of the copy."""
     if inner.parts[:1] == ("checkpoints",) and not inner.as_posix().startswith(NEWEST) and len(inner.parts) > 1:
         return True
     return inner.name in ("loss.svg", "sample.txt", "summary.json") or not order.looks_at(inner)
 
 
 def _name(path: Path, copy: Path) -> str:
-    """A file, named so that a table of them is read with ease."""
+    """Return a name of a file that makes a table of names easy to read."""
     inner = path.relative_to(copy).as_posix()
     if path.parent.parent.name == "checkpoints":
         return f"{'' if inner.startswith(NEWEST) else 'older '}checkpoint/{path.name}"
@@ -109,9 +111,9 @@ def _draw_from(kinds: dict[str, Harm], site: Site, *, typed: bool = False) -> tu
 def _goes_with(kind: str, site: Site, typed: bool) -> bool:
     name = site.path.name
     if kind.startswith("linked") and typed:
-        return False  # a link that was typed is followed, also to write
+        return False  # a typed link is followed, also to write
     if kind == "hard link out":
-        return site.path.is_file()  # folders have none
+        return site.path.is_file()  # folders have no hard links
     if kind == "odd dtype":
         return says_dtypes(site)
     if kind in ("endless shape", "odd length of header"):
@@ -119,13 +121,13 @@ def _goes_with(kind: str, site: Site, typed: bool) -> bool:
     if kind == "planted path":
         return name in ("run.json", "model.safetensors.index.json")
     if kind == "stretched to 1 TiB":
-        # A text of a tebibyte is no damage: reading it takes as long as it takes.
+        # A text of a tebibyte is no damage: reading it just takes long.
         return site.path.suffix != ".txt"
     return True
 
 
 def _listed(site: Site) -> str | None:
-    """The name of a file that the newest checkpoint has a checksum of."""
+    """Return the name of a file that the newest checkpoint has a checksum of, else None."""
     record = site.path.parent / CHECKSUMS
     if not site.name.startswith("checkpoint/") or site.path.is_dir():
         return None
@@ -133,12 +135,12 @@ def _listed(site: Site) -> str | None:
 
 
 def _bytes_of(path: Path) -> bytes | None:
-    """Of a file of a size that can be held; None: it is another than before in any case."""
+    """Return the content of a file, or None if it is too large to hold, and so certainly changed."""
     return path.read_bytes() if os.stat(path).st_size < 1 << 26 else None
 
 
 def _mend_checksum(path: Path) -> None:
-    """As someone would who means it: checksums guard against disks and copies, not against intent."""
+    """Correct the checksum, as an attacker would: checksums protect against disks and copies, not against intent."""
     record = path.parent / CHECKSUMS
     table = json.loads(record.read_bytes())
     table["files"][path.name] = checksum(path)

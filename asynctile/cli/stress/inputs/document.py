@@ -1,6 +1,6 @@
-"""Damage to what a file says: JSON, lines of JSON and headers of safetensors files that stay well-formed and make no sense.
+"""Damage to the content of a file: JSON, JSON lines and safetensors headers that stay well-formed but make no sense.
 
-Covers choosing a place in a document and what is put there. A document is written as text, since json cannot write all of it.
+Covers choosing a place in a document and what to put there. The document is written as text, since json cannot write all of it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _DTYPES = ("V0", "V8", "O", "S0", "U1", ">f4", "M8[s]", "f2,f2", "<u2", "float64
 _SHAPES: tuple[list[int], ...] = ([1] * 300_000, [2] * 100_000, [10**18] * 5, [0, 10**30], [2**63], [], [0], [-1],
                                   [2**32, 2**32])  # fmt: skip
 _BROKEN = ("01", "'x'", "[" * 5000)
-#: What stands in place of any value or name: JSON, the JSON of Python, or neither.
+#: Replacements of any value or name: JSON, Python's dialect of JSON, or neither.
 ODD = (*_OTHERS, *_NUMBERS, *map(str, _ENORMOUS), *map(json.dumps, (*_TEXTS, *_DTYPES)), *_BROKEN)
 _MANY = 400_000
 
 
 def is_document(site: Site) -> bool:
-    """Return whether the file, its header or a line of it is a JSON object that says something."""
+    """Return whether the file, its header or one of its lines is a JSON object that is not empty."""
     try:
         return _Document.of(site).value is not None
     except IndexError:
-        return False  # no line is
+        return False  # no line is an object
 
 
 def is_weights(site: Site) -> bool:
@@ -52,7 +52,7 @@ def says_dtypes(site: Site) -> bool:
 
 @dataclass
 class _Document:
-    """The part of a file that is JSON, between what stands before and behind it."""
+    """The JSON part of a file, between what comes before and after it."""
 
     before: bytes
     value: Any
@@ -72,13 +72,13 @@ class _Document:
         return cls(b"", _object(content), b"\n", False)
 
     def write(self, site: Site, raw: str = "") -> None:
-        """raw: the text that is put where the hole is."""
+        """Write the file. raw: the text to put into the hole."""
         text = json.dumps(self.value).replace(json.dumps(_HOLE), raw).encode()
         length = len(text).to_bytes(8, "little") if self.header else b""
         site.path.write_bytes(self.before + length + text + self.after)
 
     def fill(self, site: Site, raw: str, wanted: Callable[[Any, Any], bool] = lambda key, value: True) -> None:
-        """Put `raw` in place of a value that is `wanted`, of the whole if there is none."""
+        """Put `raw` in place of a `wanted` value, or of the whole document if there is none."""
         found = [slot for slot in _slots(self.value) if wanted(slot[1], slot[0][slot[1]])]
         if not found or (wanted(None, self.value) and site.chance.random() < 0.1):
             self.value = _HOLE
@@ -95,12 +95,12 @@ def nested(site: Site) -> None:
 
 
 def number(site: Site) -> None:
-    """Of hundreds of digits, none at all, below or between what is meant."""
+    """Put in a number of hundreds of digits, one that is none, or one out of the expected range."""
     _Document.of(site).fill(site, site.chance.choice(_NUMBERS), _is_number)
 
 
 def enormous(site: Site) -> None:
-    """A size that would take all memory or all time."""
+    """Put in a size that would take all memory or all time."""
     _Document.of(site).fill(site, str(site.chance.choice(_ENORMOUS)), _is_number)
 
 
@@ -116,7 +116,7 @@ def retyped(site: Site) -> None:
 
 
 def odd_value(site: Site) -> None:
-    """Anything in place of anything, also what is no JSON."""
+    """Replace any value by anything, even by invalid JSON."""
     _Document.of(site).fill(site, site.chance.choice(ODD))
 
 
@@ -125,7 +125,7 @@ def odd_text(site: Site) -> None:
 
 
 def odd_name(site: Site) -> None:
-    """Anything in place of a name."""
+    """Replace a name by anything."""
     document = _Document.of(site)
     holder, key = site.chance.choice([slot for slot in _slots(document.value) if isinstance(slot[0], dict)])
     holder[_HOLE] = holder.pop(key)
@@ -133,7 +133,7 @@ def odd_name(site: Site) -> None:
 
 
 def longer(site: Site) -> None:
-    """A list several times in a row, or a list of a value where the document has none; anything behind it."""
+    """Repeat a list several times, or make a list of a value; then append anything."""
     document = _Document.of(site)
     slots = list(_slots(document.value))
     holder, key = site.chance.choice([slot for slot in slots if isinstance(slot[0][slot[1]], list)] or slots)
@@ -143,7 +143,7 @@ def longer(site: Site) -> None:
 
 
 def many(site: Site) -> None:
-    """Entries without end: of the kind that the document has, where it is one of tensors."""
+    """Add hundreds of thousands of entries, of the document's own kind if it lists tensors."""
     document = _Document.of(site)
     holders = [holder for holder in _holders(document.value) if isinstance(holder, dict)]
     holder = site.chance.choice(holders)
@@ -169,7 +169,7 @@ def shape(site: Site) -> None:
 
 
 def odd_length(site: Site) -> None:
-    """Another length of the header than the header has."""
+    """Write a header length that is not the header's."""
     content = site.path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     said = site.chance.choice((0, 7, length - 1, length + 1, len(content), 2**40, 2**64 - 1))
@@ -177,7 +177,7 @@ def odd_length(site: Site) -> None:
 
 
 def planted(site: Site) -> None:
-    """A path that leads out, where the document may name one."""
+    """Put in a path that leads outside, where the document may name a path."""
     outside = str(site.outside)
     path = site.chance.choice((
         f"{outside}/planted", f"{outside}/secret.txt", f"{outside}/folder", f"{outside}/run", f"{outside}/pipe", "/dev/zero",
@@ -194,7 +194,7 @@ DOCUMENT: dict[str, Callable[[Site], None]] = {
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
-    """Return a JSON object with a name in it; None if the text is none."""
+    """Return a JSON object with at least one name; None if the text is not one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -208,7 +208,7 @@ def _slots(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _holders(value: Any) -> Iterator[Any]:
-    """Every object and array of a document, the outermost first."""
+    """Yield every object and array of a document, outermost first."""
     if isinstance(value, dict | list):
         yield value
         for inner in value.values() if isinstance(value, dict) else value:

@@ -1,4 +1,5 @@
-"""Names in a folder that nobody expects: one checkpoint more, litter that leads out, what is no text, very many."""
+"""Unexpected names in a folder: one more checkpoint, leftovers that link outside, names that are not text, thousands of entries.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +18,27 @@ _MANY, _DEEP = 3_000, 300
 
 
 def odd_names(site: Site) -> None:
-    """One more entry: a file, a folder, a link or a pipe."""
+    """Add one entry: a file, a folder, a link or a pipe."""
     name = os.fsencode(site.path) + b"/" + site.chance.choice(_NAMES)
     _put(Path(os.fsdecode(name)), site)
 
 
 def litter(site: Site) -> None:
-    """What a kill leaves beside a folder that is replaced, or beside a file that is written; here it may be a link."""
+    """Add what a kill leaves beside a folder being replaced or a file being written; here it may be a link."""
     inside = [entry.name for entry in site.path.iterdir()] or ["step-000001"]
     name = f".{site.chance.choice((*inside, 'step-000006', 'step-000004'))}.{site.chance.getrandbits(32):08x}"
     _put(site.path / f"{name}.{site.chance.choice(('new', 'old', 'part'))}", site)
 
 
 def very_many(site: Site) -> None:
-    """Thousands of entries; a link a name costs least."""
+    """Add thousands of entries, as links, which cost least."""
     prefix = site.chance.choice(("step-", "x", ".step-000001."))
     for i in range(_MANY):
         (site.path / f"{prefix}{i:08}{'.new' if prefix[0] == '.' else ''}").symlink_to("/dev/null")
 
 
 def deep(site: Site) -> None:
-    """Folders in folders, further than a path may be long."""
+    """Nest folders deeper than a path may be long."""
     folder = os.open(site.path, os.O_RDONLY)
     for _ in range(_DEEP):
         os.mkdir("d" * 20, dir_fd=folder)

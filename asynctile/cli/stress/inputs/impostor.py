@@ -1,4 +1,4 @@
-"""Something else in the place of a file or a folder: nothing, the other of the two, a link, a pipe, a device, no rights."""
+"""Something else in place of a file or folder: nothing, the other kind, a link, a pipe, a device, or no permissions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def removed(site: Site) -> None:
 
 
 def swapped(site: Site) -> None:
-    """A folder for a file, a file for a folder."""
+    """Replace a file by a folder, or a folder by a file."""
     was_folder = site.path.is_dir()
     site.clear()
     if was_folder:
@@ -28,25 +28,25 @@ def swapped(site: Site) -> None:
 
 
 def linked_out(site: Site) -> None:
-    """To the same, whole, outside: reading goes well, and writing must not reach it."""
+    """Replace it by a link to its undamaged twin outside: reading works, and writing must not reach the twin."""
     site.clear()
     site.path.symlink_to(site.twin)
 
 
 def shared(site: Site) -> None:
-    """A hard link to the same outside, as a copy by `cp -l` has it: what is written in place is written there too."""
+    """Replace it by a hard link to its twin, as `cp -l` makes it: writing in place would change the twin too."""
     site.clear()
     os.link(site.twin, site.path)
 
 
 def linked_to_another(site: Site) -> None:
-    """To something else outside: a text, a folder, a name that is not there yet, a pipe."""
+    """Replace it by a link to something else outside: a text, a folder, a missing name, a pipe."""
     site.clear()
     site.path.symlink_to(site.outside / site.chance.choice(("secret.txt", "folder", "planted", "pipe")))
 
 
 def linked_in_circles(site: Site) -> None:
-    """To itself, or a folder that holds itself."""
+    """Make a link to itself, or a folder that contains itself."""
     if site.path.is_dir() and site.chance.random() < 0.7:
         inside = site.path / site.chance.choice(("again", "step-000009", "tokens", "a.txt"))
         inside.symlink_to(site.chance.choice((site.path, site.path.parent, inside)))
@@ -56,13 +56,13 @@ def linked_in_circles(site: Site) -> None:
 
 
 def pipe(site: Site) -> None:
-    """Nobody writes to it: opening it waits for ever."""
+    """Replace it by a pipe that nobody writes to: opening it blocks forever."""
     site.clear()
     os.mkfifo(site.path)
 
 
 def listener(site: Site) -> None:
-    """A socket. Bound through a descriptor: the name of one is limited to 108 bytes."""
+    """Replace it by a socket. It is bound through a descriptor, because its name is limited to 108 bytes."""
     site.clear()
     folder = os.open(site.path.parent, os.O_RDONLY)
     try:
@@ -73,13 +73,13 @@ def listener(site: Site) -> None:
 
 
 def zeros(site: Site) -> None:
-    """/dev/zero: never ends."""
+    """Replace it by a link to /dev/zero, which never ends."""
     site.clear()
     site.path.symlink_to("/dev/zero")
 
 
 def nothing(site: Site) -> None:
-    """/dev/null: ends at once; or /dev/full, which also takes nothing."""
+    """Replace it by a link to /dev/null, which ends at once, or to /dev/full, which also refuses writes."""
     site.clear()
     site.path.symlink_to(site.chance.choice(("/dev/null", "/dev/full")))
 
@@ -97,5 +97,5 @@ IMPOSTOR: dict[str, Callable[[Site], None]] = {
     "linked elsewhere": linked_to_another, "linked in a circle": linked_in_circles, "pipe": pipe, "socket": listener,
     "/dev/zero": zeros, "/dev/null": nothing, "unreadable": unreadable, "unwritable": unwritable,
 }  # fmt: skip
-#: Those that mean something only to a process without the rights of root.
+#: Impostors that only affect a process without root's rights.
 KEPT_FROM = frozenset({"unreadable", "unwritable"})

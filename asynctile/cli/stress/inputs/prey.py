@@ -1,7 +1,7 @@
-"""What is damaged: a small run, model folders and texts, made once by the program itself; and the commands that read them.
+"""The files to be damaged, made once by the program itself, and the commands that read them.
 
-Covers `Prey`, the folders and the orders. Each case works on a copy. Beside them lies a twin of all that stays as it is: what
-links and paths lead to, and what is looked at after every case.
+Covers `Prey`, the folders (a small run, model folders, texts), and the orders. Each case works on a copy. Beside the copies is
+a twin of everything, which must stay as it is: links and paths lead to it, and it is checked after every case.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ __all__ = ["NEWEST", "STEPS", "Order", "Prey", "draw_order", "draw_target"]
 
 _SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 300}
 STEPS = 4
-#: Where damage is done, and in which part of all cases.
+#: Targets of damage and their share of all cases.
 TARGETS = {"run": 0.48, "model": 0.13, "shards": 0.11, "data": 0.08, "vocabulary": 0.05, "options": 0.04, "process": 0.11}
 
 
 @dataclass(frozen=True)
 class Order:
-    """A command. words: with places for the copy and for a folder that is not there yet. writes: which of the two, if any.
+    """A command.
 
-    opens: what it looks at in the copy, as patterns; damage elsewhere says little. checks: of a run's newest checkpoint, the
-    files whose checksums it looks at.
+    words: with placeholders for the copy and for a new folder. writes: which of the two it writes, if any. opens: patterns of
+    the files that it reads in the copy; damage elsewhere says little. checks: files of a run's newest checkpoint whose
+    checksums it verifies.
     """
 
     words: str
@@ -40,7 +41,7 @@ class Order:
     checks: tuple[str, ...] = ()
 
     def looks_at(self, path: PurePath) -> bool:
-        """path: in the copy."""
+        """Return whether the command reads a path of the copy."""
         return any(fnmatch(path.as_posix(), pattern) for pattern in self.opens)
 
 
@@ -62,7 +63,7 @@ schedule = "linear"
 max-time = "1h30m"
 epochs = 0.5
 """
-#: For each target; one that stands twice is drawn twice as often.
+#: The orders of each target; one that is listed twice is drawn twice as often.
 ORDERS: dict[str, tuple[Order, ...]] = {
     "run": (
         *(3 * (Order(f"train --resume --out {{it}} --steps {STEPS + 1}", ("*",), "it",
@@ -101,7 +102,7 @@ ORDERS["shards"] = ORDERS["model"]
 
 
 class Prey:
-    """In `folder`, which is there. run_command: runs `asynctile` with words, to its end."""
+    """The files, in `folder`, which exists. run_command: runs `asynctile` with these words to its end."""
 
     def __init__(self, folder: Path, run_command: Callable[[list[str]], End]) -> None:
         self.folder = folder
@@ -122,7 +123,7 @@ class Prey:
         return self._whole / ("run" if target == "process" else target)
 
     def lay_out(self) -> None:
-        """The twin outside, as it was in the beginning."""
+        """Make the twin outside as it was at first."""
         if self.outside.exists():
             shutil.rmtree(self.outside)
         shutil.copytree(self._whole, self.outside)
@@ -144,7 +145,7 @@ class Prey:
         words = f"{_TRAIN} {STEPS} --save-every 2 --model {self.shape} --tokenizer bpe:300 --data {self.text} --out"
         end = run_command([*words.split(), str(whole / "run")])
         if end.status:
-            raise RuntimeError(f"a training that nobody disturbed ended with status {end.status}: {end.err.decode()}")
+            raise RuntimeError(f"an undisturbed training ended with status {end.status}: {end.err.decode()}")
         newest = whole / "run" / "checkpoints" / f"step-{STEPS:06}"
         for name in ("model", "shards"):
             (whole / name).mkdir()
@@ -165,7 +166,7 @@ def draw_order(chance: random.Random, target: str) -> Order:
 
 
 def _write_vocabulary(tokenizer: Path, folder: Path) -> None:
-    """Write a tokenizer as GPT-2 has it, in five files. Its last two tokens are special instead."""
+    """Write a tokenizer in GPT-2's format, in five files. Its last two tokens become special ones."""
     model = json.loads(tokenizer.read_bytes())["model"]
     plain = dict(sorted(model["vocab"].items(), key=lambda item: item[1])[:-2])
     files = {
@@ -178,7 +179,7 @@ def _write_vocabulary(tokenizer: Path, folder: Path) -> None:
 
 
 def _cut(weights: Path, folder: Path) -> None:
-    """Weights as two shards and their index."""
+    """Write weights as two shards and their index."""
     weight_map: dict[str, str] = {}
     with TensorReader(weights) as source:
         names = source.names()

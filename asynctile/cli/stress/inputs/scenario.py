@@ -1,6 +1,6 @@
-"""Scenario `inputs` on the side of stress: a case a round, played by a process of its own.
+"""Scenario `inputs` on the side of stress: each round is one case, played by a process of its own.
 
-Covers counting. The cases are attacker.py's.
+Covers counting. The cases are in attacker.py.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PROGRAM = ("-m", "asynctile.cli.stress.inputs.attacker")
 
 
 class Attack(Partner):
-    """The attacking process, with `folder` to work in."""
+    """The attacking process, working in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("the process that damages inputs", PROGRAM, folder)
 
     async def play(self, round: Round) -> bool:
-        """One case. Finding if the command did what it may not."""
+        """Play one case. Finding if the command did something it may not."""
         case = await self.ask(round.seed)
         round.tally.harmed.add(case["kind"], case["file"], case["status"], case["seconds"], case["nbytes"],
                                found=case["failure"] is not None)

@@ -1,6 +1,6 @@
-"""Where damage is done: a path of a copy that belongs to the case, and what is around it.
+"""Where damage is done: a path in a case's own copy, and its surroundings.
 
-Covers `Site`, and removing what stands there. What is done to it is content.py, document.py, impostor.py and entries.py.
+Covers `Site`, and removing what is there. content.py, document.py, impostor.py and entries.py do the damage.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ __all__ = ["Site"]
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """path: the victim, a file or a folder. name: of it in the table. twin: the same outside, whole, never to be touched.
+    """The place of one case of damage.
 
-    outside: the folder of all that is never to be touched. chance: all that is random comes from it.
+    path: the victim, a file or a folder. name: its name in the table. twin: the undamaged same outside, never to be touched.
+    outside: the folder of everything that is never to be touched. chance: source of all randomness.
     """
 
     path: Path
@@ -27,7 +28,7 @@ class Site:
     chance: random.Random
 
     def clear(self) -> None:
-        """Remove what stands there, to put something else in its place."""
+        """Remove the victim, to put something else in its place."""
         if self.path.is_dir() and not self.path.is_symlink():
             shutil.rmtree(self.path)
         else:

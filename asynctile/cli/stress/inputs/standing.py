@@ -1,6 +1,6 @@
-"""What a command that refuses leaves as it was: a run's record, its metrics, the names of its checkpoints.
+"""What a refusing command must leave as it was: a run's record, its metrics, the names of its checkpoints.
 
-Covers `RunStanding`, taken before and after, and how the two may differ. What lies beside the run is bystanders.py.
+Covers `RunStanding`, taken before and after, and how the two may differ. bystanders.py covers what is beside the run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from asynctile.storage.input import read_file
 
 __all__ = ["RunStanding"]
 
-#: The bytes of a file that is as small as it should be; of anything else inode, size and time of change in ns; None: nothing.
+#: The bytes of a small file; for anything else its inode, size and mtime in ns; None: nothing there.
 Content = bytes | tuple[int, int, int] | None
 
 
 @dataclass(frozen=True)
 class RunStanding:
-    """checkpoints: sorted, without what is not finished yet; None: there is no folder of them."""
+    """The state of a run. checkpoints: sorted names, without unfinished ones; None: no such folder."""
 
     record: Content
     metrics: Content
@@ -33,22 +33,22 @@ class RunStanding:
 
     @classmethod
     def of(cls, run: Path) -> Self:
-        """Nothing is opened that is no file."""
+        """Return the state of a run, opening only regular files."""
         checkpoints = None
         with suppress(OSError):
             checkpoints = sorted(name for name in os.listdir(run / "checkpoints") if name[0] != ".")
         return cls(_content(run / "run.json"), _content(run / "metrics.jsonl"), checkpoints)
 
     def expect(self, now: RunStanding, *, whole: bool) -> None:
-        """Finding unless `now`, after a refusal, is the same.
+        """Raise Finding unless `now`, after a refusal, is the same.
 
-        whole: nothing was wrong with the files, so that the refusal may have come late, as on a full disk. Then the run may
-        have gone on: a step that was done is in its metrics, and what was saved before is there, or something newer is.
+        whole: the files were fine, so that the refusal may have come late, as on a full disk. Then the run may have advanced: a
+        step that was done is in its metrics, and earlier saves are still there, or newer ones.
         """
         if now == self or (whole and self._has_led_to(now)):
             return
         changed = [what for what in ("record", "metrics", "checkpoints") if getattr(now, what) != getattr(self, what)]
-        raise Finding("lost", f"the command refused, and changed the run's {', '.join(changed)}")
+        raise Finding("lost", f"the command refused, but changed the run's {', '.join(changed)}")
 
     def _has_led_to(self, now: RunStanding) -> bool:
         if not isinstance(self.metrics, bytes) or not isinstance(now.metrics, bytes) or not isinstance(now.record, bytes):

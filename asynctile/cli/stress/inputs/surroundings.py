@@ -1,6 +1,6 @@
-"""What a process may meet that is no file's fault: little memory, a full disk, a closed stdout, a signal.
+"""Conditions of a process that are no file's fault: little memory, a full disk, a closed stdout, a signal.
 
-Covers the conditions and how a child enters them. The judgement is verdict.py's, as for all else.
+Covers the conditions and how a child enters them. verdict.py judges the outcome as any other.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 __all__ = ["SURROUNDINGS", "Conditions", "without_rights"]
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: of <linux/capability.h>: read and write whatever the rights of a file say
+#: from <linux/capability.h>: the capabilities to read and write despite file permissions
 _VERSION_3, _OVERRIDE = 0x20080522, (1 << 1) | (1 << 2)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """enter: called in the child before anything else. signals: (after seconds, number), sent to it."""
+    """The conditions of one command. enter: called in the child before anything else. signals: (seconds, number), sent to it.
+    """
 
     enter: Callable[[], None] = field(default=lambda: None)
     signals: tuple[tuple[float, int], ...] = ()
@@ -34,7 +35,7 @@ def _limited(kind: int, most: int) -> Callable[[], None]:
 
 
 def little_address_space(chance: random.Random) -> Conditions:
-    """A few hundred MB to 4 GiB more than there is at the start, as by `ulimit -v`."""
+    """Limit the address space to 256 MiB to 60 GiB more than at the start, as `ulimit -v` does."""
     more = chance.choice((256 << 20, 512 << 20, 1 << 30, 4 << 30, 60 << 30))
 
     def enter() -> None:
@@ -46,7 +47,7 @@ def little_address_space(chance: random.Random) -> Conditions:
 
 
 def small_files(chance: random.Random) -> Conditions:
-    """A write fails in the middle of a file, as on a full disk."""
+    """Make a write fail in the middle of a file, as on a full disk."""
     return Conditions(_limited(resource.RLIMIT_FSIZE, chance.choice((0, chance.randrange(2_000), chance.randrange(100_000)))))
 
 
@@ -55,7 +56,7 @@ def few_descriptors(chance: random.Random) -> Conditions:
 
 
 def closed_stdout(chance: random.Random) -> Conditions:
-    """From the start, as by `>&-`: the interpreter then has none."""
+    """Close stdout from the start, as `>&-` does: the interpreter then has none."""
 
     def enter() -> None:
         os.close(1)
@@ -65,7 +66,7 @@ def closed_stdout(chance: random.Random) -> Conditions:
 
 
 def left_stdout(chance: random.Random) -> Conditions:
-    """The reader of the pipe has gone, as `| head` does."""
+    """Make stdout a pipe whose reader is gone, as after `| head`."""
 
     def enter() -> None:
         reader, writer = os.pipe()
@@ -88,7 +89,7 @@ def closed_stdin(chance: random.Random) -> Conditions:
 
 
 def _signalled(*numbers: int) -> Callable[[random.Random], Conditions]:
-    """At any moment, also before the first step and after the last."""
+    """Send a signal at any moment, also before the first step and after the last."""
     return lambda chance: Conditions(signals=((chance.uniform(0, 0.8), chance.choice(numbers)),))
 
 
@@ -100,9 +101,9 @@ SURROUNDINGS: dict[str, Callable[[random.Random], Conditions]] = {
 
 
 def without_rights() -> None:
-    """Give up what lets root read and write everything; nothing for anybody else. OSError if the system refuses."""
+    """Give up the rights by which root reads and writes everything; no effect on others. OSError if the system refuses."""
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, of 32 capabilities each, twice
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable sets of 32 capabilities each, twice
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.capget(header, sets) == 0:
         for i in range(3):

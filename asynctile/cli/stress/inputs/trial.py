@@ -1,7 +1,7 @@
-"""One command in a fork, under a limit of time and memory: what it printed, how it ended, what it took.
+"""One command in a fork, under limits of time and memory: its output, its end, its cost.
 
-Covers `Bench`, which forks, and `End`. The process that forks has everything imported and no thread, so that a command begins
-in milliseconds. Whether an end is right is verdict.py.
+Covers `Bench`, which forks, and `End`. The forking process has imported everything and has no thread, so that a command begins
+in milliseconds. verdict.py decides whether an outcome is right.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from asynctile.cli.stress.inputs.surroundings import Conditions
 
 __all__ = ["MOST_NBYTES", "MOST_S", "Bench", "End"]
 
-#: What a command may take: wall time, and memory above that of a process that has imported the program and does nothing.
+#: Limits of a command: wall time, and memory above that of a process that has imported the program and does nothing.
 MOST_S, MOST_NBYTES = 10.0, 300 << 20
-#: What a command may write to a file and to an output before it is stopped for the disk's sake.
+#: Bytes that a command may write to a file and to an output before it is stopped, to protect the disk.
 _MOST_WRITTEN, _MOST_SAID = 256 << 20, 16 << 20
 _LOOK_EVERY_S = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -38,8 +38,10 @@ Stopped = Literal["time", "memory", "output"]
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """status: of exit, or minus the signal. stopped: why it was killed, if it was. nbytes: most memory above the import. sent:
-    the signals that it got, and after how many seconds.
+    """How a command ended.
+
+    status: exit status, or minus the signal. stopped: why it was killed, if it was. nbytes: most memory above the import. sent:
+    the signals sent to it, and after how many seconds.
     """
 
     status: int
@@ -52,18 +54,18 @@ class End:
 
 
 class Bench:
-    """Runs commands one by one. folder: where their temporary files and their home are. most_s: what each may take."""
+    """Runs commands one by one. folder: for their temporary files and their home. most_s: time limit of each."""
 
     def __init__(self, folder: Path, command: Callable[[list[str]], int] = main, *, most_s: float = MOST_S) -> None:
         self.folder = folder
         self._most_s = most_s
         self._command = command
         self._nothing = 0
-        gc.freeze()  # a collection in a child would copy every page that it looks at
+        gc.freeze()  # a collection in a child would copy every page it visits
         self._nothing = self.run([], Conditions(), lambda words: 0).nbytes
 
     def run(self, words: list[str], surroundings: Conditions, command: Callable[[list[str]], int] | None = None) -> End:
-        """Fork, and see it to its end."""
+        """Fork a command and follow it to its end."""
         pipes = [os.pipe() for _ in range(2)]
         began_s = time.monotonic()
         child = os.fork()
@@ -76,7 +78,7 @@ class Bench:
         stopped = self._watch(child, said, surroundings, began_s, sent)
         _, status, usage = os.wait4(child, 0)
         with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # what it started goes with it
+            os.killpg(child, signal.SIGKILL)  # ends its children too
         for reader, text in said.items():
             _listen(reader, text)
             os.close(reader)
@@ -86,7 +88,7 @@ class Bench:
 
     def _watch(self, child: int, said: dict[int, bytearray], surroundings: Conditions, began_s: float,
                sent: list[tuple[float, int]]) -> Stopped | None:  # fmt: skip
-        """Take down what it says, until it has ended or has to be killed. sent: is told of the signals."""
+        """Record the output until the command has ended or must be killed. sent: collects the signals."""
         signals = list(surroundings.signals)
         for reader in said:
             os.set_blocking(reader, False)
@@ -108,7 +110,7 @@ class Bench:
         return None
 
     def _reason(self, child: int, said: dict[int, bytearray], now_s: float) -> Stopped | None:
-        """To kill it, if there is one."""
+        """Return the reason to kill the command, if there is one."""
         if now_s > self._most_s:
             return "time"
         if _resident(child) - self._nothing > MOST_NBYTES:
@@ -118,7 +120,7 @@ class Bench:
     def _be(
         self, words: list[str], surroundings: Conditions, outputs: list[int], command: Callable[[list[str]], int]
     ) -> NoReturn:
-        """In the fork: nothing of the parent's may run any more, whatever happens."""
+        """Become the command in the fork, where no code of the parent may run any more, whatever happens."""
         status = 1
         try:
             os.setsid()
@@ -138,13 +140,13 @@ class Bench:
 
 
 def _until(signals: list[tuple[float, int]], began_s: float) -> float:
-    """How long to wait before the next look, which is not behind the next of the signals; seconds."""
+    """Return the seconds until the next check, which is due by the next signal at the latest."""
     left_s = signals[0][0] - (time.monotonic() - began_s) if signals else _LOOK_EVERY_S
     return min(max(left_s, 0.0), _LOOK_EVERY_S)
 
 
 def _exit_status(command: Callable[[list[str]], int], words: list[str]) -> int:
-    """As the interpreter ends the program: what is printed on the way out counts."""
+    """Return the exit status as the interpreter does: what is printed on the way out counts."""
     try:
         status = command(words)
     except SystemExit as leaving:
@@ -155,7 +157,7 @@ def _exit_status(command: Callable[[list[str]], int], words: list[str]) -> int:
 
 
 def _listen(reader: int, text: bytearray) -> bool:
-    """Take all that there is to read now; whether there may be more later."""
+    """Read all that is available now; return whether more may come later."""
     try:
         while more := os.read(reader, 1 << 16):
             text += more
@@ -169,4 +171,4 @@ def _resident(child: int) -> int:
         with open(f"/proc/{child}/statm") as file:
             return int(file.read().split()[1]) * _PAGE
     except (OSError, IndexError):
-        return 0  # it has ended meanwhile
+        return 0  # the child has ended
