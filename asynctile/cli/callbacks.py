@@ -45,6 +45,6 @@ def _made(name: str) -> Callback:
     except Exception as error:
         raise ValueError(f"--callback {name} failed to start: {error!r}; fix the class, or leave the option out") from error
     if not isinstance(made, Callback):
-        raise ValueError(f"--callback {name} is a {type(made).__name__}, not an asynctile.callbacks.Callback; derive the class "
-                         "from Callback")
+        raise ValueError(f"--callback {name} makes a {type(made).__name__}, not an asynctile.callbacks.Callback; derive the "
+                         "class from Callback")
     return made

@@ -127,7 +127,7 @@ def _parts(
 def _divided(options: Options, tokens: TokenFile, seq_len: int) -> tuple[TokenView, TokenView]:
     """Return the training part and the held-out part of one token file."""
     if len(tokens) < 2 * (seq_len + 1):
-        raise ValueError(f"{_data(options)} has {len(tokens)} tokens, too few for one training sequence of {seq_len} tokens and "
+        raise ValueError(f"{_data(options)} has {len(tokens)} tokens, too few for a training sequence of {seq_len} tokens and "
                          f"one to hold out: at least {2 * (seq_len + 1)} are needed; give more text or lower --seq-len")
     if options.validation_share is None:
         held_out = max(min(_HELD_OUT_FRACTION * len(tokens), _HELD_OUT_TOKENS), seq_len + 1)

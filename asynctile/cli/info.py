@@ -48,7 +48,7 @@ def run(given: dict[str, Any]) -> int:
 
 def _devices() -> list[tuple[str, str]]:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    rows = [("cpu", f"{_processor()}, {threads} threads"), ("emulated", "the same processor, with an arena and a link of its own")]
+    rows = [("cpu", f"{_processor()}, {threads} threads"), ("emulated", "the same processor, with its own arena and link")]
     return [*rows, *(row for index in range(max(gpu_count(), 1)) for row in _gpu(f"cuda:{index}"))]
 
 

@@ -244,7 +244,7 @@ class Session:
                                  f"{self.options.lr}") from error
 
     async def _save_best(self, step: int) -> None:
-        """The weights, and what stands beside them, in the place of the best before."""
+        """Save the best model so far, its weights and the files beside them, in place of the previous best."""
         await self._saved()
         self.display.stage(f"saving step {step}, the best so far")
         model, path = self.trainer.model, self.folder.new_best()

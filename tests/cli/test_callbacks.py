@@ -108,11 +108,11 @@ def test_one_that_fails_ends_the_run_as_a_step_would(train: Program, program: Pr
 @pytest.mark.parametrize(("name", "said"), [
     ("listeners", "cannot be used; expected MODULE:CLASS, such as tracker:Tracker"),
     ("a b:C", "cannot be used; expected MODULE:CLASS"),
-    ("nowhere.at_all:Tracker", "there is no module nowhere in the current folder and in the environment"),
-    ("unfinished:Tracker", "there is no module nowhere_at_all"),
-    ("listeners:Missing", "listeners:Missing cannot be made: AttributeError"),
-    ("listeners:Refusing", "cannot be made: PermissionError('log in first'); mend it"),
-    ("listeners:Other", "listeners:Other makes Other, expected an asynctile.callbacks.Callback"),
+    ("nowhere.at_all:Tracker", "found no module nowhere in the current folder or the environment"),
+    ("unfinished:Tracker", "found no module nowhere_at_all"),
+    ("listeners:Missing", "listeners:Missing failed to start: AttributeError"),
+    ("listeners:Refusing", "failed to start: PermissionError('log in first'); fix the class"),
+    ("listeners:Other", "listeners:Other makes a Other, not an asynctile.callbacks.Callback"),
 ])  # fmt: skip
 def test_what_is_no_callback_is_refused_before_anything_is_made(train: Program, folder: Path, name: str, said: str) -> None:
     status, _, err = train("--out", "run", "--callback", name)

@@ -76,12 +76,12 @@ def test_numbers_are_those_of_the_metrics() -> None:
     found = rows(card())
     assert found["steps"] == "3"
     assert found["tokens trained on"] == "384"
-    assert found["training loss, nats a token, mean of the last 3 steps"] == "4.1667"
-    assert found["loss, nats a token, on held-out text after step 3"] == "4.5000"
+    assert found["training loss, nats per token, mean of the last 3 steps"] == "4.1667"
+    assert found["loss, nats per token, on held-out text after step 3"] == "4.5000"
     assert found["perplexity, on held-out text after step 3"] == "90.0000"
     assert not any("bits per byte" in name for name in found)
-    assert found["tokens of that text"] == "64"
-    assert found["least of these losses"] == "4.2500, after step 2"
+    assert found["tokens of held-out text"] == "64"
+    assert found["lowest loss on held-out text"] == "4.2500, after step 2"
     (entry,) = head(card())["model-index"]
     metrics = entry["results"][0]["metrics"]
     assert [(metric["type"], metric["value"]) for metric in metrics] == [("loss", 4.5), ("perplexity", 90.0)]
@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_metrics() -> None:
 def test_before_any_validation_the_head_claims_no_result() -> None:
     text = card(lines=LINES[1:2])
     assert "model-index" not in head(text)
-    assert rows(text).keys() >= {"steps", "training loss, nats a token, mean of the last 1 steps"}
+    assert rows(text).keys() >= {"steps", "training loss, nats per token, mean of the last 1 steps"}
 
 
 def test_it_says_what_decides_the_result_and_no_place() -> None:
@@ -104,11 +104,11 @@ def test_it_says_what_decides_the_result_and_no_place() -> None:
 
 
 @pytest.mark.parametrize(("model", "sentence"), [
-    (None, "It began with random weights, seed 7."),
-    ("gpt2", "It began with random weights, seed 7."),
-    ("/home/me/shape.json", "It began with random weights, seed 7."),
-    ("/home/me/models/tuned", "It began with the weights of `tuned`, whose own card"),
-    ("/c/hub/models--openai-community--gpt2/snapshots/607a30d", "It began with the weights of `openai-community/gpt2`, whose"),
+    (None, "Training started from random weights, seed 7."),
+    ("gpt2", "Training started from random weights, seed 7."),
+    ("/home/me/shape.json", "Training started from random weights, seed 7."),
+    ("/home/me/models/tuned", "Training started from the weights of `tuned`; this card"),
+    ("/c/hub/models--openai-community--gpt2/snapshots/607a30d", "Training started from the weights of `openai-community/gpt2`"),
 ])  # fmt: skip
 def test_it_names_what_the_run_began_with(model: str | None, sentence: str) -> None:
     text = card(options={"model": model})
@@ -152,9 +152,9 @@ def test_every_save_has_the_card_of_its_step_and_so_has_the_best(train: Program,
     for name, step, validated in (("step-000003", 3, 2), ("step-000006", 6, 6)):
         found = rows((checkpoints / name / "README.md").read_text())
         assert found["steps"] == str(step)
-        assert f"loss, nats a token, on held-out text after step {validated}" in found
+        assert f"loss, nats per token, on held-out text after step {validated}" in found
     best = rows((checkpoints / "best" / "README.md").read_text())
-    assert best["least of these losses"].endswith(f"after step {best['steps']}")
+    assert best["lowest loss on held-out text"].endswith(f"after step {best['steps']}")
 
 
 def test_a_run_that_goes_on_has_the_card_of_one_that_was_not_stopped(train: Program, program: Program, tmp_path: Path) -> None:
@@ -179,5 +179,5 @@ def test_what_somebody_wrote_of_a_license_goes_on_with_the_run_and_into_the_next
         assert train("--out", other, "--model", card.parents[1] / "step-000007", "--steps", 1, *words)[0] == 0
         text = (other / "checkpoints" / "step-000001" / "README.md").read_text()
         assert text.split("---\n")[1].splitlines()[-1] == "license: mit"
-        assert "It began with the weights of `step-000007`" in text
+        assert "Training started from the weights of `step-000007`" in text
         shutil.rmtree(other)

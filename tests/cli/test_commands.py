@@ -43,7 +43,7 @@ def test_a_plan_that_takes_long_says_what_it_works_out(
     status, out, err = program("plan", "--host-memory", "16MiB", "--spill", ".", "--tile", 128)
     assert status == 0 and "asynctile plan" not in out
     *_, rate, passes, places = err.splitlines()
-    assert rate == "asynctile plan: measuring how fast this machine is ..."
+    assert rate == "asynctile plan: measuring the speed of this machine ..."
     assert passes == "asynctile plan: choosing how many passes rows take and what is kept ..."
     assert re.fullmatch(r"asynctile plan: working out where the tiles of [\d,]+ operations stand ...", places)
 

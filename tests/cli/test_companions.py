@@ -44,7 +44,7 @@ def test_a_checkpoint_has_the_tokenizer_and_the_run_names_it_at_its_end(
     run = tmp_path / "run"
     status, out, _ = train("--out", run, "--save-every", 4)
     assert status == 0
-    assert f"transformers opens {run / 'checkpoints' / 'step-000006'} as it is" in out
+    assert f"transformers can load {run / 'checkpoints' / 'step-000006'} as it is" in out
     found = beside(run, 4)
     assert found.keys() == {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
     assert found == beside(run, 6)

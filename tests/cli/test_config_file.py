@@ -32,27 +32,27 @@ def test_keys_are_options_with_either_dash_and_values_are_as_typed(config: Path)
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    ("learning_rate = 1", "says 'learning_rate', which is no option; did you mean lr?"),
-    ("batchsize = 1", "says 'batchsize', which is no option; did you mean batch_size?"),
+    ("learning_rate = 1", "sets 'learning_rate', which is not an option; did you mean lr?"),
+    ("batchsize = 1", "sets 'batchsize', which is not an option; did you mean batch_size?"),
     ("warm-up = 1", "did you mean warmup?"),
-    ("xyzzy = 1", "which is no option; `asynctile train --help` names them"),
-    ("lr = 1\n'l\\r' = 2", "no option"),
-    ("[train]\nlr = 1", "says 'train', which is no option"),
-    ("[lr]\nx = 1", "its lr: a table cannot be used; options stand above all [headings]"),
-    ('lr = "0.1"', "its lr: '0.1' cannot be used; expected a number without quotes"),
-    ('steps = "many"', "its steps: 'many' cannot be used; expected a whole number"),
-    ("steps = 2.0", "its steps: '2.0' cannot be used"), ("steps = true", "its steps: True cannot be used"),
-    ("steps = [1]", "its steps: [1] cannot be used; expected a number"), ("steps = 0", "its steps: '0' cannot be used"),
-    ("steps = 1979-05-27", "its steps: datetime.date(1979, 5, 27) cannot be used"),
-    ("lr = nan", "its lr: 'nan' cannot be used"), ("lr = -1", "its lr: '-1' cannot be used"),
-    ("seed = 0x" + "f" * 5000, "its seed: a number of 20000 bits cannot be used"),
-    ("data = 7", "its data: 7 cannot be used; expected text in quotes"), ('data = ""', "its data: an empty value"),
-    ('data = "a\\u0000b"', "without NUL"), ("data = ['a']", "expected text in quotes"),
-    ("recompute = 1", "its recompute: 1 cannot be used; expected true or false"),
+    ("xyzzy = 1", "which is not an option; `asynctile train --help` lists the options"),
+    ("lr = 1\n'l\\r' = 2", "not an option"),
+    ("[train]\nlr = 1", "sets 'train', which is not an option"),
+    ("[lr]\nx = 1", ", lr: a table cannot be used; put options above all [headings]"),
+    ('lr = "0.1"', ", lr: '0.1' cannot be used; expected a number without quotes"),
+    ('steps = "many"', ", steps: 'many' cannot be used; expected a whole number"),
+    ("steps = 2.0", ", steps: '2.0' cannot be used"), ("steps = true", ", steps: True cannot be used"),
+    ("steps = [1]", ", steps: [1] cannot be used; expected a number"), ("steps = 0", ", steps: '0' cannot be used"),
+    ("steps = 1979-05-27", ", steps: datetime.date(1979, 5, 27) cannot be used"),
+    ("lr = nan", ", lr: 'nan' cannot be used"), ("lr = -1", ", lr: '-1' cannot be used"),
+    ("seed = 0x" + "f" * 5000, ", seed: a number of 20000 bits cannot be used"),
+    ("data = 7", ", data: 7 cannot be used; expected text in quotes"), ('data = ""', ", data: the value is empty"),
+    ('data = "a\\u0000b"', "without a NUL character"), ("data = ['a']", "expected text in quotes"),
+    ("recompute = 1", ", recompute: 1 cannot be used; expected true or false"),
     ('recompute = "no"', "expected true or false, without quotes"),
-    ('schedule = "cosin"', "its schedule: 'cosin' cannot be used; expected cosine, linear or constant"),
-    ("max_time = 90", "its max_time: '90' cannot be used; expected a time"),
-    ('host_memory = "lots"', "its host_memory: "), ("no-recompute = true", "did you mean recompute?"),
+    ('schedule = "cosin"', ", schedule: 'cosin' cannot be used; expected cosine, linear or constant"),
+    ("max_time = 90", ", max_time: '90' cannot be used; expected a time"),
+    ('host_memory = "lots"', ", host_memory: "), ("no-recompute = true", "did you mean recompute?"),
     ("batch-size = 1\nbatch_size = 2", "says batch_size twice"), ("lr = 1\nlr = 2", "is not TOML"),
     ("lr 1", "is not TOML: "), ("{", "is not TOML"), ('lr = "', "is not TOML"), ("x = " + "[" * 30_000, "is nested too deep"),
     ("steps = 3\nepochs = 1", "--steps 3 and --epochs 1.0 exclude each other"),
@@ -73,7 +73,7 @@ def test_where_to_write_and_what_to_run_stand_in_no_file() -> None:
 @pytest.mark.parametrize("key", [*TYPED, "resume", "config"])
 def test_what_stands_in_no_file_is_typed(program: Program, config: Path, key: str) -> None:
     config.write_text(f'{key} = "{config.parent}"')
-    refused(program("plan", "--config", config), f"says {key}, and that is not taken from a file; type {flag(key)} instead",
+    refused(program("plan", "--config", config), f"sets {key}, which no file may set; type {flag(key)} instead",
             command="plan")  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_read(program: Program, config: Path) -> None:
     refused(program("plan", "--config", config), f"--config {config} cannot be read: No such file", command="plan")
     refused(program("plan", "--config", config.parent), "cannot be read: Is a directory", command="plan")
     config.write_bytes(b"lr = 1 # \xff")
-    refused(program("plan", "--config", config), "byte 9 is no UTF-8", command="plan")
+    refused(program("plan", "--config", config), "byte 9 is not UTF-8", command="plan")
     config.write_bytes(b"#" * (1 << 17))
     refused(program("plan", "--config", config), "cannot be read: it has 128.00 KiB", command="plan")
 

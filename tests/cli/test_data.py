@@ -110,8 +110,8 @@ def test_tokens_of_others_stay_where_they_are_and_must_be_the_same_when_the_run_
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
-    ((), "train.bin holds tokens, and not the tokenizer that they were made with; name that one with --tokenizer"),
-    (("--tokenizer", "bpe:300"), "train.bin holds tokens, and not the tokenizer"),
+    ((), "train.bin holds tokens without their tokenizer; name the one that made them with --tokenizer"),
+    (("--tokenizer", "bpe:300"), "train.bin holds tokens without their tokenizer"),
     (("--tokenizer", "gpt2"), "train.bin has the token 301 at byte 200, and the tokenizer has 301"),
 ])  # fmt: skip
 def test_tokens_of_others_need_their_tokenizer(train: Program, ids: Path, tmp_path: Path, words: tuple[str, ...], sentence: str,

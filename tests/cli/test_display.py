@@ -160,7 +160,7 @@ def test_the_picture_is_as_wide_as_the_terminal_and_no_figure_is_cut(width: int)
         display.validation(10, EVALUATION, is_best=True)
         for step in range(11, 15):
             display.step(report(step))
-        display.progress("making tokens of the text", 1 << 20, 3 << 20, as_sizes)
+        display.progress("tokenizing the text", 1 << 20, 3 << 20, as_sizes)
         display.stage("a stage")
 
     lines = drawn(width, act)

@@ -65,11 +65,11 @@ def test_any_text_can_be_named_and_all_of_it_counts(program: Program, run: Path,
 
 def test_a_model_of_no_run_needs_a_text(program: Program, run: Path, text: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints" / "best", tmp_path / "model")
-    refused(program("evaluate", tmp_path / "model"), "is of no run", "--data")
+    refused(program("evaluate", tmp_path / "model"), "does not belong to a run", "--data")
     assert program("evaluate", tmp_path / "model", "--data", text)[0] == 0
 
 
-@pytest.mark.parametrize("moment", ["making tokens of the text", "bytes of tokens", "evaluating"])
+@pytest.mark.parametrize("moment", ["tokenizing the text", "bytes of tokens", "evaluating"])
 def test_a_signal_ends_it_while_a_thread_reads_the_text(
     program: Program, run: Path, text: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -102,8 +102,8 @@ def test_a_signal_ends_it_while_a_thread_reads_the_text(
 def test_what_cannot_be_evaluated_is_told_in_a_line(program: Program, run: Path, text: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("x" * 32)
-    refused(program("evaluate", run, "--data", short), f"data {short} has 32 tokens, shorter than one sequence")
-    refused(program("evaluate", run, "--tokenizer", "bytes"), "--tokenizer bytes does not go with what", str(run), "--data")
+    refused(program("evaluate", run, "--data", short), f"data {short} has 32 tokens, less than one sequence")
+    refused(program("evaluate", run, "--tokenizer", "bytes"), "--tokenizer bytes does not go with the", str(run), "--data")
     refused(program("evaluate", run, "--data", text, "--seq-len", 33), f"data {text}", "block_size is 32")
     (run / "tokens" / "tokens.bin").write_bytes(b"\xff" * (run / "tokens" / "tokens.bin").stat().st_size)
     refused(program("evaluate", run), str(run), "65535")

@@ -29,7 +29,7 @@ def test_what_hangs_on_steps_is_looked_at_when_epochs_have_become_steps() -> Non
 
 def test_a_sample_has_an_end() -> None:
     assert check_fit(Options(sample_tokens=1_000)).sample_tokens == 1_000
-    with pytest.raises(ValueError, match="--sample-tokens 1001 makes a long wait of each validation; choose at most 1,000"):
+    with pytest.raises(ValueError, match="--sample-tokens 1001 makes every validation slow; choose at most 1,000"):
         check_fit(Options(sample_tokens=1_001))
 
 

@@ -162,4 +162,4 @@ def test_a_tokenizer_that_does_not_fit_is_told_before_the_text_begins(
     assert out == ""
     tokens({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []})
     words = ("--prompt", "zz", "--tokenizer", path)
-    refused(program("generate", folder, *words), "makes no tokens of --prompt 'zz'", command="generate")
+    refused(program("generate", folder, *words), "turns --prompt 'zz' into no tokens", command="generate")

@@ -50,7 +50,7 @@ def test_a_run_in_many_short_calls_is_as_in_one(train: Program, program: Program
     assert train("--out", whole)[0] == 0
     status, out, err = train("--out", cut, "--max-time", "5s")
     assert (status, err) == (0, "")
-    assert "--max-time is over: stopped; " in out and f"--resume --out {cut} goes on" in out
+    assert "--max-time reached: stopped; " in out and f"--resume --out {cut} continues" in out
     assert "max_time" not in json.loads((cut / "run.json").read_text())["options"]
     ends = [results(cut)[-1]["step"]]
     for _ in range(20):
@@ -70,7 +70,7 @@ def test_a_run_in_many_short_calls_is_as_in_one(train: Program, program: Program
 def test_time_that_is_over_before_the_first_step_is_said_and_leaves_nothing(train: Program, tmp_path: Path) -> None:
     status, out, err = train("--out", tmp_path / "run", "--max-time", "1s")
     assert (status, err) == (0, "")
-    assert "--max-time is over: stopped before the first step; nothing was changed" in out
+    assert "--max-time reached: stopped before the first step; nothing was changed" in out
     assert not (tmp_path / "run").exists()
 
 
@@ -166,7 +166,7 @@ def test_a_signal_that_another_thread_takes_wakes_the_sleeping_loop() -> None:
         assert interrupt.run(work()) is None and interrupt.asked
         assert signal.set_wakeup_fd(-1) == -1, "as it was"
     """)
-    assert found == (0, "stopping before the first step; once more, at least 2 s later, stops at once\n", "")
+    assert found == (0, "stopping before the first step; a second signal, at least 2 s later, stops at once\n", "")
 
 
 def test_the_end_at_once_waits_for_no_reader() -> None:
@@ -266,8 +266,8 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize(("step", "says"), [
-    (1, "{run} has no checkpoint and begins with step 1"),
-    (3, "{run} goes on from {run}/checkpoints/step-000002, step 2"),
+    (1, "{run} has no checkpoint and starts at step 1"),
+    (3, "{run} continues from {run}/checkpoints/step-000002, step 2"),
 ])  # fmt: skip
 def test_a_run_that_ends_at_once_says_what_it_goes_on_from_and_so_does_resume(
     program: Program, text: Path, shape: Path, tmp_path: Path, step: int, says: str

@@ -53,6 +53,6 @@ def test_a_file_that_was_replaced_is_not_written_on(tmp_path: Path) -> None:
     with Folder.open(tmp_path) as folder:
         journal.append(folder, {"step": 1})
         journal.path.rename(tmp_path / "other")
-        with pytest.raises(CheckpointError, match="was removed or replaced while the run was on"):
+        with pytest.raises(CheckpointError, match="was removed or replaced during the run"):
             journal.append(folder, {"step": 2})
         journal.close(folder)

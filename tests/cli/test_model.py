@@ -143,7 +143,7 @@ def test_a_plan_is_of_the_whole_step(program: Program, shape: Path) -> None:
     words = ("--model", shape, "--device", "emulated", "--gflops", 100)
     added = program("plan", *words, "--batch-size", 4, "--gradient-accumulation", 3)
     assert added == program("plan", *words, "--batch-size", 12, "--micro-batches", 3)
-    assert added[0] == 0 and "12 sequences of 32 tokens, micro-batches: 3" in added[1]
+    assert added[0] == 0 and "12 sequences of 32 tokens, in micro-batches: 3" in added[1]
 
 
 def test_epochs_become_steps_that_the_run_remembers(program: Program, text: Path, shape: Path, tmp_path: Path) -> None:

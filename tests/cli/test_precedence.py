@@ -40,7 +40,7 @@ def remembered(**changes: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_value_that_could_not_be_typed_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"runs/one/run.json was damaged or edited, its {name}: ") as caught:
+    with pytest.raises(ValueError, match=f"runs/one/run.json was damaged or edited: {name}: ") as caught:
         resumed_options({}, remembered(**{name: value}), RUN)
     assert len(str(caught.value)) < 400
 
@@ -94,7 +94,7 @@ def test_steps_and_epochs_say_the_same_and_what_is_typed_counts() -> None:
 
 def test_a_run_does_not_end_within_the_warm_up_that_it_was_begun_with() -> None:
     assert resumed_options({"steps": 100}, remembered(), RUN).steps == 100
-    with pytest.raises(ValueError, match="--steps 99 ends within the warm-up of 100 steps that the run runs/one began"):
+    with pytest.raises(ValueError, match="--steps 99 is less than the warm-up of 100 steps of the run runs/one"):
         resumed_options({"steps": 99}, remembered(), RUN)
 
 
@@ -103,7 +103,7 @@ def test_a_file_says_only_what_a_run_does_not_remember(tmp_path: Path) -> None:
     config.write_text('lr = 0.5\nsteps = 7\nmax_time = "1m"\nkeep = 3\nseed = 4\n')
     said = {"config": str(config), "keep": 5}
     assert new_options(said) == Options(lr=0.5, steps=7, max_time=60.0, keep=5, seed=4)
-    with pytest.warns(UserWarning, match="the run runs/one remembers its own lr, steps; what may change is typed"):
+    with pytest.warns(UserWarning, match="the run runs/one keeps its own lr, steps; to change an option, type it"):
         options = resumed_options(said, remembered(seed=4), RUN)
     assert options == Options(data="/a/text", host_memory=1 << 20, seed=4, keep=5, max_time=60.0, warmup=100)
     config.write_text("epochs = 3\nbeta1 = 0.5\n")
@@ -169,7 +169,7 @@ def test_a_remembered_spill_folder_is_typed_again_or_given_up(program: Program, 
     edit(run, spill=str(tmp_path / "spill"), spill_limit=1 << 22)
     status, out, err = program("train", "--resume", "--out", run, "--steps", 3)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"had --spill {tmp_path / 'spill'}" in err and "--spill none" in err
+    assert f"used --spill {tmp_path / 'spill'}" in err and "--spill none" in err
     assert program("plan", "--resume", "--out", run)[0] == 0
     again = ("train", "--resume", "--out", run, "--steps", 3)
     assert program(*again, "--spill", tmp_path / "spill", "--host-memory", "400KiB")[0] == 0

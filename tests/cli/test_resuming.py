@@ -86,7 +86,7 @@ def test_a_signal_behind_a_validation_that_was_left_to_do_says_what_is_saved(
     at[0] = "behind the line of validation 2"
     status, out, _ = program("train", "--resume", "--out", run)
     assert status == 130 and "nothing was changed" not in out
-    assert f"stopped; {run}/checkpoints/step-000002 is saved, --resume" in out
+    assert f"stopped; {run}/checkpoints/step-000002 is saved; --resume" in out
 
 
 def as_before(run: Path) -> None:

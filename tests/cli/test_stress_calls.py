@@ -147,7 +147,7 @@ async def block_left(calls: Coroutines) -> None:
 
 
 @pytest.mark.parametrize(("leave", "what"), [
-    (tile_left, "left in"), (loan_left, "64 bytes to a save"), (cap_left, "caps of"), (slot_left, "where tiles take"),
+    (tile_left, "left in"), (loan_left, "64 bytes to a save"), (cap_left, "caps of"), (slot_left, "but tiles take"),
     (gate_left, "a gate"), (folder_left, "0123abcd.new in"), (block_left, "of the spill file in use"),
 ])  # fmt: skip
 async def test_what_a_call_leaves_is_found(
@@ -170,7 +170,7 @@ async def test_a_task_that_never_ends_is_found(calls: Coroutines, monkeypatch: p
 
     await calls.engine.call(job())
     settled = Settled(calls.engine, [], calls.folder, set())
-    with pytest.raises(Finding, match="never end"):
+    with pytest.raises(Finding, match="endless tasks"):
         await settled.wind_down("a call")
 
     async def end() -> None:

@@ -82,7 +82,7 @@ BEFORE = RunStanding(b"{}", b"1\n2\n", ["step-000002", "step-000004"])
 def test_only_a_refusal_of_whole_files_may_come_after_steps(now: RunStanding) -> None:
     """A full disk ends a run at any step; damage is found before the first."""
     BEFORE.expect(now, whole=True)
-    with pytest.raises(Finding, match=r"refused, and changed the run's .*metrics"):
+    with pytest.raises(Finding, match=r"refused, but changed the run's .*metrics"):
         BEFORE.expect(now, whole=False)
 
 
@@ -100,7 +100,7 @@ def test_only_a_refusal_of_whole_files_may_come_after_steps(now: RunStanding) ->
     replace(BEFORE, metrics=b"1\n2\n3\n", checkpoints=None),
 ])  # fmt: skip
 def test_without_a_step_nothing_changes_and_with_one_nothing_is_lost(now: RunStanding) -> None:
-    with pytest.raises(Finding, match="refused, and changed the run's"):
+    with pytest.raises(Finding, match="refused, but changed the run's"):
         BEFORE.expect(now, whole=True)
     BEFORE.expect(BEFORE, whole=False)
 

@@ -44,7 +44,7 @@ signaller.main(Path(sys.argv[1]))
     (0.5, "interrupt.AGAIN_S = 0", "lost", "apart ended it at once"),
     (2.5, "interrupt.AGAIN_S = 60", "hung", "did not end it"),
     (2.5, "train.last_words = session.last_words = lambda folder, newest: "
-          "f'asynctile train: stopped at once; with --resume {folder.path} begins with step 7'", "failed", "with step 7"),
+          "f'asynctile train: stopped at once; with --resume, {folder.path} starts at step 7'", "failed", "at step 7"),
 ], ids=["a pair that ends it at once", "a second signal that ends nothing", "a line that is not true"])  # fmt: skip
 def test_what_is_planted_is_found(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float, bug: str, kind: str, what: str

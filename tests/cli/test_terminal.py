@@ -118,7 +118,7 @@ def full_disk() -> int:
 
 
 @pytest.mark.parametrize(("become", "status", "says"), [
-    (broken_pipe, 130, "the reader of stdout has left"), (full_disk, 2, "stdout: No space left on device"),
+    (broken_pipe, 130, "the reader of stdout is gone"), (full_disk, 2, "stdout: No space left on device"),
 ])  # fmt: skip
 def test_a_run_whose_output_is_lost_finishes_its_step_saves_and_says_so(
     train: Program, program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, become: Callable[[], int], status: int,
@@ -139,7 +139,7 @@ def test_a_run_whose_output_is_lost_finishes_its_step_saves_and_says_so(
         found, _, err = train("--out", run)
     newest = run / "checkpoints" / f"step-{steps[-1]:06d}"
     assert found == status and steps[-1] < 6
-    assert err == f"asynctile train: {says}: stopped; {newest} is saved, --resume --out {run} goes on\n"
+    assert err == f"asynctile train: {says}: stopped; {newest} is saved; --resume --out {run} continues\n"
     assert newest.is_dir()
     assert program("train", "--resume", "--out", run)[0] == 0
 

@@ -37,7 +37,7 @@ def test_the_steps_that_are_named_are_traced_and_the_others_played(
 ) -> None:
     run, path = tmp_path / "run", tmp_path / "t.json"
     status, out, err = train("--out", run, "--trace", path, *words, *FAST)
-    assert (status, err) == (0, "") and f"are in {path}: for ui.perfetto.dev" in out
+    assert (status, err) == (0, "") and f"to {path}: open it in ui.perfetto.dev" in out
     assert traced_steps(path) == [f"step {step}" for step in steps]
     assert not any(line["played"] for line in metrics(run) if line["step"] in steps)
     if words == ("--trace-steps", "3:4"):
@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_behind_the_steps_that_are_named_says_that_nothing_is
     run, path = tmp_path / "run", tmp_path / "t.json"
     assert train("--out", run, *FAST)[0] == 0
     status, out, _ = program("train", "--resume", "--out", run, "--steps", 7, "--trace", path, "--trace-steps", "2:3")
-    assert status == 0 and "the run came to none of the steps that --trace-steps names" in out and not path.exists()
+    assert status == 0 and "the run did none of the steps of --trace-steps" in out and not path.exists()
 
 
 @pytest.mark.parametrize("steps", [(), ("--trace-steps", "2:5")])
@@ -73,7 +73,7 @@ def test_a_full_disk_ends_the_trace_with_a_sentence_and_the_run_has_the_same_los
     monkeypatch.setattr(trace_file.TraceFile, "append", full_from_now_on)
     status, out, err = train("--out", run, "--trace", tmp_path / "t.json", *steps, *FAST)
     assert (status, err) == (0, "")
-    assert "No space left on device" in out and f"--trace {tmp_path / 't.json'} ends" in out
+    assert "No space left on device" in out and f"--trace {tmp_path / 't.json'} ended" in out
     assert [line["loss"] for line in metrics(run)] == [line["loss"] for line in metrics(plain)]
 
 
@@ -84,7 +84,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step_or_told
     status, _, err = train("--out", tmp_path / "run", "--trace", tmp_path / "folder", *FAST)
     assert status == 2 and err.count("\n") == 1 and "folder" in err and not (tmp_path / "run").exists()
     status, out, err = train("--out", tmp_path / "run", "--trace", tmp_path / "folder", "--trace-steps", "2:2", *FAST)
-    assert (status, err) == (0, "") and "Is a directory; nothing is traced, and the run goes on" in out
+    assert (status, err) == (0, "") and "Is a directory; the run goes on without a trace" in out
 
 
 def test_a_trace_that_a_signal_breaks_off_opens(train: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,9 +58,9 @@ def test_what_a_run_leaves(train: Program, tmp_path: Path) -> None:
     for said in ("validation loss", "of a bigram model", "tokens/s", "stalled", "\npeak "):
         assert said in out
     assert "the device" not in out, "it trained in RAM"
-    before, sample = out.split("--- sample: the held-out text begins\n")
+    before, sample = out.split("--- sample: start of the held-out text\n")
     sample, behind = sample.split("\n---\n")
-    assert "".join(sample.split("\n--- the model goes on\n")) == (run / "sample.txt").read_text()
+    assert "".join(sample.split("\n--- continued by the model\n")) == (run / "sample.txt").read_text()
     assert all(len(line) < 100 for line in (before + behind).splitlines() if str(run) not in line)
     recorded = json.loads((run / "run.json").read_text())
     assert recorded["options"]["seq_len"] == 32 and recorded["options"]["tokenizer"] == "bytes"
@@ -163,7 +163,7 @@ def test_a_run_from_a_gpu_goes_on_elsewhere_in_another_precision(train: Program,
     (checkpoint / "checksums.json").unlink()
     resume = ("train", "--resume", "--out", run, "--steps", 3, "--device", "cpu")
     status, _, err = program(*resume)
-    assert status == 2 and "--precision bf16 needs --device cuda:N; write --precision fp32 for cpu" in err
+    assert status == 2 and "--precision bf16 needs --device cuda:N; use --precision fp32 on cpu" in err
     status, _, err = program(*resume, "--precision", "fp32")
     assert (status, "precision 'bf16' -> 'fp32', tall 4 -> 1" in err) == (0, True), err
     assert steps(run) == [1, 2, 3]
@@ -249,7 +249,7 @@ def test_a_run_with_a_disk_below_ram_is_bitwise_the_same_says_what_went_there_an
         options += ["--device-memory", "360KiB"]
     status, out, err = train("--out", tmp_path / "spilled", *options)
     assert (status, err) == (0, "")
-    assert "from the spill folder and wrote" in out and "what RAM cannot hold goes to " in out
+    assert "from the spill folder and wrote" in out and "tiles that do not fit into RAM spill to " in out
     assert weights(tmp_path / "spilled", 6) == weights(tmp_path / "all", 6)
     assert list((tmp_path / "spill").iterdir()) == []
     assert sum(line.get("spill_read_bytes", 0) for line in metrics(tmp_path / "spilled")) > 0

@@ -119,7 +119,7 @@ def test_a_run_without_gain_ends_says_why_and_says_so_again(train: Program, prog
     words = ("--lr", 50, "--warmup", 0, "--clip-norm", 1e9, "--validate-every", 1, "--stop-after", 2)
     status, out, err = train("--out", run, *words)
     assert (status, err) == (0, "")
-    why = "2 validations in a row found no loss below the "
+    why = "2 validations in a row had no loss below the "
     assert f"ending after step 2: {why}" in out and "validation loss" in out
     assert not (run / "checkpoints" / "best").exists()
     before = (run / "metrics.jsonl").read_bytes()
@@ -160,8 +160,8 @@ def test_samples_are_written_at_each_validation(train: Program, program: Program
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert status == 0 and [line["step"] for line in samples] == [0, 1, 2]
     assert len({line["text"][:16] for line in samples}) == 1
-    parts = [part.split("\n---") for part in out.split("--- sample: the held-out text begins\n")[1:]]
-    assert [prompt + words.removeprefix(" the model goes on\n") for prompt, words, *_ in parts[:3]] == [
+    parts = [part.split("\n---") for part in out.split("--- sample: start of the held-out text\n")[1:]]
+    assert [prompt + words.removeprefix(" continued by the model\n") for prompt, words, *_ in parts[:3]] == [
         line["text"] for line in samples]  # fmt: skip
     assert program("train", "--resume", "--out", run, "--steps", 3, "--sample-tokens", 0)[0] == 0
     assert len((run / "samples.jsonl").read_text().splitlines()) == 3
@@ -183,8 +183,8 @@ def test_what_cannot_be_validated_on_is_refused_and_leaves_nothing(train: Progra
     short = tmp_path / "short.txt"
     short.write_text("x" * 32)
     for words, said in (
-        (("--validation-data", short), f"{short} has 32 tokens, shorter than one sequence: expected at least 33"),
-        (("--data", short, "--validation-data", text), f"data {short} has 32 tokens, shorter than one sequence"),
+        (("--validation-data", short), f"{short} has 32 tokens, less than one sequence: at least 33 are needed"),
+        (("--data", short, "--validation-data", text), f"data {short} has 32 tokens, less than one sequence"),
         (("--validation-data", tmp_path / "none.txt"), "none.txt"),
         (("--validation-share", 0.0001), "--validation-share 0.0001 of the"),
         (("--validation-share", 0.9999), "leaves"),

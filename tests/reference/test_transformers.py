@@ -250,7 +250,7 @@ def trained(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], **ch
     shape.write_text(json.dumps(values | changes))
     assert main(["train", "--data", str(text), "--model", str(shape), "--device", "cpu", "--batch-size", "4", "--steps", "5",
                  "--lr", "3e-3", "--out", str(run), *map(str, words)]) == 0  # fmt: skip
-    named = re.search(r"transformers opens (\S+) as it is", capsys.readouterr().out)
+    named = re.search(r"transformers can load (\S+) as it is", capsys.readouterr().out)
     assert named is not None
     return Path(named[1])
 

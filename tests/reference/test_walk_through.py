@@ -107,7 +107,7 @@ def test_the_tutorial_runs_as_printed(
             printed[words.removeprefix("asynctile ")] = capsys.readouterr().out
 
     trained = printed["train --model models/small --data texts/ --lr 1e-3 --steps 200 --out runs/tuned"]
-    assert "runs/tuned/checkpoints/step-000200" in trained
+    assert "transformers can load runs/tuned/checkpoints/step-000200 as it is" in trained
     validated = validations("runs/tuned")
     newest, best = validated[200], min(validated.values(), key=lambda line: line["validation_loss"])
     assert best["step"] > 0 and best["validation_loss"] < validated[0]["validation_loss"] - 0.5
@@ -132,7 +132,7 @@ def test_the_tutorial_runs_as_printed(
     assert validated[500]["validation_loss"] < validated[0]["validation_loss"] - 0.1
     for run, start in (("tuned", "small"), ("gpt2", "gpt2")):
         card = ModelCard.load(f"runs/{run}/checkpoints/best/README.md")
-        assert f"began with the weights of `{start}`" in card.text
+        assert f"started from the weights of `{start}`" in card.text
         assert (card.data.library_name, card.data.pipeline_tag, card.data.model_name) == (
             "transformers", "text-generation", run)
 

@@ -33,7 +33,7 @@ class StressSettings:
     minutes: float | None
     """None: as long as the rounds take."""
     rounds: int | None
-    """Of each scenario; None: as many as the time allows."""
+    """Rounds of each scenario; None: as many as the time allows."""
     cancellations: int | None
     """At least this many, in rounds of `cancel`; None: no minimum."""
     scenarios: tuple[str, ...]

@@ -42,8 +42,7 @@ _FETCHING = 0.4
 
 
 def write_program(chance: random.Random, *, passing: bool = True) -> Workload:
-    """Return a program of at least 200 operations. passing: with temporaries, inputs and fetches, which only a program can have.
-    """
+    """Return a program of at least 200 operations. passing: with temporaries, inputs and fetches, as only a program has."""
     return _Writer(chance, passing).write(chance.randint(LEAST_OPERATIONS, _MOST_OPERATIONS))
 
 

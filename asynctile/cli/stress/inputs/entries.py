@@ -1,5 +1,4 @@
-"""Unexpected names in a folder: one more checkpoint, leftovers that link outside, names that are not text, thousands of entries.
-"""
+"""Unexpected names in a folder: one more checkpoint, leftovers that link outside, names that are not text, many entries."""
 
 from __future__ import annotations
 

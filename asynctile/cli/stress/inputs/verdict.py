@@ -83,7 +83,7 @@ def _judge_cost(end: End) -> None:
     if end.stopped == "output":
         raise Finding("greedy", "its output does not end")
     if end.stopped == "memory" or end.nbytes > MOST_NBYTES:
-        raise Finding("greedy", f"{format_size(end.nbytes)} of memory above the import, expected at most {format_size(MOST_NBYTES)}")
+        raise Finding("greedy", f"{format_size(end.nbytes)} of memory above the import, limit {format_size(MOST_NBYTES)}")
 
 
 def _text(content: bytes, where: str) -> str:
