@@ -74,7 +74,7 @@ class Options:
         "how the learning rate falls from --lr to --min-lr after the warm-up: cosine, linear, or constant (it stays at --lr) "
         "(default: {default})", group=_OPTIMIZER, changeable=True)
     min_lr: float | None = option(
-        None, values.fraction, "RATE", "learning rate of the last step (default: a tenth of --lr)", group=_OPTIMIZER,
+        None, values.fraction, "RATE", "learning rate at the end of the schedule (default: a tenth of --lr)", group=_OPTIMIZER,
         changeable=True)
     decay_steps: int | None = option(
         None, values.count, "N",
@@ -129,7 +129,8 @@ class Options:
         group=_PLACE, changeable=True,
         plans=True)
     device_memory: int | None = option(
-        None, values.size_or_none, "SIZE", "most bytes to use on the device (default: all that is free)", group=_PLACE,
+        None, values.size_or_none, "SIZE", "most bytes to use on the device (default: no limit; on a GPU, all that is free)",
+        group=_PLACE,
         changeable=True, plans=True)
     host_memory: int | None = option(
         None, values.size_or_none, "SIZE",
@@ -172,7 +173,7 @@ class Options:
         forgotten=True, config=False, plans=True)
     save_every: int = option(500, values.count, "N", "steps between checkpoints (default: {default})", group=_KEPT,
                              changeable=True)
-    keep: int = option(2, values.count, "N", "newest checkpoints to keep (default: {default})", group=_KEPT,
+    keep: int = option(2, values.count, "N", "number of newest checkpoints to keep (default: {default})", group=_KEPT,
                        changeable=True)
     tensorboard: bool | None = option(
         None, None, "", "write TensorBoard event files to the run's folder (needs asynctile[tensorboard])", group=_KEPT,
@@ -187,7 +188,7 @@ class Options:
         "write a trace of what ran when and what it waited for, for ui.perfetto.dev or chrome://tracing; tracing slows the "
         "steps down", group=_KEPT, forgotten=True, config=False)
     trace_steps: tuple[int, int | None] | None = option(
-        None, values.steps, "A:B", "trace only steps A to B (default: the whole run)",
+        None, values.steps, "A:B", "trace only steps A to B; A: or :B leaves one end open (default: the whole run)",
         group=_KEPT, forgotten=True, config=False)
 
     @property
