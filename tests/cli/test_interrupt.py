@@ -279,6 +279,6 @@ def test_a_run_that_ends_at_once_says_what_it_goes_on_from_and_so_does_resume(
     done = subprocess.run([sys.executable, "-c", STOPPED, f"{step}", *map(str, words)], cwd=ROOT, capture_output=True,
                           text=True, check=False, timeout=120)  # fmt: skip
     assert (done.returncode, done.stderr) == (130, "")
-    assert done.stdout.splitlines()[-1] == f"asynctile train: stopped at once; with --resume {says}"
+    assert done.stdout.splitlines()[-1] == f"asynctile train: stopped at once; with --resume, {says}"
     status, out, err = program("train", "--resume", "--out", run)
     assert (status, err) == (0, "") and says in out.splitlines()
