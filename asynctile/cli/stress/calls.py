@@ -137,7 +137,7 @@ class Coroutines:
         self._expect_text(step, [token.id async for token in server.generate(_PROMPT, max_new_tokens=3, seed=1)])
 
     def _expect_text(self, step: int, text: list[int]) -> None:
-        """Check that the same weights give the same text, whoever else asks. step: the text began after it."""
+        """Check that the same weights give the same text beside any other requests. step: the text began after it."""
         if step == self.trainer.step_count and self._texts.setdefault(step, text) != text:
             raise Finding("lost", f"after step {step}, one seed gave the text {self._texts[step]}, and then {text}")
 
