@@ -53,7 +53,7 @@ def test_keys_are_options_with_either_dash_and_values_are_as_typed(config: Path)
     ('schedule = "cosin"', ", schedule: 'cosin' cannot be used; expected cosine, linear or constant"),
     ("max_time = 90", ", max_time: '90' cannot be used; expected a time"),
     ('host_memory = "lots"', ", host_memory: "), ("no-recompute = true", "did you mean recompute?"),
-    ("batch-size = 1\nbatch_size = 2", "says batch_size twice"), ("lr = 1\nlr = 2", "is not TOML"),
+    ("batch-size = 1\nbatch_size = 2", "sets batch_size twice"), ("lr = 1\nlr = 2", "is not TOML"),
     ("lr 1", "is not TOML: "), ("{", "is not TOML"), ('lr = "', "is not TOML"), ("x = " + "[" * 30_000, "is nested too deep"),
     ("steps = 3\nepochs = 1", "--steps 3 and --epochs 1.0 exclude each other"),
 ])  # fmt: skip

@@ -197,7 +197,7 @@ def test_a_model_that_has_changed(train: Program, program: Program, tmp_path: Pa
     before = everything(run)
     shape.write_text(json.dumps(json.loads(shape.read_text()) | {"n_layer": 2}))
     result = program("train", "--resume", "--out", run, "--steps", 4)
-    refused(run, result, before, "--model", "another model", "n_layer is 2, it was 1", "--out")
+    refused(run, result, before, "--model", "is not the model that the run began with", "n_layer is 2 instead of 1", "--out")
 
 
 def test_a_checkpoint_of_another_model(train: Program, program: Program, tmp_path: Path, shape: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_checkpoint_of_another_model(train: Program, program: Program, tmp_pat
     (other / "checkpoints" / "step-000003").rename(run / "checkpoints" / "step-000003")
     before = everything(run)
     result = program("train", "--resume", "--out", run)
-    refused(run, result, before, "step-000003", "another model", "n_layer is 2, it was 1")
+    refused(run, result, before, "step-000003", "is not the model that the run began with", "n_layer is 2 instead of 1")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json"])

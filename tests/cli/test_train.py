@@ -266,7 +266,7 @@ def test_a_run_that_another_process_is_in_is_refused_in_one_line(train: Program,
         os.close(other)
     assert (status, out) == (2, "")
     assert err == f"asynctile train: the run {tmp_path / 'run'} is in use by another process; wait for it, stop it, or name " \
-                  "another folder with --out\n"  # fmt: skip
+                  "another --out folder\n"  # fmt: skip
     assert (tmp_path / "run" / "run.json").read_bytes() == before
     assert train("--out", tmp_path / "run", "--resume", "--steps", 7)[0] == 0
 
