@@ -162,7 +162,7 @@ def test_generate(program: Program, tmp_path: Path) -> None:
     refused(program("generate", tmp_path, "--prompt", "a", "--temperature", "-1"), "-1", command="generate")
     (tmp_path / "config.json").write_text("{}")
     words = ("--tokenizer", "bpe:300")
-    refused(program("generate", tmp_path, "--prompt", "a", *words), "--tokenizer bpe:300", "a new tokenizer", command="generate")
+    refused(program("generate", tmp_path, "--prompt", "a", *words), "--tokenizer bpe:300", "new tokenizer", command="generate")
 
 
 def test_an_unknown_command(program: Program) -> None:
