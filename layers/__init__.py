@@ -1,4 +1,4 @@
-"""What the tiles mean: the layers of a model, the optimizer, the trainer, the data. Imported as `asynctile.layers`."""
+"""The meaning of the tiles: model layers, optimizer, trainer, data, generation. Imported as `asynctile.layers`."""
 
 if __name__ != "asynctile.layers":
     raise ImportError(f"this folder was imported as {__name__!r}, which would make a second copy of every class in it; "
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asynctile.layers.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
     from asynctile.layers.trainer import Trainer
 
-    #: The name that programs are written against; what family a model is of is said by its configuration.
+    #: The name that user programs import. The family of a model follows from its configuration.
     GPT2 = Model
 else:
     __getattr__, __dir__ = _on_demand(__name__, {

@@ -1,11 +1,13 @@
-"""Of which parts a step may keep activations for its backward pass so that nothing has to move: as many as fit beside all else.
+"""The number of parts that can keep their activations for backward without moving any tile.
 
-Pure: the same kind of step, batch and caps give the same number, so that steps repeat. It changes no bit of a result. What is
-kept of a block and of the head is block.py and head.py, in which order they keep step.py. Where a step has to move tiles
-anyhow, whether activations are worth their way to RAM and back is arrangement.py's, which asks here first.
+A part is a block or the head. As many parts keep activations as fit beside all other tiles of the step.
 
-The way not taken: to record the whole program for each number of parts. Blocks are alike, so that programs of one block say how
-many tiles are alive anywhere in a deep one, exactly.
+This is pure: the same kind of step, batch and caps give the same number, so steps repeat. It changes no bit of a result.
+block.py and head.py define what a part keeps, step.py the order in which parts keep it. If a step has to move tiles anyway,
+arrangement.py decides whether activations are worth the trip to RAM and back. It asks this module first.
+
+The way not taken: recording the whole program once for each number of parts. All blocks are alike, so programs of a single
+block tell exactly how many tiles are alive at any point of a deep model.
 """
 
 from __future__ import annotations
@@ -26,39 +28,39 @@ from asynctile.storage.demand import align
 from asynctile.storage.input import shown
 from asynctile.storage.tile import Tile
 
-#: What a user may ask for beside True and False.
+#: The third value that a user may give for `recompute`, besides True and False.
 AUTO = "auto"
 
 
 def check_recompute(recompute: bool | str) -> bool | str:
-    """What a user asked for if it is True, False or "auto", else ValueError."""
+    """Return `recompute` if it is True, False or "auto"; otherwise raise ValueError."""
     if not isinstance(recompute, bool) and not (isinstance(recompute, str) and recompute == AUTO):
         raise ValueError(f"recompute is {shown(recompute)}, expected True, False or 'auto'")
     return recompute
 
 
 def kept_if(recompute: bool, config: Config) -> int:
-    """How many parts keep their activations if nobody looks at caps: none if they are to be computed again, or all."""
+    """Return how many parts keep activations when caps are ignored: none if they are recomputed, otherwise all."""
     return 0 if recompute else parts_of(config)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a tier has for a step: `nbytes` of its cap, None for no end, in slots that are multiples of `alignment`."""
+    """The space a tier offers a step: `nbytes` under its cap (None: unlimited), in slots that are multiples of `alignment`."""
 
     nbytes: int | None
     alignment: int
 
     def holds(self, counts: Counter[int]) -> bool:
-        """Whether so many tiles of each size find a place at once."""
+        """Return whether the tier holds this many tiles of each size (bytes -> count) at once."""
         return self.nbytes is None or self.nbytes_of(counts) <= self.nbytes
 
     def nbytes_of(self, counts: Counter[int]) -> int:
-        """What they take here."""
+        """Return the bytes that these tiles (bytes -> count) take in this tier."""
         return sum(align(size, self.alignment) * count for size, count in counts.items())
 
     def without(self, tiles: Iterable[Tile]) -> Room:
-        """What is left beside tiles of others."""
+        """Return the room that is left once `tiles`, which belong to others, have their slots."""
         if self.nbytes is None:
             return self
         return Room(self.nbytes - sum(align(tile.nbytes, self.alignment) for tile in tiles), self.alignment)
@@ -66,9 +68,10 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What a stretch of a program does to the number of temporaries that are alive, by size.
+    """The effect of one stretch of a program on how many temporaries of each size are alive.
 
-    peak: the most that come to those which were alive before it. change: how many more, or fewer, there are behind it.
+    peak: the most that the stretch adds at any moment to the temporaries alive before it. change: how many more (or fewer) are
+    alive after it.
     """
 
     peak: Counter[int]
@@ -76,9 +79,9 @@ class Stretch:
 
 
 class Activations:
-    """How many tiles of each size a step has alive at once, for every number of parts that keep their activations.
+    """Counts of the tiles of each size that are alive at once in a step, for every number of parts that keep activations.
 
-    kind: of a program with a backward pass. tiling, rows: how the model and the batch are cut.
+    kind: that of a program with a backward pass. tiling, rows: how the model and the batch are cut into tiles.
     """
 
     def __init__(self, kind: str, config: Config, tiling: Tiling, rows: Rows, precision: str = "fp32") -> None:
@@ -90,7 +93,7 @@ class Activations:
         self._inputs = sizes_of(program.inputs.values())
 
     def counts(self, kept: int) -> Counter[int]:
-        """Of temporaries and inputs, if `kept` parts keep their activations."""
+        """Return how many temporaries and inputs of each size are alive at once if `kept` parts keep their activations."""
         embedding, again, head, again_backward, rest = self._again
         _, keep, keeping_head, keep_backward, _ = self._kept
         keeping = max(0, kept - 1)
@@ -103,7 +106,7 @@ class Activations:
         ):  # fmt: skip
             if times:
                 for size in {*stretch.peak, *stretch.change}:
-                    # Each time as much is added: so there are most in the first or in the last of them.
+                    # Every repetition adds the same number, so the peak is in the first or in the last one.
                     grown = max(0, stretch.change[size] * (times - 1))
                     most[size] = max(most[size], alive[size] + grown + stretch.peak[size])
                     alive[size] += stretch.change[size] * times
@@ -111,27 +114,27 @@ class Activations:
 
 
 def most_kept(activations: Activations, standing: Counter[int], rooms: Sequence[Room]) -> int:
-    """The most parts that keep their activations so that every tier holds all of the step at once; 0 where none does.
+    """Return the most parts that can keep activations while every tier holds the whole step at once; 0 if none can.
 
-    standing: how many tiles of each size stand between steps.
+    standing: how many tiles of each size stay between steps.
     """
     fitting = (kept for kept in range(activations.parts, 0, -1) if all_held(activations, standing, rooms, kept))
     return next(fitting, 0)
 
 
 def all_held(activations: Activations, standing: Counter[int], rooms: Sequence[Room], kept: int) -> bool:
-    """Whether every tier holds all of a step in which `kept` parts keep their activations."""
+    """Return whether every tier holds the whole step in which `kept` parts keep their activations."""
     counts = standing + activations.counts(kept)
     return all(room.holds(counts) for room in rooms)
 
 
 def sizes_of(tiles: Iterable[Tile]) -> Counter[int]:
-    """How many tiles there are of each size."""
+    """Return how many tiles there are of each size (aligned bytes -> count)."""
     return Counter(align(tile.nbytes) for tile in tiles)
 
 
 def _stretches(program: Program, begins: Sequence[int]) -> list[Stretch]:
-    """The embedding, a block, the head, the block backward, the rest."""
+    """Return the five stretches of a one-block program: embedding, block, head, block backward, rest."""
     changes = list(lives(program))
     return [_stretch(changes[begin:end]) for begin, end in pairwise((0, *begins, len(changes)))]
 

@@ -1,6 +1,7 @@
-"""What a family of models supplies: `Architecture`. Nothing that is common to models names a family; it asks this record.
+"""The record that a family of models supplies: `Architecture`.
 
-Which there are is architectures.py, in what order their parts are recorded step.py.
+Code that is common to all models names no family and asks this record instead. architectures.py lists the families, step.py
+defines the order in which their parts are recorded.
 """
 
 from __future__ import annotations
@@ -15,48 +16,53 @@ from asynctile.layers.rows import Row
 
 
 class Embedding(Protocol):
-    """Tokens to the residual stream (R, C): what is recorded first, and last of the backward pass."""
+    """The layer from tokens to the residual stream (R, C): recorded first in forward and last in backward."""
 
     def forward(self, recording: Recording) -> Grid:
-        """The input of the first block."""
+        """Return the input of the first block."""
 
     def backward(self, recording: Recording, dx: Grid) -> None:
-        """The gradients of its tensors, from that of its output."""
+        """Compute the gradients of the embedding's tensors from `dx`, the gradient of its output."""
 
 
 class Block(Protocol):
-    """One block for the row tiles of one pass."""
+    """One block, applied to the row tiles of one pass."""
 
     def forward(self, recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out: Grid) -> Any:
-        """out = block(x); returns what `backward` may have instead of `again`."""
+        """Compute out = block(x); return activations that `backward` accepts in place of the result of `again`."""
 
     def again(self, recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> Any:
-        """What `backward` needs of a block of which only the input was kept."""
+        """Recompute the activations that `backward` needs from the block's input alone."""
 
     def backward(self, recording: Recording, rows: Sequence[Row], layer: int, kept: Any, dx: Grid) -> None:
-        """dx, in place: from the gradient of the output to that of the input."""
+        """Replace `dx` in place: it enters as the gradient of the block's output and leaves as that of its input."""
 
 
 class Head(Protocol):
-    """The output of the last block, of all passes at once, to logits and losses."""
+    """The layer from the output of the last block to logits and losses, for all passes at once."""
 
     def logits(self, recording: Recording, x: Grid) -> None:
         """Fetch all logits as outputs["logits"] of shape (batch length, vocabulary)."""
 
     def losses(self, recording: Recording, x: Grid) -> None:
-        """Report the sum of the losses of each row tile as loss[r], and mark "loss" behind the last."""
+        """Report the summed losses of each row tile as loss[r], and mark "loss" after the last one."""
 
     def forward_backward(self, recording: Recording, x: Grid, *, recompute: bool) -> Grid:
-        """The same, and the gradients of its tensors; returns that of x."""
+        """Report losses as `losses` does, compute the gradients of the head's tensors, and return the gradient of x."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A family of models.
 
-    config: the class of its configurations, which say sizes, tensors and their Hugging Face names, how they are cut, and what
-    stands in config.json. embedding, block, head: what records them, such as modules. repeated: names under which a file
-    may repeat a tensor, or have it instead. block_buffers: how many tensors of a block files may have that hold no weights.
+    config: the class of its configurations. It gives the sizes, the tensors with their Hugging Face names, how they are cut,
+    and the content of config.json.
+
+    embedding, block, head: the objects that record these parts, such as modules.
+
+    repeated: alternative names of a tensor. A file may hold the tensor under such a name, in addition to or instead of its own.
+
+    block_buffers: how many tensors without weights a file may hold for each block.
     """
 
     config: type[Config]

@@ -1,6 +1,6 @@
-"""The families of models that there are, GPT-2 the only one, and which of them a configuration belongs to.
+"""The known families of models (GPT-2 is the only one), and the family of a given configuration.
 
-What a family supplies is architecture.py.
+architecture.py defines what a family supplies.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from asynctile.layers.config import Config
 from asynctile.layers.gpt2_config import GPT2Config
 from asynctile.storage.input import shown
 
-#: Old files have attn.bias and attn.masked_bias in each block.
+#: The two buffers of a block are attn.bias and attn.masked_bias, which old files contain.
 GPT2 = Architecture(
     config=GPT2Config, embedding=embedding, block=block, head=final,
     repeated={"lm_head.weight": "transformer.wte.weight"}, block_buffers=2,
 )  # fmt: skip
-#: By what config.json calls them.
+#: Families by `model_type`, as config.json names them.
 ARCHITECTURES = {architecture.config.model_type: architecture for architecture in (GPT2,)}
 
 
 def architecture_of(config: Config) -> Architecture:
-    """The family that a configuration is of."""
+    """Return the family that a configuration belongs to."""
     return ARCHITECTURES[config.model_type]
 
 
 def config_from_hf(values: Mapping[str, Any]) -> Config:
-    """The configuration in the content of a config.json; ValueError on a family or a variant that is not computed here."""
-    kind = values.get("model_type", GPT2Config.model_type)  # it is older than the others' habit to say it
+    """Return the configuration that the content of a config.json describes.
+
+    ValueError for an unknown family, or for a variant that is not implemented here.
+    """
+    kind = values.get("model_type", GPT2Config.model_type)  # old GPT-2 files do not have the key
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"config.json says model_type {shown(kind)}; only {', '.join(map(repr, ARCHITECTURES))} can be loaded")
     return ARCHITECTURES[kind].config.from_hf(values)

@@ -1,15 +1,15 @@
-"""How a step is arranged under given caps: in how many passes rows go through a block, and how many parts keep activations.
+"""The arrangement of a step under given caps: the number of passes through a block, and the parts that keep activations.
 
-Pure: the same kind of step, batch, caps and rates give the same choice, so that steps repeat and a plan says what a run does.
-It changes no bit of a result. Where every tier holds all of a step there is one pass for each micro-batch, and as many parts
-keep their activations as fit (activations.py). Else something moves, and that is counted (asynctile/schedule/fewest.py):
+This is pure: the same kind of step, batch, caps and rates give the same choice, so steps repeat and a plan foretells a run. It
+changes no bit of a result. If every tier holds the whole step, each micro-batch is one pass, and as many parts keep their
+activations as fit (activations.py). Otherwise tiles move, and the bytes are counted (asynctile/schedule/fewest.py):
 
-- More passes keep less of a block alive at once, and visit its weights and gradients more often. How many are best depends on
-  the cap. Tiles of one pass are what cores compute side by side: each pass has as many as there are cores.
-- Activations that are kept leave and come back, which costs both ways of the link, and computing them again costs the device.
-  They are kept as long as compute still takes longer than the link, and if that takes less time than to keep none.
+- More passes keep less of a block alive at once but visit its weights and gradients more often. The best number depends on the
+  cap. The tiles of one pass are computed side by side, so each pass keeps enough of them for all cores.
+- Kept activations leave and come back, which costs both directions of the link. Recomputing them costs device time. They are
+  kept as long as compute still takes longer than the link, and only if that is faster than keeping none.
 
-What is asked for on the engine of a model is keeping.py; where updates run is chosen behind this, by update_placement.py.
+keeping.py asks for an arrangement on a model's engine. update_placement.py then chooses where updates run.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from asynctile.program.program import Program
 from asynctile.schedule.fewest import Moved, fewest
 from asynctile.schedule.rates import Rates
 
-#: Other passes must save this share of what moves: cores that share a link with them wait more (a step took 5% longer).
+#: A different number of passes must save this share of the cost: with it, cores that also do the copies of a link wait longer
+#: (one step took 5% longer).
 SAVED = 0.05
-#: Activations that are kept must save this share of the time.
+#: Keeping activations must save this share of the time.
 WORTH = 0.01
-#: A longer program is left as it is: to record and count one takes some thirty microseconds an entry.
+#: A program with more entries keeps the default passes: recording and counting one takes about 30 us an entry.
 COUNTED_ENTRIES = 1 << 18
-#: As much of a link is counted on: a run moves more than the fewest bytes, and not always at its full rate.
+#: The usable share of a link: a run moves more than the fewest bytes, and not always at the full rate.
 FILLED = 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """passes: through each block. kept: how many parts keep their activations, as in `record`."""
+    """The choice for one step: `passes` through each block, and how many parts keep their activations (`kept` of `record`)."""
 
     passes: int
     kept: int
@@ -47,11 +48,11 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What there is for a step.
+    """The resources of a step.
 
-    rooms: of the tiers in RAM and above, from the top down. standing: how many tiles of each size stand between steps. spills:
-    whether there is a folder below. cores: tiles that are computed at once. rates: of the device and
-    its host. copies: whether the cores that compute do the copies of that link as well.
+    rooms: those of the tiers in RAM and above, from the top down. standing: how many tiles of each size stay between steps.
+    spills: whether there is a spill folder below RAM. cores: how many tiles are computed at once. rates: those of the device
+    and its host. copies: whether the computing cores also do the copies of the link.
     """
 
     rooms: Sequence[Room]
@@ -63,21 +64,24 @@ class Surroundings:
 
     @property
     def lets_go(self) -> bool:
-        """Whether tiles may leave the top."""
+        """Whether tiles may be evicted from the top tier."""
         return len(self.rooms) > 1 or self.spills
 
 
 class Recorded:
-    """Records steps of one kind of a model on one batch, and keeps the last: to record one takes some 15 us an entry."""
+    """A recorder of steps of one kind, for one model and batch.
+
+    It keeps the last program, because recording one takes about 15 us an entry.
+    """
 
     def __init__(self, kind: str, parameters: Parameters) -> None:
         self.kind = kind
         self.parameters = parameters
-        #: by the number of passes, and how many parts keep their activations
+        #: (number of passes, number of parts that keep activations), and the program for it
         self._last: tuple[tuple[int, int], Program] | None = None
 
     def program(self, rows: Rows, kept: int) -> Program:
-        """The step in those passes of rows, with the activations of so many parts kept; see `record`."""
+        """Return the program for `rows` and their passes in which `kept` parts keep their activations; see `record`."""
         key = len(rows.passes), kept
         if self._last is None or self._last[0] != key:
             self._last = key, record(self.kind, self.parameters, rows, kept=kept)
@@ -85,7 +89,10 @@ class Recorded:
 
 
 def arrange(recorded: Recorded, rows: Rows, around: Surroundings, *, precision: str, recompute: bool | str) -> Arrangement:
-    """The arrangement of these steps. rows: one pass for each micro-batch. recompute: as in Trainer."""
+    """Return the best arrangement of these steps.
+
+    rows: one pass for each micro-batch. recompute: as in Trainer.
+    """
     step = _Step(recorded, around, precision)
     default = len(rows.passes)
     parameters = recorded.parameters
@@ -103,14 +110,15 @@ def arrange(recorded: Recorded, rows: Rows, around: Surroundings, *, precision: 
 
 
 def least_of(start: int, most: int, cost: Callable[[int], float]) -> int:
-    """Of numbers from 1 to `most`, twice or half as many at a time, that of the least cost, if that falls and then rises.
+    """Return the number from 1 to `most` of least cost, doubling or halving at a time.
 
-    No other than `start` without saving SAVED of it. The most are tried first, since they are best most often.
+    The search assumes that the cost falls and then rises. It starts at `most`, which is best most often. It returns `start`
+    unless another number saves at least the share SAVED of its cost.
     """
     costs = {number: cost(number) for number in {start, most}}
 
     def walk(number: int, following: Callable[[int], int]) -> int:
-        """As long as it becomes less."""
+        """Go on from `number` as long as the cost falls; return the last number."""
         while (other := following(number)) != number:
             if other not in costs:
                 costs[other] = cost(other)
@@ -127,7 +135,7 @@ def least_of(start: int, most: int, cost: Callable[[int], float]) -> int:
 
 
 class _Step:
-    """Steps of one kind of a model, in various arrangements."""
+    """The costs of one kind of step of a model in various arrangements."""
 
     def __init__(self, recorded: Recorded, around: Surroundings, precision: str) -> None:
         self.kind = recorded.kind
@@ -135,18 +143,18 @@ class _Step:
         self.program = recorded.program
         self.around = around
         self.precision = precision
-        #: by the number of passes
+        #: counts by the number of passes
         self._foreseen: dict[int, Activations] = {}
 
     def is_held(self, rows: Rows, kept: int) -> bool:
         return all_held(self._activations(rows), self.around.standing, self.around.rooms, kept)
 
     def most_kept(self, rows: Rows) -> int:
-        """Of parts, so that every tier holds all of the step."""
+        """Return how many parts can keep activations while every tier holds the whole step."""
         return most_kept(self._activations(rows), self.around.standing, self.around.rooms)
 
     def cost(self, rows: Rows, kept: int) -> float:
-        """Seconds of copies over the link and to the disk, one after another; infinite if the step does not fit."""
+        """Return the seconds of copies over the link and to the disk, one after another; infinite if the step does not fit."""
         program, rooms, rates = self.program(rows, kept), self.around.rooms, self.around.rates
         has_link = len(rooms) > 1
         link_s = _copies_s(program, rooms[:1], rates.up_per_s, rates.down_per_s) if has_link else 0.0
@@ -155,9 +163,9 @@ class _Step:
         return link_s + _copies_s(program, rooms, rates.disk_per_s, rates.disk_per_s) if self.around.spills else math.inf
 
     def most_carried(self, rows: Rows) -> int:
-        """Of parts whose activations leave the device and come back, so that the link does not take longer than compute.
+        """Return for how many parts activations can leave the device and come back while the link takes no longer than compute.
 
-        None without a link.
+        0 without a link.
         """
         if len(self.around.rooms) == 1:
             return 0
@@ -173,7 +181,7 @@ class _Step:
         return carried if least_s < (1 - WORTH) * none_s else 0
 
     def _bound_by_compute_s(self, rows: Rows, kept: int) -> float:
-        """Seconds that compute takes; infinite where the link takes longer, or the step does not fit."""
+        """Return the seconds that compute takes; infinite if the link takes longer or the step does not fit."""
         if not self._ram_holds(rows, kept):
             return math.inf
         program, rates = self.program(rows, kept), self.around.rates
@@ -197,12 +205,12 @@ class _Step:
 
 
 def _copies_s(program: Program, rooms: Sequence[Room], up_per_s: float, down_per_s: float) -> float:
-    """Seconds of what moves in and out of all these rooms together, at these bytes a second."""
+    """Return the seconds of moving bytes into and out of all these rooms together, at these rates in bytes a second."""
     moved = _moved(program, rooms)
     return math.inf if moved is None else moved.loaded_nbytes / up_per_s + moved.written_nbytes / down_per_s
 
 
 def _moved(program: Program, rooms: Sequence[Room]) -> Moved | None:
-    """Through all these together; None if the step does not fit."""
+    """Return the bytes that move through all these rooms together; None if the step does not fit."""
     caps = [room.nbytes for room in rooms if room.nbytes is not None]
     return fewest(program, sum(caps), rooms[-1].alignment) if len(caps) == len(rooms) else Moved(0, 0, {})

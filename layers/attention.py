@@ -1,9 +1,9 @@
-"""Causal self-attention: c_attn, the tiles of attention itself, c_proj, one group of heads after another.
+"""Causal self-attention: c_attn, the attention tiles, then c_proj, one group of heads after another.
 
-A group's q, k and v are used as soon as they are there, and its output is projected at once: only that much need stay
-near. What a pair of tiles computes is asynctile/ops/attention.py.
+A group's q, k and v are used as soon as they are computed, and its output is projected at once, so only one group has to stay
+near. asynctile/ops/attention.py defines what a pair of tiles computes.
 
-R rows of a row tile, g heads in a group, hs columns of a head; column tiles of qkv are q, k, v one after another.
+Legend: R rows of a row tile, g heads in a group, hs columns of a head. The column tiles of qkv are those of q, then k, then v.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asynctile.layers.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class AttentionActivations:
-    """What backward needs: qkv and out (R, g hs), stats (2 g, R) with the log-sum-exp."""
+    """The activations that backward needs: qkv and out (R, g hs), stats (2 g, R) with the log-sum-exp."""
 
     qkv: Grid
     out: Grid
@@ -27,7 +27,7 @@ class AttentionActivations:
 
 
 def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, residual: Grid, out: Grid) -> AttentionActivations:
-    """out = residual + attention(x)."""
+    """Compute out = residual + attention(x); return what backward needs."""
     tiling = recording.tiling
     kept = AttentionActivations(
         recording.grid(f"{layer}.qkv", tiling["sections"]),
@@ -49,7 +49,7 @@ def forward(recording: Recording, rows: Sequence[Row], layer: str, x: Grid, resi
 def backward(
     recording: Recording, rows: Sequence[Row], layer: str, kept: AttentionActivations, x: Grid, dresidual: Grid, dinp: Grid
 ) -> None:
-    """dinp (+)= the gradient of x, from that of the residual stream behind attention; the groups in reverse."""
+    """Compute dinp (+)= the gradient of x, from the gradient of the residual stream after attention; groups in reverse."""
     tiling = recording.tiling
     dprojected = linear.residual_backward(recording, rows, dresidual, f"{layer}.c_proj", f"{layer}.dprojected")
     dout = recording.grid(f"{layer}.dout", tiling["heads"])
@@ -65,7 +65,7 @@ def backward(
 
 
 def _sections(recording: Recording, group: int) -> tuple[int, int, int]:
-    """Column tiles of q, k and v of a group."""
+    """Return the column tiles of a group's q, k and v."""
     groups = len(recording.tiling["heads"])
     return group, groups + group, 2 * groups + group
 
@@ -86,7 +86,7 @@ def _attend(recording: Recording, rows: Sequence[Row], kept: AttentionActivation
 def _attend_cached(
     recording: Recording, cached: Cached, rows: Sequence[Row], layer: str, kept: AttentionActivations, group: int
 ) -> None:
-    """Page by page, in order of number; each takes the keys and values of new rows in before it is read."""
+    """Fold the pages in order of number; each page takes in the keys and values of new rows before it is read."""
     q, k, v = _sections(recording, group)
     heads, qkv, pages = recording.heads(group), kept.qkv, cached.pages[layer, group]
     for row in rows:
@@ -101,7 +101,10 @@ def _attend_cached(
 def _attend_backward(
     recording: Recording, rows: Sequence[Row], layer: str, kept: AttentionActivations, dout: Grid, dqkv: Grid, group: int
 ) -> None:
-    """For each key tile all query tiles that meet it: dk and dv stay, dq streams by. Whole sequences meet themselves only."""
+    """Visit, for each key tile, all query tiles that meet it: dk and dv stay, dq streams by.
+
+    Tiles of whole sequences meet only themselves.
+    """
     q, k, v = _sections(recording, group)
     heads = recording.heads(group)
     qkv = kept.qkv

@@ -1,6 +1,6 @@
-"""Token arrays as a program takes them: checked, cut into row tiles, with the scale of the loss.
+"""Token arrays in the form that a program takes: checked, cut into row tiles, with the scale of the loss.
 
-Callers give int arrays (B, T); programs take one int32 tile for each row tile. Where batches come from is data.py.
+Callers give int arrays (B, T). Programs take one int32 tile for each row tile. data.py makes batches.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from asynctile.layers.config import Config
 from asynctile.layers.rows import Rows
 from asynctile.ops.cross_entropy import IGNORED
 
-#: (tokens, targets) as callers give them: int arrays (B, T), or what NumPy makes one of.
+#: (tokens, targets) as callers give them: int arrays (B, T), or anything that NumPy converts to one.
 Batch: TypeAlias = tuple[ArrayLike, ArrayLike]
-#: What a run goes over; an item may be something to await.
+#: The batches of a run, plain or async; an item may be an awaitable of a batch.
 Batches: TypeAlias = Iterable[Batch | Awaitable[Batch]] | AsyncIterable[Batch | Awaitable[Batch]]
 
 
 def as_ids(name: str, ids: ArrayLike, shape: str) -> NDArray[Any]:
-    """An array of integers, or of nothing; TypeError or ValueError in one sentence, which says `shape`, if they are none.
+    """Return `ids` as an array of integers, or an empty array.
 
-    A masked array is refused: what its mask hides would count. A loss ignores targets of IGNORED.
+    TypeError or ValueError, in one sentence that names the expected `shape`, for anything else. Masked arrays are refused,
+    because the hidden entries would count. To hide targets, set them to IGNORED, which a loss ignores.
     """
     if isinstance(ids, str | bytes):
-        raise TypeError(f"{name} is a text, expected integer token ids of shape {shape}; encode it with the model's tokenizer")
+        raise TypeError(f"{name} is a string, expected integer token ids of shape {shape}; encode it with the tokenizer")
     if any(isinstance(part, np.ma.MaskedArray) for part in (ids, *(ids if isinstance(ids, list | tuple) else ()))):
-        raise TypeError(f"{name} is a masked array, expected plain integer token ids of shape {shape}; give its .data, or "
-                        f"targets as .filled({IGNORED}), which ignores what is masked")
+        raise TypeError(f"{name} is a masked array, expected plain integer token ids of shape {shape}; pass its .data, or "
+                        f"pass targets as .filled({IGNORED}), so that masked targets are ignored")
     try:
         array = np.asarray(ids)
     except ValueError:
-        raise ValueError(f"{name} has rows of several lengths, expected integer token ids of shape {shape}; "
+        raise ValueError(f"{name} has rows of different lengths, expected integer token ids of shape {shape}; "
                          "cut or pad them to one length") from None
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}, expected integer token ids of shape {shape}")
@@ -42,9 +43,9 @@ def as_ids(name: str, ids: ArrayLike, shape: str) -> NDArray[Any]:
 
 
 def check_tokens(name: str, tokens: ArrayLike, config: Config, *, ignored: bool = False) -> NDArray[np.int32]:
-    """`tokens` as an int32 array (B, T); TypeError or ValueError in one sentence if it cannot be one.
+    """Return `tokens` as an int32 array (B, T); TypeError or ValueError in one sentence if it cannot be one.
 
-    ignored: IGNORED (-100) is allowed beside token ids.
+    ignored: whether IGNORED (-100) is allowed besides token ids.
     """
     array = as_ids(name, tokens, "(B, T)")
     if array.ndim != 2 or 0 in array.shape:
@@ -64,21 +65,24 @@ def check_tokens(name: str, tokens: ArrayLike, config: Config, *, ignored: bool 
         raise ValueError(
             f"{name} contains {value}, expected ids from 0 to {config.vocab_size - 1} (vocab_size {config.vocab_size})"
             + (f" or {IGNORED}" if ignored else "")
-            + "; check that the tokenizer is the model's"
+            + "; use the tokenizer that the model was trained with"
         )
     return array.astype(np.int32)
 
 
 def token_inputs(rows: Rows, tokens: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
-    """Inputs of a program that takes tokens only."""
+    """Return the inputs of a program that takes only tokens, one int32 array for each row tile."""
     flat = tokens.reshape(-1)
     return {f"tokens[{row.index}]": flat[rows.part(row)] for row in rows}
 
 
 def loss_inputs(rows: Rows, tokens: NDArray[np.int32], targets: NDArray[np.int32]) -> tuple[dict[str, Any], int]:
-    """Inputs of a program with a loss, and how many targets count. ValueError if none does or shapes differ."""
+    """Return the inputs of a program with a loss, and how many targets count.
+
+    ValueError if no target counts, or if the shapes differ.
+    """
     if tokens.shape != targets.shape:
-        raise ValueError(f"targets have shape {targets.shape}, expected that of tokens, {tokens.shape}")
+        raise ValueError(f"targets have shape {targets.shape}, expected the shape of tokens, {tokens.shape}")
     count = int(np.count_nonzero(targets != IGNORED))
     if count == 0:
         raise ValueError(f"every target is {IGNORED}: there is nothing to learn from; give at least one target")

@@ -1,8 +1,8 @@
-"""Which rows the next run of a decode program computes: `plan`. Pure.
+"""The choice of rows for the next run of a decode program: `plan`. Pure.
 
-A sequence wants the tokens that are not in its cache yet computed, and then the next one chosen from the logits of the last
-of them: one row a token while it writes, many while its prompt is read. Each runs in as many rows as there is room for; which
-rows meet in a run changes no bit of any (asynctile/ops/attention_page.py), so the only question is who waits for whom.
+A sequence needs rows for its tokens that are not in the cache yet, then chooses the next token from the logits of the last one.
+That is one row a token while it writes, and many while its prompt is read. A run takes as many rows as there is room for. Which
+rows meet in a run changes no bit of any of them (asynctile/ops/attention_page.py), so the only question is who waits for whom.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Rows of a program, so that few programs serve every number of rows.
+#: The row counts of programs: a few programs serve every number of rows.
 BUCKETS = (1, 4, 16, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`count` rows of sequence `index`, from the first that is not in its cache. wants: the logits of the last of them."""
+    """The next `count` uncached rows of sequence `index`. wants: whether the logits of the last row are needed."""
 
     index: int
     count: int
@@ -24,16 +24,18 @@ class Part:
 
 
 def bucket_of(rows: int, most: int) -> int:
-    """Rows of the program for so many, of which there is one for `most`."""
+    """Return how many rows the program for `rows` rows has; `most` is the largest program."""
     return min(most, next((size for size in BUCKETS if size >= rows), most))
 
 
 def plan(missing: Sequence[int], waited: Sequence[int], most_rows: int) -> list[Part]:
-    """What comes next, those that want logits first.
+    """Return the rows of the next run, parts that want logits first.
 
-    missing: tokens of each sequence that are not in its cache, in order of asking. waited: runs since it was last in one. Every
-    sequence is given a row, those that have waited longest first; what is left of the rows goes to the first that has more
-    to compute. So a long prompt holds up nobody by more than one run, and no crowd holds up a prompt for ever.
+    missing: the tokens of each sequence that are not in its cache, in order of asking. waited: runs since the sequence was last
+    in one.
+
+    Every sequence gets one row, those that waited longest first. The remaining rows go to the earliest sequence with more to
+    compute. So a long prompt delays nobody by more than one run, and a crowd never starves a prompt.
     """
     order = sorted(range(len(missing)), key=lambda index: -waited[index])[:most_rows]
     counts = dict.fromkeys(order, 1)

@@ -1,6 +1,6 @@
-"""One transformer block of GPT-2: x + attention(ln_1(x)), then + mlp(ln_2(...)), forward and backward.
+"""One transformer block of GPT-2, forward and backward: x + attention(ln_1(x)), then + mlp(ln_2(...)).
 
-Its halves are attention.py and mlp.py, with layernorm.py before each; the order of blocks is step.py.
+Its halves are attention.py and mlp.py, each after a layernorm.py. step.py defines the order of blocks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from asynctile.layers.rows import Row
 
 @dataclass(frozen=True, slots=True)
 class BlockActivations:
-    """What backward needs of one block and pass, all of it by row tile.
+    """The activations that backward needs for one block and pass, by row tile.
 
-    x: the block's input; middle: the residual stream between its halves; stats_1, stats_2: of the two layernorms, the
-    second or None to compute it again; hidden: of the MLP before GELU, or None to compute it again.
+    x: the block's input. middle: the residual stream between the halves. stats_1, stats_2: the statistics of the two layer
+    norms. hidden: the MLP's hidden layer before GELU. stats_2 and hidden are None if backward recomputes them.
     """
 
     x: Grid
@@ -30,7 +30,7 @@ class BlockActivations:
 
 
 def forward(recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out: Grid) -> BlockActivations:
-    """out = block(x)."""
+    """Compute out = block(x); return the activations that backward may keep."""
     kept = again(recording, rows, layer, x)
     normed, stats_2 = layernorm.forward(recording, rows, kept.middle, f"h.{layer}.ln_2")
     hidden = mlp.forward(recording, rows, f"h.{layer}.mlp", normed, kept.middle, out)
@@ -38,7 +38,7 @@ def forward(recording: Recording, rows: Sequence[Row], layer: int, x: Grid, out:
 
 
 def again(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> BlockActivations:
-    """The block as far as backward needs it computed again: up to ln_2."""
+    """Recompute the block up to ln_2, which is as far as backward needs it."""
     normed, stats_1 = layernorm.forward(recording, rows, x, f"h.{layer}.ln_1")
     middle = recording.residual(f"h.{layer}.middle")
     attended = attention.forward(recording, rows, f"h.{layer}.attn", normed, x, middle)
@@ -46,7 +46,7 @@ def again(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> Blo
 
 
 def backward(recording: Recording, rows: Sequence[Row], layer: int, kept: BlockActivations, dx: Grid) -> None:
-    """dx, in place: from the gradient of the block's output to that of its input."""
+    """Replace `dx` in place: it enters as the gradient of the block's output and leaves as that of its input."""
     stats_2 = kept.stats_2
     if stats_2 is None:
         normed, stats_2 = layernorm.forward(recording, rows, kept.middle, f"h.{layer}.ln_2")

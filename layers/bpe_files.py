@@ -1,7 +1,7 @@
-"""GPT-2's tokenizer as its first programs kept it: vocab.json and merges.txt, with files that say what some tokens are for.
+"""GPT-2's tokenizer in its original files: vocab.json and merges.txt, plus files that give some tokens a purpose.
 
-Covers `tokenizer_json`, which makes of them the one file that later ones have. Which rules those files go by is what
-transformers does with them; reading that one is tokenizer.py.
+Covers `tokenizer_json`, which converts them to the single file that newer programs use. The rules follow what transformers does
+with these files. tokenizer.py reads the result.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ __all__ = ["ADDED", "MERGES", "SPECIAL", "VOCAB", "tokenizer_json"]
 
 VOCAB, MERGES = "vocab.json", "merges.txt"
 SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
-#: What a GPT-2 has for these where no file says otherwise.
+#: The token that GPT-2 uses for each of _DEFAULTS that no file sets.
 _END, _DEFAULTS = "<|endoftext|>", {"unk_token", "bos_token", "eos_token"}
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
 _CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _MOST_IDS = 1 << 31
 
-#: a token as tokenizer.json has it: "content" and the flags, and "id"
+#: a token as in tokenizer.json: "content", the flags, and "id"
 _Added = dict[str, Any]
 
 
 def tokenizer_json(files: Mapping[str, bytes]) -> bytes:
-    """The tokenizer.json of the tokenizer that `files` have: content by name, VOCAB and MERGES and what there is of others.
+    """Return the tokenizer.json that is equivalent to `files`: content by name, VOCAB and MERGES and any of the others.
 
-    The same ids for every text as transformers' GPT2Tokenizer has, but that <|endoftext|> is no token where no file names
-    it. ValueError, naming the file, for one that is damaged, or that is of a tokenizer with other rules.
+    Every text gets the same ids as from transformers' GPT2Tokenizer, with one exception: <|endoftext|> is a token only if a
+    file names it. ValueError, naming the file, if one is damaged or belongs to a tokenizer with other rules.
     """
     vocab, config = _vocab(files[VOCAB]), _object(files, TOKENIZER_CONFIG)
     if config.get("tokenizer_class") not in _CLASSES:
         raise ValueError(f"{TOKENIZER_CONFIG} says tokenizer_class {shown(config['tokenizer_class'])}, expected GPT2Tokenizer: "
-                         "others make tokens by rules that these files do not say; save it as a tokenizer.json")
+                         "other classes use rules that these files do not contain; save the tokenizer as a tokenizer.json")
     if config.get("split_special_tokens"):
-        raise ValueError(f"{TOKENIZER_CONFIG} says split_special_tokens, which cannot be kept; save it as a tokenizer.json")
+        raise ValueError(f"{TOKENIZER_CONFIG} sets split_special_tokens, which is not supported; save the tokenizer as a "
+                         "tokenizer.json")
     prefix = config.get("add_prefix_space", False)
     if not isinstance(prefix, bool):
         raise ValueError(f"{TOKENIZER_CONFIG} says add_prefix_space {shown(prefix)}, expected true or false")
@@ -68,8 +69,8 @@ def _merges(content: bytes) -> Iterator[str]:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{MERGES} is no text: byte {error.start} is no UTF-8") from error
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: tokens may have its other ends of lines
+        raise ValueError(f"{MERGES} is not valid UTF-8: the first invalid byte is at offset {error.start}") from error
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: tokens may contain its other line ends
         merge = line.removesuffix("\r")
         if merge and not merge.startswith("#version"):
             if merge.count(" ") != 1 or merge != merge.strip(" "):
@@ -78,7 +79,10 @@ def _merges(content: bytes) -> Iterator[str]:
 
 
 def _added(config: dict[str, Any], files: Mapping[str, bytes], vocab: Mapping[str, int]) -> list[_Added]:
-    """Tokens that are looked for before all others, in the order in which they get ids; with "id" where a file says it."""
+    """Return the tokens that are matched before all others, in the order in which they get ids.
+
+    A token has "id" if a file gives it one.
+    """
     decoder = config.get("added_tokens_decoder")
     says = config if decoder is not None else config | _object(files, SPECIAL)
     named = [_token(value, name, is_special=True) for name, value in _purposes(says)]
@@ -100,19 +104,19 @@ def _added(config: dict[str, Any], files: Mapping[str, bytes], vocab: Mapping[st
 
 
 def _purposes(says: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What files say which tokens are for: name and token."""
+    """Yield (name, token) for every purpose that the files assign to a token."""
     for name, value in says.items():
         if name in _LISTS:
             tokens = list(value.values()) if isinstance(value, dict) else value or []
             if not isinstance(tokens, list):
                 raise ValueError(f"{name} is {shown(value)}, expected a list")
             yield from ((name, token) for token in tokens)
-        elif name.endswith("_token") and not isinstance(value, bool | None):  # add_bos_token is a switch
+        elif name.endswith("_token") and not isinstance(value, bool | None):  # add_bos_token is a switch, not a token
             yield name, value
 
 
 def _token(value: Any, name: str, is_special: bool = False) -> _Added:
-    """A token that a file gives as its text, or as an object with that and flags."""
+    """Return a token that a file gives either as its text or as an object with its text and flags."""
     given = {"content": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or not isinstance(given.get("content"), str) or not given["content"]:
         raise ValueError(f"the {name} is {shown(value)}, expected a token")
@@ -124,17 +128,17 @@ def _token(value: Any, name: str, is_special: bool = False) -> _Added:
 
 
 def _with_ids(tokens: list[_Added], vocab: Mapping[str, int]) -> list[_Added]:
-    """Each token with its id: that of the vocabulary, else the next behind all others."""
+    """Return each token with its id: the one in the vocabulary, otherwise the next after all others."""
     taken, found, behind = set(vocab.values()), [], len(vocab)
     for token in tokens:
         is_new = token["content"] not in vocab
         id = behind if is_new else vocab[token["content"]]
         if is_new and id in taken:
-            raise ValueError(f"{VOCAB} has {len(vocab)} tokens and the id {id} among them, where the added token "
-                             f"{shown(token['content'])} belongs; save it as a tokenizer.json")
+            raise ValueError(f"{VOCAB} has {len(vocab)} tokens and uses id {id}, which the added token "
+                             f"{shown(token['content'])} needs; save the tokenizer as a tokenizer.json")
         if token.get("id", id) != id:
-            raise ValueError(f"the added token {shown(token['content'])} has the id {shown(token['id'])}, expected {id} beside "
-                             f"the {len(vocab)} of {VOCAB}; save it as a tokenizer.json")
+            raise ValueError(f"the added token {shown(token['content'])} has the id {shown(token['id'])}, expected {id} after "
+                             f"the {len(vocab)} tokens of {VOCAB}; save the tokenizer as a tokenizer.json")
         behind += is_new
         found.append(token | {"id": id})
     return sorted(found, key=lambda token: int(token["id"]))
@@ -152,7 +156,7 @@ def _parsed(content: bytes, name: str) -> dict[str, Any]:
     try:
         found = parse_json(content)
     except ValueError as error:
-        raise ValueError(f"{name} is no JSON ({error})") from error
+        raise ValueError(f"{name} is not valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{name} holds {shown(found)}, expected an object")
+        raise ValueError(f"{name} contains {shown(found)}, expected a JSON object")
     return found

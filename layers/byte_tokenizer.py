@@ -1,7 +1,6 @@
 """Bytes as tokens.
 
-Covers `ByteTokenizer`, and the tokenizer.json by which other programs have the same ids. All other tokenizers are
-tokenizer.py.
+Covers `ByteTokenizer`, and the tokenizer.json that gives other programs the same ids. All other tokenizers are in tokenizer.py.
 """
 
 from __future__ import annotations
@@ -28,30 +27,32 @@ class ByteTokenizer:
 
     @property
     def special(self) -> dict[str, int]:
-        """None."""
+        """An empty dict: no byte is a special token."""
         return {}
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
-        """Ids (n,) uint16."""
+        """Return the ids (n,), uint16, of a text or of raw bytes: one id a byte."""
         return np.frombuffer(_as_bytes(text), np.uint8).astype(np.uint16)
 
     def decode(self, ids: ArrayLike) -> str:
-        """The text of ids (n,); ValueError for an id outside 0..255."""
+        """Return the text of ids (n,); invalid UTF-8 becomes U+FFFD. ValueError for an id outside 0..255."""
         return checked_ids(ids, self.vocab_size).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write it as a byte-level BPE without merges, whose ids are the bytes: other programs read that too.
+        """Write `tokenizer.json` into an existing folder.
+
+        The file describes a byte-level BPE without merges whose ids are the bytes, so other programs can read it too.
         """
         write_file(Path(folder, TOKENIZER), self.to_json())
 
     def to_json(self) -> bytes:
-        """The content of its `tokenizer.json`."""
+        """Return the content of the `tokenizer.json` that `save` writes."""
         return json.dumps(byte_bpe(), ensure_ascii=False, indent=2).encode()
 
 
 def byte_bpe() -> dict[str, Any]:
-    """The tokenizer.json of a byte-level BPE without merges, in which the id of a byte is the byte."""
-    # GPT-2's way to write bytes as characters: printable ones as they are, the others from U+0100 on.
+    """Return the tokenizer.json of a byte-level BPE without merges, in which the id of a byte is the byte."""
+    # GPT-2 writes bytes as characters: printable bytes as themselves, the others from U+0100 on.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     vocab = {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
@@ -66,7 +67,7 @@ def byte_bpe() -> dict[str, Any]:
 
 
 def checked_ids(ids: ArrayLike, vocab_size: int) -> NDArray[Any]:
-    """Ids (n,) int64; ValueError, naming it, for one outside 0..vocab_size - 1."""
+    """Return ids (n,) as int64; ValueError, naming the id, for one outside 0..vocab_size - 1."""
     array = np.asarray(ids, np.int64).reshape(-1)
     if array.size and not 0 <= array.min() <= array.max() < vocab_size:
         wrong = array[(array < 0) | (array >= vocab_size)][0]

@@ -1,7 +1,8 @@
-"""The tiles of a KV cache: for each page, layer and group of heads one tile, keys above values.
+"""The tiles of a KV cache: one tile for each page, layer and group of heads, keys above values.
 
-They are persistent tiles like weights: a program that visits them names them, they are counted in its demand, and leave the
-device and RAM like all others. Which page is whose is pages.py; what is done with one is asynctile/ops/attention_page.py.
+They are persistent tiles like weights: a program that visits them names them, its demand counts them, and they can be evicted
+from the device and from RAM. pages.py assigns pages to sequences. asynctile/ops/attention_page.py defines what is computed with
+a page.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from asynctile.storage.tile import Tile
 
 
 class KVCache:
-    """Tiles by layer and group of heads, made when they are first asked for; they have no bytes until somebody stores some.
+    """Cache tiles by layer and group of heads, created on first use. A tile has no bytes until some are stored in it.
 
-    positions: of a page. page_nbytes: of one page's tiles, in all layers.
+    positions: how many positions a page holds. page_nbytes: the bytes of one page's tiles in all layers.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -33,7 +34,10 @@ class KVCache:
         self.page_nbytes = config.n_layer * a_layer
 
     def pages(self, count: int) -> Mapping[tuple[str, int], Sequence[Tile]]:
-        """The tiles (2 positions, g hs) of pages 0 .. count - 1, by layer, such as "h.0.attn", and group of heads."""
+        """Return the tiles (2 positions, g hs) of pages 0 .. count - 1.
+
+        Keys of the result: the layer, such as "h.0.attn", and the group of heads.
+        """
         for (layer, group), tiles in self._tiles.items():
             shape = 2 * self.positions, self._widths[group]
             names = (f"{layer}.kv[{group}].page {page}" for page in range(len(tiles), count))
@@ -41,6 +45,6 @@ class KVCache:
         return {key: tiles[:count] for key, tiles in self._tiles.items()}
 
     def tiles(self, start: int, stop: int) -> Iterator[Tile]:
-        """Those of pages start .. stop - 1."""
+        """Yield the tiles of pages start .. stop - 1."""
         for tiles in self.pages(stop).values():
             yield from tiles[start:]

@@ -1,11 +1,11 @@
-"""Checkpoints of a trainer: a model folder with the moments and the state of the training beside the weights.
+"""Checkpoints of a trainer: a model folder that also holds the moments and the state of the training.
 
-model.safetensors and config.json make it loadable as a model, optimizer.safetensors holds the moments by parameter
-name, trainer.json the rest, checksums.json what the bytes of all these were. The folder is written beside its place,
-synced and renamed (storage/folder.py), either at once or from a snapshot while training goes on (snapshot.py).
+model.safetensors and config.json make the folder loadable as a model. optimizer.safetensors holds the moments by parameter
+name, trainer.json everything else, checksums.json the checksum of each of these files. The folder is written beside its final
+place, synced and renamed (storage/folder.py), either at once or from a snapshot while training goes on (snapshot.py).
 
-What makes a resumed training bitwise the same is all here: weights, moments, the number of updates and skipped steps,
-the settings, and where the data stands, which is the only thing with a random state (Batches.state_dict).
+Everything that makes a resumed training bitwise equal is here: weights, moments, the number of updates and skipped steps, the
+settings, and the position in the data. The data is the only part with random state (Batches.state_dict).
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from asynctile.storage.input import parse_json, shown
 from asynctile.storage.tensors import TensorReader
 from asynctile.storage.tile import Tile
 
-#: 2: recompute may be "auto". 3: the optimizer says how its rate decays.
+#: Format 2: recompute may be "auto". Format 3: the optimizer records how its learning rate decays.
 FORMAT = 3
 TRAINER, OPTIMIZER = "trainer.json", "optimizer.safetensors"
 SETTINGS, COUNTS = tuple(item.name for item in fields(Settings)), ("step_count", "skipped_count")
-#: What trainer.json must hold besides the format.
+#: The keys that trainer.json must have besides "format".
 STATE = {*SETTINGS, *COUNTS, "optimizer", "tile", "data_state", "surroundings"}
 LIBRARIES = ("numpy", "scipy", "numba")
 
 
 def surroundings() -> dict[str, str]:
-    """What bits depend on besides the program: library versions and the BLAS's core type."""
+    """Return everything outside the program that bits depend on: library versions and the BLAS's core type."""
     found = {}
     for name in LIBRARIES:
         try:
@@ -80,16 +80,16 @@ def surroundings() -> dict[str, str]:
 async def save(
     model: Model, training: Training, final: Path, *, wait: bool, progress: Progress | None = None
 ) -> asyncio.Task[None] | None:
-    """On the device's loop: write the checkpoint folder `final`; an older one there is replaced only when the new one is whole.
+    """Write the checkpoint folder `final`, on the device's loop. An older one there is replaced only when the new one is whole.
 
-    Without `wait`, if the engine lends RAM for a copy of all tiles, returns the task that writes it. progress: as in
-    Trainer.save.
+    Without `wait`, if the engine lends RAM for a copy of all tiles, return the task that writes the checkpoint; otherwise write
+    it now and return None. progress: as in Trainer.save.
     """
     what = f"the save of {final}"
     files = model.engine.files(what)
     await files.run(check_place, final)
     state, companions = _encoded(await model.engine.compute(_state, model, training), final), model.companions
-    nbytes = 2 * model.config.states_nbytes  # written, and read again for checksums
+    nbytes = 2 * model.config.states_nbytes  # every byte is written, then read again for its checksum
     snapshot = None if wait else await Snapshot.take(model.engine, _tiles(model), what)
     if snapshot is None:
         with told_save(model.engine, model.name, final, training.step_count, behind=False):
@@ -97,7 +97,7 @@ async def save(
         return None
     counted = Counted(snapshot.read, nbytes, progress)
     task = model.engine.spawn(_write_behind(model, training.step_count, final, state, companions, counted, files))
-    # Not in the task's own `finally`: one that is cancelled before it begins never comes there.
+    # Not in the task's own `finally`: a task that is cancelled before it begins never reaches it.
     task.add_done_callback(lambda _: snapshot.give_back())
     return task
 
@@ -138,19 +138,22 @@ def _state(model: Model, training: Training) -> dict[str, Any]:
 
 
 def _encoded(state: dict[str, Any], final: Path) -> bytes:
-    """Return trainer.json. ValueError for what `load` would refuse: it would replace a checkpoint that can be read."""
+    """Return trainer.json as bytes.
+
+    ValueError if `load` would refuse it, because it would replace a checkpoint that can be read.
+    """
     content = encode_json(state)
     try:
         found = parse_json(content, finite=False)
         _check_state(found, final)
         _training(found)
     except (CheckpointError, TypeError, ValueError) as error:
-        raise ValueError(f"the training could not be read back from a checkpoint, and is not saved: {error}") from error
+        raise ValueError(f"the training was not saved, because its checkpoint could not be read back: {error}") from error
     return content
 
 
 def _training(state: dict[str, Any]) -> Training:
-    """What trainer.json says of a training. TypeError or ValueError for other settings than there are."""
+    """Return the training that trainer.json describes. TypeError or ValueError for settings that do not exist."""
     return Training(
         settings=Settings(**{name: state[name] for name in SETTINGS}),
         optimizer=AdamW(**state["optimizer"]),
@@ -160,33 +163,33 @@ def _training(state: dict[str, Any]) -> Training:
 
 
 def _arithmetic(model: Model) -> dict[str, Any]:
-    """What the device adds to what bits depend on: the precision, and how many times as tall as wide row tiles are."""
+    """Return the device's part of what bits depend on: the precision, and how many times as tall as wide row tiles are."""
     return {"precision": model.engine.precision, "tall": model.tiling.tall}
 
 
 def _tiles(model: Model) -> Iterator[Tile]:
-    """What a checkpoint holds, parameter by parameter."""
+    """Yield the tiles that a checkpoint holds, parameter by parameter."""
     for parameter in model.parameters.values():
         for family in ("weights", *MOMENTS):
             yield from getattr(parameter, family).values()
 
 
 async def load(engine: Share, path: str | os.PathLike[str]) -> tuple[Model, Training]:
-    """On the device's loop: a model with its moments, and the training of it, from a checkpoint folder."""
+    """Return a model with its moments, and its training, from a checkpoint folder. Runs on the device's loop."""
     files = engine.files(f"the load of {os.fspath(path)}")
     folder = await files.run(whole_folder, path)
     if not await files.run(folder.is_dir):
-        raise CheckpointError(f"{path} is no checkpoint folder; expected one written by Trainer.save")
+        raise CheckpointError(f"{path} is not a folder; expected a checkpoint folder written by Trainer.save")
     if await files.run(lambda: (folder / CONFIG).exists() and not (folder / TRAINER).exists()):
         raise CheckpointError(
-            f"{folder} is a model without the state of its training, {TRAINER}; load it with GPT2.from_pretrained, or copy "
-            "the checkpoint again"
+            f"{folder} is a model folder without training state ({TRAINER} is missing); load it with GPT2.from_pretrained, or "
+            "copy the checkpoint again"
         )
-    state = await load_json(folder / TRAINER, finite=False, executor=files)  # what a caller keeps there is not ours to judge
-    _check_format(state, folder)  # first: of a later format nothing else may be assumed
+    state = await load_json(folder / TRAINER, finite=False, executor=files)  # a caller's data_state may hold any number
+    _check_format(state, folder)  # first: nothing else is known about a later format
     await files.run(check_files, folder, (TRAINER,), files.tick)
     _check_state(state, folder)
-    with ExitStack() as opened:  # entered in the thread: what it has opened is closed though the load was cancelled meanwhile
+    with ExitStack() as opened:  # entered in the thread: closes what the thread opened even if the load was cancelled meanwhile
         source = await files.run(lambda: opened.enter_context(Pretrained(folder, files.tick)))
         moments = await files.run(lambda: opened.enter_context(_moments(folder, source.config, files.tick)))
         try:
@@ -219,7 +222,8 @@ def _check_format(state: Any, folder: Path) -> None:
                               "edited")
     if found > FORMAT:
         raise CheckpointError(
-            f"{folder} has checkpoint format {found}, this version reads up to {FORMAT}; use the asynctile that wrote it"
+            f"{folder} has checkpoint format {found}, but this version of asynctile reads formats up to {FORMAT}; use the "
+            "version that wrote it"
         )
 
 
@@ -227,7 +231,7 @@ def _check_state(state: dict[str, Any], folder: Path) -> None:
     file = folder / TRAINER
     missing = STATE - state.keys()
     if missing:
-        raise CheckpointError(f"{file} lacks {', '.join(sorted(missing))}; it was damaged or edited")
+        raise CheckpointError(f"{file} has no {', '.join(sorted(missing))}; it was damaged or edited")
     for name in COUNTS:
         if not _is_count(state[name]):
             raise CheckpointError(f"{file} has {name} {shown(state[name])}, expected a whole number; it was damaged or edited")
@@ -242,13 +246,13 @@ def _check_state(state: dict[str, Any], folder: Path) -> None:
 
 
 def _warn_of_changes(state: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Warn of everything that bits depend on and that is not `now` what it was."""
-    # Checkpoints of before there were others are of fp32 and square row tiles.
+    """Warn of every condition that bits depend on and that differs between the checkpoint and `now`."""
+    # Checkpoints from before these settings existed used fp32 and square row tiles.
     then = {"precision": "fp32", "tall": 1, **state, **state["surroundings"]}
     changed = [f"{name} {shown(then.get(name))} -> {shown(value)}" for name, value in now.items() if then.get(name) != value]
     if changed:
         warnings.warn(
-            f"{folder} was written under other conditions ({', '.join(changed)}): results will not be bitwise the same",
+            f"{folder} was written under different conditions ({', '.join(changed)}): results will not be bitwise equal",
             stacklevel=1,  # on the device's loop the caller is not on the stack
         )
 
@@ -258,7 +262,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _moments(folder: Path, config: Config, tick: Callable[[], object]) -> TensorReader:
-    """The moments of a model of that shape, checked against their checksum."""
+    """Return a reader of the moments of a model with this config, after checking the file's checksum."""
     reader = TensorReader(folder / OPTIMIZER, most=len(MOMENTS) * tensor_count(config))
     try:
         check_files(folder, (OPTIMIZER,), tick)
@@ -275,5 +279,5 @@ def _check_moments(model: Model, moments: TensorReader, folder: Path) -> None:
             name = tensor_name(parameter.name, family)
             if name not in found or moments.shape(name) != parameter.shape:
                 raise CheckpointError(
-                    f"{folder / OPTIMIZER} has no tensor {name} of shape {parameter.shape}"
+                    f"{folder / OPTIMIZER} has no tensor {name} of shape {parameter.shape}; copy the checkpoint again"
                 )

@@ -1,8 +1,8 @@
-"""Files that stand beside a model's weights for others: its tokenizer, how it is to generate, what people should know of it.
+"""The files beside a model's weights that other programs read: its tokenizer, generation settings, the model card.
 
-Covers which there are, reading them from a model's folder and writing them into one. They are kept as bytes, and nothing
-here looks into them; only a model that came without generation_config.json gets one. What is in the tokenizer's files is
-tokenizer.py, which ones a tokenizer gets that has none special_tokens.py, the rest of a folder exchange.py.
+Covers the list of these files, and reading and writing them in a model's folder. They are kept as bytes and never parsed here.
+Only a model without a generation_config.json gets a new one. tokenizer.py reads the tokenizer's files, special_tokens.py makes
+them for a tokenizer that has none, and exchange.py handles the rest of a folder.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from asynctile.storage.input import DOCUMENT_NBYTES, read_file, shown
 
 GENERATION = "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-#: The model card. People write in it, so another content than was saved is no damage.
+#: The model card. People edit it, so changed content does not count as damage.
 CARD = "README.md"
-#: Every companion, and the most bytes of it. A million tokens, the most that "bpe:N" makes, take 100 MB as tokenizer.json.
+#: Every companion with its size limit in bytes. A tokenizer.json of a million tokens, the most that "bpe:N" makes, has 100 MB.
 LIMITS = {
     GENERATION: DOCUMENT_NBYTES,
     TOKENIZER: 128 << 20,
@@ -33,31 +33,35 @@ LIMITS = {
     "merges.txt": 32 << 20,
     CARD: DOCUMENT_NBYTES,
 }
-#: What transformers adds to a prompt where nobody says how much; more than a short window has room for.
+#: The length of a text that transformers generates by default. A short window has no room for it.
 NEW_TOKENS = 256
 
 Companions = Mapping[str, bytes]
 
 
 def checked(files: Companions) -> Companions:
-    """A copy of `files` that cannot be changed. ValueError or TypeError if one is no companion, too long, or not bytes."""
+    """Return an immutable copy of `files`.
+
+    ValueError if a name is no companion's or a content is too long, TypeError if a content is not bytes.
+    """
     if not isinstance(files, Mapping):
-        raise TypeError(f"companions is {shown(files)}, expected a mapping of bytes by name; {{}} for none")
+        raise TypeError(f"companions is {shown(files)}, expected a mapping from file names to bytes; pass {{}} for none")
     for name, content in files.items():
         if name not in LIMITS:
-            raise ValueError(f"companions have {shown(name)}, expected names among {', '.join(LIMITS)}")
+            raise ValueError(f"companions contain {shown(name)}, expected file names among {', '.join(LIMITS)}")
         if not isinstance(content, bytes):
-            raise TypeError(f"companion {name} is of {type(content).__name__}, expected bytes: the content of that file")
+            raise TypeError(f"companion {name} has type {type(content).__name__}, expected bytes: the content of that file")
         if len(content) > LIMITS[name]:
             raise ValueError(f"companion {name} has {len(content)} bytes, expected at most {LIMITS[name]}")
     return MappingProxyType(dict(files))
 
 
 def read_companions(folder: Path, tick: Callable[[], object] = bool) -> dict[str, bytes]:
-    """The companions in a model's folder. CheckpointError for one that is damaged, too long, or no regular file; of a
-    checkpoint's card any content is taken.
+    """Return the companions in a model's folder.
 
-    tick: called all the time.
+    CheckpointError for one that is damaged, too long or not a regular file. A checkpoint's model card may have any content.
+
+    tick: called repeatedly while files are read.
     """
     found = {}
     for name, limit in LIMITS.items():
@@ -73,7 +77,7 @@ def read_companions(folder: Path, tick: Callable[[], object] = bool) -> dict[str
 
 
 def companions_to_write(config: Config, files: Companions) -> dict[str, bytes]:
-    """`files`, and a generation_config.json if there is none."""
+    """Return `files`, plus a generation_config.json if they have none."""
     return {GENERATION: encode_json(_generation(config)), **files}
 
 
@@ -81,6 +85,6 @@ def _generation(config: Config) -> dict[str, Any]:
     values = config.to_hf()
     generation = {name: values[name] for name in TOKENS}
     if config.block_size // 2 < NEW_TOKENS:
-        # Else a call that says nothing runs beyond the last position, and fails. Half is left to the prompt.
+        # Otherwise a call without a length runs past the last position and fails. Half is left for the prompt.
         generation["max_new_tokens"] = max(1, config.block_size // 2)
     return generation
