@@ -1,6 +1,7 @@
-"""The curves of a run's picture, from its metrics.jsonl: losses a step, smoothed, and at validations, with a name for each.
+"""The curves of a run's picture, read from its metrics.jsonl: training loss, smoothed loss, validation loss.
 
-Covers `Curves` and `read_curves`. The numbers beside them are labels.py, how they are drawn is plot.py.
+Covers `Curves`, which also names each curve for the legend, and `read_curves`. labels.py makes the numbers beside the curves,
+plot.py draws them.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ __all__ = ["Curves", "Points", "read_curves"]
 
 Points = list[tuple[int, float]]
 
-#: The largest loss that is drawn: sums of as many as a run has, and what lies between two of them, stay finite.
+#: The largest loss that is drawn: sums and differences of a run's losses stay finite.
 _LARGEST = 1e300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """In nats a token over the step. validations: the lines of the metrics behind the points of `validation`, by step.
-    bigram_loss: a level to compare with.
+    """The curves of a run: losses in nats a token over the step.
+
+    validations: the metrics lines behind the points of `validation`, by step. bigram_loss: a level to compare with, or None.
     """
 
     training: Points
@@ -34,11 +36,11 @@ class Curves:
 
     @property
     def best(self) -> tuple[int, float]:
-        """The first of the lowest validation losses; ValueError if there is none."""
+        """The point of the lowest validation loss, the first one if several are equal; ValueError if there is none."""
         return min(self.validation, key=lambda point: point[1])
 
     def names(self) -> dict[str, str]:
-        """What the legend calls each, by what it says it of."""
+        """Return the legend's text for each curve, by the curve's name here."""
         found = {"training": "training, each step", "smoothed": "training, smoothed"}
         if self.validation:
             found |= {"validation": "validation", "best": "best validation"}
@@ -48,7 +50,7 @@ class Curves:
 
 
 def read_curves(path: Path, bigram_loss: float | None) -> Curves:
-    """Those of a metrics.jsonl. ValueError if it cannot be read or has no loss to draw."""
+    """Return the curves of a metrics.jsonl. ValueError if it cannot be read or has no loss to draw."""
     losses: dict[int, float] = {}
     validation: dict[int, float] = {}
     validations: dict[int, Mapping[str, Any]] = {}
@@ -58,7 +60,7 @@ def read_curves(path: Path, bigram_loss: float | None) -> Curves:
             count += 1
             for name, curve in (("loss", losses), ("validation_loss", validation)):
                 if (value := number_in(record, name)) is not None and abs(value) <= _LARGEST:
-                    curve[record["step"]] = value  # resuming writes some steps twice
+                    curve[record["step"]] = value  # a resumed run writes some steps twice: the last one counts
                     if curve is validation:
                         validations[record["step"]] = record
     except OSError as error:
@@ -67,7 +69,7 @@ def read_curves(path: Path, bigram_loss: float | None) -> Curves:
         ) from error
     if not losses:
         raise ValueError(
-            f"metrics {path} have no loss that can be drawn in {count} lines; expected the metrics.jsonl of a run"
+            f"metrics {path} has no loss that can be drawn in its {count} lines; expected the metrics.jsonl of a run"
         )
     training = sorted(losses.items())
     return Curves(
@@ -80,8 +82,10 @@ def read_curves(path: Path, bigram_loss: float | None) -> Curves:
 
 
 def _smooth(points: Points) -> Points:
-    """The mean of each point's neighbours: 2% of the run to either side. Less at the beginning, where losses fall, so that it
-    does not lag; at the end only what is behind is missing, else the last point would be that of one step.
+    """Return the mean of each point and its neighbors: 2% of the run on either side.
+
+    Near the beginning, where losses fall fast, the window shrinks on both sides so that the mean does not lag. Near the end
+    only the missing later points are left out, otherwise the last value would be that of a single step.
     """
     reach = len(points) // 50
     total = [0.0]

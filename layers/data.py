@@ -1,9 +1,8 @@
-"""Batches of tokens and targets, to train on and to validate with.
+"""Batches of tokens and targets for training and validation.
 
-Covers `Batches` and `ValidationBatches`, and gives the other names that a run needs for its data one place
-to be imported from. What was named as data is `data_source.py`, text `text.py`, what a token is `tokenizer.py`,
-the file of tokens and its two parts `tokens.py`, and how well a model that sees only the last token could do
-`entropy.py`.
+Covers `Batches` and `ValidationBatches`, and re-exports the other names that a run needs for its data. data_source.py finds out
+what kind of data a path names, text.py reads text, tokenizer.py makes tokens, tokens.py holds the file of tokens and its two
+parts. entropy.py computes how well a model that sees only the last token could do.
 """
 
 from __future__ import annotations
@@ -43,12 +42,11 @@ Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Batches:
-    """An endless iterator of (tokens, targets), int64 (B, T) each, from random windows; targets are the next
-    tokens.
+    """An endless iterator of (tokens, targets), int64 (B, T) each, from random windows. Targets are the next tokens.
 
-    Batch n is a pure function of the tokens, `seed` and n (Philox, a generator that counts): `state_dict`
-    holds where it is, and whoever loads it goes on exactly there. Raises ValueError if the tokens are fewer
-    than T + 1, or a number is out of range.
+    Batch n is a pure function of the tokens, `seed` and n (Philox, a counter-based generator). `state_dict` holds the position,
+    and a loader of that state continues exactly there. ValueError if there are fewer than T + 1 tokens, or if a number is out
+    of range.
     """
 
     def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, seed: int) -> None:
@@ -57,13 +55,13 @@ class Batches:
             raise ValueError(f"seed {shown(seed)} cannot be used; expected an int from 0 to 2**64 - 1")
         self.tokens = tokens
         self.batch_size, self.seq_len, self.seed = int(batch_size), int(seq_len), int(seed)
-        #: the number of the batch that comes next
+        #: the number of the next batch
         self.position = 0
 
     def batch(self, position: int) -> Batch:
-        """Batch number `position`, without moving."""
-        # The counter's second word: each batch has 2**64 draws of its own. Raw words, and not `integers`, because
-        # numpy may change the latter between versions.
+        """Return batch number `position`, without moving to it."""
+        # The position is the counter's second word, so each batch has 2**64 draws of its own. Raw words are used instead of
+        # `integers`, because NumPy may change the latter between versions.
         draws = np.random.Philox(key=self.seed, counter=[0, position, 0, 0]).random_raw(self.batch_size)
         starts = np.asarray(draws) % np.uint64(len(self.tokens) - self.seq_len)
         return _windows(self.tokens, starts.tolist(), self.seq_len)
@@ -77,11 +75,11 @@ class Batches:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is, and what it depends on, for JSON."""
+        """Return the position and everything that it depends on, for JSON."""
         return {"position": self.position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where `state` was taken. Raises ValueError if it is of other tokens, another seed, B or T."""
+        """Continue where `state` was taken. ValueError if it belongs to other tokens, another seed, B or T."""
         for key, value in self._identity().items():
             if state.get(key) != value:
                 raise ValueError(
@@ -103,11 +101,11 @@ class Batches:
 
 
 class ValidationBatches:
-    """(tokens, targets), int64 (B, T) each, of fixed windows that do not overlap, as often as they are asked for.
+    """(tokens, targets), int64 (B, T) each, from fixed windows that do not overlap. It can be iterated any number of times.
 
-    limit: at most so many tokens, rounded up to whole windows; None: all. The windows are spread evenly over the tokens, so
-    that a few of them speak for all. What the last of them leaves of a batch has targets of -100 (ignored), so that every batch
-    has one shape. Raises ValueError if the tokens are fewer than T + 1, or a number is out of range.
+    limit: the most tokens, rounded up to whole windows; None: all. The windows are spread evenly over the tokens, so that a few
+    windows represent the whole. The unfilled rows of the last batch have targets of -100 (ignored), so every batch has the same
+    shape. ValueError if there are fewer than T + 1 tokens, or if a number is out of range.
     """
 
     def __init__(self, tokens: Tokens, batch_size: int, seq_len: int, limit: int | None = None) -> None:
@@ -115,13 +113,13 @@ class ValidationBatches:
         if limit is not None and limit < 1:
             raise ValueError(f"limit {shown(limit)} of validation tokens is too small; expected 1 or more, or None for all")
         self._tokens, self._batch_size, self._seq_len = tokens, batch_size, seq_len
-        #: windows that there are, and that are taken
+        #: how many windows exist, and how many are used
         self._there = (len(tokens) - 1) // seq_len
         self._taken = self._there if limit is None else min(math.ceil(limit / seq_len), self._there)
 
     @property
     def tokens(self) -> int:
-        """How many targets count."""
+        """Number of targets that count."""
         return self._taken * self._seq_len
 
     def __len__(self) -> int:
@@ -134,7 +132,7 @@ class ValidationBatches:
             yield np.pad(inputs, missing), np.pad(targets, missing, constant_values=IGNORED)
 
     def rows(self) -> Iterator[NDArray[np.int64]]:
-        """The targets of each window, (T,), in order."""
+        """Yield the targets of each window, (T,), in order."""
         for n in range(self._taken):
             yield self._part(n, n + 1)[1][0]
 
@@ -157,10 +155,10 @@ def _check_sizes(tokens: Tokens, batch_size: int, seq_len: int, part: str) -> No
     if batch_size * seq_len > MOST_TOKENS:
         raise ValueError(
             f"a batch of {batch_size:,} sequences of {seq_len:,} tokens is {batch_size * seq_len:,} tokens; expected at most "
-            f"{MOST_TOKENS:,}"
+            f"{MOST_TOKENS:,}; choose a smaller batch or shorter sequences"
         )
     if len(tokens) <= seq_len:
         raise ValueError(
-            f"the {part} part of the data has {len(tokens)} tokens, shorter than one sequence: expected at least "
+            f"the {part} part of the data has {len(tokens)} tokens, fewer than one sequence needs: expected at least "
             f"seq_len + 1 = {seq_len + 1}; give more text or a smaller seq_len"
         )

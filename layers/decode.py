@@ -1,8 +1,8 @@
-"""The program of generation: some rows of some sequences, each attending to the pages of its own, and the logits of the first.
+"""The program of generation: rows of several sequences, each attending to its own pages, and the logits of the first rows.
 
-One program reads prompts and writes texts: a row is a token at a position of a sequence, and which rows meet, of whom, and
-which page is whose, are inputs. It visits the weights in the order of every forward pass, whatever the number of rows or
-pages. Which rows are computed is batching.py's choice, what is done with the logits serving.py's.
+One program both reads prompts and writes texts. A row is a token at a position of a sequence. The inputs say which rows meet,
+which sequences they belong to, and which page belongs to which sequence. The program visits the weights in the order of every
+forward pass, whatever the number of rows or pages. batching.py chooses the rows, serving.py uses the logits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from asynctile.program.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one sequence, from position `start` on. pages: its own, by number, ascending; the first is its name."""
+    """Consecutive tokens of one sequence, from position `start` on.
+
+    pages: the sequence's pages by number, ascending. The first page number also identifies the sequence.
+    """
 
     tokens: NDArray[np.int32]
     start: int
@@ -33,7 +36,7 @@ class Span:
 
 
 class Decoding(Recording):
-    """A recording whose rows are tokens of sequences that began before; logits of the first `wanted` of them are fetched."""
+    """A recording whose rows are tokens of sequences that began earlier. Logits of the first `wanted` rows are fetched."""
 
     product = staticmethod(gemm_rows)
 
@@ -50,9 +53,10 @@ class Decoding(Recording):
 
 
 def record_decode(parameters: Parameters, cache: KVCache, *, rows: int, pages: int, wanted: int) -> Program:
-    """A pure function of its arguments. rows: at most the most of a row tile; pages: 0 .. pages - 1 of `cache` are visited.
+    """Return the decode program, a pure function of its arguments.
 
-    Inputs: see `inputs_of`. outputs["logits"]: float32 (wanted, V), of the first rows.
+    rows: at most as many as a row tile has. pages: the program visits pages 0 .. pages - 1 of `cache`. Inputs: see `inputs_of`.
+    outputs["logits"]: float32 (wanted, V), those of the first rows.
     """
     recording, architecture = Decoding(parameters, cache, rows, pages, wanted), architecture_of(parameters.config)
     recording.program.section("texts", "embedding")
@@ -68,7 +72,10 @@ def record_decode(parameters: Parameters, cache: KVCache, *, rows: int, pages: i
 
 
 def inputs_of(spans: Iterable[Span], positions: int, rows: int, pages: int) -> dict[str, NDArray[np.int32]]:
-    """What a program of so many rows and pages is given to compute `spans`, one after another. positions: of a page."""
+    """Return the inputs with which a program of so many rows and pages computes `spans`, one after another.
+
+    positions: how many positions a page holds.
+    """
     tokens, places = np.full((2, rows), NOBODY, np.int32)
     sequences, owners = np.full((rows, 2), NOBODY, np.int32), np.full((pages, 2), NOBODY, np.int32)
     begin = 0
@@ -86,5 +93,5 @@ def inputs_of(spans: Iterable[Span], positions: int, rows: int, pages: int) -> d
 
 
 def _rows(parameters: Parameters, count: int) -> Rows:
-    """So many sequences of one token, in one row tile."""
+    """Return `count` sequences of one token, in one row tile."""
     return Rows(count, 1, 1, parameters.tiling.row_tokens)

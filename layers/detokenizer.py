@@ -1,9 +1,10 @@
-"""Text of tokens as they come one by one: `Detokenizer`. What tokens are is tokenizer.py, where a text ends stopping.py.
+"""The text of tokens that arrive one by one: `Detokenizer`. tokenizer.py makes tokens, stopping.py finds where a text ends.
 
-A token's text depends on its neighbours: bytes of one character may stand in several tokens, some tokenizers strip the first
-space or merge others. So each token is decoded behind those before it, of which no more than the last few are kept. The
-library's own DecodeStream does the same, but gives out nothing as long as the text ends in what is no character, which it may
-for ever, fails where a decoder takes text back, and has no end, where an unfinished character is due.
+A token's text depends on its neighbors. The bytes of one character may be spread over several tokens, and some tokenizers strip
+the first space or merge others. So each token is decoded together with those before it, of which only the last few are kept.
+
+The way not taken: the library's own DecodeStream. It gives out nothing while the text ends in an invalid character, which may
+be forever. It fails when a decoder takes text back. It has no end, where an unfinished character would be due.
 """
 
 from __future__ import annotations
@@ -16,34 +17,35 @@ from numpy.typing import NDArray
 
 from asynctile.layers.tokenizer import Tokenizer
 
-#: What a tokenizer decodes bytes to that are no character, or not yet.
+#: The text of bytes that are not a character, or not yet a whole one.
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-#: A character has at most 4 bytes, so of what is no character after more tokens only the last 3 may become one.
+#: A character has at most 4 bytes, so only the last 3 bytes of an invalid sequence can still become one.
 _MOST_BYTES = 4
-#: So many tokens are kept at most, and so many if they were more: enough for a character to be seen as a whole.
+#: The most tokens that are kept, and how many remain once there are more: enough to see a character as a whole.
 _MOST, _KEPT = 16, 8
 
 
 class Detokenizer:
-    """The text of tokens behind a prompt (T,). What `push` and `end` give is together what they add to what the tokenizer
-    decodes the prompt to.
+    """The text of tokens that follow a prompt (T,).
 
-    A character comes when its last byte does. Where a decoder would take back text that was given out (one of bytes, over
-    bytes that turn out to be no UTF-8), that stays, and what comes behind it is decoded by itself.
+    Together, `push` and `end` give exactly the text that the tokens add to the decoded prompt. A character is given when its
+    last byte arrives. A byte decoder may take back text that was given already, when bytes turn out to be invalid UTF-8. That
+    text stays, and the tokens after it are decoded on their own.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] | NDArray[Any] = ()) -> None:
         self._tokenizer = tokenizer
-        #: the last tokens, how many of them there were when their text was last whole, and what of it was given out
+        #: the last tokens, how many there were when their text was last whole, and the part of their text already given
         self._ids: list[int] = []
         self._clean = 0
         self._shown = ""
         self._begin_behind(np.asarray(prompt[-_KEPT:], np.int64))
 
     def push(self, token: int) -> str:
-        """The text that a token finishes, often none. An id beyond the vocabulary has none: models may have more rows.
+        """Return the text that `token` completes, which is often empty.
 
-        ValueError for an id below 0, and for tokens of which the tokenizer can make no text.
+        An id beyond the tokenizer's vocabulary has no text: models may have more rows. ValueError for an id below 0, and for
+        tokens that the tokenizer cannot decode.
         """
         if token >= self._tokenizer.vocab_size:
             return ""
@@ -67,7 +69,10 @@ class Detokenizer:
         return new
 
     def end(self) -> str:
-        """What is left when no more tokens come: an unfinished character as U+FFFD. What is pushed then is another text."""
+        """Return the rest of the text once no more tokens come. An unfinished character becomes U+FFFD.
+
+        Tokens pushed afterwards begin another text.
+        """
         text = self._tokenizer.decode(self._ids)
         if text.startswith(self._shown):
             text = text[len(self._shown) :]
@@ -77,7 +82,7 @@ class Detokenizer:
         return text
 
     def _begin_behind(self, prompt: NDArray[np.int64]) -> None:
-        """Of the end of a prompt, what makes whole characters by itself; none of it if that ends within one."""
+        """Keep the tail of the prompt that decodes to whole characters; nothing if the prompt ends inside a character."""
         for begin in range(prompt.size):
             ids = [id for id in prompt[begin:].tolist() if id < self._tokenizer.vocab_size]
             text = self._tokenizer.decode(ids)
@@ -89,7 +94,7 @@ class Detokenizer:
         self._ids, self._clean, self._shown = ids, 0, ""
 
     def _keep(self, ids: list[int], *, held: str, visible: bool = False) -> None:
-        """Keep only these tokens, unless they show nothing by themselves, as spaces at the start of a text may."""
+        """Keep only these tokens, unless they show nothing on their own, as spaces at the start of a text may."""
         text = self._tokenizer.decode(ids)
         if not visible or text.strip():
             self._ids, self._clean = ids, 0
@@ -97,6 +102,6 @@ class Detokenizer:
 
 
 def _settled(text: str, count: int) -> str:
-    """The beginning of the text of `count` tokens that no further token changes."""
+    """Return the beginning of the text of `count` tokens that no further token can change."""
     whole = text.rstrip(_UNFINISHED)
     return whole if count <= _MOST else text[: max(len(whole), len(text) - _MOST_BYTES + 1)]

@@ -1,6 +1,6 @@
-"""Token and position embeddings: the first layer forward, the last one backward.
+"""Token and position embeddings: the first layer in forward, the last one in backward.
 
-wte is also the head (head.py), whose part of its gradient is there already when this part is added.
+wte is also the head (head.py). The head's part of its gradient is already there when this part is added.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WTE, WPE = "wte.weight", "wpe.weight"
 
 
 def forward(recording: Recording) -> Grid:
-    """x (R, C) = wpe[position] + wte[token], all row tiles, each weight tile visited once."""
+    """Compute x (R, C) = wpe[position] + wte[token] for all row tiles, visiting each weight tile once."""
     wte = recording.parameters.titled(WTE)
     add = recording.program.add
     x = recording.residual("h.0.x")
@@ -29,13 +29,13 @@ def forward(recording: Recording) -> Grid:
 
 
 def backward(recording: Recording, dx: Grid) -> None:
-    """Gradients of wpe, then of wte, whose update is the last of the step."""
+    """Compute the gradients of wpe, then of wte. The update of wte is the last one of the step."""
     wte, wpe = recording.parameters.titled(WTE), recording.parameters.titled(WPE)
     gradients = recording.gradients
     add = recording.program.add
     for p, (begin, end) in enumerate(wpe.rows):
         for k in recording.columns:
-            # Positions that no sequence reaches have a gradient too: zero, and AdamW decays them.
+            # Positions that no sequence reaches have gradient zero, and AdamW still decays them.
             dweight, _ = gradients.open(wpe, p, k)
             add(fill(dweight, 0.0))
             for row in _standing_in(recording, begin, end):
@@ -51,7 +51,7 @@ def backward(recording: Recording, dx: Grid) -> None:
 
 
 def _positions(recording: Recording, x: Grid) -> None:
-    """x = wpe[position], where positions follow from the place in a row tile."""
+    """Compute x = wpe[position], where a row's position follows from its place in the row tile."""
     wpe = recording.parameters.titled(WPE)
     for p, (begin, end) in enumerate(wpe.rows):
         for k in recording.columns:
@@ -62,7 +62,7 @@ def _positions(recording: Recording, x: Grid) -> None:
 
 
 def _cached_positions(recording: Recording, x: Grid) -> None:
-    """x = wpe[position], where positions are an input, as tokens are; 0 for rows without one."""
+    """Compute x = wpe[position], where positions are an input, as tokens are; 0 for rows without a token."""
     wpe, cached = recording.parameters.titled(WPE), recording.cached
     assert cached is not None
     for p, (begin, _) in enumerate(wpe.rows):
@@ -75,5 +75,5 @@ def _cached_positions(recording: Recording, x: Grid) -> None:
 
 
 def _standing_in(recording: Recording, begin: int, end: int) -> Iterator[Row]:
-    """Row tiles with a token at a position in [begin, end)."""
+    """Yield the row tiles with a token at a position in [begin, end)."""
     return (row for row in recording.rows if row.start < end and begin < row.stop)

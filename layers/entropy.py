@@ -1,6 +1,6 @@
-"""The loss of a model that sees only the last token: the mark that a trained model must pass.
+"""The loss of a model that sees only the last token. A trained model should do better.
 
-Covers `bigram_loss`. Where the tokens come from is tokens.py.
+Covers `bigram_loss`. tokens.py supplies the tokens.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ Counts = NDArray[np.int64]
 
 
 def bigram_loss(training: NDArray[Any], held_out: NDArray[Any], vocab_size: int) -> float:
-    """Mean -ln p(next | previous) over the pairs of `held_out`, in nats a token, of a bigram model counted on `training`.
+    """Return the loss of a bigram model, counted on `training`, over the pairs of `held_out`: nats a token.
 
-    Both are ids (N,) of any integer type; pairs with an id not below `vocab_size` are left out. ValueError if nothing is left
-    of either. Time and memory grow with the pairs and with `vocab_size`.
+    The loss is the mean of -ln p(next | previous). Both arguments are ids (N,) of any integer type. Pairs with an id of
+    `vocab_size` or more are left out. ValueError if either has no pair left. Time and memory grow with the number of pairs and
+    with `vocab_size`.
 
     The model is interpolated Kneser-Ney smoothing (Kneser and Ney, Improved backing-off for m-gram language modeling, ICASSP
     1995; interpolated as in Chen and Goodman, An empirical study of smoothing techniques for language modeling, Computer Speech
-    and Language 13, 1999). c(a, b) says how often b follows a, c(a) is its sum over b, n(a) says how many different tokens
-    follow a, n(b) how many precede b, and m how many different b there are:
+    and Language 13, 1999). c(a, b) is how often b follows a, and c(a) its sum over b. n(a) is how many different tokens follow
+    a, n(b) how many different tokens precede b, and m how many different b there are:
 
-    p(b | a) = (max(c(a, b) - D, 0) + D n(a) p(b)) / c(a), and p(b) where a was not seen
+    p(b | a) = (max(c(a, b) - D, 0) + D n(a) p(b)) / c(a), and p(b) if a was not seen
     p(b) = (max(n(b) - E, 0) + E m / vocab_size) / sum of n
 
     D and E are the `_discount` of the counts c(a, b) and n(b).
@@ -44,7 +45,7 @@ def bigram_loss(training: NDArray[Any], held_out: NDArray[Any], vocab_size: int)
 
 
 def _of_token(pairs: Counts, vocab_size: int) -> NDArray[np.float64]:
-    """p(b) of every token (vocab_size,): by how many different tokens it follows."""
+    """Return p(b) of every token, (vocab_size,), from the number of different tokens that precede it."""
     predecessors = np.bincount(pairs % vocab_size, minlength=vocab_size)
     discount, different = _discount(predecessors), np.count_nonzero(predecessors)
     likely: NDArray[np.float64] = np.maximum(predecessors - discount, 0) + discount * different / vocab_size
@@ -52,15 +53,16 @@ def _of_token(pairs: Counts, vocab_size: int) -> NDArray[np.float64]:
 
 
 def _discount(counts: Counts) -> float:
-    """n1 / (n1 + 2 n2) of how many were counted once and twice; one more of each keeps it between 0 and 1."""
+    """Return n1 / (n1 + 2 n2), where n1 entries were counted once and n2 twice. One more of each keeps it between 0 and 1."""
     once, twice = (np.count_nonzero(counts == times) for times in (1, 2))
     return (once + 1) / (once + 2 * twice + 2)
 
 
 def _count_pairs(tokens: NDArray[Any], vocab_size: int) -> tuple[Counts, Counts]:
-    """The pairs that occur, as previous * vocab_size + next in ascending order, and how often."""
+    """Return the pairs that occur, as previous * vocab_size + next in ascending order, and how often each does."""
     previous, following = tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64)
     known = np.maximum(previous, following) < vocab_size
     if not known.any():
-        raise ValueError(f"{len(tokens)} tokens below {vocab_size} have no pair to count; expected 2 or more, give more text")
+        raise ValueError(f"{len(tokens)} tokens contain no pair of ids below {vocab_size} to count; expected 1 or more pairs, "
+                         "give more text")
     return np.unique((previous * vocab_size + following)[known], return_counts=True)

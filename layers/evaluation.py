@@ -1,7 +1,7 @@
-"""How well a model does on a text that it does not learn from: its loss, perplexity and bits per byte.
+"""The quality of a model on text that it does not learn from: loss, perplexity and bits per byte.
 
-Covers `Evaluation`, `evaluate`, and how many bytes a token stands for. Which windows of a text are taken is data.py's
-(`ValidationBatches`), when a run does it asynctile/cli/validation.py's.
+Covers `Evaluation`, `evaluate`, and the mean number of bytes of a token. data.py (`ValidationBatches`) chooses the windows of a
+text. asynctile/cli/validation.py decides when a run evaluates.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ __all__ = ["Evaluation", "evaluate", "mean_bytes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """loss: mean cross-entropy in nats over the targets that count, `tokens` of them. perplexity: its exponential.
+    """The result of an evaluation.
 
-    bits_per_byte: the loss in bits, over the bytes that a token stands for, so that models of several tokenizers can be
-    compared; None: nobody said how many bytes these are. seconds: what it took.
+    loss: mean cross-entropy over the targets that count, in nats. tokens: how many targets count. perplexity: the exponential
+    of the loss. seconds: how long the evaluation took.
+
+    bits_per_byte: the loss in bits divided by the bytes that a token stands for, so that models with different tokenizers can
+    be compared. None if bytes_per_token was not given.
     """
 
     loss: float
@@ -41,7 +44,7 @@ class Evaluation:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """What a line of metrics.jsonl says of it, for json; numbers that are not finite become strings."""
+        """Return its part of a line of metrics.jsonl, for JSON. Numbers that are not finite become strings."""
         return as_json({
             "validation_loss": self.loss, "validation_perplexity": self.perplexity,
             "validation_bits_per_byte": self.bits_per_byte, "validation_tokens": self.tokens, "validation_s": self.seconds,
@@ -55,11 +58,13 @@ async def evaluate(
     bytes_per_token: float | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
-    """The loss of `model` over batches of (tokens, targets), int arrays (B, T); targets of -100 are ignored. Changes nothing.
+    """Return the loss of `model` over batches of (tokens, targets), int arrays (B, T). The model does not change.
 
-    A target counts as much as any other, however many its batch has. A plain iterable is advanced in a thread of its own.
-    bytes_per_token: of the text that the targets are of (`mean_bytes`). progress: called with the number of batches that are
-    done; what it raises ends the evaluation. ValueError if there is no batch, and as `Model.loss`.
+    Targets of -100 are ignored. Every other target counts the same, however many its batch has. A plain iterable is advanced in
+    its own thread.
+
+    bytes_per_token: of the text behind the targets (`mean_bytes`). progress: called with the number of finished batches; an
+    exception that it raises ends the evaluation. ValueError if there is no batch, and all errors of `Model.loss`.
     """
     check_kind("model", model, Model, "a model, such as GPT2.create makes")
     begun_s = time.perf_counter()
@@ -81,18 +86,18 @@ async def evaluate(
     finally:
         feed.end()
     if not tokens:
-        raise ValueError("there is no batch to evaluate the model on; expected at least one (tokens, targets)")
+        raise ValueError("batches is empty: there is nothing to evaluate the model on; give at least one (tokens, targets)")
     loss = total / tokens
     return Evaluation(loss=loss, perplexity=_exponential(loss), tokens=tokens, seconds=time.perf_counter() - begun_s,
                       bits_per_byte=None if bytes_per_token is None else loss / math.log(2) / bytes_per_token)  # fmt: skip
 
 
 def mean_bytes(tokenizer: Tokenizer, rows: Iterable[NDArray[Any]]) -> float | None:
-    """How many bytes of UTF-8 a token of `rows`, each (n,) ids in order, stands for; None where they stand for no text.
+    """Return how many bytes of UTF-8 a token of `rows` stands for on average; None if the tokens decode to no text.
 
-    ValueError for an id that the tokenizer does not have.
+    rows: ids (n,) each, in order. ValueError for an id that the tokenizer does not have.
     """
-    if isinstance(tokenizer, ByteTokenizer):  # also of bytes that are no UTF-8, which its text has not
+    if isinstance(tokenizer, ByteTokenizer):  # also for invalid UTF-8, whose decoded text is longer
         return 1.0
     nbytes = tokens = 0
     for row in rows:

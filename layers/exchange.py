@@ -1,7 +1,7 @@
 """Models in the Hugging Face layout of their family, read and written tile by tile.
 
-Read also: keys without the family's prefix (`transformer.`), buffers of old files (ignored), a shard index, a tied head under
-its own name. The file format is asynctile/storage/tensors.py.
+Also read: keys without the family's prefix (`transformer.`), buffers of old files (ignored), a shard index, and a tied head
+stored under its own name. asynctile/storage/tensors.py defines the file format.
 """
 
 from __future__ import annotations
@@ -33,30 +33,29 @@ from asynctile.storage.sizes import format_size
 from asynctile.storage.tensors import TensorReader, TensorWriter
 from asynctile.storage.tile import Tile
 
-#: How a tile's bytes are read: from the engine, or from a copy of an earlier moment.
+#: Reads a tile's bytes, from the engine or from a snapshot.
 ReadTile = Callable[[Tile], Awaitable[NDArray[Any]]]
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-#: What else a file may have beside tensors and buffers: an untied head, other heads.
+#: How many other tensors a file may have: an untied head, other heads.
 FOREIGN = 16
 
 
 class Pretrained:
-    """A model folder, checked whole on opening: config, names, shapes, checksums where it has them, a tied head. A
-    context manager.
+    """An open model folder, checked as a whole: config, names, shapes, checksums if it has them, and a tied head.
 
-    companions: the files beside the weights, by name.
+    A context manager. companions: the files beside the weights, by name.
     """
 
     def __init__(self, path: str | os.PathLike[str], tick: Callable[[], object] = bool) -> None:
-        """tick: called all the time."""
+        """Open and check the folder. tick: called repeatedly while files are read."""
         self._tick = tick
         self.path = whole_folder(path)
         if not self.path.is_dir():
-            raise CheckpointError(f"{path} is no folder: expected one with config.json and model.safetensors")
+            raise CheckpointError(f"{path} is not a folder: expected a folder with config.json and model.safetensors")
         check_files(self.path, (CONFIG,), tick, limit=DOCUMENT_NBYTES)
         values = read_json(self.path / CONFIG)
         if not isinstance(values, dict):
-            raise CheckpointError(f"{self.path / CONFIG} holds no JSON object; it should be a model's config")
+            raise CheckpointError(f"{self.path / CONFIG} is not a JSON object; expected a model's configuration")
         try:
             self.config = config_from_hf(values)
         except ValueError as error:
@@ -67,29 +66,29 @@ class Pretrained:
         self._reader = TensorReader(self.path, most=tensor_count(self.config) + buffers + FOREIGN)
         try:
             self._names = self._match()
-            check_files(self.path, (WEIGHTS,), tick)  # now: a file of another length is known without reading it
+            check_files(self.path, (WEIGHTS,), tick)  # after _match: a file of the wrong length is found without reading it
             self._check_tied()
         except BaseException:
             self._reader.close()
             raise
 
     def read(self, parameter: Parameter, key: tuple[int, int]) -> NDArray[np.float32]:
-        """One tile, float32."""
+        """Return one tile of a parameter, float32."""
         return self._reader.read(self._names[parameter.name], parameter.index(*key))
 
     def _match(self) -> dict[str, str]:
-        """Our names -> the file's. CheckpointError for missing tensors or other shapes."""
+        """Return the file's name of each of our tensors. CheckpointError for missing tensors or other shapes."""
         found = set(self._reader.names())
         names = {}
-        # One after another, up to the first that is missing: the file bounds how far a config is believed.
+        # Lazily, up to the first missing tensor: a config that claims too many layers costs nothing.
         for name, expected in shapes(self.config):
             others = (other for other, tensor in self._architecture.repeated.items() if tensor == name)
             stored = next((key for key in (name, name.removeprefix(self.config.prefix), *others) if key in found), None)
             if stored is None:
-                raise CheckpointError(f"{self.path} has no tensor {name}, which its config.json asks for")
+                raise CheckpointError(f"{self.path} has no tensor {name}, which its config.json requires")
             shape = self._reader.shape(stored)
             if shape != expected:
-                raise CheckpointError(f"{self.path}: {stored} has shape {shown(shape)}, its config asks for {expected}")
+                raise CheckpointError(f"{self.path}: {stored} has shape {shown(shape)}, its config.json requires {expected}")
             names[name] = stored
         return names
 
@@ -101,7 +100,7 @@ class Pretrained:
                 raise CheckpointError(f"{self.path}: {other} differs from {stored}; only models with a tied head can be loaded")
 
     def _same(self, one: str, other: str) -> bool:
-        """Whether two matrices of the file are equal."""
+        """Return whether two matrices of the file are equal."""
         rows, columns = self._reader.shape(other)
         if self._reader.shape(one) != (rows, columns):
             return False
@@ -123,23 +122,24 @@ class Pretrained:
 
 
 def check_place(final: Path) -> None:
-    """ValueError if saving to `final` would replace what nobody saved there."""
+    """Raise ValueError if saving to `final` would replace something that is not an older save."""
     if final.exists() and not final.is_dir():
-        raise ValueError(f"{final} is a file; expected a folder or a name that is free")
+        raise ValueError(f"{final} is a file; expected a folder or a path that does not exist yet")
     if final.is_dir() and not (final / CONFIG).exists():
         for foreign in final.iterdir():
             raise ValueError(
-                f"{final} holds {foreign.name} and no model; a save replaces the folder as a whole: name one that is "
-                "empty, not there yet or an older save"
+                f"{final} contains {foreign.name} and no model, and a save replaces the whole folder; name a folder that is "
+                "empty, does not exist yet or is an older save"
             )
 
 
 @asynccontextmanager
 async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], None]) -> AsyncIterator[Path]:
-    """A folder to put about `nbytes` in, which then becomes `final`; done: called once it is, whoever is cancelled meanwhile.
+    """Yield a folder for about `nbytes`, which becomes `final` at the end.
 
-    `replace_folder` with its file work in threads: syncing a checkpoint takes seconds. CheckpointError, saying how
-    much room there was, for whatever the disk refuses.
+    done: called once the folder is in place, even if the save is cancelled meanwhile. This is `replace_folder` with its file
+    work in threads, because syncing a checkpoint takes seconds. CheckpointError, with the free space, for every failure of the
+    disk.
     """
     context = replace_folder(final)
 
@@ -161,17 +161,17 @@ async def replaced(final: Path, nbytes: int, files: Files, done: Callable[[], No
         free = await files.run(_room, final)
         raise CheckpointError(
             f"cannot save {final}: {reason.strerror or reason}; it needs {format_size(nbytes)} and {format_size(free)} are "
-            "free there; what was saved before is untouched; free space or save to another folder"
+            "free there; the previous save is untouched; free space or save to another folder"
         ) from error
 
 
 def _room(path: Path) -> int:
-    """Bytes free on the disk of `path`, which may not be there itself."""
+    """Return the free bytes on the disk of `path`, which need not exist itself."""
     return free_nbytes(str(next(folder for folder in path.absolute().parents if folder.exists())))
 
 
 async def write_model(folder: Path, parameters: Parameters, companions: Companions, read: ReadTile, files: Files) -> None:
-    """config.json, what stands beside the weights, and model.safetensors in `folder`."""
+    """Write config.json, the companions and model.safetensors into `folder`."""
     await store_file(folder / CONFIG, _encoded(parameters.config), executor=files)
     for name, content in companions_to_write(parameters.config, companions).items():
         await store_file(folder / name, content, executor=files)
@@ -179,7 +179,7 @@ async def write_model(folder: Path, parameters: Parameters, companions: Companio
 
 
 def _encoded(config: Config) -> bytes:
-    """config.json; ValueError for a configuration that would come back as another one, or not at all."""
+    """Return config.json as bytes; ValueError if it would be read back as another configuration, or not at all."""
     values = config.to_hf()
     content = encode_json(values)
     try:
@@ -188,16 +188,16 @@ def _encoded(config: Config) -> bytes:
         found = config_from_hf(parse_json(content)).to_hf()
         changed = [name for name, value in values.items() if found.get(name) != value]
         if changed:
-            raise ValueError(f"{', '.join(changed)} would come back as something else")
+            raise ValueError(f"{', '.join(changed)} would be read back with another value")
     except ValueError as error:
-        raise ValueError(f"the model's config.json could not be read back, and is not saved: {error}") from error
+        raise ValueError(f"the model was not saved, because its config.json could not be read back: {error}") from error
     return content
 
 
 async def write_tensors(
     path: Path, parameters: Parameters, families: tuple[str, ...], read: ReadTile, files: Files
 ) -> None:
-    """Tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), tile by tile as `read` gives them."""
+    """Write the tensors of `families` ("weights", "exp_avg", "exp_avg_sq"), tile by tile as `read` returns them."""
     tensors: dict[str, Any] = {
         tensor_name(parameter.name, family): (np.float32, parameter.shape)
         for parameter in parameters.values()
@@ -207,7 +207,7 @@ async def write_tensors(
 
     def begin() -> TensorWriter:
         writer = TensorWriter(path, tensors, {"format": "pt"}, files.tick)
-        unfinished.callback(writer.discard)  # does nothing once it is closed
+        unfinished.callback(writer.discard)  # does nothing once the writer is closed
         return writer
 
     try:
@@ -224,5 +224,5 @@ async def write_tensors(
 
 
 def tensor_name(parameter: str, family: str) -> str:
-    """Name in the file: weights keep theirs, moments carry the family behind it."""
+    """Return a tensor's name in the file: weights keep their name, moments append the family."""
     return parameter if family == "weights" else f"{parameter}.{family}"

@@ -1,8 +1,8 @@
-"""The batches that a training takes from a caller's iterable: one at a time, in order, only when asked, off the caller's loop.
+"""The batches of a caller's iterable: taken one at a time, in order, only on demand, and off the caller's loop.
 
-A plain iterable is advanced in a thread of its own, always the same one, in one copy of the context that the run began in. It
-is never advanced ahead: where it stands is behind the batch that was given last. The thread ends with the batches, with the
-run, or with the engine. What is done with batches is trainer.py's.
+A plain iterable is advanced in its own thread, always the same one, in one copy of the context in which the run began. It never
+runs ahead: its position is right after the batch that was given last. The thread ends with the batches, with the run, or with
+the engine. trainer.py uses the batches.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from asynctile.share import Share
 from asynctile.streams.event import resolve
 from asynctile.threads import start
 
-#: A step on (tokens, targets), which calls the first argument once it has counted.
+#: A step on (tokens, targets). It calls its first argument as soon as the step counts.
 Step = Callable[[Callable[[], None], ArrayLike, ArrayLike], Awaitable[StepReport]]
-#: Called with how many steps were made, and how many were asked for, where the batches end before.
+#: Called with the number of steps made and the number asked for, if the batches end early.
 Ended = Callable[[int, int], object]
 _END = object()
-#: The end of a caller's iterator (its `finally`) may take so long before its thread is left behind.
+#: How long the end of a caller's iterator (its `finally`) may take before its thread is left behind.
 PATIENCE_S = 1.0
 
 
 class Feed:
-    """`await take()` until it raises StopAsyncIteration, or until `end`. TypeError if `batches` is no iterable.
+    """The items of `batches`, through `await take()`, until StopAsyncIteration or `end`. TypeError if it is not iterable.
 
-    has_ended: it is over since the batches came to their end.
+    is_over: whether no more items are given. has_ended: whether that is because the batches came to their end.
     """
 
     def __init__(self, batches: Batches) -> None:
         self.is_over = self.has_ended = False
         self._items: AsyncIterator[Any] | None = None
-        #: an item that was asked for; a caller that is cancelled leaves it to the next
+        #: an item that was asked for; a cancelled caller leaves it to the next caller
         self._taken: Future[Any] | asyncio.Future[Any] | None = None
         if isinstance(batches, AsyncIterable):
             self._items = aiter(batches)
@@ -55,7 +55,7 @@ class Feed:
             self._wishes: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
             self._dismiss = weakref.finalize(self, self._wishes.put, None)
             self._dismiss.atexit = False
-            #: no wish is put behind the last, which nobody would serve: an engine closes from another thread
+            #: keeps wishes from being queued after the dismissal, where none is served: an engine closes from another thread
             self._gate = threading.Lock()
             work = partial(copy_context().run, _serve, batches, self._wishes)
             self._thread = threading.Thread(target=work, name="asynctile-batches", daemon=True)
@@ -64,7 +64,7 @@ class Feed:
             raise TypeError(f"batches is {type(batches).__name__}, expected an iterable of (tokens, targets)")
 
     async def take(self) -> Batch:
-        """The next item, awaited if it is an awaitable. Cancelled, it is not lost: the next call gets it."""
+        """Return the next item, awaited if it is an awaitable. A cancelled call loses no item: the next call gets it."""
         if self._taken is None:
             self._taken = self._ask()
         while True:
@@ -83,20 +83,20 @@ class Feed:
             self._taken = asyncio.ensure_future(item)
 
     def end(self) -> None:
-        """Give no more items. The thread ends behind the item that it is at; from any thread."""
+        """Give no more items, from any thread. The feed's thread ends after the item that it is working on."""
         self.is_over = True
         if self._items is None:
             with self._gate:
                 self._dismiss()
 
     def close(self) -> None:
-        """`end`, and the thread has ended unless it is at an item. From any thread; blocks for a moment."""
+        """End the feed and wait up to PATIENCE_S for its thread, unless that is at an item. From any thread; blocks briefly."""
         self.end()
         if self._items is None and self._taken is None:
             self._thread.join(PATIENCE_S)
 
     def _ask(self) -> Future[Any] | asyncio.Future[Any]:
-        """Of the thread, or of a task of its own: a cancellation would end an async generator."""
+        """Request the next item, from the thread or from a separate task: a cancellation would end an async generator."""
         if self.is_over:
             raise StopAsyncIteration
         if self._items is not None:
@@ -110,7 +110,10 @@ class Feed:
 
 
 class Steps:
-    """What Trainer.run returns: `async for` over reports. Cancelled, it can be gone on with: no batch is lost or used twice."""
+    """The result of Trainer.run: `async for` over reports.
+
+    A cancelled iteration can be continued: no batch is lost or used twice.
+    """
 
     def __init__(self, engine: Share, step: Step, batches: Batches, steps: int | None, ended: Ended) -> None:
         self._engine = engine
@@ -119,16 +122,16 @@ class Steps:
         engine.dependents.add(self._feed)
         self._left = self._asked = steps
         self._ended = ended
-        #: taken, and no step with it has counted
+        #: the batch that was taken and has not been counted by a step
         self._batch: Batch | None = None
-        #: once the first step is asked for
+        #: the progress bar, from the first step on
         self._bar: StepBar | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> StepReport:
-        self._engine.check_process()  # a forked child has no thread that would give it a batch
+        self._engine.check_process()  # a forked child has no feed thread
         if self._bar is None:
             self._bar = StepBar(self._left)
         if self._left is not None and self._left <= 0:
@@ -139,7 +142,7 @@ class Steps:
         try:
             report = await self._step(self._used, *self._batch)
         except asyncio.CancelledError:
-            raise  # the batch is the next one, unless its step has counted
+            raise  # the next call uses this batch again, unless its step has counted
         except BaseException:
             self._batch = None
             raise
@@ -170,24 +173,24 @@ class Steps:
         __iter__ = by_async_for
 
     def _used(self) -> None:
-        """The step with the batch has counted, whoever is cancelled; or it was skipped."""
+        """Drop the batch: its step has counted, even if the caller was cancelled, or was skipped."""
         self._batch = None
         if self._left is not None:
             self._left -= 1
 
 
 def pair(item: Any) -> Batch:
-    """TypeError if an item of the caller's batches is no batch."""
-    if not isinstance(item, Mapping):  # whose keys would pass for arrays
+    """Return (tokens, targets) from an item of the caller's batches. TypeError if it is not a pair."""
+    if not isinstance(item, Mapping):  # the two keys of a mapping would pass for arrays
         with suppress(TypeError, ValueError):
             tokens, targets = item
             return tokens, targets
     what = f"{len(item)} parts" if isinstance(item, tuple | list) else f"type {type(item).__name__}"
-    raise TypeError(f"a batch is of {what}, expected the two arrays (tokens, targets), both of shape (B, T)")
+    raise TypeError(f"a batch has {what}, expected the two arrays (tokens, targets), both of shape (B, T)")
 
 
 async def _over(taken: Future[Any] | asyncio.Future[Any]) -> None:
-    """Wait until it is done; a cancellation leaves it as it is."""
+    """Wait until `taken` is done. A cancellation leaves it running."""
     if isinstance(taken, asyncio.Future):
         await asyncio.wait([taken])
         return
@@ -195,20 +198,20 @@ async def _over(taken: Future[Any] | asyncio.Future[Any]) -> None:
     ready = loop.create_future()
 
     def tell(_: Future[Any]) -> None:
-        with suppress(RuntimeError):  # the loop has been closed
+        with suppress(RuntimeError):  # raised if the loop has been closed
             loop.call_soon_threadsafe(resolve, ready)
 
-    taken.add_done_callback(tell)  # one turn of the loop, where a wrapped future takes three
+    taken.add_done_callback(tell)  # takes one turn of the loop; a wrapped future takes three
     await ready
 
 
 def _serve(batches: Iterable[Any], wishes: queue.SimpleQueue[Future[Any] | None]) -> None:
-    """In the thread: an item, or an error, for each wish. An iterator that was made here ends here."""
+    """Answer each wish with an item or an error, in the feed's thread. An iterator that was made here ends here."""
     items = None
     while (wish := wishes.get()) is not None:
         try:
             items = iter(batches) if items is None else items
             wish.set_result(next(items, _END))
         except BaseException as error:
-            wish.set_result(error)  # as a result: no future takes every error
+            wish.set_result(error)  # as a result: a future does not accept every exception
         del wish

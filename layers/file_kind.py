@@ -1,6 +1,6 @@
-"""What a file is by its first bytes, for who expects text in it.
+"""The kind of a file by its first bytes, for readers that expect text.
 
-Covers `kind_of`. Reading text is text.py, lines of JSON jsonl.py.
+Covers `kind_of`. text.py reads text, jsonl.py reads lines of JSON.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 __all__ = ["HEAD_NBYTES", "FileKind", "kind_of"]
 
-#: what is looked at
+#: how many bytes `kind_of` looks at
 HEAD_NBYTES = 8192
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """What is no text: its name in a sentence, and what to do about it."""
+    """A kind of file that is not text: its name, to be used in a sentence, and what to do about it."""
 
     name: str
     way_out: str
@@ -25,11 +25,11 @@ _NAME_TEXT = "name a text file, a .jsonl or a folder of them"
 
 
 def _packed(name: str, command: str) -> FileKind:
-    return FileKind(name, f"unpack it first, such as by {command}")
+    return FileKind(name, f"unpack it first, for example with {command}")
 
 
 def _table(name: str) -> FileKind:
-    return FileKind(name, "write its texts to a .jsonl file, one object a line, and name that")
+    return FileKind(name, "convert its texts to a .jsonl file, one object a line, and name that file")
 
 
 def _other(name: str) -> FileKind:
@@ -37,10 +37,10 @@ def _other(name: str) -> FileKind:
 
 
 def _wide(name: str) -> FileKind:
-    return FileKind(f"text in {name}", f"write it in UTF-8, such as by iconv -f {name} -t UTF-8")
+    return FileKind(f"text in {name}", f"convert it to UTF-8, for example with iconv -f {name} -t UTF-8")
 
 
-#: The longer before those that they begin with. Each has a byte that text has not, or is a line that no text begins with.
+#: Longer signatures come before their prefixes. Each contains a byte that text never has, or starts as no text does.
 _SIGNATURES = (
     (b"\x1f\x8b", _packed("gzip", "gunzip")), (b"PK\x03\x04", _packed("zip", "unzip")),
     (b"PK\x05\x06", _packed("zip", "unzip")), (b"\x28\xb5\x2f\xfd", _packed("Zstandard", "unzstd")),
@@ -53,12 +53,12 @@ _SIGNATURES = (
     (b"\xff\xfe\0\0", _wide("UTF-32")), (b"\0\0\xfe\xff", _wide("UTF-32")),
     (b"\xff\xfe", _wide("UTF-16")), (b"\xfe\xff", _wide("UTF-16")),
 )  # fmt: skip
-#: Letters alone, so only where there is a zero byte as well.
+#: These signatures are plain letters, so they count only in a file that also has a zero byte.
 _IN_BINARY = ((b"PAR1", _table("a Parquet file")), (b"GIF8", _other("a GIF picture")), (b"RIFF", _other("sound or a picture")))
 
 
 def kind_of(head: bytes) -> FileKind | None:
-    """What a file is whose first HEAD_NBYTES are `head`; None: text, as far as these show."""
+    """Return the kind of a file whose first HEAD_NBYTES are `head`; None if it is text, as far as they show."""
     for signature, kind in _SIGNATURES:
         if head.startswith(signature):
             return kind
@@ -76,7 +76,7 @@ def kind_of(head: bytes) -> FileKind | None:
 
 
 def _is_wide(head: bytes) -> bool:
-    """Whether nearly every second byte is zero, and no other: letters of UTF-16 without its mark."""
+    """Return whether nearly every second byte is zero and no other byte is: letters in UTF-16 without a byte order mark."""
     half = len(head) // 2
     even, odd = head[: 2 * half : 2].count(0), head[1 : 2 * half : 2].count(0)
     return min(even, odd) == 0 and max(even, odd) > 0.8 * half

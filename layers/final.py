@@ -1,4 +1,4 @@
-"""The end of a GPT-2, behind its last block: ln_f, then the tied head, which is head.py."""
+"""The end of a GPT-2, after its last block: ln_f, then the tied head (head.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def losses(recording: Recording, x: Grid) -> None:
 
 
 def forward_backward(recording: Recording, x: Grid, *, recompute: bool) -> Grid:
-    """The losses of x (R, C), and its gradient."""
+    """Report the losses of x (R, C), and return its gradient."""
     normed, stats = layernorm.forward(recording, recording.rows, x, LN_F)
     dnormed = head.forward_backward(recording, normed, recompute=recompute)
     dx = recording.residual("dx")

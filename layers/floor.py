@@ -1,7 +1,7 @@
-"""The floor of a model: the smallest device memory that trains it.
+"""The floor of a model: the smallest device memory that can train it.
 
-It is what the hungriest single operation needs at once, with full row tiles: so it depends on the tile and the width, not
-on the depth, the vocabulary, the batch or the length of sequences.
+It is the memory that the most demanding single operation needs at once, with full row tiles. So it depends on the tile and the
+width, and not on the depth, the vocabulary, the batch or the length of sequences.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from asynctile.storage.demand import Demand
 
 
 def floor_demand(config: Config, tile: int, grain: Grain = FINE, precision: str = "fp32") -> Demand:
-    """What one block's training step demands; `.floor_nbytes` is the floor, `.check(cap)` refuses less."""
+    """Return the demand of one block's training step: `.floor_nbytes` is the floor, `.check(cap)` refuses a smaller cap."""
     return _of_one_block(dataclasses.replace(config, n_layer=1), tile, grain, precision)
 
 
 @lru_cache(maxsize=64)
 def _of_one_block(config: Config, tile: int, grain: Grain, precision: str) -> Demand:
-    """Kept, for it is asked again for every model that is made or loaded: six programs are recorded for one answer."""
+    """Return the demand for a model of one block.
+
+    Cached, because every model that is made or loaded asks for it, and one answer takes six recorded programs.
+    """
     parameters = Parameters(config, Tiling(config, tile, grain), precision)
     tokens = parameters.tiling.row_tokens
-    # Full row tiles, which only tokens of one fill for every block_size; and half full ones, whose slots are cut otherwise.
+    # Full row tiles: only sequences of one token fill them for every block_size. And half-full ones, whose slots differ.
     lengths = {1, min(config.block_size, tokens + 1), min(config.block_size, 2 * tokens)}
     demands = [
         demand_of([record(kind, parameters, parameters.tiling.rows(max(1, tokens // length), length))], parameters.states())

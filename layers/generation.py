@@ -1,7 +1,8 @@
-"""A text of any length, token by token: what `Model.generate` does. Texts that end at block_size are serving.py's.
+"""A text of any length, token by token: the body of `Model.generate`. serving.py writes texts that end at block_size.
 
-As long as prompt and text fit into block_size positions they are computed with a cache, beside all others that are. Behind
-that the window slides, and each token is computed from the whole window: the learned positions of all tokens in it change.
+While prompt and text fit into block_size positions, they are computed with a cache, together with all other requests. After
+that the window slides, and each token is computed from the whole window, because the learned positions of all its tokens
+change.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ async def written(
     serving: Serving,
     logits: Callable[[NDArray[np.int32]], Awaitable[NDArray[np.float32]]],
 ) -> AsyncGenerator[int]:
-    """`count` tokens behind the prompt, of 1 to block_size tokens. logits: (1, T, V) of tokens (1, T), uncached."""
+    """Yield `count` tokens that follow a prompt of 1 to block_size tokens.
+
+    logits: returns (1, T, V) for tokens (1, T), without a cache.
+    """
     tokens = list(prompt)
     cached = min(count, block_size - len(prompt))
     if cached:

@@ -1,6 +1,6 @@
-"""The shape of a GPT-2: `GPT2Config`, its checks, its tensors, the standard sizes, and config.json in the Hugging Face form.
+"""The shape of a GPT-2: `GPT2Config`, its checks, tensors, standard sizes, and its config.json in the Hugging Face form.
 
-What is computed with them is said in architectures.py; what any configuration says is config.py.
+architectures.py lists the layers that compute with them, config.py defines what every configuration has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asynctile.layers.config import LARGEST, MODEL, TOKENS, Axis, Config, Tensor
 from asynctile.layers.guesses import answering
 from asynctile.storage.input import shown
 
-#: (n_layer, n_head, n_embd) of the published models; the rest are the defaults.
+#: (n_layer, n_head, n_embd) of the published models. Their other settings are the defaults.
 STANDARD = {
     "gpt2": (12, 12, 768),
     "gpt2-medium": (24, 16, 1024),
@@ -23,9 +23,9 @@ STANDARD = {
 }
 #: The token that begins and ends a text in the vocabulary of the published models.
 END_OF_TEXT = 50256
-#: Dropout is not applied here; the values of a loaded model are kept so that saving returns them.
+#: Dropout is never applied here. The values of a loaded model are kept so that a save writes them back.
 PDROPS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout")
-#: Variants that change the arithmetic, with the only value that is computed here.
+#: Settings that change the arithmetic, with the only value that is implemented here.
 ONLY: dict[str, Any] = {
     "activation_function": "gelu_new",
     "tie_word_embeddings": True,
@@ -39,33 +39,36 @@ ONLY: dict[str, Any] = {
 @answering
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(Config):
-    """A GPT-2 with a tied head, tanh-GELU and learned positions; the defaults are GPT-2 small."""
+    """The shape of a GPT-2 with tied head, tanh-GELU and learned positions. The defaults are those of GPT-2 small.
+
+    ValueError or TypeError for a setting out of range.
+    """
 
     model_type: ClassVar[str] = "gpt2"
     prefix: ClassVar[str] = "transformer."
 
     n_layer: int = 12
-    """How many blocks, a count."""
+    """Number of blocks."""
     n_head: int = 12
-    """How many attention heads in a block, a count; divides n_embd."""
+    """Number of attention heads in a block; divides n_embd."""
     n_embd: int = 768
     """Width of the residual stream, in columns."""
     block_size: int = 1024
-    """The longest sequence, in tokens."""
+    """Length of the longest sequence, in tokens."""
     vocab_size: int = 50257
-    """How many different tokens, a count."""
+    """Number of different tokens."""
     layer_norm_epsilon: float = 1e-5
-    """Added to the variance in layer normalisation, without unit."""
+    """Added to the variance in layer normalization, without unit."""
     initializer_range: float = 0.02
     """Standard deviation of new weights, without unit."""
     n_inner: int | None = None
     """Width of the MLP, in columns; None: 4 n_embd."""
     bos_token_id: int | None = None
-    """The token that begins a text, for programs that generate; nothing is computed with it. None: there is none."""
+    """Id of the token that begins a text; None if there is none. For programs that generate: no arithmetic uses it."""
     eos_token_id: int | tuple[int, ...] | None = None
-    """The token that ends a text, or several, likewise."""
+    """Id of the token that ends a text, or several ids; None if there is none. No arithmetic uses it."""
     pad_token_id: int | None = None
-    """The token that fills up a batch, likewise."""
+    """Id of the token that pads a batch; None if there is none. No arithmetic uses it."""
     pdrops: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Dropout probabilities of a loaded config.json, kept for saving and never applied."""
 
@@ -77,7 +80,7 @@ class GPT2Config(Config):
             check_count("n_inner", self.n_inner)
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
-                             "choose n_head among the divisors of n_embd")
+                             "choose a divisor of n_embd")
         if isinstance(self.eos_token_id, list):
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
         for name in TOKENS:
@@ -95,15 +98,18 @@ class GPT2Config(Config):
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> GPT2Config:
-        """One of the published sizes: "gpt2", "gpt2-medium", "gpt2-large" or "gpt2-xl"."""
+        """Return a published size: "gpt2", "gpt2-medium", "gpt2-large" or "gpt2-xl". changes: other settings.
+
+        ValueError for another name.
+        """
         if not isinstance(name, str) or name not in STANDARD:
-            raise ValueError(f"no standard model is called {shown(name)}; choose one of {', '.join(STANDARD)}")
+            raise ValueError(f"there is no standard model {shown(name)}; choose one of {', '.join(STANDARD)}")
         n_layer, n_head, n_embd = STANDARD[name]
         return cls(**{"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, **_published_tokens(changes), **changes})
 
     @property
     def head_size(self) -> int:
-        """Columns of one head."""
+        """Width of one attention head, in columns."""
         return self.n_embd // self.n_head
 
     @property
@@ -113,8 +119,10 @@ class GPT2Config(Config):
 
     @property
     def axes(self) -> Mapping[str, Axis]:
-        """model: n_embd columns; heads: the same in groups of whole heads; sections: q, k, v one after another, each cut as
-        `heads`; hidden: columns of the MLP; vocab, positions: rows of wte and wpe.
+        """The axes that cut tensors and activations, by name.
+
+        model: n_embd columns. heads: the same columns in groups of whole heads. sections: q, k and v one after another, each
+        cut like `heads`. hidden: columns of the MLP. vocab, positions: rows of wte and wpe.
         """
         return {
             MODEL: Axis(self.n_embd), "heads": Axis(self.n_embd, self.head_size),
@@ -124,12 +132,12 @@ class GPT2Config(Config):
 
     @property
     def norm_epsilon(self) -> float:
-        """layer_norm_epsilon."""
+        """The value of layer_norm_epsilon."""
         return self.layer_norm_epsilon
 
     @property
     def has_dropout(self) -> bool:
-        """Whether one of `pdrops` is above 0."""
+        """Whether any of `pdrops` is above 0."""
         return any(self.pdrops.values())
 
     @property
@@ -138,14 +146,14 @@ class GPT2Config(Config):
         return f"{self.n_layer} layers, {self.n_head} heads, width {self.n_embd}, vocabulary {self.vocab_size}"
 
     def first_tensors(self) -> Iterator[Tensor]:
-        """The embeddings; wte is also the head."""
+        """Yield the embeddings. wte is also the head."""
         yield Tensor(f"{self.prefix}wte.weight", ("vocab", MODEL), decay=True, std=self.initializer_range)
         yield Tensor(f"{self.prefix}wpe.weight", ("positions", MODEL), decay=True, std=self.initializer_range)
 
     def block_tensors(self, layer: int) -> Iterator[Tensor]:
-        """The tensors of one block."""
+        """Yield the tensors of one block."""
         std = self.initializer_range
-        # Each block adds two projections to the residual stream; GPT-2 keeps the sum's variance.
+        # Each block adds two projections to the residual stream. This factor keeps the variance of the sum, as in GPT-2.
         projection = std / math.sqrt(2 * self.n_layer)
         prefix = f"{self.prefix}h.{layer}"
         yield from _layernorm(f"{prefix}.ln_1")
@@ -156,11 +164,11 @@ class GPT2Config(Config):
         yield from _linear(f"{prefix}.mlp.c_proj", "hidden", MODEL, projection)
 
     def last_tensors(self) -> Iterator[Tensor]:
-        """The last layer norm."""
+        """Yield the last layer norm."""
         yield from _layernorm(f"{self.prefix}ln_f")
 
     def to_hf(self) -> dict[str, Any]:
-        """config.json of the Hugging Face GPT-2."""
+        """Return the content of config.json of the Hugging Face GPT-2."""
         return {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": self.model_type,
@@ -182,22 +190,25 @@ class GPT2Config(Config):
 
     @classmethod
     def from_hf(cls, values: Mapping[str, Any]) -> GPT2Config:
-        """From config.json of a Hugging Face GPT-2; ValueError on a variant that computes something else."""
+        """Return the configuration with the content of a Hugging Face config.json.
+
+        ValueError if it is not a GPT-2's, or for a variant with other arithmetic.
+        """
         own = {item.name for item in fields(cls)} - {"pdrops", "block_size"}
         if not values.keys() & {"model_type", "n_positions", "n_ctx", *own}:
-            raise ValueError("config.json is not that of a GPT-2: it has neither model_type nor n_layer, n_embd or "
-                             "another size; name that of a model")
+            raise ValueError("config.json does not describe a GPT-2: it has neither model_type nor n_layer, n_embd or "
+                             "another size; name a model's config.json")
         kind = values.get("model_type", cls.model_type)
         if kind != cls.model_type:
             raise ValueError(f"config.json says model_type {shown(kind)}, expected {cls.model_type!r}")
         for name, expected in ONLY.items():
             found = values.get(name, expected)
             if found != expected:
-                raise ValueError(f"config.json says {name} {shown(found)}; only {expected!r} is computed here, "
+                raise ValueError(f"config.json says {name} {shown(found)}; only {expected!r} is supported, "
                                  "load a model without this variant")
-        # GPT2Config has n_positions for the limit; n_ctx is its older name.
+        # Hugging Face's GPT2Config calls the limit n_positions, and called it n_ctx earlier.
         renamed = {"block_size": values.get("n_positions", values.get("n_ctx"))}
-        # And who reads a config.json that is silent about tokens takes those of the published models.
+        # If config.json does not mention these tokens, readers use those of the published models.
         values = {**_published_tokens(values), **values}
         given = {name: values[name] for name in own if name in values}
         given |= {name: value for name, value in renamed.items() if value is not None}
@@ -206,14 +217,15 @@ class GPT2Config(Config):
 
 
 def _published_tokens(values: Mapping[str, Any]) -> dict[str, int]:
-    """What begins and ends a text where nothing else is said, if the vocabulary goes as far."""
+    """Return the published models' tokens that begin and end a text, if the vocabulary is large enough to have them."""
     size = values.get("vocab_size", GPT2Config.vocab_size)
     return {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT} if isinstance(size, int) and size > END_OF_TEXT else {}
 
 
 def _within(tokens: Any, vocab_size: int) -> Any:
-    """A token id, or several, if the model has it, else None: transformers writes the published ids beside a smaller vocabulary
-    too, and warns of them whenever it opens such a model.
+    """Return a token id, or several, without those that the model does not have; None if none is left.
+
+    transformers writes the published ids even for a smaller vocabulary, and warns of them whenever it opens such a model.
     """
     if isinstance(tokens, tuple):
         return tuple(token for token in tokens if token < vocab_size) or None
@@ -223,7 +235,7 @@ def _within(tokens: Any, vocab_size: int) -> Any:
 def _check_token(name: str, value: Any, *, several: bool) -> None:
     for token in value if several and isinstance(value, tuple) else (value,):
         if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
-            raise ValueError(f"{name} is {shown(value)}, expected a token id of at least 0, or None where there is none")
+            raise ValueError(f"{name} is {shown(value)}, expected a token id of at least 0, or None for no such token")
 
 
 def _linear(name: str, rows: str, columns: str, std: float) -> Iterator[Tensor]:

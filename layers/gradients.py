@@ -1,8 +1,8 @@
-"""Gradients while a step is recorded: one temporary per weight tile, and what happens when it is complete.
+"""Gradients while a step is recorded: one temporary for each weight tile, and the action once it is complete.
 
-A tile's gradient is complete when the last pass has settled it. Then it is updated at once (kind "step"), kept
-for the second phase ("step_clipped") or fetched ("gradients"). Contributions are recorded by the layers; which updates run on
-the host is chosen by update_placement.py.
+A tile's gradient is complete when the last pass has settled it. Then it is used for the update at once (kind "step"), kept for
+the second phase ("step_clipped") or fetched ("gradients"). The layers record contributions. update_placement.py chooses which
+updates run on the host.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from asynctile.storage.tile import Tile
 
 
 class Gradients:
-    """Gradient tiles of one program.
+    """The gradient tiles of one program.
 
-    closing: the pass that is being recorded is the last one. on_host: the weight tiles that are updated there.
+    closing: whether the pass being recorded is the last one. on_host: the weight tiles that are updated on the host.
     """
 
     def __init__(self, program: Program, kind: str, hyper: Tile | None, on_host: Collection[Tile] = ()) -> None:
@@ -29,13 +29,13 @@ class Gradients:
         self.closing = False
         self._hyper = hyper
         self._complete = {"step": self._update, "step_clipped": self._keep, "gradients": self._fetch}[kind]
-        #: begun and not yet complete
+        #: gradients that were begun and are not complete yet
         self._open: dict[tuple[Parameter, Key], Tile] = {}
-        #: complete, waiting for the second phase, with the number of its squared norm
+        #: complete gradients that wait for the second phase, each with the number of its squared norm
         self._kept: list[tuple[Parameter, Key, Tile, int]] = []
 
     def open(self, parameter: Parameter, i: int, j: int = 0) -> tuple[Tile, bool]:
-        """The gradient tile, and whether something has been written to it: what comes next is added then."""
+        """Return the gradient tile, and whether it has content already, to which the next contribution is added."""
         key = (parameter, (i, j))
         tile = self._open.get(key)
         if tile is not None:
@@ -44,25 +44,25 @@ class Gradients:
         return tile, False
 
     def settle(self, parameter: Parameter, i: int, j: int = 0) -> None:
-        """This pass adds nothing more here, and nothing recorded later reads the weight before its update."""
+        """End this pass's contributions to the tile. Nothing recorded later reads the weight before its update."""
         if self.closing:
             self._complete(parameter, (i, j), self._open.pop((parameter, (i, j))))
 
     def update_kept(self) -> None:
-        """The second phase: update every tile whose gradient was kept.
+        """Record the second phase: update every tile whose gradient was kept.
 
-        Last complete, first updated: those are most likely still on the device.
+        The gradient that was completed last goes first, because it is most likely still on the device.
         """
         assert self._hyper is not None, "a program that updates has hyper"
-        self.program.mark(UPDATE, rewrites=(self._hyper,))  # now the norm is known, and the factor with it
+        self.program.mark(UPDATE, rewrites=(self._hyper,))  # now the norm is known, and with it the clipping factor
         for parameter, key, tile, number in reversed(self._kept):
-            # The sum of squares is the one that is there already; it is written again under its number.
+            # This sum of squares equals the earlier one. The update writes it again under the same number.
             self._adamw(parameter, key, tile, number)
 
     def _update(self, parameter: Parameter, key: Key, tile: Tile) -> None:
         number = self._number(parameter, key)
         if parameter.weights[key] in self.on_host:
-            # Before the gradient leaves, so that the norm is the device's own wherever updates run.
+            # On the device, before the gradient leaves, so that the norm has the same bits wherever updates run.
             self.program.add(ops.sum_squares(tile, number=number, padding=parameter.padding(*key)))
         if UPDATE not in self.program.marks:
             self.program.mark(UPDATE)

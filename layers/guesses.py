@@ -1,7 +1,7 @@
-"""Usual guesses, answered with the right name: attributes and arguments as others call them, a plain `for` over `async for`'s.
+"""Answers to common wrong names: attributes and arguments that other libraries use, and a plain `for` over an async iterator.
 
-Covers the tables, `answering`, which gives a class its answers, `by_async_for` and `Continuation`. All of it shows at runtime
-alone: to type checkers such names are not there. What is typed on a command line is asynctile/cli/nearest.py's.
+Covers the tables, `answering`, which gives a class its answers, `by_async_for` and `Continuation`. All of this exists only at
+runtime: type checkers do not see the wrong names. asynctile/cli/nearest.py does the same for the command line.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ C = TypeVar("C", bound=type)
 T = TypeVar("T")
 
 _TRAIN = "trainer.run(batches), or trainer.step(tokens, targets) for one step"
-#: By class, what is no attribute of it, and what to use.
+#: By class: attributes that it does not have, and what to use instead.
 ATTRIBUTES = {
     "Trainer": {
         "train": _TRAIN, "fit": _TRAIN, "evaluate": "asynctile.layers.evaluate(trainer.model, batches)",
         "save_model": "trainer.model.save_pretrained(path)", "save_checkpoint": "trainer.save(path)",
     },
     "Model": {
-        "save": "model.save_pretrained(path), or trainer.save(path) to go on from there", "forward": "model.logits(tokens)",
+        "save": "model.save_pretrained(path), or trainer.save(path) to resume from it", "forward": "model.logits(tokens)",
         "load": "GPT2.from_pretrained(engine, path)", "fit": "Trainer(model).run(batches)",
     },
 }  # fmt: skip
 _TEXT = {"max_tokens": "max_new_tokens", "max_length": "max_new_tokens"}
-#: By class and method, what is no argument of it, and which one it is here.
+#: By class and method: arguments that it does not have, and the name to use instead.
 ARGUMENTS = {
     "Trainer": {"__init__": {"max_grad_norm": "clip_norm", "grad_clip": "clip_norm", "lr": "optimizer=AdamW(lr=...)"}},
     "AdamW": {"__init__": {
@@ -43,7 +43,7 @@ ARGUMENTS = {
 
 
 def answering(cls: C) -> C:
-    """Give a class the answers that the tables have under its name. A guess is AttributeError or TypeError as before."""
+    """Give a class the answers that the tables have for it. A wrong name still raises AttributeError or TypeError."""
     if cls.__name__ in ATTRIBUTES:
         setattr(cls, "__getattr__", _answering_attributes(ATTRIBUTES[cls.__name__]))  # noqa: B010 - hidden from type checkers
     for method, names in ARGUMENTS.get(cls.__name__, {}).items():
@@ -52,12 +52,12 @@ def answering(cls: C) -> C:
 
 
 def by_async_for(self: object) -> NoReturn:
-    """`__iter__` of what comes by `async for`: TypeError, which says so."""
-    raise TypeError(f"'{type(self).__name__}' object is not iterable by a plain for; write 'async for', in a coroutine")
+    """Raise TypeError, which says to use `async for`: the `__iter__` of an async iterator."""
+    raise TypeError(f"'{type(self).__name__}' object cannot be iterated by a plain for; use 'async for' in a coroutine")
 
 
 class Continuation(AsyncGenerator[T]):
-    """The async generator `tokens`, which a plain `for` is told about: Python's own cannot be."""
+    """The async generator `tokens`, plus a helpful error for a plain `for`, which Python's own generator cannot give."""
 
     def __init__(self, tokens: AsyncGenerator[T]) -> None:
         self._tokens = tokens
@@ -78,16 +78,16 @@ class Continuation(AsyncGenerator[T]):
         __iter__ = by_async_for
 
         def __getattr__(self, name: str) -> Any:
-            """What else an async generator has: ag_frame, ag_running."""
+            """Return another attribute of an async generator, such as ag_frame or ag_running."""
             return getattr(self._tokens, name)
 
 
 def _answering_attributes(names: dict[str, str]) -> Callable[[Any, str], Any]:
     def get(self: Any, name: str) -> Any:
-        """Called once an attribute was not found."""
+        """Raise AttributeError with the right name. Python calls this once the normal lookup has failed."""
         if name in names:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; use {names[name]}")
-        return object.__getattribute__(self, name)  # raises what it raised before, be it by a property
+        return object.__getattribute__(self, name)  # raises the original error, even one from a property
 
     return get
 
@@ -96,7 +96,7 @@ def _answering_arguments(function: Callable[..., Any], names: dict[str, str]) ->
     @wraps(function)
     def call(*args: Any, **more: Any) -> Any:
         for name in names.keys() & more.keys():
-            raise TypeError(f"{function.__qualname__}() has no argument {name!r}; it is {names[name]} here")
+            raise TypeError(f"{function.__qualname__}() has no argument {name!r}; use {names[name]}")
         return function(*args, **more)
 
     return call

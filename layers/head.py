@@ -1,12 +1,12 @@
 """The head tied to wte, fused with cross-entropy: logits exist only as tiles of the vocabulary.
 
-A strip is a group of row tiles that goes through the vocabulary together: forward over its tiles, which folds them
-into statistics and the losses, then backward over them in reverse. With recompute all row tiles are one strip, and
-logits are computed again backward; else strips are short, and their logits wait in between. Every sum has the same
-order both ways.
+A strip is a group of row tiles that goes through the vocabulary together. Forward over the vocabulary tiles folds their logits
+into statistics and losses, then backward visits them in reverse. With recompute, all row tiles form one strip, and backward
+computes the logits again. Otherwise strips are short, and their logits are kept in between. Every sum has the same order in
+both cases.
 
-R rows of a row tile, V rows of a vocabulary tile, v its number. V may be more than there are tokens in that part (Split.pitch):
-rows of wte of zeros, and columns of logits that no softmax reads and whose gradient is zero.
+Legend: R rows of a row tile, V rows of a vocabulary tile, v its number. V may exceed the number of tokens in that part
+(Split.pitch). The extra rows of wte are zeros, and the extra columns of logits are read by no softmax and have gradient zero.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from asynctile.ops import cross_entropy, cross_entropy_backward, gemm
 from asynctile.program.operation import NO_NUMBER
 from asynctile.program.precision import FP32
 
-#: Tokens in a strip whose logits are kept: enough for full tiles, and few logits.
+#: Tokens of a strip whose logits are kept: enough for full tiles, few enough for little memory.
 STRIP_TOKENS = 512
 
 
 def losses(recording: Recording, x: Grid) -> None:
-    """Report the sum of the losses of each row tile: loss[r]."""
+    """Report the summed losses of each row tile as loss[r]."""
     _forward(recording, recording.rows, x, _stats(recording), keep=False)
     recording.program.mark("loss")
 
@@ -40,7 +40,7 @@ def logits(recording: Recording, x: Grid) -> None:
 
 
 def forward_backward(recording: Recording, x: Grid, *, recompute: bool) -> Grid:
-    """Losses of all row tiles, the head's part of dwte, and dinp, the gradient of x."""
+    """Report the losses of all row tiles, compute the head's part of dwte, and return dinp, the gradient of x."""
     stats = _stats(recording)
     dinp = recording.residual("dln_f")
     strips = [recording.rows.tiles] if recompute else recording.rows.strips(STRIP_TOKENS)
@@ -59,7 +59,7 @@ def _stats(recording: Recording) -> Grid:
 
 
 def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = None) -> Grid:
-    """logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles; dtype: if not that of x."""
+    """Compute logits[r, v] (R, V) = x (R, C) wte[v] (V, C)^T, over column tiles. dtype: if not that of x."""
     wte = recording.parameters.titled(WTE)
     tiles = recording.grid("logits", recording.tiling["vocab"], dtype)
     for k in recording.columns:
@@ -71,7 +71,7 @@ def _logits(recording: Recording, rows: RowTiles, x: Grid, v: int, dtype: Any = 
 
 
 def _forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, *, keep: bool) -> list[Grid]:
-    """Fold the vocabulary into stats; the logits by vocabulary tile if they are kept."""
+    """Fold the vocabulary into stats; return the logits by vocabulary tile if `keep`."""
     vocabulary = recording.tiling["vocab"]
     final = len(vocabulary) - 1
     kept = []
@@ -91,7 +91,7 @@ def _forward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, *, keep
 def _backward(
     recording: Recording, rows: RowTiles, x: Grid, stats: Grid, v: int, dlogits: Grid, dinp: Grid
 ) -> None:
-    """Logits become their gradient in place; dinp[r, k] (+)= dlogits wte, dwte[v, k] (+)= dlogits^T x."""
+    """Turn logits into their gradient in place; dinp[r, k] (+)= dlogits wte, dwte[v, k] (+)= dlogits^T x."""
     wte, gradients = recording.parameters.titled(WTE), recording.gradients
     add = recording.program.add
     vocabulary = recording.tiling["vocab"]

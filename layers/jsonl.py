@@ -1,6 +1,6 @@
-"""Texts in lines of JSON: one document a line, as data sets are passed on.
+"""Texts in lines of JSON, one document a line, as data sets are distributed.
 
-Covers `read_texts`. In which order files are read, and what stands between their documents, is text.py and tokens.py.
+Covers `read_texts`. text.py orders the files, tokens.py separates their documents.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from asynctile.storage.input import parse_json, read_lines, shown
 __all__ = ["LINE_NBYTES", "SUFFIX", "read_texts"]
 
 SUFFIX = ".jsonl"
-#: A longer line is refused: it is held whole, with what it says. The longest of books have some MiB.
+#: A longer line is refused, because a line and its parsed content are held whole. The longest books have some MiB.
 LINE_NBYTES = 32 << 20
 _SHOWN_FIELDS = 5
 
 
 def read_texts(path: str | os.PathLike[str], field: str) -> Iterator[tuple[bytes, int]]:
-    """The texts of a file's lines in UTF-8, each with the place in the file behind it. Nothing is kept of a line that is read.
+    """Yield the texts of a file's lines in UTF-8, each with the file position after it. Lines are not kept.
 
-    Lines that are blank, and texts that are empty, are left out. Half of a surrogate pair, which no UTF-8 has, becomes
-    U+FFFD. Raises ValueError, naming file and line, for one that is no object of JSON, has no such field or no text in it,
-    or is longer than LINE_NBYTES; OSError if the file cannot be read.
+    Blank lines and empty texts are left out. Half a surrogate pair, which UTF-8 cannot encode, becomes U+FFFD. ValueError,
+    naming file and line, for a line that is not a JSON object, has no such field or no string in it, or is longer than
+    LINE_NBYTES. OSError if the file cannot be read.
     """
     place = 0
     try:
@@ -37,7 +37,8 @@ def read_texts(path: str | os.PathLike[str], field: str) -> Iterator[tuple[bytes
                 yield text, place
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise ValueError(f"data {os.fspath(path)} cannot be read: {error.strerror}; make it several documents") from error
+            raise ValueError(f"data {os.fspath(path)} cannot be read: {error.strerror}; split the line into several "
+                             "documents") from error
         raise
 
 
@@ -45,20 +46,20 @@ def _text_of(line: bytes, field: str, where: str) -> bytes:
     try:
         found = parse_json(line.rstrip(b"\r\n"), finite=False)
     except ValueError as error:
-        # Its own line is always the first.
+        # The parser saw a single line, so its line number is always 1.
         why = f"{error.msg}: character {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-        raise ValueError(f"data {where} is no JSON ({why}); expected an object with the field {shown(field)}; mend the "
-                         "line, or remove it") from error
+        raise ValueError(f"data {where} is not valid JSON ({why}); expected an object with the field {shown(field)}; correct "
+                         "the line, or remove it") from error
     if not isinstance(found, dict):
-        raise ValueError(f"data {where} is {shown(found)}, expected an object with the field {shown(field)}; mend the line, or "
-                         "remove it")
+        raise ValueError(f"data {where} is {shown(found)}, expected an object with the field {shown(field)}; correct the "
+                         "line, or remove it")
     if field not in found:
-        raise ValueError(f"data {where} has no field {shown(field)}, {_names(found)}; name the field of the text with "
-                         "--text-field")
+        raise ValueError(f"data {where} has no field {shown(field)}, {_names(found)}; name the field that holds the text "
+                         "with --text-field")
     text = found[field]
     if not isinstance(text, str):
-        raise ValueError(f"data {where} has {shown(text)} as {shown(field)}, expected a string; name the field of the text "
-                         "with --text-field, or mend the line")
+        raise ValueError(f"data {where} has {shown(text)} as {shown(field)}, expected a string; name the field that holds "
+                         "the text with --text-field, or correct the line")
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""How the steps of a trainer are arranged on the engine of its model: their passes, and what its `recompute` comes to.
+"""The arrangement of a trainer's steps on its model's engine: their passes, and the outcome of `recompute`.
 
-What is best is arrangement.py; here are the caps, what else stands under them, and what has been chosen before.
+arrangement.py finds the best one. This module supplies the caps and the other tiles under them, and remembers choices.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ T = TypeVar("T")
 
 
 class Keeping:
-    """Chooses for `model`. recompute: as in Trainer."""
+    """The choices for `model`. recompute: as in Trainer."""
 
     def __init__(self, model: Model, recompute: bool | str) -> None:
         self._model = model
         self._engine = model.engine
         self._recompute = recompute
-        #: by kind, batch and caps; those chosen last, as there are programs
+        #: the latest choices by kind, batch and caps, at most as many as there are programs
         self._chosen: dict[Hashable, Arrangement] = {}
 
     async def run(self, kind: str, rows: Rows, run: Callable[[Rows, int], Awaitable[T]]) -> T:
-        """On the device's loop: `run` a program of these rows in so many passes, in which that many parts keep activations.
+        """Call `run` with the rows in their passes and the number of parts that keep activations; return its result.
 
-        That is chosen once for a batch and caps, whatever of them is lent meanwhile: so steps repeat. Where other tiles have
-        come since then and the program is refused, "auto" keeps nothing from now on.
+        Runs on the device's loop.
+
+        The choice is made once for a batch and caps, whatever part of the caps is lent out meanwhile, so steps repeat. If other
+        tiles have come since and the program is refused, "auto" keeps no activations from then on.
         """
         arenas = [tier.arena for tier in self._engine.tiers.from_the_top()]
         rooms = tuple(Room(arena.cap, arena.alignment) for arena in arenas)
@@ -55,7 +57,7 @@ class Keeping:
 
     async def _arranged(self, kind: str, rows: Rows, rooms: tuple[Room, ...]) -> Arrangement:
         model, engine = self._model, self._engine
-        async with engine.exclusive():  # what is alive during a job is not there then
+        async with engine.exclusive():  # so no other job's temporaries are counted
             found = {residency.tile for tier in engine.tiers.from_the_top() for residency in tier.ledger.resident}
 
         def chosen() -> Arrangement:

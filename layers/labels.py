@@ -1,6 +1,6 @@
-"""The numbers of a run's picture: what stands behind the end of each curve, and at which height.
+"""The numbers in a run's picture: the label at the end of each curve, and its height.
 
-Covers `Label` and `labels_of`. The curves are curves.py, who draws is plot.py.
+Covers `Label` and `labels_of`. curves.py reads the curves, plot.py draws.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from asynctile.layers.report import number_in
 
 __all__ = ["Label", "labels_of"]
 
-#: Lines between two labels.
+#: The gap between two labels, in lines.
 _GAP = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Lines of text for the curve `of`, a name of `Curves.names`. height: of the first line, as a share of the axis."""
+    """Lines of text for the curve `of`, a name in `Curves.names`. height: that of the first line, as a share of the axis."""
 
     of: str
     lines: tuple[str, ...]
@@ -27,7 +27,10 @@ class Label:
 
 
 def labels_of(curves: Curves, low: float, high: float, line: float) -> list[Label]:
-    """From the top down, none over another. low, high: the ends of the axis, in nats. line: of text, its height as a share."""
+    """Return the labels from the top down, none overlapping another.
+
+    low, high: the ends of the axis, in nats. line: the height of a line of text, as a share of the axis.
+    """
 
     def label(of: str, value: float, *lines: str) -> Label:
         return Label(of, lines, min(1.0, max(0.0, (value - low) / (high - low))))
@@ -52,7 +55,7 @@ def _nats(loss: float) -> str:
 
 
 def _other_units(curves: Curves, step: int) -> Iterable[str]:
-    """Of the validation behind a step, what is known beside nats."""
+    """Yield the loss of the validation after `step` in other units than nats, as far as the metrics have them."""
     line = curves.validations[step]
     if (perplexity := number_in(line, "validation_perplexity")) is not None:
         yield f"perplexity {perplexity:,.4g}"
@@ -61,7 +64,7 @@ def _other_units(curves: Curves, step: int) -> Iterable[str]:
 
 
 def _spread(labels: list[Label], line: float) -> list[Label]:
-    """The labels with a gap between, each as near to its height as those above it leave room, and none below the axis."""
+    """Return the labels with gaps between them, each as near to its height as the labels above allow, none below the axis."""
     placed: list[Label] = []
     ceiling = 1.0 + line
     for label in sorted(labels, key=lambda label: -label.height):

@@ -1,7 +1,7 @@
-"""Layer normalisation of the residual stream, whose rows are cut into column tiles.
+"""Layer normalization of the residual stream, whose rows are cut into column tiles.
 
-Outputs are made again from x and the statistics wherever they are needed: that costs a pass over the tile, keeping them
-a tile of memory. What the verbs compute is asynctile/ops/layernorm.py.
+Outputs are recomputed from x and the statistics wherever they are needed. That costs a pass over the tile; keeping them would
+cost a tile of memory. asynctile/ops/layernorm.py defines the arithmetic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asynctile.ops import (
 
 
 def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> tuple[Grid, Grid]:
-    """y (R, C) by column tile, and the statistics (R, 2) = (mean, rstd) by row tile."""
+    """Return y (R, C) by column tile, and the statistics (R, 2) = (mean, rstd) by row tile."""
     if len(recording.columns) > 1:
         stats = _gather(recording, rows, x, layer)
         return again(recording, rows, x, stats, layer), stats
@@ -33,7 +33,7 @@ def forward(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> tuple[
 
 
 def again(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, layer: str) -> Grid:
-    """y (R, C) by column tile, the same bits as forward's."""
+    """Recompute y (R, C) by column tile, with the same bits as `forward`."""
     gain, bias = recording.parameters.pair(layer)
     y = recording.grid(layer, recording.tiling.model)
     for k in recording.columns:
@@ -45,7 +45,7 @@ def again(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, layer: str
 
 
 def backward(recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid) -> None:
-    """dx (R, C) (+)= the gradient of x, from dinp (R, C), that of the output; gain and bias get theirs too."""
+    """Compute dx (R, C) (+)= the gradient of x from dinp (R, C), the gradient of the output; also those of gain and bias."""
     through = _backward_in_pieces if len(recording.columns) > 1 else _backward_whole
     through(recording, rows, x, stats, dinp, layer, dx)
 
@@ -67,7 +67,7 @@ def _backward_whole(
 def _backward_in_pieces(
     recording: Recording, rows: RowTiles, x: Grid, stats: Grid, dinp: Grid, layer: str, dx: Grid
 ) -> None:
-    """Two passes over the columns, there and back: the first gathers what sums over whole rows."""
+    """Make two passes over the columns, there and back. The first gathers the sums over whole rows."""
     gain, bias = recording.parameters.pair(layer)
     sums = recording.per_row(f"{layer}.sums", 2)
     gradients = recording.gradients
@@ -90,13 +90,13 @@ def _backward_in_pieces(
             operation = layernorm_backward(
                 dinp[r, k], x[r, k], stats[r, 0], g, sums[r, 0], tile, width=width, accumulate=begun)
             add(operation)
-        # Only now: the line above still reads the gain.
+        # Settle only now: the operation above still reads the gain.
         gradients.settle(gain, k)
         gradients.settle(bias, k)
 
 
 def _gather(recording: Recording, rows: RowTiles, x: Grid, layer: str) -> Grid:
-    """Statistics, column tile by column tile."""
+    """Return the statistics, gathered column tile by column tile."""
     stats = recording.per_row(f"{layer}.stats", 2)
     split, eps = recording.tiling.model, recording.config.norm_epsilon
     last = len(split) - 1

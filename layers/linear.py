@@ -1,9 +1,9 @@
 """Linear layers tile by tile: out = x W + b, and the gradients of x, W and b.
 
-A caller gives the weight tiles in the order it wants them visited, and each is used for all row tiles at once, so that
-it is loaded once. Which layers there are is attention.py and mlp.py; the head has its own loops (head.py).
+The caller gives the order in which weight tiles are visited. Each tile is used for all row tiles at once, so it is loaded once.
+attention.py and mlp.py define the layers. The head has its own loops (head.py).
 
-R rows of a row tile, K and N rows and columns of a weight tile, r, k, n their numbers.
+Legend: R rows of a row tile, K and N rows and columns of a weight tile, r, k, n their numbers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from asynctile.ops import column_sums, column_sums_copy, gemm
 def forward(
     recording: Recording, rows: RowTiles, x: Grid, layer: str, visits: Iterable[Key], out: Grid, residual: Grid | None = None
 ) -> None:
-    """out[r, n] (R, N) (+)= x[r, k] (R, K) W[k, n] for (k, n) in visits; the bias comes with the last k.
+    """Compute out[r, n] (R, N) (+)= x[r, k] (R, K) W[k, n] for (k, n) in visits; the bias is added with the last k.
 
-    For each n the k must ascend. residual (R, N): what the first product of an output tile is added to.
+    For each n, k must ascend. residual (R, N): added to the first product of each output tile.
     """
     weight, bias = recording.parameters.pair(layer)
     last = len(weight.rows) - 1
@@ -38,7 +38,7 @@ def forward(
 def backward(
     recording: Recording, rows: RowTiles, x: Grid, dout: Grid, layer: str, visits: Iterable[Key], dinp: Grid
 ) -> None:
-    """dinp[r, k] (+)= dout[r, n] W[k, n]^T and dweight[k, n] (+)= x[r, k]^T dout[r, n] for (k, n) in visits."""
+    """Compute dinp[r, k] (+)= dout[r, n] W[k, n]^T and dweight[k, n] (+)= x[r, k]^T dout[r, n] for (k, n) in visits."""
     weight, _ = recording.parameters.pair(layer)
     for key in visits:
         for row in rows:
@@ -50,7 +50,7 @@ def backward(
 def input_backward(
     recording: Recording, rows: RowTiles, dout: Grid, layer: str, visits: Iterable[Key], dinp: Grid
 ) -> None:
-    """The first half of `backward`, where x is made only after it."""
+    """Compute only dinp, the first half of `backward`, for callers that make x after it."""
     weight, _ = recording.parameters.pair(layer)
     for key in visits:
         for row in rows:
@@ -60,7 +60,7 @@ def input_backward(
 def weight_backward(
     recording: Recording, rows: RowTiles, x: Grid, dout: Grid, layer: str, visits: Iterable[Key]
 ) -> None:
-    """The second half of `backward`."""
+    """Compute only dweight, the second half of `backward`."""
     weight, _ = recording.parameters.pair(layer)
     for key in visits:
         for row in rows:
@@ -81,7 +81,7 @@ def _add_to_weight(recording: Recording, row: Row, x: Grid, dout: Grid, weight: 
 
 
 def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, columns: Iterable[int]) -> None:
-    """dbias[n] (N,) (+)= column sums of dout[r, n] for n in columns."""
+    """Compute dbias[n] (N,) (+)= column sums of dout[r, n] for n in columns."""
     _, bias = recording.parameters.pair(layer)
     gradients = recording.gradients
     for n in columns:
@@ -92,9 +92,9 @@ def bias_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, 
 
 
 def residual_backward(recording: Recording, rows: RowTiles, dout: Grid, layer: str, name: str) -> Grid:
-    """dbias of the layer whose output joined the residual stream, and the stream's gradient dout as GEMMs read it.
+    """Compute dbias of the layer that wrote to the residual stream; return the stream's gradient as GEMMs read it.
 
-    That is dout itself, or a copy called `name` in their dtype, made in the pass that sums.
+    The result is dout itself, or a copy called `name` in the GEMMs' dtype, made in the pass that sums.
     """
     columns = reversed(recording.columns)
     if dout.dtype == recording.parameters.compute_dtype:
