@@ -1,6 +1,6 @@
-"""What a step is planned for: `Work`, the settings of a training, and `Machine`, those of an engine and what is assumed of it.
+"""The input of a plan: `Work`, the settings of a training, and `Machine`, the settings of an engine and its assumed rates.
 
-The machine need not be there: its rates are rough, and plan.py says so where it uses them.
+The machine need not exist here. Assumed rates are rough, and plan.py says so where it uses them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asynctile.storage.sizes import parse_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A batch and how it is trained on, as in Trainer; tile: as in GPT2.create. ValueError for a setting that there is not."""
+    """A batch and how it is trained on, as in Trainer; tile: as in GPT2.create. ValueError for an invalid setting."""
 
     batch_size: int
     seq_len: int
@@ -44,10 +44,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """An engine that is not open, sizes as in Engine; ValueError for wrong settings. spill: whether a folder is below RAM.
+    """The settings of an engine that is not open, sizes as in Engine. ValueError for wrong settings.
 
-    measured: rates of this machine, such as `rates` of an engine; None: rough ones are assumed. gemm_rate: FLOP/s of its
-    products, on all cores together, in place of that of the rates. Only estimates of time follow it.
+    spill: whether there is a folder below RAM. measured: rates of the machine, such as `rates` of an engine; None: rough rates
+    are assumed. gemm_rate: FLOP/s of matrix products on all cores together, which replaces that of the rates. Only estimates of
+    time use it.
     """
 
     device: str = "auto"
@@ -67,12 +68,12 @@ class Machine:
 
     @property
     def grain(self) -> Grain:
-        """How its kind of device cuts tiles."""
+        """The grain by which its kind of device cuts tiles."""
         return grain_of(self.device)
 
     @property
     def has_link(self) -> bool:
-        """Whether the device has a memory of its own."""
+        """Whether the device has memory of its own."""
         return self.device != "cpu"
 
     @property
@@ -82,36 +83,37 @@ class Machine:
 
     @property
     def cores(self) -> int:
-        """Tiles that are computed at once."""
+        """Number of tiles that are computed at once."""
         return 1 if self.is_gpu else len(os.sched_getaffinity(0))
 
     @property
     def flops_per_s(self) -> float:
-        """The rate of GEMMs that times are estimated by."""
+        """The rate of GEMMs by which times are estimated, in FLOP/s."""
         return self.rates.flops_per_s if self.gemm_rate is None else self.gemm_rate
 
     @property
     def link_per_s(self) -> float | None:
-        """Bytes a second of the link each way; None on cores where nobody limits it."""
+        """Bytes a second over the link in each direction; None on cores without a link limit."""
         return self.rates.up_per_s if self.is_gpu or self.link_rate is not None else None
 
     @property
     def rates(self) -> Rates:
-        """Those that an engine decides by."""
+        """The rates by which an engine decides."""
         found = assumed(self.device, self.precision) if self.measured is None else self.measured
         return found.limited(None if self.is_gpu else size(self.link_rate))
 
     @property
     def host_nbytes(self) -> int | None:
-        """The cap on RAM: over a spill folder what the system can spare, where none is given."""
+        """The cap on RAM in bytes. If none is given and there is a spill folder, it is the memory that the system can spare."""
         host = size(self.host_memory)
         return spare_memory() if self.spill and host is None else host
 
     @property
     def rooms(self) -> tuple[Room, ...]:
-        """What the tiers have for a step, from the top down, with the caps that an engine takes where none is given.
+        """The room that each tier has for a step, from the top down.
 
-        But a GPU that need not be there, and the RAM beside it, are without end then.
+        A tier without a given cap gets the one that an engine would take. The exception is a GPU, which need not exist: it and
+        its RAM are then unlimited.
         """
         device, ram = size(self.device_memory), size(self.host_memory)
         page = PAGE if self.spill else ALIGNMENT
@@ -123,10 +125,10 @@ class Machine:
         return (Room(device, self.grain.alignment), below) if self.has_link else (below,)
 
     def cap(self, host: int | None) -> int | None:
-        """The cap on the memory that is computed in, with `host` bytes of RAM."""
+        """Return the cap on the memory in which tiles are computed; `host` is the cap on RAM in bytes."""
         return size(self.device_memory) if self.has_link else host
 
 
 def size(value: int | str | None) -> int | None:
-    """Bytes; None for no limit."""
+    """Return a size in bytes; None for no limit."""
     return None if value is None else parse_size(value)

@@ -1,9 +1,9 @@
 """The MLP: c_fc, GELU, c_proj, one column tile of the hidden layer after another.
 
-The hidden layer is four times as wide as the residual stream; taken tile by tile only one of its tiles per row tile
-need be near, and the order of every sum is that of whole layers.
+The hidden layer is four times as wide as the residual stream. Taken tile by tile, only one of its tiles for each row tile has
+to stay near, and every sum keeps the order that whole layers would have.
 
-R rows of a row tile, F columns of a hidden tile, f its number.
+Legend: R rows of a row tile, F columns of a hidden tile, f its number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asynctile.ops import gelu, gelu_and_backward
 
 
 def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual: Grid, out: Grid) -> Grid:
-    """out = residual + mlp(x); returns what backward may keep: the hidden layer (R, F) before GELU."""
+    """Compute out = residual + mlp(x); return the hidden layer (R, F) before GELU, which backward may keep."""
     hidden = recording.grid(f"{layer}.hidden", recording.tiling["hidden"])
     for f in range(len(recording.tiling["hidden"])):
         _expand(recording, rows, layer, x, f, hidden)
@@ -27,9 +27,9 @@ def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual:
 def backward(
     recording: Recording, rows: RowTiles, layer: str, hidden: Grid | None, x: Grid, dresidual: Grid, dinp: Grid
 ) -> None:
-    """dinp (+)= the gradient of x, from that of the residual stream behind the MLP; the hidden tiles in reverse.
+    """Compute dinp (+)= the gradient of x, from that of the residual stream after the MLP; hidden tiles in reverse.
 
-    hidden: what forward returned, or None to compute each tile again just before it is needed.
+    hidden: the result of `forward`, or None to recompute each tile just before it is needed.
     """
     dprojected = linear.residual_backward(recording, rows, dresidual, f"{layer}.c_proj", f"{layer}.dprojected")
     dhidden = recording.grid(f"{layer}.dhidden", recording.tiling["hidden"])
@@ -57,7 +57,7 @@ def _activate(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f:
 
 
 def _activate_backward(recording: Recording, rows: RowTiles, layer: str, hidden: Grid, f: int, dhidden: Grid) -> Grid:
-    """GELU's output again, and dhidden[r, f], in place, the gradient before GELU; with that goes the bias of c_fc."""
+    """Recompute GELU's output, and turn dhidden[r, f] in place into the gradient before GELU; also compute c_fc's dbias."""
     _, bias = recording.parameters.pair(f"{layer}.c_fc")
     activated = recording.grid(f"{layer}.activated", recording.tiling["hidden"])
     for row in rows:

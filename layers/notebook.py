@@ -1,6 +1,6 @@
-"""The bar that a notebook shows for `async for report in trainer.run(...)`, by tqdm where that is installed.
+"""The progress bar of `async for report in trainer.run(...)` in a notebook, drawn by tqdm if it is installed.
 
-Covers `StepBar`. It shows nothing outside of notebooks, and asynctile needs neither IPython nor tqdm.
+Covers `StepBar`. It shows nothing outside a notebook. asynctile requires neither IPython nor tqdm.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["StepBar"]
 
 
 class StepBar:
-    """Of a run of at most `steps` steps, None if nobody knows.
+    """The bar of a run of at most `steps` steps (None: unknown).
 
-    It shows nothing outside of a notebook, without tqdm or ipywidgets, and where TQDM_DISABLE is set, which tqdm itself reads
-    everywhere but in notebooks.
+    It shows nothing outside a notebook, without tqdm or ipywidgets, or if TQDM_DISABLE is set. tqdm itself reads that variable
+    everywhere except in notebooks.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -31,19 +31,19 @@ class StepBar:
                 return
 
     def step(self, report: StepReport) -> None:
-        """A step was done, or skipped."""
+        """Advance by one step, done or skipped."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {report.loss:.4f}", refresh=False)
             self._bar.update()
 
     def close(self) -> None:
-        """Leave it as it is."""
+        """Stop updating, and leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
 
 
 def _is_notebook() -> bool:
-    """Whether this process is a kernel of Jupyter; a terminal's IPython is none."""
+    """Return whether this process is a Jupyter kernel. IPython in a terminal does not count."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)

@@ -1,4 +1,7 @@
-"""AdamW's settings and its learning rate by step. The arithmetic is asynctile/ops/adamw.py, who calls it trainer.py."""
+"""The settings of AdamW and its learning rate by step.
+
+asynctile/ops/adamw.py defines the arithmetic, trainer.py applies it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ COSINE, LINEAR = DECAYS = "cosine", "linear"
 @answering
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW with decoupled decay (none on biases and layernorms), linear warm-up, and cosine or linear decay of the rate."""
+    """The settings of AdamW with decoupled weight decay, linear warm-up, and cosine or linear decay of the learning rate.
+
+    Biases and layer norms are not decayed. ValueError or TypeError for a setting out of range.
+    """
 
     lr: float = 3e-4
     """The highest learning rate, per step."""
@@ -28,11 +34,11 @@ class AdamW:
     eps: float = 1e-8
     """Added to the root of the second moment, without unit."""
     weight_decay: float = 0.1
-    """Share of a weight taken off, per step and unit of learning rate."""
+    """Share of a weight that is taken off, per step and unit of learning rate."""
     warmup: int = 0
     """Length of the linear warm-up, in steps."""
     decay_steps: int | None = None
-    """Step at which the rate reaches min_lr, counted from the first; None: constant after the warm-up."""
+    """The step at which the rate reaches min_lr, counted from the first step; None: constant after the warm-up."""
     min_lr: float = 0.0
     """The learning rate after decay_steps, per step."""
     decay: str = "cosine"
@@ -41,7 +47,7 @@ class AdamW:
     def __post_init__(self) -> None:
         if not isinstance(self.betas, Collection):
             raise TypeError(f"betas is {shown(self.betas)}, expected two numbers, such as (0.9, 0.95)")
-        # Checkpoints and configuration files bring lists.
+        # Checkpoints and configuration files contain lists.
         object.__setattr__(self, "betas", tuple(self.betas))
         for name in ("lr", "eps"):
             _check_number(name, getattr(self, name), above=True)
@@ -51,21 +57,21 @@ class AdamW:
             raise ValueError(f"betas is {shown(self.betas)}, expected two numbers, such as (0.9, 0.95)")
         for beta in self.betas:
             if not _is_number(beta) or not 0 <= beta < 1:
-                raise ValueError(f"betas is {shown(self.betas)}, expected two numbers from 0 to below 1")
+                raise ValueError(f"betas is {shown(self.betas)}, expected two numbers of at least 0 and below 1")
         _check_steps("warmup", self.warmup, 0)
         if self.decay_steps is not None:
             _check_steps("decay_steps", self.decay_steps, 1)
             if self.decay_steps < self.warmup:
                 raise ValueError(f"decay_steps {self.decay_steps} ends before warmup {self.warmup}; "
-                                 "it counts from the first step, choose at least warmup")
+                                 "both count from the first step, choose decay_steps of at least warmup")
         if not isinstance(self.decay, str) or self.decay not in DECAYS:
-            raise ValueError(f"decay is {shown(self.decay)}, expected {' or '.join(map(repr, DECAYS))}; without decay_steps "
-                             "the rate is constant")
+            raise ValueError(f"decay is {shown(self.decay)}, expected {' or '.join(map(repr, DECAYS))}; leave out decay_steps "
+                             "for a constant rate")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}; choose at most lr")
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, the first being 1."""
+        """Return the learning rate of a step. The first step is 1."""
         if step <= self.warmup:
             return self.lr * step / self.warmup
         if self.decay_steps is None:
@@ -77,7 +83,7 @@ class AdamW:
         return self.min_lr + (self.lr - self.min_lr) * left
 
     def hyper(self, step: int, factor: float = 1.0) -> NDArray[np.float32]:
-        """The `hyper` tile of a step, (9,) as in asynctile/ops/adamw.py; factor scales the gradient."""
+        """Return the `hyper` tile of a step, (9,) float32, as in asynctile/ops/adamw.py. factor: scales the gradient."""
         beta1, beta2 = self.betas
         lr = self.rate(step)
         keep = 1.0 - lr * self.weight_decay

@@ -1,8 +1,8 @@
-"""The pages of a KV cache as numbers: which are taken, by whom, and how many a program has to visit. Pure.
+"""The pages of a KV cache as numbers: which are taken, and how many a program has to visit. Pure.
 
-A page is the keys and values of so many consecutive positions of one sequence, in every layer. The tiles that hold them are
-cache.py's. A sequence takes all its pages at once, in ascending order, so that whoever folds pages in order of number folds
-positions in order, whatever numbers they are and whoever had them before.
+A page holds the keys and values of consecutive positions of one sequence, in every layer. cache.py holds its tiles. A sequence
+takes all its pages at once, in ascending order. So folding pages in order of number folds the sequence's positions in order,
+whatever the numbers are and whoever had the pages before.
 """
 
 from __future__ import annotations
@@ -12,35 +12,38 @@ from collections.abc import Iterable
 
 from asynctile.layers.config import Config
 
-#: The most positions of a page: enough for few operations a token, few enough that short texts waste little.
+#: The most positions of a page: large enough for few operations a token, small enough that short texts waste little.
 MOST_POSITIONS = 64
 
 
 def page_positions(config: Config, tile: int) -> int:
-    """Positions of a page: a function of how the model is cut alone. Keys and values together are no taller than a tile."""
+    """Return the positions of a page, a function of the model's cut alone.
+
+    Keys and values together are no taller than a tile.
+    """
     return max(1, min(MOST_POSITIONS, tile // 2, config.block_size))
 
 
 class Pages:
-    """Numbers 0 .. most - 1, of which the lowest free ones are given first.
+    """Page numbers 0 .. most - 1. The lowest free numbers are given first.
 
-    taken: how many. visited: numbers below this may be taken; 0 once nothing is, else it never falls, so that programs that
-    visit pages change seldom.
+    taken: how many are taken. visited: every taken number is below this. It is 0 once nothing is taken and never falls before
+    that, so that programs, which visit all pages below it, seldom change.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.taken = self.visited = 0
-        #: all and only the free numbers below `_end`
+        #: a heap of all and only the free numbers below `_end`
         self._free: list[int] = []
         self._end = 0
 
     def has(self, count: int) -> bool:
-        """Whether so many are free."""
+        """Return whether `count` pages are free."""
         return self.taken + count <= self.most
 
     def reserve(self, count: int) -> tuple[int, ...]:
-        """The `count` lowest free numbers, ascending, which must be there."""
+        """Take the `count` lowest free numbers and return them, ascending. They must be free (see `has`)."""
         assert self.has(count), f"{count} pages are wanted, {self.most - self.taken} of {self.most} are free"
         again = [heapq.heappop(self._free) for _ in range(min(count, len(self._free)))]
         new = range(self._end, self._end + count - len(again))
@@ -50,7 +53,7 @@ class Pages:
         return *again, *new
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Give them back."""
+        """Give these pages back."""
         for number in numbers:
             heapq.heappush(self._free, number)
             self.taken -= 1
@@ -58,9 +61,9 @@ class Pages:
             self._free, self._end, self.visited = [], 0, 0
 
     def needed(self, count: int) -> int:
-        """What `visited` would be if `count` more were taken."""
+        """Return what `visited` would be with `count` more pages taken."""
         return max(self.visited, self._bucket(self._end + max(0, count - len(self._free))))
 
     def _bucket(self, count: int) -> int:
-        """The next power of two, so that there are few programs, or all there are."""
+        """Return the next power of two, at most all pages, so that there are few programs."""
         return min(self.most, 1 << (count - 1).bit_length()) if count else 0

@@ -1,7 +1,7 @@
-"""The trained tensors: how each is cut into tiles, and the values that they start from.
+"""The trained tensors: how each is cut into tiles, and its initial values.
 
-`Parameter` is one tensor with its tiles and the tiles of its two moments, `Parameters` all of a model; which there are is
-config.py. How they are trained is gradients.py and optimizer.py; reading and writing files is done by whoever holds the engine.
+`Parameter` is one tensor with its tiles and the tiles of its two moments. `Parameters` is all tensors of a model. config.py
+defines the tensors, gradients.py and optimizer.py train them. The owner of the engine reads and writes files.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from asynctile.layers.tiling import Tiling
 from asynctile.program.precision import BF16, FP32, compute_dtype
 from asynctile.storage.tile import Tile, corner
 
-#: Names of the moments, after a tile's own name.
+#: Suffixes of a tile's name that name its moments.
 MOMENTS = ("exp_avg", "exp_avg_sq")
-#: New weights are drawn in blocks of this edge, whatever the tile, so that the tile does not change them.
+#: New weights are drawn in blocks of this edge, so that they do not depend on the tile.
 BLOCK = 64
 
 Key = tuple[int, int]
@@ -30,10 +30,13 @@ Key = tuple[int, int]
 class Parameter:
     """One tensor: a matrix cut by `rows` and `columns`, or a vector cut by `rows` (columns is None, j always 0).
 
-    A tile may have more rows than its part of the tensor (Split.pitch): zeros, in each of its tiles and at any time.
-    weights, exp_avg, exp_avg_sq: its tiles by (i, j), float32. compute: what is computed with, by (i, j): `weights`, or,
-    where the model computes in bf16 and this is a matrix, `copies` of them in bf16, which AdamW writes with the weights.
-    decay: whether AdamW decays it. mean, std: what a new one is drawn from; std 0: constant. title: its name for people.
+    A tile may have more rows than its part of the tensor (Split.pitch). The extra rows are zeros, in all four families of tiles
+    and at any time.
+
+    weights, exp_avg, exp_avg_sq: the tiles by (i, j), float32. copies: bf16 copies of the weights, if this is a matrix and the
+    model computes in bf16. AdamW writes them together with the weights. compute: the tiles that operations read, `copies` if
+    there are any, otherwise `weights`. decay: whether AdamW decays the tensor. mean, std: the normal distribution of new
+    values; std 0: constant. title: the tensor's name for people.
     """
 
     def __init__(self, tensor: Tensor, rows: Split, columns: Split | None = None, *, title: str, copied: bool = False) -> None:
@@ -62,22 +65,22 @@ class Parameter:
         return f"<Parameter {self.name} {'x'.join(map(str, self.shape))} in {len(self.weights)} tiles>"
 
     def keys(self) -> Iterator[Key]:
-        """Every (i, j), row by row."""
+        """Yield every (i, j), row by row."""
         columns = 1 if self.columns is None else len(self.columns)
         return ((i, j) for i in range(len(self.rows)) for j in range(columns))
 
     def index(self, i: int, j: int) -> tuple[slice, ...]:
-        """The rectangle of tile (i, j) in the whole tensor, of which a tile is the first rows."""
+        """Return the rectangle of tile (i, j) in the whole tensor. It fills the first rows of the tile."""
         if self.columns is None:
             return (self.rows.part(i),)
         return (self.rows.part(i), self.columns.part(j))
 
     def padding(self, i: int, j: int) -> int:
-        """How many elements of tile (i, j), the last ones, are not of the tensor."""
+        """Return how many elements of tile (i, j), the last ones, are padding and not part of the tensor."""
         return self.rows.padding(i) * (1 if self.columns is None else self.columns.size(j))
 
     def padded(self, piece: NDArray[Any], i: int, j: int) -> NDArray[Any]:
-        """A tile's array from its rectangle of the tensor: zeros behind it, if there is room."""
+        """Return a tile's array from its rectangle of the tensor, with zeros in the padding."""
         tile = self.weights[i, j]
         if piece.shape == tile.shape:
             return piece
@@ -86,11 +89,11 @@ class Parameter:
         return whole
 
     def cut(self, array: NDArray[Any], i: int, j: int) -> NDArray[Any]:
-        """Of a tile's array what is of the tensor."""
+        """Return the part of a tile's array that belongs to the tensor, without padding."""
         return corner(array, tuple(part.stop - part.start for part in self.index(i, j)))
 
     def label(self, i: int, j: int) -> str:
-        """A tile's name for people: h.7.mlp.c_fc.weight[2,0], or h.7.ln_1.bias[2]."""
+        """Return a tile's name for people: h.7.mlp.c_fc.weight[2,0], or h.7.ln_1.bias[2]."""
         where = f"[{i}]" if self.columns is None else f"[{i},{j}]"
         return self.title + where
 
@@ -101,7 +104,7 @@ class Parameter:
 class Parameters(Mapping[str, Parameter]):
     """All tensors of a model by Hugging Face name, in the order of a forward pass.
 
-    compute_dtype: of what GEMMs and attention read and write (asynctile/program/precision.py).
+    compute_dtype: the dtype that GEMMs and attention read and write (asynctile/program/precision.py).
     """
 
     def __init__(self, config: Config, tiling: Tiling, precision: str = "fp32") -> None:
@@ -125,31 +128,31 @@ class Parameters(Mapping[str, Parameter]):
         return len(self._by_name)
 
     def titled(self, title: str) -> Parameter:
-        """One tensor by its name without the prefix of its family, such as "wte.weight"."""
+        """Return a tensor by its name without the family's prefix, such as "wte.weight"."""
         return self._by_name[self.config.prefix + title]
 
     def pair(self, layer: str) -> tuple[Parameter, Parameter]:
-        """Weight (or gain) and bias of a layer, such as "h.0.ln_1"."""
+        """Return the weight (or gain) and the bias of a layer, such as "h.0.ln_1"."""
         return self.titled(f"{layer}.weight"), self.titled(f"{layer}.bias")
 
     def weights(self) -> Iterator[Tile]:
-        """Every weight tile, and their copies."""
+        """Yield every weight tile, and the bf16 copies if there are any."""
         for parameter in self._by_name.values():
             yield from parameter.weights.values()
             yield from parameter.copies.values()
 
     def states(self) -> Iterator[Tile]:
-        """Every persistent tile: weights, their copies where there are any, and both moments."""
+        """Yield every persistent tile: weights, their bf16 copies if there are any, and both moments."""
         for parameter in self._by_name.values():
             for tiles in (parameter.weights, parameter.copies, parameter.exp_avg, parameter.exp_avg_sq):
                 yield from tiles.values()
 
 
 def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> NDArray[np.float32]:
-    """The values in a rectangle of a new tensor: the same whatever rectangle asks for them.
+    """Return the values of a new tensor in the rectangle `index`, float32. They do not depend on how a tensor is cut.
 
-    Each BLOCK x BLOCK block has its own sequence of a counter-based generator, keyed by seed and name, and is drawn
-    whole: any piece can be made alone, without the rest of the tensor.
+    Each BLOCK x BLOCK block is drawn as a whole from its own sequence of a counter-based generator, keyed by seed and name. So
+    any piece can be made alone, without the rest of the tensor.
     """
     shape = tuple(part.stop - part.start for part in index)
     if not parameter.std:
@@ -170,7 +173,7 @@ def initial_piece(parameter: Parameter, index: tuple[slice, ...], seed: int) -> 
 
 
 def _overlap(part: slice, block: int) -> tuple[slice, slice]:
-    """Where a block and a part of an axis meet, counted from the part's begin and from the block's."""
+    """Return where a block and a part of an axis meet, counted from the part's start and from the block's."""
     begin = block * BLOCK
     start, stop = max(part.start, begin), min(part.stop, begin + BLOCK)
     return slice(start - part.start, stop - part.start), slice(start - begin, stop - begin)

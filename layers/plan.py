@@ -1,7 +1,7 @@
-"""A plan of a training step before anything is allocated: the floor, what moves over the link, what bounds the step.
+"""A plan of a training step before anything is allocated: the floor, the bytes over the link, and the bound of the step.
 
-The numbers come from asynctile/measure/simulate.py, which makes the decisions of a run; time is estimated from them. The device
-need not be there: rates that nobody gives are assumed (asynctile/schedule/rates.py), and said.
+asynctile/measure/simulate.py supplies the numbers by making the decisions of a run. Times are estimates from them. The device
+need not exist. Rates that are not given are assumed (asynctile/schedule/rates.py), and the plan says so.
 """
 
 from __future__ import annotations
@@ -32,18 +32,26 @@ from asynctile.storage.tile import Tile
 class Plan:
     """Bytes, operations and floating-point operations of one step in the steady state.
 
-    floor_bytes: the smallest device_memory (on cpu: host_memory) that works. host_bytes: RAM that tiles take, beside the
-    device or as the device. spill_bytes: the least spill_limit, 0 where RAM suffices. compute_s: the GEMMs at the
-    machine's rate. link_s: the slower direction at link_rate, None without one. bound: what bounds
-    the step, in words. row_tokens: the most rows of a row tile. passes: in how many the batch goes through each layer.
-    copies_bytes: what the weights in bf16 take that stand beside the states, 0 in other precisions; nothing of a step.
-    comes_and_goes: whether tiles do in the capped memory. unused_bytes: of that cap, what no tile stands in; copied_bytes: what
-    a step moves from one place of that memory to another to make room. copies: how many times a step copies anything, over the
-    link, for the host's results or within any memory.
-    layers, kept: blocks of the model, and how many parts of the step keep their activations, the head first, then the blocks
-    from the last one on; "auto" is settled here as in a run under the same caps.
-    updates, updates_on_host: weight tiles, and those of them that are updated on the host; "auto" is settled here as in a run
-    by the same rates.
+    Memory, in bytes:
+
+    - floor_bytes: the smallest device_memory that works (on cpu: host_memory). floor_operation: the operation that sets it.
+    - resident_bytes: all tiles at once, when nothing is evicted.
+    - host_bytes: RAM that tiles take, beside the device or as the device.
+    - spill_bytes: the smallest spill_limit, 0 if RAM suffices.
+    - copies_bytes: bf16 copies of the weights, in addition to the states; 0 in other precisions. No temporaries of a step.
+    - comes_and_goes: whether tiles enter and leave the capped memory during a step. unused_bytes: the part of that cap that no
+      tile ever occupies. copied_bytes: what a step moves within that memory to make room.
+
+    Work and time of a step:
+
+    - row_tokens: the most rows of a row tile. passes: in how many passes the batch goes through each layer.
+    - copies: how many copies a step makes, over the link, for results on the host or within any memory.
+    - layers: blocks of the model. kept: how many parts of the step keep their activations, the head first, then the blocks from
+      the last one on. "auto" is resolved as in a run under the same caps.
+    - updates: weight tiles. updates_on_host: how many of them are updated on the host. "auto" is resolved as in a run with the
+      same rates.
+    - compute_s: the GEMMs at the machine's rate. link_s: the slower direction at link_rate, None without a link limit.
+    - bound: what bounds the step, in words.
     """
 
     device: str
@@ -80,13 +88,13 @@ class Plan:
     bound: str
 
     def lines(self) -> list[tuple[str, str]]:
-        """(what, value) for a table."""
+        """Return the plan as (name, value) rows of a table."""
         return [
             ("parameters", f"{self.parameters:,}"),
             ("states (weights and two moments)", format_size(self.states_bytes)),
             *([("copies of matrices in bf16", format_size(self.copies_bytes))] if self.copies_bytes else []),
             ("precision", self.precision),
-            ("tile edge", f"{self.tile}, row tiles of {self.row_tokens:,} tokens"),
+            ("tile edge", f"{self.tile}, row tiles of up to {self.row_tokens:,} tokens"),
             ("floor", f"{format_size(self.floor_bytes)}, set by {self.floor_operation}"),
             ("all tiles resident", format_size(self.resident_bytes)),
             ("device memory", "no cap" if self.device_bytes is None else format_size(self.device_bytes)),
@@ -105,13 +113,13 @@ class Plan:
         ]
 
     def _kept(self) -> str:
-        return f"of the head and {self.kept - 1} of {self.layers} layers" if self.kept else "none, computed again in backward"
+        return f"of the head and {self.kept - 1} of {self.layers} layers" if self.kept else "none, recomputed in backward"
 
     def _cap(self) -> list[tuple[str, str]]:
         if not self.comes_and_goes:
             return []
         copied = f", {format_size(self.copied_bytes)} copied within it a step" if self.copied_bytes else ""
-        return [("tiles stand in that memory", f"at any byte, {format_size(self.unused_bytes)} of it unused{copied}")]
+        return [("placement in that memory", f"at any byte, {format_size(self.unused_bytes)} unused{copied}")]
 
     def _disk(self) -> list[tuple[str, str]]:
         if not self.spill_bytes:
@@ -120,21 +128,22 @@ class Plan:
         return [
             ("read from the spill folder a step", format_size(self.spill_read_bytes)),
             ("written to the spill folder a step", format_size(self.spill_written_bytes)),
-            ("disk that compute can hide", f"from {format_size(rate)} a second, reads and writes together"),
+            ("disk rate that compute hides", f"{format_size(rate)} a second or more, reads and writes together"),
         ]
 
 
 def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str], object] = lambda text: None) -> Plan:
-    """Plan one training step. stage: told what is being worked out, as each part of it begins; a large step takes minutes.
+    """Plan one training step.
 
-    BudgetError if a cap is below the floor; ValueError for wrong numbers.
+    stage: called with a description of each part of the work as it begins. A large step takes minutes. BudgetError if a cap is
+    below the floor; ValueError for wrong numbers.
     """
     has_link, spill = machine.has_link, machine.spill
     tiling = Tiling(config, work.tile, machine.grain)
-    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)  # first: what is too many refuses
+    rows = tiling.rows(work.batch_size, work.seq_len, work.micro_batches)  # first: it refuses a batch that is too large
     parameters = Parameters(config, tiling, machine.precision)
 
-    stage("choosing how many passes rows take and what is kept")
+    stage("choosing how many passes rows take and which activations are kept")
     standing = list(parameters.states())
     activations, sizes = Activations(work.kind, config, tiling, rows, machine.precision), sizes_of(standing)
     least = kept_if(work.recompute is not False, config)
@@ -175,7 +184,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
             program, demand = placed, wanted
     in_ram = demand.rounded(PAGE if spill else ALIGNMENT)
     updates = updates_of(program)
-    stage(f"working out where the tiles of {len(program):,} operations stand")
+    stage(f"placing the tiles of {len(program):,} operations")
     traffic = simulate(
         program,
         standing,
@@ -200,7 +209,7 @@ def plan_step(config: Config, work: Work, machine: Machine, stage: Callable[[str
         states_bytes=config.states_nbytes,
         copies_bytes=sum(copy.nbytes for parameter in parameters.values() for copy in parameter.copies.values()),
         floor_bytes=floor.floor_nbytes if has_link or spill else machine.rooms[-1].nbytes_of(sizes + activations.counts(least)),
-        floor_operation=floor.what if has_link or spill else "everything, which stays in RAM on cpu",
+        floor_operation=floor.what if has_link or spill else "all tiles, which stay in RAM on cpu",
         resident_bytes=in_ram.resident_nbytes,
         device_bytes=cap,
         device_peak_bytes=traffic.device_peak_nbytes,
@@ -239,9 +248,9 @@ def _bound(compute_s: float, link_s: float | None, machine: Machine) -> str:
         return compute
     if link_s > compute_s:
         return f"the link, {link_s:.2f} s against about {compute_s:.2f} s of compute"
-    return f"{compute}; the link takes {link_s:.2f} s beside it"
+    return f"{compute}; the link takes {link_s:.2f} s at the same time"
 
 
 def _host_bytes(demand: Demand, cap: int | None, spill: bool) -> int:
-    """RAM that tiles take: all of them, or the cap where the rest goes to the disk."""
+    """Return the RAM that tiles take: all of them, or the cap if the rest goes to disk."""
     return min(demand.resident_nbytes, cap) if spill and cap is not None else demand.resident_nbytes

@@ -1,7 +1,7 @@
 """The picture of a run: its loss, step by step.
 
-Covers `loss_curve`, which draws by matplotlib where the extra `plot` is installed, else as a plain SVG written here. What is
-drawn is curves.py and labels.py; what goes into the metrics is the trainer's and the program's affair.
+Covers `loss_curve`. It draws with matplotlib if the extra `plot` is installed, otherwise it writes a plain SVG itself.
+curves.py and labels.py supply the content. The trainer and the program write the metrics.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LIGHT, _DARK, _ACCENT, _BEST, _GREY = "#a9c4e0", "#1f5a96", "#c8501e", "#2e8b57
 _COLOURS = {"training": _LIGHT, "smoothed": _DARK, "validation": _ACCENT, "best": _BEST, "bigrams": _GREY}
 _WIDTH, _HEIGHT = 800, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 146, 44, 56
-#: The width of a letter, about, and the height of a line of a label, as a share of the axis.
+#: The approximate width of a letter in pixels, and the height of a line of a label, as a share of the axis.
 _LETTER, _LINE = 6.4, 0.036
-#: What lies between two values is no range to draw if it is less than this share of them, or than this itself.
+#: A range of values is too narrow to draw if it is below this share of them plus this absolute amount.
 _SHARE, _LEAST = 1e-12, 1e-300
 
 
@@ -35,14 +35,16 @@ def loss_curve(
     *,
     bigram_loss: float | None = None,
 ) -> Path:
-    """Draw training loss a step (light), smoothed, and validation points, in nats a token, over the step. Numbers stand behind
-    the ends of the curves, of the last and the best validation in its other units too.
+    """Draw the loss of a run over its steps, in nats a token; return the path of the picture.
 
-    Reads lines of JSON with `step` and `loss` or `validation_loss`; losses that are not finite or beyond
-    1e300 are left out, of lines with the same step the last counts. `bigram_loss` draws a level to compare with, if it
-    lies between the losses; else its number says where it is.
-    Returns the path written: `png_path`, or the same with `.svg` where matplotlib is missing. Raises
-    ValueError if no line has a loss to draw.
+    The picture shows the training loss of each step (light), the same smoothed, and the points of validations. Numbers stand at
+    the ends of the curves, those of the last and the best validation also in other units.
+
+    metrics_jsonl_path: lines of JSON with `step` and `loss` or `validation_loss`. Losses that are not finite or beyond 1e300
+    are left out. If several lines have the same step, the last one counts. bigram_loss: a level to compare with. It is drawn if
+    it lies between the losses; otherwise its label says on which side it lies.
+
+    Returns `png_path`, or the same path with `.svg` if matplotlib is not installed. ValueError if no line has a loss to draw.
     """
     curves = read_curves(Path(metrics_jsonl_path), bigram_loss)
     path = Path(png_path)
@@ -57,7 +59,7 @@ def loss_curve(
 
 
 def _png(curves: Curves, figure: Any) -> bytes:
-    # A Figure of its own, not pyplot: no global state, and no window system is asked for.
+    # A Figure of its own, not pyplot: it has no global state and needs no window system.
     axes, names = figure.add_axes((0.075, 0.11, 0.745, 0.8)), curves.names()
     axes.plot(*zip(*curves.training, strict=True), color=_LIGHT, linewidth=1, label=names["training"])
     axes.plot(*zip(*curves.smoothed, strict=True), color=_DARK, linewidth=1.8, label=names["smoothed"])
@@ -110,7 +112,7 @@ def _svg(curves: Curves) -> str:
 
 
 def _lines(label: Label, first: float) -> list[str]:
-    """The lines of a label behind the axes, the first at a height in pixels."""
+    """Return the lines of a label to the right of the axes, the first at the height `first` in pixels."""
     x, line, colour = _WIDTH - _RIGHT + 8, _LINE * (_HEIGHT - _TOP - _BOTTOM), _COLOURS[label.of]
     return [
         f'<text x="{x}" y="{first + n * line:.1f}" dy="4" font-size="12" fill="{colour}">{text}</text>'
@@ -119,7 +121,7 @@ def _lines(label: Label, first: float) -> list[str]:
 
 
 def _legend(names: dict[str, str]) -> list[str]:
-    """In the upper right corner of the axes, where losses are seldom."""
+    """Return the legend, in the upper right corner of the axes, where losses are rare."""
     x = _WIDTH - _RIGHT - 36 - round(_LETTER * max(map(len, names.values())))
     parts = []
     for n, (name, label) in enumerate(names.items()):
@@ -138,7 +140,7 @@ def _circle(x: float, y: float, radius: int, colour: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scale:
-    """From steps and losses to pixels, and the round values between which the curves lie."""
+    """The map from steps and losses to pixels, and the round values that enclose the curves."""
 
     steps: list[float]
     losses: list[float]
@@ -159,8 +161,9 @@ class _Scale:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Four to ten round values a constant step of 1, 2 or 5 times a power of ten apart; the outer ones
-    enclose the range.
+    """Return four to ten round values, a constant step of 1, 2 or 5 times a power of ten apart.
+
+    The outer values enclose the range.
     """
     span = high - low
     if span <= max(abs(low), abs(high)) * _SHARE + _LEAST:

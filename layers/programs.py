@@ -1,6 +1,6 @@
-"""The programs of a model that are kept: those used last, so that a service with ever new shapes does not grow for ever.
+"""A cache of a model's programs, limited to the latest ones, so that a service with ever new shapes does not grow forever.
 
-What is in a program is step.py's. One that is dropped while it runs lives until its run has ended.
+step.py records programs. A program that is dropped while it runs lives until its run ends.
 """
 
 from __future__ import annotations
@@ -11,36 +11,39 @@ from collections.abc import Callable, Hashable
 
 from asynctile.program.program import Program
 
-#: The most programs of a model, and the most of their entries, of about 600 bytes each. But as many as FEW are kept however
-#: long they are: a training needs its step, with updates placed and before, and the loss or logits between.
+#: The most programs of a model, and the most entries of all of them, about 600 bytes each. FEW programs are kept however long
+#: they are: a training needs its step before and after updates are placed, and the loss or logits in between.
 PROGRAMS, ENTRIES, FEW = 32, 1 << 18, 4
 
 
 class Programs:
-    """Programs by what they were recorded for. From any thread."""
+    """Programs by the key that they were recorded for. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, Program] = OrderedDict()
         self._lock = threading.Lock()
 
     def kept(self, key: Hashable) -> Program | None:
-        """The program of `key`, which was used just now; None if it is not there."""
+        """Return the program of `key` and count it as used just now; None if there is none."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
             return self._kept.get(key)
 
     def get(self, key: Hashable, record: Callable[[], Program]) -> Program:
-        """The program of `key`, recorded if it is not there; the ones unused for longest go, if there are too many."""
+        """Return the program of `key`, recorded if there is none.
+
+        If there are too many programs, those unused for longest are dropped.
+        """
         found = self.kept(key)
         if found is not None:
             return found
-        program = record()  # not under the lock: it takes up to seconds
+        program = record()  # not under the lock: it can take seconds
         with self._lock:
             program = self._kept.setdefault(key, program)
             self._kept.move_to_end(key)
             dropped = self._drop()
-        del dropped  # not under the lock either: much ends with a program
+        del dropped  # not under the lock either: dropping a program frees many objects
         return program
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
-"""Tokens that somebody else has made: a file of nothing but ids, as nanoGPT writes them.
+"""Tokens that another program made: a file of nothing but ids, as nanoGPT writes them.
 
-Covers `RawTokens`. The file stays where it is; what is kept of it, and how it is opened again, is `tokens.py`.
+Covers `RawTokens`. The file stays where it is. tokens.py remembers it and opens it again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ __all__ = ["SUFFIX", "RawTokens"]
 
 SUFFIX = ".bin"
 _DTYPE = np.dtype(np.uint16)
-#: ids that are looked at in one go
+#: how many ids are checked at once
 _PIECE = 1 << 22
 
 
 class RawTokens:
-    """The ids of a .bin, uint16. ValueError, naming the path, if it is missing, no regular file, or no whole number of ids."""
+    """The ids of a .bin, uint16.
+
+    ValueError, naming the path, if it is missing, not a regular file, or not a whole number of ids.
+    """
 
     is_text = False
     note = None
@@ -33,22 +36,22 @@ class RawTokens:
         self.nbytes = TokenFile(self.path, _DTYPE).stat.st_size
 
     def pieces(self) -> Iterator[bytes]:
-        """ValueError at the first: only who made the tokens knows their text."""
-        raise ValueError(f"data {self.path} holds tokens, and no text to train a tokenizer on; name the tokenizer that it was "
-                         "made with")
-        yield b""  # of a generator, so that nothing is raised for a tokenizer that reads no text
+        """Raise ValueError at the first piece: the text of these tokens is unknown."""
+        raise ValueError(f"data {self.path} contains tokens, not text to train a tokenizer on; name the tokenizer that made "
+                         "these tokens")
+        yield b""  # makes this a generator: nothing is raised for a tokenizer that reads no text
 
     def tokens(
         self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> TokenFile:
-        """The file itself, all of whose ids were found to be of this tokenizer; `folder` gets a record of where it is.
+        """Return the file itself, once all its ids have been found in the tokenizer. `folder` gets a record of its path.
 
-        `progress` is called with bytes done and bytes in all. ValueError for an id that the tokenizer has not, or for a
-        tokenizer with more ids than uint16 can say.
+        `progress` is called with bytes done and bytes in all. ValueError for an id that the tokenizer does not have, or for a
+        tokenizer with more ids than uint16 can hold.
         """
         if tokenizer.vocab_size > np.iinfo(_DTYPE).max + 1:
-            raise ValueError(f"data {self.path} has ids of {_DTYPE.name}, and the tokenizer has {tokenizer.vocab_size:,}, more "
-                             "than these can say; name the tokenizer that it was made with, or give its text")
+            raise ValueError(f"data {self.path} has ids of {_DTYPE.name}, which cannot hold the {tokenizer.vocab_size:,} ids "
+                             "of the tokenizer; name the tokenizer that made the data, or give its text")
         found = TokenFile(self.path, _DTYPE)
         _check_ids(found, tokenizer.vocab_size, progress)
         refer(folder, found, tokenizer)
@@ -60,7 +63,7 @@ def _check_ids(found: TokenFile, vocab_size: int, progress: Progress | None) -> 
         ids = found[start : start + _PIECE]
         if ids.max() >= vocab_size:
             place = int(np.argmax(ids >= vocab_size))
-            raise ValueError(f"data {found.path} has the token {ids[place]} at byte {(start + place) * _DTYPE.itemsize:,}, and "
-                             f"the tokenizer has {vocab_size:,}; name the tokenizer that it was made with, or make it anew")
+            raise ValueError(f"data {found.path} has the token {ids[place]} at byte {(start + place) * _DTYPE.itemsize:,}, but "
+                             f"the tokenizer has only {vocab_size:,} tokens; name the tokenizer that made it, or remake it")
         if progress is not None:
             progress((start + ids.size) * _DTYPE.itemsize, found.stat.st_size)

@@ -1,6 +1,6 @@
-"""What every layer needs while a program is recorded: the program, its inputs, and grids of activation tiles.
+"""The objects that every layer needs while a program is recorded: the program, its inputs, and grids of activation tiles.
 
-Which operations are recorded is said by the layers, in which order by step.py.
+The layers record operations, step.py defines their order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asynctile.storage.tile import Tile
 
 
 class Grid:
-    """Temporaries of one dtype by (row tile, column tile), each made when it is first opened."""
+    """Temporaries of one dtype by (row tile, column tile). Each tile is made when it is first opened."""
 
     __slots__ = ("_name", "_program", "_shape", "_tiles", "dtype")
 
@@ -38,11 +38,11 @@ class Grid:
         self._tiles: dict[tuple[int, int], Tile] = {}
 
     def __getitem__(self, key: tuple[int, int]) -> Tile:
-        """The tile of (row.index, column); KeyError if it was never opened."""
+        """Return the tile of (row.index, column); KeyError if it was never opened."""
         return self._tiles[key]
 
     def open(self, row: Row, column: int = 0) -> tuple[Tile, bool]:
-        """The tile, and whether something has been written to it: what comes next is added then."""
+        """Return the tile, and whether it has content already, to which the next contribution is added."""
         key = (row.index, column)
         tile = self._tiles.get(key)
         if tile is not None:
@@ -52,16 +52,16 @@ class Grid:
         return tile, False
 
     def new(self, row: Row, column: int = 0) -> Tile:
-        """A tile that is about to be overwritten whole."""
+        """Return a tile that is about to be overwritten whole."""
         return self.open(row, column)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What rows of a program of generation attend to, since their sequences began in programs before it.
+    """The cache that rows of a generation program attend to, because their sequences began in earlier programs.
 
-    pages: tiles of keys and values by layer and group of heads. positions: int32 (R,). owners, sequences: int32, whose a page
-    is, and which row belongs to whom, as asynctile/ops/attention_page.py has it.
+    pages: tiles of keys and values, by layer and group of heads. positions: int32 (R,). owners, sequences: int32, the sequence
+    of each page and of each row, as in asynctile/ops/attention_page.py.
     """
 
     pages: Mapping[tuple[str, int], Sequence[Tile]]
@@ -71,11 +71,11 @@ class Cached:
 
 
 class Recording:
-    """One program being recorded.
+    """One program that is being recorded.
 
-    tokens, targets: int32 (R,) by row tile; targets only if a loss is wanted. scale: (1,), 1 / targets that count, and
-    gradients: only if there is a backward pass. cached: None where rows are whole sequences. product: the verb that multiplies.
-    wanted: the rows whose logits are fetched, which stand first.
+    tokens, targets: int32 (R,) by row tile; targets only if a loss is wanted. scale: (1,), 1 / the number of targets that
+    count. scale and gradients exist only if there is a backward pass. cached: None if rows are whole sequences. product: the
+    operation that multiplies matrices. wanted: the rows whose logits are fetched; they come first.
     """
 
     cached: Cached | None = None
@@ -99,33 +99,36 @@ class Recording:
 
     @property
     def columns(self) -> range:
-        """Column tiles of the residual stream."""
+        """The column tiles of the residual stream."""
         return range(len(self.tiling.model))
 
     def grid(self, name: str, split: Split, dtype: Any = None) -> Grid:
-        """Activations (R, C) with columns cut by `split`, in the dtype that GEMMs read unless another is given."""
+        """Return a grid of activations (R, C), columns cut by `split`, by default in the dtype that GEMMs read."""
         dtype = self.parameters.compute_dtype if dtype is None else dtype
         return Grid(self.program, name, lambda row, column: (row.size, split.size(column)), dtype)
 
     def residual(self, name: str) -> Grid:
-        """The residual stream (R, C), or a gradient of its kind: float32 whatever the precision, since it adds up layers."""
+        """Return a grid for the residual stream (R, C) or its gradient.
+
+        It is float32 in every precision, because it adds up layers.
+        """
         return self.grid(name, self.tiling.model, FP32)
 
     def per_row(self, name: str, width: int) -> Grid:
-        """A few numbers a row, (R, width)."""
+        """Return a grid of a few numbers for each row, (R, width)."""
         return Grid(self.program, name, lambda row, column: (row.size, width))
 
     def per_head(self, name: str, times: int) -> Grid:
-        """A few numbers a row and head, (times g, R), by group of heads."""
+        """Return a grid of a few numbers for each row and head, (times g, R), by group of heads."""
         return Grid(self.program, name, lambda row, column: (times * self.heads(column), row.size))
 
     def heads(self, group: int) -> int:
-        """Attention heads in a group, which is a part of the axis `heads`."""
+        """Return the number of attention heads in a group, which is a part of the axis `heads`."""
         return self.tiling["heads"].size(group) // self._head_size
 
     def _by_row(self, name: str) -> list[Tile]:
         return [self.program.input(f"{name}[{row.index}]", (row.size,), np.int32) for row in self.rows]
 
 
-#: The row tiles that a layer is recorded for: those of one pass, or of all.
+#: The row tiles that a layer is recorded for: those of one pass, or of all passes.
 RowTiles = Iterable[Row]

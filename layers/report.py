@@ -1,7 +1,6 @@
-"""What a training step reports: one frozen record a step, a line of metrics.jsonl; and reading such lines again.
+"""The report of a training step: one frozen record, which is one line of metrics.jsonl. Also reads such lines again.
 
-Covers `StepReport`, `read_metrics` and `number_in`. What a validation reports is evaluation.py; who writes the lines is the
-program's affair.
+Covers `StepReport`, `read_metrics` and `number_in`. evaluation.py reports validations. The program writes the lines.
 """
 
 from __future__ import annotations
@@ -15,21 +14,26 @@ from typing import Any, Self
 from asynctile.measure.statistics import StepTraffic
 from asynctile.storage.input import parse_json, read_lines
 
-#: What a step adds to of an engine's Statistics, and what is reported as it stands.
+#: Fields of an engine's Statistics that grow during a step (the growth is reported), and peaks (reported as they are).
 GROWING = ("stall_s", "uploaded_bytes", "downloaded_bytes", "spill_read_bytes", "spill_written_bytes")
 PEAKS = ("device_peak_bytes", "host_peak_bytes", "spill_peak_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step. Seconds, bytes and nats; grad_norm is before clipping; peaks since the engine opened.
+    """The report of one training step. Times are in seconds, sizes in bytes, the loss in nats a token.
 
-    tokens: the targets that the step is trained on, those of -100 left out. tokens_per_s: all positions of the batch, B * T, a
-    second: the speed of the arithmetic, which computes the others too.
-    skipped: the loss (or, with clip_norm, the gradient) was not finite and nothing was updated. played: it went by a schedule,
-    without Python, else by coroutines; the results are the same.
-    stall_s: seconds in which compute waited for a transfer; nan where that is not measured, as in Statistics.
-    device_peak_bytes: 0 on cpu, where RAM is the device.
+    - step: the number of updates that the model has had. loss: the mean over the targets that count. lr: the learning rate.
+    - grad_norm: the global norm of the gradient, before clipping.
+    - tokens: the targets that the step was trained on, without those of -100.
+    - step_s: the duration. tokens_per_s: all positions of the batch, B * T, a second. This is the speed of the arithmetic,
+      which also computes ignored positions.
+    - stall_s: seconds in which compute waited for a transfer; nan if that is not measured, as in Statistics.
+    - uploaded_bytes, downloaded_bytes, spill_read_bytes, spill_written_bytes: traffic of this step.
+    - device_peak_bytes, host_peak_bytes, spill_peak_bytes: peaks since the engine opened. device_peak_bytes is 0 on cpu, where
+      RAM is the device.
+    - skipped: the loss (or, with clip_norm, the gradient) was not finite, and nothing was updated.
+    - played: the step followed a schedule, without Python, rather than coroutines. The results are the same.
     """
 
     step: int
@@ -52,8 +56,9 @@ class StepReport:
 
     @classmethod
     def between(cls, before: StepTraffic, after: StepTraffic, *, step_s: float, positions: int, **values: Any) -> Self:
-        """The report of a step that took so long from one look at its engine to the other. positions: of its batch; values:
-        the other fields.
+        """Return the report of a step that took `step_s` seconds between two looks at its engine.
+
+        positions: those of its batch. values: the other fields.
         """
         return cls(
             **values,
@@ -64,22 +69,22 @@ class StepReport:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """A line of metrics.jsonl, for json; numbers that are not finite become strings."""
+        """Return a line of metrics.jsonl, for JSON. Numbers that are not finite become strings."""
         return as_json({field.name: getattr(self, field.name) for field in fields(self)})
 
 
 def as_json(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The line with strings for numbers that are not finite, since JSON has none."""
+    """Return the line with strings in place of numbers that are not finite, which JSON cannot hold."""
     return {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()
     }
 
 
 def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics.jsonl that are objects with a whole number as `step`; others count as cut by a kill, and are left
-    out. What else a line holds is not looked at: see `number_in`.
+    """Yield the lines of a metrics.jsonl that are objects with a whole number as `step`.
 
-    Raises OSError, with the file's name, if it cannot be read or has a line of more than LINE_NBYTES.
+    All other lines are left out: a killed run may have cut them. Other values in a line are not checked; see `number_in`.
+    OSError, with the file's name, if it cannot be read or has a line of more than LINE_NBYTES.
     """
     for text in read_lines(path):
         try:
@@ -91,6 +96,9 @@ def read_metrics(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def number_in(line: Mapping[str, Any], name: str) -> float | int | None:
-    """A finite number of a line; None if it has none of this name, as lines of skipped steps and of other versions may."""
+    """Return a finite number of a line; None if it has none of this name.
+
+    Lines of skipped steps or of other versions may lack numbers.
+    """
     value = line.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None

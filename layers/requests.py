@@ -1,7 +1,7 @@
-"""One request for text: what it asks for, what of it is computed, and the tokens that were chosen.
+"""One request for text: its settings, its state in the cache, and the tokens chosen so far.
 
-`check_prompt`, `check_context`, `check_count` and `check_kind` refuse what no model can do. Which requests are computed
-together is batching.py, by whom and when serving.py; how tokens are chosen is sampling.py.
+`check_prompt`, `check_context`, `check_count` and `check_kind` refuse arguments that no model accepts. batching.py chooses
+which requests are computed together, serving.py computes them, sampling.py chooses tokens.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from asynctile.layers.wording import Wording
 from asynctile.loop.mailbox import Mailbox
 from asynctile.storage.input import shown
 
-#: Why a text ends: at what it was to stop at, or since it is as long as it may be.
+#: Why a text ends: at a stop id or stop string, or because it has reached its maximum length.
 Reason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a text, by its id.
+    """A token of a generated text, by its id.
 
-    text: what can be shown of the text with it, "" without a tokenizer: characters come whole, and not before it is clear that
-    no stop string begins there; so often none comes, and then more. finish_reason: why it is the last, None for all others. The
-    id of a token that stops a text is no part of the text.
+    text: the text that can be shown after this token, "" without a tokenizer. Characters come whole, and text is held back
+    while it may be the beginning of a stop string. So a token often has no text, and a later one has more.
+
+    finish_reason: why the text ends here ("stop" or "length"); None for all other tokens. The id of a token that stops a text
+    is not part of the text.
     """
 
     id: int
@@ -44,12 +46,14 @@ class Token:
 
 
 class Request:
-    """prompt (T,): of at least one token. count: of tokens to write. sampler: chooses them. wording: says what they show, and
-    which is the last; None: they are as many as `count`.
+    """One request for text.
 
-    weights: what it follows from, and told: what is told of it, once it was submitted. tokens: prompt and text so far. cached:
-    how many of them stand in the cache, in `pages`, of `version` of the weights. waited: runs since it was last in one.
-    is_left: its reader was closed. loop: of who asked. box: where they are put.
+    prompt (T,): at least one token id. count: how many tokens to write. sampler: chooses them. wording: turns them into text
+    and finds the end; None: the text has exactly `count` tokens.
+
+    tokens: prompt and text so far. cached: how many of them are in the cache, in `pages`, computed with `version` of the
+    weights. waited: runs since the request was last in one. is_left: whether its reader was closed. loop: the asker's event
+    loop. box: the mailbox for its tokens. weights, told: the weights that compute it and its events; set on submission.
     """
 
     weights: Weights
@@ -69,26 +73,29 @@ class Request:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody reads its tokens any more: nobody does whose loop has been closed, be it still there."""
+        """Whether nobody reads its tokens any more.
+
+        A reader whose loop has been closed does not count, even if it still exists.
+        """
         return self.is_left or (self.loop is not None and self.loop.is_closed())
 
     @property
     def positions(self) -> int:
-        """How many it may come to have in the cache: the last token is followed by none."""
+        """The most positions that it can occupy in the cache. The last token needs none, because nothing follows it."""
         return len(self.tokens) + self._left - 1
 
     @property
     def missing(self) -> int:
-        """Tokens that are not in the cache."""
+        """Number of tokens that are not in the cache."""
         return len(self.tokens) - self.cached
 
     def span(self, skipped: int, count: int) -> Span:
-        """`count` of them, behind the first `skipped`."""
+        """Return `count` tokens that are not in the cache, after the first `skipped` of them."""
         start = self.cached + skipped
         return Span(np.array(self.tokens[start : start + count], np.int32), start, self.pages)
 
     def choose(self, logits: NDArray[np.float32]) -> Token:
-        """The next token, from logits (V,) of the last one."""
+        """Choose the next token from logits (V,) of the last one, and return it."""
         chosen = self._sampler.choose(logits, self.tokens)
         self.tokens.append(chosen)
         self._left -= 1
@@ -102,9 +109,9 @@ class Request:
 
 
 class Reader:
-    """The tokens of a request, as they come; raises what goes wrong with it. check: raises where none can come any more.
+    """The tokens of a request as they arrive. Reading raises the error that ended the request.
 
-    When it is closed the request is given up.
+    check: raises if no token can arrive any more. Closing the reader gives up the request.
     """
 
     def __init__(self, request: Request, check: Callable[[], None]) -> None:
@@ -128,41 +135,41 @@ class Reader:
 
 
 def spans(requests: Sequence[Request], parts: Sequence[Part]) -> list[Span]:
-    """The rows of a run, those whose logits are wanted first: the last of each part that wants them."""
+    """Return the rows of a run. Rows whose logits are wanted come first: the last row of each part that wants them."""
     first = [requests[part.index].span(part.count - 1, 1) for part in parts if part.wants]
     rest = [requests[part.index].span(0, part.count - part.wants) for part in parts]
     return first + [span for span in rest if len(span.tokens)]
 
 
 def check_prompt(prompt: Any, config: Config) -> list[int]:
-    """Token ids (T,) of a prompt that a cache can hold; TypeError or ValueError in one sentence if they are none."""
+    """Return the token ids (T,) of a prompt that a cache can hold; TypeError or ValueError in one sentence otherwise."""
     array = as_ids("prompt", prompt, "(T,)")
     if array.ndim == 1 and array.size >= config.block_size:
         raise ValueError(
-            f"prompt has {array.size} tokens, expected at most {config.block_size - 1}, one less than block_size: a served "
-            "text ends there; give the last of them, or use Model.generate, whose window slides"
+            f"prompt has {array.size} tokens, expected at most {config.block_size - 1}, one less than block_size, where a "
+            "served text ends; give only the last of them, or use Model.generate, whose window slides"
         )
     return check_context("prompt", array, config)
 
 
 def check_context(name: str, prompt: Any, config: Config) -> list[int]:
-    """The last block_size token ids of a prompt (T,), which may be longer; errors as those of `check_prompt`."""
+    """Return the last block_size token ids of a prompt (T,), which may be longer; errors as in `check_prompt`."""
     array = as_ids(name, prompt, "(T,)")
     if array.ndim != 1:
-        raise ValueError(f"{name} has shape {array.shape}, expected (T,): the token ids of one text; ask for each by itself")
+        raise ValueError(f"{name} has shape {array.shape}, expected (T,): the token ids of one text; call once for each text")
     if not array.size:
-        raise ValueError(f"{name} is empty, expected at least one token id; begin with the one that begins texts")
+        raise ValueError(f"{name} is empty, expected at least one token id; give the token that begins a text")
     return check_tokens(name, array[None, -config.block_size:], config)[0].tolist()
 
 
 def check_count(name: str, value: Any, least: int) -> int:
-    """A whole number of at least `least`, or ValueError."""
+    """Return `value` if it is a whole number of at least `least`; otherwise raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least {least}")
     return value
 
 
 def check_kind(name: str, value: object, kind: type, expected: str) -> None:
-    """TypeError if an object is none of that kind."""
+    """Raise TypeError unless `value` is an instance of `kind`."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} is {shown(value)}, expected {expected}")

@@ -1,7 +1,7 @@
-"""How a batch is cut into row tiles: `Rows` of `Row`, and in which passes they go through a block.
+"""The cut of a batch into row tiles, `Rows` of `Row`, and their passes through a block.
 
-A row tile holds several whole sequences, or a piece of one. Which columns go with it is tiling.py. How a batch is cut, and
-micro_batches with it, decides the bits of results. The passes do not: every sum over rows goes from the first to the last.
+A row tile holds several whole sequences, or a piece of one. tiling.py cuts columns. The cut of a batch, and micro_batches with
+it, decides the bits of results. The passes do not: every sum over rows goes from the first to the last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Self
 
 from asynctile.layers.split import Split, units
 
-#: Tokens of a step. Published models were trained with a few million; as many as this are 1 GiB of numbers before any work.
+#: The most tokens of a step. Published models were trained with a few million a step. This many are 1 GiB of numbers before any
+#: work.
 MOST_TOKENS = 1 << 27
 
 
@@ -22,8 +23,8 @@ MOST_TOKENS = 1 << 27
 class Row:
     """A row tile: tokens start .. stop - 1 of `seqs` sequences from `sequence` on.
 
-    index: its number in the batch. keys: numbers of the row tiles whose keys its queries meet, up to itself; queries:
-    of those whose queries its keys meet, from itself on. seqs > 1 only if the tile holds whole sequences.
+    index: its number in the batch. keys: the numbers of the row tiles whose keys its queries meet, up to itself. queries: those
+    of the row tiles whose queries its keys meet, from itself on. seqs > 1 only if the tile holds whole sequences.
     """
 
     index: int
@@ -37,17 +38,17 @@ class Row:
 
     @property
     def whole(self) -> bool:
-        """Whether its queries meet its own keys only."""
+        """Whether its queries meet only its own keys."""
         return len(self.keys) == len(self.queries) == 1
 
     @property
     def size(self) -> int:
-        """Rows, that is tokens."""
+        """Number of rows, which are tokens."""
         return self.seqs * (self.stop - self.start)
 
 
 def count_rows(batch: int, length: int, micro_batches: int, tile: int) -> tuple[int, int]:
-    """How many row tiles a batch is cut into, and how many pairs of a query's and a key's tile meet; by arithmetic.
+    """Return how many row tiles a batch is cut into, and how many pairs of query and key tiles meet, by arithmetic.
 
     ValueError for a batch that `Rows` refuses.
     """
@@ -74,10 +75,8 @@ def _check_batch(batch: int, length: int, micro_batches: int) -> None:
 class Rows:
     """All row tiles of a batch, by micro-batch, sequence and start.
 
-    Refuses a batch that micro-batches do not divide (ValueError).
-
-    passes: the row tiles that go through a block together before the next ones do; those of a micro-batch, until others are
-    asked for.
+    passes: groups of row tiles. One group goes through a block before the next one does. At first, each micro-batch is one
+    pass; `in_passes` gives others. ValueError for a batch that is not divisible by micro_batches, or is too large.
     """
 
     def __init__(self, batch: int, length: int, micro_batches: int, tile: int) -> None:
@@ -109,32 +108,32 @@ class Rows:
 
     @property
     def most_passes(self) -> int:
-        """In how many passes a batch may go: row tiles of one sequence meet, and stay together."""
+        """The most passes of this batch. Row tiles of one sequence meet in attention, so they stay together."""
         return len(self._sequences())
 
     def in_passes(self, count: int) -> Self:
-        """The same row tiles in `count` passes of nearly as many sequences; ValueError if there are not so many."""
+        """Return the same row tiles in `count` passes of nearly equal numbers of sequences; ValueError if there are too few."""
         if count == len(self.passes):
             return self
         sequences = self._sequences()
         if not 1 <= count <= len(sequences):
-            raise ValueError(f"the batch cannot go in {count} passes, expected 1 to {len(sequences)}")
+            raise ValueError(f"the batch cannot be split into {count} passes, expected 1 to {len(sequences)}")
         other = copy.copy(self)
         cuts = [number * len(sequences) // count for number in range(count + 1)]
         other.passes = [list(chain.from_iterable(sequences[begin:end])) for begin, end in pairwise(cuts)]
         return other
 
     def _sequences(self) -> list[list[Row]]:
-        """Row tiles that no query leaves: of one sequence that is cut, or one tile of whole ones."""
+        """Return groups of row tiles that attend only within the group: one cut sequence, or one tile of whole ones."""
         return [self.tiles[row.index : row.queries.stop] for row in self.tiles if row.index == row.keys.start]
 
     def part(self, row: Row) -> slice:
-        """Where a row tile stands among the batch x length tokens in reading order."""
+        """Return the place of a row tile among the batch x length tokens, in reading order."""
         begin = row.sequence * self.length + row.start
         return slice(begin, begin + row.size)
 
     def strips(self, tokens: int) -> list[list[Row]]:
-        """Consecutive row tiles in groups of at least `tokens` tokens; the last may be smaller."""
+        """Return consecutive row tiles in groups of at least `tokens` tokens; the last group may be smaller."""
         strips: list[list[Row]] = []
         held = tokens
         for row in self.tiles:
@@ -146,7 +145,7 @@ class Rows:
         return strips
 
     def _cut(self, micro_batch: int, sequence: int, tile: int) -> None:
-        """One sequence in nearly equal pieces."""
+        """Cut one sequence into nearly equal pieces."""
         begin = len(self.tiles)
         split = Split.even(self.length, tile)
         for index, (start, stop) in enumerate(split, begin):
@@ -154,7 +153,7 @@ class Rows:
             self.tiles.append(Row(index, micro_batch, sequence, 1, start, stop, keys, queries))
 
     def _group(self, micro_batch: int, first: int, count: int, most: int) -> None:
-        """Whole sequences, at most `most` in a tile, in nearly equal groups."""
+        """Group whole sequences, at most `most` in a tile, as evenly as possible."""
         groups = units(count, most)
         for group in range(groups):
             begin, end = first + group * count // groups, first + (group + 1) * count // groups

@@ -1,8 +1,8 @@
-"""Choosing the next token from logits: how (`Sampling`), the choices of one text (`Sampler`), and the tokens that it follows.
+"""The choice of the next token from logits: its settings (`Sampling`), the choices of one text (`Sampler`), and the context.
 
-The order is that of the logits processors of transformers: repetition penalty, temperature, top_k, top_p, min_p. What none of
-them leaves is not looked at again, so a choice among 50,000 tokens costs little more than finding the few likeliest. Where
-logits come from is serving.py and generation.py, where a text ends stopping.py.
+The steps have the order of transformers' logits processors: repetition penalty, temperature, top_k, top_p, min_p. Each step
+looks only at tokens that the steps before it kept, so a choice among 50,000 tokens costs little more than finding the few
+likeliest. serving.py and generation.py supply logits, stopping.py finds where a text ends.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ class RecentTokens:
         return len(self._tokens)
 
     def append(self, token: int) -> None:
-        """The next token; the first goes if there are too many."""
+        """Append the next token. The first one is dropped if there are too many."""
         self._tokens.append(token)
 
     def padded(self) -> NDArray[np.int32]:
-        """Int32 (1, T), zeros behind the last token: they cannot be seen from it, since attention is causal."""
+        """Return the tokens as int32 (1, T), with zeros after the last one.
+
+        Attention is causal, so the last token does not see the zeros.
+        """
         length = min(-(-len(self) // MULTIPLE) * MULTIPLE, self._most)
         padded = np.zeros((1, length), np.int32)
         padded[0, : len(self)] = self._tokens
@@ -50,20 +53,20 @@ class RecentTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen. TypeError for what is no number (a bool is none), ValueError for one out of range."""
+    """The settings by which tokens are chosen. TypeError for a wrong type (a bool is not a number), ValueError out of range."""
 
     temperature: float = 0.8
-    """Divides the logits; 0 takes the likeliest token, and of equally likely ones the first."""
+    """Divides the logits. 0 takes the likeliest token, the first one if several are equally likely."""
     top_k: int | None = 50
-    """Only so many tokens, the likeliest, and those that are as likely as the last of them; None: all."""
+    """Keep only this many likeliest tokens, and all that tie with the last of them; None: all."""
     top_p: float | None = None
-    """Only the fewest tokens, the likeliest, that have this share of the probability together, above 0 to 1; None: all."""
+    """Keep only the fewest likeliest tokens that together have this share of the probability, above 0 to 1; None: all."""
     min_p: float | None = None
-    """Only tokens with at least this share of the likeliest one's probability, 0 to 1; None: all."""
+    """Keep only tokens with at least this share of the likeliest token's probability, 0 to 1; None: all."""
     repetition_penalty: float | None = None
-    """Divides positive logits of tokens that the text has, and multiplies negative ones; None or 1: none."""
+    """Divides positive and multiplies negative logits of tokens that the text already contains; None or 1: no penalty."""
     seed: int | None = None
-    """Same seed, same choices, at least 0; None: others each time."""
+    """Seed of the choices, at least 0: the same seed gives the same choices; None: different ones each time."""
 
     def __post_init__(self) -> None:
         self._check("temperature", Real, "a finite number of at least 0, such as 0.8", 0, sys.float_info.max)
@@ -83,28 +86,28 @@ class Sampling:
             raise TypeError(f"{name} is {shown(value)}, expected {expected}")
         try:
             number = int(value) if kind is Integral else float(value)
-        except OverflowError:  # an int may be above all floats
+        except OverflowError:  # an int may be larger than every float
             number = math.inf
-        # A NaN is in no range.
+        # A NaN fails every comparison, so it is out of range.
         if not (number > least if above else number >= least) or (most is not None and not number <= most):
             raise ValueError(f"{name} is {shown(value)}, expected {expected}")
         object.__setattr__(self, name, number)
 
 
 class Sampler:
-    """Chooses the token ids of one text; the same seed gives the same choices."""
+    """The choices of one text. The same seed gives the same token ids."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
 
     def choose(self, logits: NDArray[np.float32], seen: Sequence[int] | NDArray[Any]) -> int:
-        """A token id from logits (V,), which stay as they are. AsynctileError if they are not finite.
+        """Return a token id, chosen from logits (V,), which do not change. AsynctileError if they are not finite.
 
-        seen: the ids of the text so far, prompt included; looked at for a repetition penalty alone.
+        seen: the ids of the text so far, prompt included. Only the repetition penalty uses them.
         """
         ids, weights = weighted(logits, seen, self._sampling)
-        # One uniform number and the sums in order of ids, as `Generator.choice` has it among all tokens.
+        # One uniform number and cumulative sums in order of ids, as in NumPy's `Generator.choice` over all tokens.
         sums = weights.cumsum()
         sums /= sums[-1]
         return int(ids[sums.searchsorted(self._random.random(), side="right")])
@@ -113,7 +116,7 @@ class Sampler:
 def weighted(
     logits: NDArray[np.float32], seen: Sequence[int] | NDArray[Any], sampling: Sampling
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Which tokens may follow, ids ascending (n,), and their probabilities (n,), of which the largest is written as 1."""
+    """Return the ids (n,) that may follow, ascending, and their relative probabilities (n,), the largest of which is 1."""
     if not np.isfinite(logits).all():
         count = int(np.count_nonzero(~np.isfinite(logits)))
         raise AsynctileError(f"{count} of the model's {logits.size} logits are not finite, so that no token can be chosen; "
@@ -124,7 +127,7 @@ def weighted(
         return np.array([logits.argmax()]), np.ones(1)
     ids, found = _likeliest(logits, sampling.top_k)
     weights = found.astype(np.float64)
-    with np.errstate(over="ignore"):  # the largest is taken off first: a temperature close to 0 would make it infinite
+    with np.errstate(over="ignore"):  # subtract the largest first: a temperature close to 0 would make it infinite
         weights -= weights.max()
         weights /= sampling.temperature
     np.exp(weights, out=weights)
@@ -139,7 +142,7 @@ def weighted(
 
 def _penalised(logits: NDArray[np.float32], seen: NDArray[Any], penalty: float) -> NDArray[np.float32]:
     found = logits[seen]
-    with np.errstate(over="ignore"):  # what was finite stays so
+    with np.errstate(over="ignore"):  # an overflow is clipped to a finite number below
         found = np.where(found < 0, found * np.float32(penalty), found / np.float32(penalty))
     penalised = logits.copy()
     penalised[seen] = np.clip(found, -LARGEST, LARGEST)
@@ -147,7 +150,7 @@ def _penalised(logits: NDArray[np.float32], seen: NDArray[Any], penalty: float) 
 
 
 def _likeliest(logits: NDArray[np.float32], count: int | None) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """The `count` largest logits and what is equal to the last of them: ids ascending (n,), and logits (n,)."""
+    """Return the `count` largest logits and all that equal the last of them: ids ascending (n,), and logits (n,)."""
     if count is None or count >= logits.size:
         return np.arange(logits.size), logits
     ids = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
@@ -155,10 +158,11 @@ def _likeliest(logits: NDArray[np.float32], count: int | None) -> tuple[NDArray[
 
 
 def _nucleus(weights: NDArray[np.float64], share: float) -> NDArray[np.intp]:
-    """Where the fewest of the largest weights stand that have the share of all; of equal ones the first go."""
+    """Return the indices of the fewest largest weights that together have this share. Of equal weights the first ones go."""
     total = float(weights.sum())
     rest = (1 - share) * total
-    # What is below its part of the rest goes in any case: all such together stay below it. So only the others are sorted.
+    # Weights below the mean part of the rest always go, because all of them together stay below the rest. Only the others are
+    # sorted.
     ascending = np.sort(weights[weights >= rest / weights.size])
     sums = ascending.cumsum() + (total - float(ascending.sum()))
     gone = min(int(sums.searchsorted(rest, side="right")), ascending.size - 1)

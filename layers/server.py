@@ -1,4 +1,4 @@
-"""What users call to serve a model: `Server`, made by `Model.serve`. Who is computed when, and with whom, is serving.py's."""
+"""The public interface for serving a model: `Server`, made by `Model.serve`. serving.py schedules the requests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ from asynctile.storage.sizes import format_size, parse_size
 
 @answering
 class Server:
-    """Texts of one model for many at once: `async with model.serve() as server`, then `server.generate(...)` from any loops.
+    """Texts of one model for many users: `async with model.serve() as server`, then `server.generate(...)` from any loop.
 
-    most: requests that are computed at once; more wait in order of asking. cache: bytes of their keys and values, as an int or
-    a string such as "64MiB"; None: as much as `most` texts of block_size tokens take. It is part of what the caps count, and
-    taken as requests need it, and kept until the server is closed. tokenizer: that of the model, for text instead of ids.
-    ValueError or TypeError for other arguments or another model's tokenizer, BudgetError for a cache below one page.
+    most: how many requests are computed at once; others wait in order of asking.
+
+    cache: bytes for keys and values, as an int or a string such as "64MiB"; None: enough for `most` texts of block_size tokens.
+    The caps count it. Memory is taken as requests need it, and kept until the server is closed.
+
+    tokenizer: the model's tokenizer, for text instead of ids.
+
+    ValueError or TypeError for wrong arguments or another model's tokenizer, BudgetError for a cache smaller than one page.
     """
 
     def __init__(
@@ -50,19 +54,21 @@ class Server:
         if cache is not None:
             nbytes, page = parse_size(cache), self._serving.cache.page_nbytes
             if nbytes < page:
-                what = f"cache is {format_size(nbytes)}, below a page of {format_size(page)}; raise cache"
+                what = f"cache is {format_size(nbytes)}, less than one page of {format_size(page)}; raise cache"
                 raise BudgetError(what, floor=page)
             self._serving = Serving(source, most, nbytes // page, keeps=True)
         self._is_open = False
-        #: the loop on which its block began
+        #: the loop on which its `async with` block began
         self._opener: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
-        """DeviceError if the engine is not open, or this server is already; TornModelError if the weights are of no single
-        step, BudgetError if the share cannot hold its versions of them.
+        """Open the server.
+
+        DeviceError if the engine is not open, or if this server is open already. TornModelError if the model is torn.
+        BudgetError if the share cannot hold its versions of the weights.
         """
         if self._is_open:
-            raise DeviceError("the server is open already, and would be closed at the inner end; enter it once")
+            raise DeviceError("the server is open already, and the inner block would close it at its end; enter it once")
         self._opener = asyncio.get_running_loop()
         await self._source.share.call(self._open(), undo=lambda _: self._close())
         return self
@@ -74,8 +80,9 @@ class Server:
             await self._finish(kind, self._opener)
 
     async def aclose(self) -> None:
-        """End every request that is left with a DeviceError, and give the memory of the cache back: whole, however often it is
-        cancelled; CancelledError afterwards.
+        """End every remaining request with a DeviceError, and give the cache's memory back.
+
+        It always finishes, however often it is cancelled, and raises CancelledError afterwards.
         """
         await self._finish(None, asyncio.get_running_loop())
 
@@ -85,11 +92,12 @@ class Server:
             await self._source.share.give_back(self._close, kind, began_on)
 
     async def publish(self) -> bool:
-        """Whether texts that are asked for from now on follow from the weights of the model's last step.
+        """Return whether texts that begin from now on use the weights of the model's last step.
 
-        On the model's own share they always do. On another, steps are published as they end, but for those that are too short
-        for that; this publishes the last one now, waiting for a step under way. False where texts that began longer ago still
-        read the version that would be overwritten: there are two. TornModelError if the model is torn, DeviceError once closed.
+        On the model's own share they always do. On another share, each step is published as it ends, except steps that are too
+        short for that. This method publishes the last step now, and waits for a step under way. It returns False if older texts
+        still read the version that would be overwritten: there are two versions. TornModelError if the model is torn,
+        DeviceError once the server is closed.
         """
         self._check_open()
         return await self._source.share.call(self._source.publish())
@@ -108,14 +116,15 @@ class Server:
         stop_ids: int | Collection[int] = (),
         stop: str | Collection[str] = (),
     ) -> AsyncGenerator[Token]:
-        """Yield the tokens that follow a prompt, ids (T,), T below block_size, or text, one by one; options are those of
-        `Sampling` and `Stopping`.
+        """Yield the tokens that follow a prompt, one by one. The options are those of `Sampling` and `Stopping`.
 
-        The last one says why it is: "stop" at one of stop_ids or where a string of stop is complete, "length" behind
-        max_new_tokens or where prompt and text are block_size tokens. The same seed gives the same text whoever else asks.
-        At once, before the first token is asked for: ValueError or TypeError for wrong arguments, BudgetError for a text that
-        the cache cannot hold, DeviceError if the server is not open. Break off whenever you like: `aclose`, a timeout, a
-        cancellation.
+        prompt: ids (T,), T below block_size, or text. The last token's finish_reason is "stop" at one of stop_ids or at a
+        complete stop string, and "length" after max_new_tokens or at block_size tokens of prompt and text. The same seed gives
+        the same text whoever else asks.
+
+        `generate` checks its arguments when it is called, so a service can return 400 before it starts streaming: ValueError or
+        TypeError for wrong arguments, BudgetError for a text that the cache cannot hold, DeviceError if the server is not open.
+        A text can be broken off at any time: `aclose`, a timeout, a cancellation.
         """
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
                             repetition_penalty=repetition_penalty, seed=seed)  # fmt: skip
@@ -140,17 +149,17 @@ class Server:
 
     def _encoded(self, prompt: str) -> NDArray[Any]:
         if self._tokenizer is None:
-            raise TypeError("prompt is a text, and this server has no tokenizer; give token ids, or serve(tokenizer=...)")
+            raise TypeError("prompt is a string, and this server has no tokenizer; give token ids, or serve(tokenizer=...)")
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"prompt has {prompt[error.start]!r} at character {error.start}, half of a surrogate pair, which "
-                             "is no text; decode it whole, or with errors='replace'") from None
+                             "cannot be encoded; decode the text as a whole, or with errors='replace'") from None
         return self._tokenizer.encode(prompt).astype(np.int64)
 
     def _wording(self, stopping: Stopping, stop: str | Collection[str], prompt: list[int]) -> Wording:
         if self._tokenizer is None and stop:
-            raise ValueError("stop has strings, and this server has no tokenizer to find them; give stop_ids, or "
+            raise ValueError("stop has strings, but this server has no tokenizer to find them; give stop_ids, or "
                              "serve(tokenizer=...)")
         return Wording(stopping, self._tokenizer, prompt)
 
@@ -171,5 +180,5 @@ class Server:
         self._is_open = False
         try:
             await self._serving.end(DeviceError("the server was closed before this text had ended; wait for its texts first"))
-        finally:  # or a training would go on to publish for nobody
+        finally:  # otherwise a training would keep publishing for nobody
             await self._source.close()

@@ -1,12 +1,11 @@
 """Texts for many at once: requests join and leave at each token, and one run of a decode program serves all of them.
 
-A task on the engine's loop goes round while there are requests: those that fit are admitted, rows are chosen (batching.py), a
-program runs (decode.py), each request chooses its token and whoever reads it, on whatever loop, finds it in a mailbox. While
-others wait for the share it is kept for as many rounds as they can spare (asynctile/schedule/allowance.py). The task
-is nobody's who asks: one who is cancelled, is slow, or has gone with his loop disturbs no other. Pages of the cache are
-reserved whole when a request is admitted, so that none is thrown out again, and given back when it leaves; without requests
-there is no task. Requests that follow from other weights share the cache, and take turns. Which weights there are is source.py;
-what users call, server.py and model.py.
+While there are requests, a task on the engine's loop makes rounds. A round admits requests that fit, chooses rows
+(batching.py), runs a program (decode.py), lets each request choose a token and puts it into the mailbox of its reader, on
+whatever loop. If others wait for the share, the task keeps it for as many rounds as they can spare
+(asynctile/schedule/allowance.py). No reader owns the task, so a reader who is cancelled, slow or gone disturbs no other. A
+request reserves all its pages when it is admitted, so none is ever thrown out, and frees them when it leaves. Requests with
+different weights share the cache and take turns. source.py has the weights, server.py and model.py the interface.
 """
 
 from __future__ import annotations
@@ -35,17 +34,16 @@ from asynctile.program.program import Program
 from asynctile.storage.demand import Demand
 from asynctile.storage.sizes import format_size
 
-#: Logits that tokens are chosen from on the loop; for more of them a thread is worth its while.
+#: How many logits are handled on the loop. For more of them a thread pays off.
 AT_ONCE = 1 << 14
-#: Requests at once, unless said otherwise.
+#: The default number of requests that are computed at once.
 MOST = 16
 
 
 class Serving:
-    """At most `most` requests at once, the others wait in order of asking. pages: of the cache; None: all that those may want.
+    """At most `most` requests at once; others wait in order of asking. pages: of the cache; None: all that they may need.
 
-    keeps: the memory of pages that were taken is kept for the next requests, until `end`. All of it runs on the engine's loop,
-    but for `begin`.
+    keeps: whether the memory of pages stays for later requests, until `end`. All but `begin` runs on the engine's loop.
     """
 
     def __init__(self, source: Source, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
@@ -62,31 +60,31 @@ class Serving:
         self._programs = Programs()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        #: with so many running, the next one that waits found no memory for its pages
+        #: the number of running requests at which the next waiting one found no memory for its pages
         self._too_many: int | None = None
         self._task: asyncio.Task[None] | None = None
-        #: what it was ended with, for whoever asks after that
+        #: the error of `end`, for later requests
         self._error: Exception | None = None
 
     def check_pages(self, request: Request) -> None:
-        """BudgetError if the cache has fewer pages than it takes; from any thread."""
+        """Raise BudgetError if the cache has fewer pages than the request takes; from any thread."""
         count = self._pages_for(request.positions)
         if count > self._pages.most:
             floor = count * self.cache.page_nbytes
             raise BudgetError(
-                f"a text of {request.positions} positions takes {count} pages of the cache, {format_size(floor)}, and it is "
-                f"{self._pages.most} pages; raise cache, or ask for fewer tokens", floor=floor,
+                f"a text of {request.positions} positions takes {count} pages of the cache, {format_size(floor)}, but the "
+                f"cache has {self._pages.most} pages; raise cache, or ask for fewer tokens", floor=floor,
             )  # fmt: skip
 
     async def begin(self, request: Request) -> Reader:
-        """The tokens of `request`, from any loop. However reading ends, the request leaves at its next token.
+        """Return the reader of a request's tokens, from any loop. However reading ends, the request leaves at its next token.
 
-        BudgetError if the caps could never hold it (whether the cache could says `check_pages`); TornModelError, DeviceError or
-        StalledError for whatever befalls the model or the engine meanwhile. Not an async generator: one inside another cannot
-        be ended where a loop is thrown away.
+        BudgetError if the caps could never hold it (`check_pages` checks the cache); TornModelError, DeviceError or
+        StalledError if the model or the engine fails. This is no async generator: a nested one cannot be ended when its loop is
+        thrown away.
         """
         request.loop = asyncio.get_running_loop()
-        reader = Reader(request, self._share.check_process)  # a forked child has no loop that would write to it
+        reader = Reader(request, self._share.check_process)  # a forked child has no engine loop to write to it
         try:
             await self._share.call(self._submit(request))
         except BaseException:
@@ -95,13 +93,11 @@ class Serving:
         return reader
 
     def open(self) -> None:
-        """Requests are taken again after `end`."""
+        """Accept requests again after `end`."""
         self._error = None
 
     async def end(self, error: Exception) -> None:
-        """Every request gets `error`, those too that come now, from other loops; the memory of the cache is given back, and
-        with it the programs that use it.
-        """
+        """End every request with `error`, those from other loops too; free the cache's memory and the programs that use it."""
         self._error = error
         self._fail([*self._running, *self._waiting], error)
         if self._task is not None:
@@ -128,7 +124,7 @@ class Serving:
         self._waiting.append(request)
 
     async def _serve(self) -> None:
-        """Go round until nobody wants anything."""
+        """Make rounds until there are no requests."""
         try:
             while self._running or self._waiting:
                 await self._rounds()
@@ -136,7 +132,7 @@ class Serving:
             self._fail([*self._running, *self._waiting], error)
 
     async def _rounds(self) -> None:
-        """One round, and those that follow before others have the share."""
+        """Make one round, and further ones as long as others do not need the share."""
         async with self._share.rounds() as go_on:
             while (self._running or self._waiting) and go_on(await self._round()):
                 pass
@@ -144,11 +140,11 @@ class Serving:
                 await self._give_back()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # the engine closes, perhaps before it had begun
+        if task.cancelled():  # the engine is closing, perhaps before the task had begun
             self._fail([*self._running, *self._waiting], DeviceError(BROKEN_OFF))
 
     async def _round(self) -> bool:
-        """Inside `rounds`: whether it gave a token."""
+        """Make one round, inside `rounds`; return whether it gave a token."""
         for request in [request for request in (*self._running, *self._waiting) if request.is_gone]:
             self._leave(request)
         self._part_from_torn()
@@ -159,14 +155,14 @@ class Serving:
             wanting, logits = await self._run()
         except Exception as error:
             self._fail(list(self._running), error)
-            await self._give_back()  # what they hold may be of no use
+            await self._give_back()  # what the pages hold may be useless
             return False
         self._share.rest()
         await self._choose(wanting, logits)
         return bool(wanting)
 
     def _part_from_torn(self) -> None:
-        """Who follows from weights that were lost learns of it, and nobody else."""
+        """End the requests whose weights were lost, and no others."""
         for weights in {request.weights for request in (*self._running, *self._waiting)}:
             try:
                 weights.check_whole("generate")
@@ -174,7 +170,7 @@ class Serving:
                 self._fail([request for request in (*self._running, *self._waiting) if request.weights is weights], error)
 
     async def _admit(self) -> None:
-        """Those that fit, in order of asking."""
+        """Admit the requests that fit, in order of asking."""
         while self._waiting and len(self._running) < self._most:
             request = self._waiting[0]
             count = self._pages_for(request.positions)
@@ -183,7 +179,7 @@ class Serving:
             try:
                 await self._fill(request.weights, self._pages.needed(count))
             except BudgetError as error:
-                if self._running:  # it waits for one of them to leave
+                if self._running:  # wait for one of them to leave
                     self._too_many = len(self._running)
                     return
                 self._fail([request], error)
@@ -194,7 +190,7 @@ class Serving:
             request.told.begin()
 
     async def _fill(self, weights: Weights, pages: int) -> None:
-        """Give bytes to the pages below `pages`. BudgetError, before anything moves, if there is no room for all of them."""
+        """Allocate the pages below `pages`. BudgetError, before anything moves, if there is no room for all of them."""
         if pages <= self._filled:
             return
         program = await self._program(weights, self._most_rows, pages)
@@ -208,13 +204,13 @@ class Serving:
         self._filled = pages
 
     async def _give_back(self) -> None:
-        """Nobody has a page: hold no memory."""
+        """Free the cache's memory, when no request has a page."""
         if self._filled:
             await self._share.empty(self.cache.tiles(0, self._filled))
             self._filled = 0
 
     async def _program(self, weights: Weights, rows: int, pages: int) -> Program:
-        """The decode program of these buckets, in a thread if it has to be recorded."""
+        """Return the decode program of these buckets, recorded in a thread if there is none yet."""
         key = (weights, rows, pages)
         found = self._programs.kept(key)
         if found is not None:
@@ -227,15 +223,15 @@ class Serving:
         return weights.demand(program, self.cache.tiles(0, pages))
 
     async def _run(self) -> tuple[list[Request], NDArray[np.float32]]:
-        """Inside `rounds`: one run for some of the requests that follow from the same weights, those that waited longest.
+        """Run, inside `rounds`, rows of requests with the same weights, those that waited longest first.
 
-        Who wants a token now, and the logits for that.
+        Return the requests that want a token now, and the logits for them.
         """
         weights = max(self._running, key=lambda request: request.waited).weights
         weights.check_whole("generate")
         running = [request for request in self._running if request.weights is weights]
         for request in running:
-            if request.version != weights.version:  # keys and values of other weights are of no use
+            if request.version != weights.version:  # keys and values of other weights are useless
                 request.version, request.cached = weights.version, 0
         parts = plan([request.missing for request in running], [request.waited for request in running], self._most_rows)
         rows, pages = bucket_of(sum(part.count for part in parts), self._most_rows), self._pages.visited
@@ -256,7 +252,7 @@ class Serving:
         return [running[part.index] for part in parts if part.wants], logits
 
     async def _choose(self, requests: Sequence[Request], logits: NDArray[np.float32]) -> None:
-        """The next token of each, from row after row of `logits`."""
+        """Choose the next token of each request, from one row of `logits` after another."""
 
         def work() -> list[Token | Exception]:
             return [_chosen(request, row) for request, row in zip(requests, logits, strict=False)]
@@ -273,7 +269,7 @@ class Serving:
                 self._leave(request, token.finish_reason)
 
     def _leave(self, request: Request, reason: str = CANCELLED, error: str | None = None) -> None:
-        """It wants nothing more."""
+        """Take the request off the list: it is over."""
         request.told.end(reason, error)
         request.weights.readers -= 1
         if request.pages:
@@ -284,9 +280,9 @@ class Serving:
             self._waiting.remove(request)
 
     def _fail(self, requests: Iterable[Request], error: Exception) -> None:
-        """They end with it, each with a copy: whoever raises one adds to it."""
+        """End the requests with `error`. Each gets a copy, because raising an exception adds to it."""
         if not isinstance(error, AsynctileError):
-            error = DeviceError(f"the next token could not be computed: {error!r}; ask again")
+            error = DeviceError(f"the next token could not be computed: {error!r}; send the request again")
         for request in requests:
             self._leave(request, FAILED, str(error))
             request.box.close(copy.copy(error))

@@ -1,6 +1,6 @@
-"""How a Trainer steps, and where a training stands: what trainer.py makes of its arguments and checkpoint.py keeps of it.
+"""The settings of a Trainer, and the state of a training, as trainer.py makes them and checkpoint.py stores them.
 
-The optimizer's own settings are optimizer.py. Where updates run changes no result and is kept nowhere: update_placement.py.
+optimizer.py has the optimizer's own settings. Where updates run changes no result and is not stored: update_placement.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asynctile.storage.input import shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a model is trained beside the data and the optimizer, as Trainer documents it; ValueError for others."""
+    """The settings of a training apart from data and optimizer, as documented by Trainer. ValueError for other values."""
 
     clip_norm: float | None = None
     micro_batches: int = 1
@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a checkpoint keeps of a training beside weights and moments. data_state: the caller's, a JSON-able dict."""
+    """The state that a checkpoint keeps besides weights and moments. data_state: the caller's, a dict that fits into JSON."""
 
     settings: Settings
     optimizer: AdamW

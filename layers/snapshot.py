@@ -1,7 +1,7 @@
-"""A copy of a training's tiles in RAM, so that a checkpoint can be written while steps go on.
+"""A copy of a training's tiles in RAM, so that steps go on while a checkpoint is written.
 
-Covers `Snapshot`: borrowing the RAM from the engine, which counts it against host_memory, and giving it back. What is
-written from it is checkpoint.py's.
+Covers `Snapshot`, which borrows the RAM from the engine (counted against host_memory) and gives it back. checkpoint.py writes
+from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asynctile.storage.tile import Tile
 
 
 class Snapshot:
-    """Made by `await Snapshot.take(...)` on the device's loop; `give_back` there ends it."""
+    """Copies of tiles, made by `await Snapshot.take(...)` on the device's loop and ended there by `give_back`."""
 
     def __init__(self, loan: Loan) -> None:
         self._loan = loan
@@ -25,10 +25,10 @@ class Snapshot:
 
     @classmethod
     async def take(cls, engine: Share, tiles: Iterable[Tile], who: str) -> Self | None:
-        """Copy the tiles; None, with nothing copied, if the engine has no room.
+        """Return copies of the tiles; None, with nothing copied, if the engine has no room.
 
-        No other program runs meanwhile: one that wanted the RAM back would keep the engine until it has it, and this would
-        wait for the engine. who: wants the copies, for messages.
+        No other program runs meanwhile. Otherwise there could be a deadlock: a program that wants the RAM back keeps the engine
+        until it has it, and this method would wait for the engine. who: names the user of the copies in messages.
         """
         tiles = list(tiles)
         async with engine.exclusive():
@@ -44,10 +44,10 @@ class Snapshot:
             return snapshot
 
     async def read(self, tile: Tile) -> NDArray[Any]:
-        """The bytes that the tile had, as `engine.read` would have given them."""
+        """Return the bytes that the tile had when it was copied, as `engine.read` would have returned them."""
         return self._copies[tile]
 
     def give_back(self) -> None:
-        """Let the copies go, and tell the engine."""
+        """Drop the copies, and return the RAM to the engine."""
         self._copies.clear()
         self._loan.give_back()

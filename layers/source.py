@@ -1,6 +1,6 @@
-"""Where texts have their weights from: what a server must know of a model, or of a copy of its weights.
+"""The weights that texts are computed with: the interface that a server needs of a model, or of a copy of its weights.
 
-`InPlace` is the model itself; copies of one that is trained meanwhile are versions.py.
+`InPlace` is the model itself. versions.py holds copies of a model that is being trained.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from asynctile.storage.tile import Tile
 
 
 class Weights(Protocol):
-    """What a text is computed with: a model, or a copy of its weights. version: another number after every change of them.
+    """The weights that a text is computed with: those of a model, or a copy.
 
-    readers: requests that follow from them. name: of the model.
+    version: a number that differs after every change of the weights. readers: how many requests use them. name: the model's.
     """
 
     engine: Share
@@ -31,37 +31,37 @@ class Weights(Protocol):
     def version(self) -> int: ...
 
     def check_whole(self, wish: str) -> None:
-        """TornModelError if they are of no single step."""
+        """Raise TornModelError if the weights belong to no single step."""
 
     def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
-        """What the program asks of an arena beside what stands of the model, and `also`."""
+        """Return what the program demands of an arena in addition to the model's standing tiles and `also`."""
 
     async def abandon(self, run: Job, why: BaseException | None = None) -> None:
-        """On the engine's loop: end a run that failed or was given up."""
+        """End a run that failed or was given up. Runs on the engine's loop."""
 
 
 class Source(Protocol):
-    """Where texts have their weights from. share: on which they are computed; parameters: their shapes."""
+    """The place that texts take their weights from. share: where they are computed. parameters: their shapes."""
 
     share: Share
     parameters: Parameters
 
     @property
     def newest(self) -> Weights:
-        """Those that a text follows from which begins now."""
+        """The weights that a new text is generated from."""
 
     async def open(self) -> None:
-        """On the engine's loop, before the first text. TornModelError, BudgetError."""
+        """Prepare for the first text, on the engine's loop. TornModelError or BudgetError if that fails."""
 
     async def publish(self) -> bool:
-        """On the engine's loop: whether texts that begin from now on follow from the weights of the model as they are."""
+        """Return whether texts that begin from now on use the model's current weights. Runs on the engine's loop."""
 
     async def close(self) -> None:
-        """On the engine's loop, behind the last text."""
+        """Clean up after the last text, on the engine's loop."""
 
 
 class InPlace:
-    """The weights of a model as they are, on its own share, between its steps."""
+    """A model's own weights, read on its own share between its steps."""
 
     def __init__(self, model: Weights) -> None:
         self.share = model.engine
@@ -75,4 +75,4 @@ class InPlace:
         return True
 
     async def close(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: `open` has taken nothing."""

@@ -1,7 +1,7 @@
-"""What a tokenizer's tokens are for: which begin and end a text, the files that say so to other programs.
+"""The purpose of a tokenizer's special tokens: which ones begin and end a text, and the files that tell other programs.
 
-Covers whether a model has them too, and what stands between documents. The files of a model are companions.py, what a token
-is tokenizer.py.
+Also covers whether a model has these tokens, and what separates documents. companions.py lists the files of a model,
+tokenizer.py makes tokens.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.folder import encode_json
 from asynctile.storage.input import shown
 
-#: What a token is for is said by its name alone: a tokenizer.json only tells which are no text.
+#: The names of special tokens by purpose. A tokenizer.json only tells which tokens are special; the purpose follows from the
+#: name.
 NAMES = {"bos": ("<|endoftext|>", "<|begin_of_text|>", "<s>"), "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
          "unk": ("<unk>", "[UNK]")}  # fmt: skip
 
 
 def of_tokenizer(tokenizer: Tokenizer, longest: int) -> dict[str, bytes]:
-    """The files of a tokenizer that has none of its own, for a model that takes sequences of `longest` tokens."""
+    """Return the companion files of a tokenizer that has none, for a model with sequences of up to `longest` tokens."""
     config = {
-        # By its name, and not GPT2Tokenizer, which adds <|endoftext|> and cuts text before bytes are looked up.
+        # Not GPT2Tokenizer: that class adds <|endoftext|>, and splits text before it looks up bytes.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
@@ -34,23 +35,23 @@ def of_tokenizer(tokenizer: Tokenizer, longest: int) -> dict[str, bytes]:
 
 
 def token_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Of a new model's config: which tokens of the tokenizer begin and end a text, None where it has none."""
+    """Return the ids of the tokens that begin and end a text, for a new model's config; None for a token that is missing."""
     named = _named(tokenizer)
     return {f"{purpose}_token_id": tokenizer.special.get(named.get(purpose, "")) for purpose in ("bos", "eos")}
 
 
 def separator(tokenizer: Tokenizer) -> NDArray[Any]:
-    """Ids (n,) that stand between two documents: the token that ends a text, of a tokenizer that has none a blank line."""
+    """Return the ids (n,) between two documents: the token that ends a text, or those of a blank line if there is none."""
     end = _named(tokenizer).get("eos")
     blank = tokenizer.encode("\n\n")
     return blank if end is None else np.asarray([tokenizer.special[end]], blank.dtype)
 
 
 def check_fit(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
-    """ValueError, naming `model`, if its `vocab_size` tokens are too few for the texts of a tokenizer; TypeError if it is none.
+    """Raise ValueError, naming `model`, if its `vocab_size` is too small for the tokenizer; TypeError if it is not a tokenizer.
 
-    It may have fewer than special tokens, which are no text: some are added to a tokenizer and to no model. It may have more
-    than the tokenizer, since many models round them up.
+    The model may lack special tokens, which are not text: some are added to a tokenizer and never to the model. It may also
+    have more tokens than the tokenizer, because many models round the number up.
     """
     if isinstance(tokenizer, type) or not isinstance(getattr(tokenizer, "vocab_size", None), int):
         raise TypeError(f"tokenizer is {shown(tokenizer)}, expected one such as ByteTokenizer() or open_tokenizer(folder)")
@@ -58,7 +59,7 @@ def check_fit(tokenizer: Tokenizer, vocab_size: int, model: str) -> None:
     while count - 1 in special:
         count -= 1
     if count > vocab_size:
-        raise ValueError(f"the tokenizer has {count} tokens and {model} only {vocab_size}; use the tokenizer that the "
+        raise ValueError(f"the tokenizer has {count} tokens, but {model} has only {vocab_size}; use the tokenizer that the "
                          "model was trained with")
 
 

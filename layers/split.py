@@ -1,11 +1,11 @@
-"""One axis cut into parts: `Split`. What is cut how is tiling.py (columns, vocabulary, positions), rows.py (tokens)."""
+"""One axis cut into parts: `Split`. tiling.py cuts columns, vocabulary and positions, rows.py cuts tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-#: Parts are multiples of this many elements where possible: whole cache lines and vectors.
+#: Parts are multiples of this many elements if possible, so that they are whole cache lines and vectors.
 GRAIN = 16
 
 
@@ -13,8 +13,8 @@ GRAIN = 16
 class Split:
     """One axis cut into parts [offsets[i], offsets[i + 1]).
 
-    Equal parts and a shorter last one, rather than parts that differ by one: slots of few sizes are easy to reuse.
-    pitch: a tile along a part has a multiple of so many elements; those beyond the part are padding.
+    All parts are equal except a shorter last one. The way not taken: parts that differ by one. Slots of few sizes are easy to
+    reuse. pitch: the tile of a part has a multiple of this many elements; those beyond the part are padding.
     """
 
     offsets: tuple[int, ...]
@@ -22,10 +22,10 @@ class Split:
 
     @classmethod
     def even(cls, n: int, tile: int, multiple: int = 1, pitch: int = 1) -> Split:
-        """Cut n into as few parts as `tile` allows: all but the last equal, of a multiple of `multiple` and of `pitch`.
+        """Return n cut into as few parts as `tile` allows, equal multiples of `multiple` and of `pitch` except for the last.
 
-        One of these is 1. No part is above max(tile, multiple, pitch). With multiple = 1 parts are multiples of GRAIN where
-        `tile` leaves room.
+        One of `multiple` and `pitch` is 1. No part is larger than max(tile, multiple, pitch). With multiple = 1, parts are
+        multiples of GRAIN if `tile` leaves room for that.
         """
         unit = multiple * pitch
         count = cls.count(n, tile, unit)
@@ -37,7 +37,7 @@ class Split:
 
     @staticmethod
     def count(n: int, tile: int, unit: int = 1) -> int:
-        """How many parts `even` cuts n into, at most; unit: what they are multiples of."""
+        """Return an upper bound of how many parts `even` makes. unit: what the parts are multiples of."""
         return units(units(n, unit), max(1, tile // unit))
 
     def __len__(self) -> int:
@@ -47,24 +47,24 @@ class Split:
         return iter(zip(self.offsets[:-1], self.offsets[1:], strict=True))
 
     def size(self, i: int) -> int:
-        """Elements of a tile along part i, padding included."""
+        """Return the elements of the tile of part i, padding included."""
         return units(self.offsets[i + 1] - self.offsets[i], self.pitch) * self.pitch
 
     def padding(self, i: int) -> int:
-        """How many of them, the last ones, are not of the part."""
+        """Return how many elements of the tile of part i, the last ones, are padding."""
         return self.size(i) - (self.offsets[i + 1] - self.offsets[i])
 
     def part(self, i: int) -> slice:
-        """Part i as a slice of the axis."""
+        """Return part i as a slice of the axis."""
         return slice(self.offsets[i], self.offsets[i + 1])
 
     def repeated(self, times: int) -> Split:
-        """The same cut, `times` sections one after another: q, k and v in c_attn."""
+        """Return the same cut for `times` sections one after another, such as q, k and v in c_attn."""
         whole = self.offsets[-1]
         starts = (section * whole + offset for section in range(times) for offset in self.offsets[:-1])
         return Split((*starts, times * whole), self.pitch)
 
 
 def units(n: int, unit: int) -> int:
-    """How many units n elements are, the last one not whole."""
+    """Return how many units hold n elements. The last one may not be full."""
     return -(-n // unit)

@@ -1,9 +1,9 @@
 """The order of a step: `record` turns a model of any family and the shape of a batch into a program.
 
-Layer-major: every pass of row tiles goes through a block before the next block begins, so that its weights are loaded once;
-backward runs the same way in reverse, and a block is computed again right before its backward, while they are there, unless its
-activations were kept. Nothing is computed here; the engine runs the program. What a block is, and what is before and behind
-all, is architecture.py; how many keep them, and in which passes rows go, is chosen by arrangement.py.
+The order is layer-major. Every pass of row tiles goes through a block before the next block begins, so that its weights are
+loaded once. Backward does the same in reverse. A block whose activations were not kept is recomputed right before its backward,
+while its weights are there. Nothing is computed here; the engine runs the program. architecture.py defines the block and what
+comes before and after all blocks. arrangement.py chooses the passes, and how many parts keep their activations.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from asynctile.layers.rows import Rows
 from asynctile.program.program import Program
 from asynctile.storage.tile import Tile
 
-#: step: every tile is updated as soon as its gradient is complete; step_clipped: all gradients first, then all updates;
-#: gradients: they are fetched, nothing is updated; loss, logits: forward only.
+#: The kinds of programs. step: update every tile as soon as its gradient is complete. step_clipped: first all gradients, then
+#: all updates. gradients: fetch gradients, update nothing. loss, logits: forward only.
 KINDS = ("step", "step_clipped", "gradients", "loss", "logits")
 
 
 def parts_of(config: Config) -> int:
-    """How many parts of a step have activations that may be kept: its blocks, and the head behind them."""
+    """Return how many parts of a step have activations that can be kept: its blocks and the head."""
     return config.n_layer + 1
 
 
 def record(
     kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = ()
 ) -> Program:
-    """The program of one step on a batch cut into `rows`: a pure function of its arguments.
+    """Return the program of one step on a batch cut into `rows`, a pure function of its arguments.
 
-    kept: of how many parts, counted from the last, what backward needs is kept: the head first, then the blocks from the last
-    to the first. Backward comes to them in that order, so what is kept longest is kept by few. Of the other blocks only the
-    input is kept and the rest computed again. on_host: weight tiles whose update runs on the host. Whatever both are, and in
-    whichever passes the rows go, results are equal bit for bit.
+    kept: how many parts keep what backward needs, the head first, then the blocks from the last to the first. Backward visits
+    them in that order, so what is kept longest is kept by few. The other blocks keep only their input, and backward recomputes
+    the rest. on_host: the weight tiles whose update runs on the host. Results are bitwise equal for every `kept`, every
+    `on_host` and every number of passes.
     """
     return record_parts(kind, parameters, rows, kept=kept, on_host=on_host)[0]
 
@@ -46,15 +46,16 @@ def record(
 def record_parts(
     kind: str, parameters: Parameters, rows: Rows, *, kept: int = 0, on_host: Collection[Tile] = ()
 ) -> tuple[Program, list[int]]:
-    """The same, and where its stretches begin: each block, the head, each block's backward pass, and what is behind them.
+    """Return the program of `record`, and where its stretches begin.
 
-    The entries before all these are the embedding's.
+    The stretches: each block, the head, each block's backward pass, and the rest. The entries before the first of them belong
+    to the embedding.
     """
     if kind not in KINDS:
-        raise ValueError(f"no program is called {kind!r}; choose one of {', '.join(KINDS)}")
+        raise ValueError(f"there is no kind of program {kind!r}; choose one of {', '.join(KINDS)}")
     parts = parts_of(parameters.config)
     if isinstance(kept, bool) or not 0 <= kept <= parts:
-        raise ValueError(f"kept is {kept!r}, expected a whole number from 0 to {parts}, the parts of this model's step")
+        raise ValueError(f"kept is {kept!r}, expected a whole number from 0 to {parts}, the number of parts of this model")
     recording, architecture = Recording(kind, parameters, rows, on_host), architecture_of(parameters.config)
     section = recording.program.section
     begins: list[int] = []
@@ -79,7 +80,7 @@ def record_parts(
 def _blocks(
     recording: Recording, architecture: Architecture, keeping: range, begins: list[int]
 ) -> tuple[list[Grid], dict[tuple[int, int], Any]]:
-    """Embedding and all blocks forward: the input of each block, the last output, and what is kept of those in `keeping`."""
+    """Record the embedding and all blocks forward; return each block's input and the last output, and the kept activations."""
     x = [architecture.embedding.forward(recording)]
     kept = {}
     for layer in range(recording.config.n_layer):
@@ -102,7 +103,7 @@ def _backward(
     dx: Grid,
     begins: list[int],
 ) -> None:
-    """From the gradient of the last block's output to the embeddings."""
+    """Record the way from the gradient of the last block's output back to the embeddings."""
     gradients, passes, section = recording.gradients, recording.rows.passes, recording.program.section
     phase = "backward and update" if recording.program.name == "step" else "backward"
     for layer in reversed(range(recording.config.n_layer)):
@@ -118,5 +119,5 @@ def _backward(
 
 
 def _named(layer: int, number: int, recording: Recording) -> str:
-    """A block, and which of the passes of rows goes through it, if they are several."""
+    """Return the name of a block, with the pass that goes through it if there are several."""
     return f"h.{layer}" + (f" rows {number + 1} of {len(recording.rows.passes)}" if len(recording.rows.passes) > 1 else "")

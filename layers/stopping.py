@@ -1,6 +1,6 @@
-"""Where a text ends: at a token, or before a string.
+"""The end of a text: at a token, or before a string.
 
-What text tokens make is detokenizer.py, how they are chosen sampling.py.
+detokenizer.py makes text of tokens, sampling.py chooses them.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from numbers import Integral
 
 from asynctile.storage.input import shown
 
-#: More strings, or longer ones, are a mistake: each is compared with every character.
+#: The most stop strings, and their greatest length. More are a mistake: each string is compared with every character.
 MOST_STRINGS, MOST_CHARACTERS = 64, 1000
 
 
 class Stopping:
-    """Ends one text at the first of `ids`, or where the first of `strings` is complete; of several the one that began first.
+    """The end of one text: at the first of `ids`, or where the first of `strings` is complete.
 
-    ids: one token id or several. strings: one string or several, of which at most 64 of 1,000 characters. found: the id or the
-    string that ended the text, None as long as none did. TypeError, ValueError for what can end no text.
+    If several strings become complete at the same character, the one that began first counts.
+
+    ids: one token id or several. strings: one string or several, at most 64 of 1,000 characters each. found: the id or the
+    string that ended the text, None until then. TypeError or ValueError for values that cannot end a text.
     """
 
     def __init__(self, ids: int | Collection[int] = (), strings: str | Collection[str] = ()) -> None:
@@ -28,22 +30,23 @@ class Stopping:
         self.found: int | str | None = None
 
     def check_ids(self, vocab_size: int) -> None:
-        """ValueError for an id that no model of so many tokens writes."""
+        """Raise ValueError for an id that a model of `vocab_size` tokens cannot write."""
         beyond = [id for id in self._ids if not 0 <= id < vocab_size]
         if beyond:
-            raise ValueError(f"stop_ids has {min(beyond)}, and the model's ids are 0 to {vocab_size - 1}: no text would end "
+            raise ValueError(f"stop_ids has {min(beyond)}, but the model's ids are 0 to {vocab_size - 1}: no text would end "
                              "there; give ids of the model's own tokenizer")
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the text, of which it is no part. What came before it may still be pushed."""
+        """Return whether a token ends the text. That token is not part of the text. Text before it may still be pushed."""
         if token in self._ids:
             self.found = token
         return self.found is not None
 
     def push(self, text: str) -> str:
-        """What may be shown now that `text` follows: neither a stop string nor what may be its beginning.
+        """Return the text that can be shown now that `text` follows: no stop string, and nothing that may begin one.
 
-        However a text is cut, the same is shown of it, and the same ends it. Behind a string that ended it nothing is.
+        However a text is cut into pieces, the same is shown and the same ends it. After a string has ended the text, nothing is
+        shown.
         """
         if isinstance(self.found, str):
             return ""
@@ -59,26 +62,27 @@ class Stopping:
         return text[: len(text) - held]
 
     def end(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return the text that was held back, once no more text comes."""
         held, self._held = self._held, ""
         return held
 
 
 class _Search:
-    """Finds a string in characters that come one by one, as Knuth, Morris and Pratt do. matched: how much of its beginning
-    stands at the end of what came.
+    """A search for a string in characters that arrive one by one (Knuth, Morris and Pratt).
+
+    matched: how much of the string's beginning stands at the end of the characters so far.
     """
 
     def __init__(self, string: str) -> None:
         self.string = string
         self.matched = 0
-        #: for each beginning, the longest shorter one that stands at its end
+        #: for each beginning of the string, the longest shorter beginning that it ends with
         self._shorter = [0]
         for character in string[1:]:
             self._shorter.append(self._next(self._shorter[-1], character))
 
     def step(self, character: str) -> bool:
-        """Whether the string is complete with this character."""
+        """Return whether the string is complete with this character."""
         self.matched = self._next(self.matched, character)
         return self.matched == len(self.string)
 

@@ -1,6 +1,6 @@
-"""What a model, its training and its server tell, count and log: steps, saves, failed runs, torn models, requests for text.
+"""The events, counts and log lines of a model, its training and its server: steps, saves, failures, requests for text.
 
-What each event says is asynctile/events.py's.
+asynctile/events.py defines the events.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from asynctile.share import Share
 logger = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
-#: Shares of which it was said that texts wait for steps there.
+#: Shares for which it was already reported that texts wait for steps.
 _TOLD: WeakSet[Share] = WeakSet()
 
 
 def tell_step(share: Share, model: str, report: StepReport) -> None:
-    """A step has updated, or was skipped: count it and tell."""
+    """Count and report a step that has updated or was skipped."""
     counts = share.counts
     counts.steps += not report.skipped
     counts.skipped_steps += report.skipped
@@ -58,7 +58,7 @@ def tell_step(share: Share, model: str, report: StepReport) -> None:
         recorder.step(share.name, f"step {report.step}", report.step_s, said)
     if report.skipped:
         what = f"its gradient ({report.grad_norm:g})" if math.isfinite(report.loss) else f"its loss ({report.loss:g})"
-        text = f"the step behind step {report.step} of {model} was skipped: {what} was not finite"
+        text = f"the step after step {report.step} of {model} was skipped: {what} was not finite"
         logger.warning("%s", text)
         share.tell(Fault, kind=SKIPPED, text=text)
     else:
@@ -66,34 +66,37 @@ def tell_step(share: Share, model: str, report: StepReport) -> None:
 
 
 def tell_data_ended(share: Share, model: str, steps: int, asked: int) -> None:
-    """The batches of a run have ended before as many steps as it was asked for."""
-    text = "the batches of %s ended after %d of %d steps; give more of them, or ask for fewer steps"
+    """Report that the batches of a run ended before as many steps as were asked for."""
+    text = "the batches of %s ended after %d of %d steps; give more batches, or ask for fewer steps"
     logger.warning(text, model, steps, asked)
     share.tell(DataEnded, model=model, steps=steps, asked=asked)
 
 
 def tell_torn(share: Share, model: str, why: str) -> None:
-    """The weights of a model are of no single step any more."""
+    """Report that a model is torn: its weights belong to no single step any more."""
     logger.warning("%s is torn: %s", model, why)
     share.tell(Fault, kind=TORN, text=f"{model} is torn: {why}")
 
 
 def tell_texts_wait(share: Share, model: str) -> None:
-    """A text of a model has waited for a step on its own share."""
-    text = (f"texts of {model} wait for the training steps on their share, and their cache is made anew behind each; "
-            "model.serve(part), with part a share of the engine, waits for none")  # fmt: skip
+    """Report that a text of a model has waited for a step on its own share."""
+    text = (f"texts of {model} wait for the training steps on their share, and each step discards their cache; "
+            "use model.serve(part), with part another share of the engine, so that texts wait for no step")  # fmt: skip
     logger.warning("%s", text)
     share.tell(TextsWait, model=model, text=text)
 
 
 def tell_failed(share: Share, model: str, error: Exception) -> None:
-    """A run over a model ended by an error of its operations, transfers or tiers, which whoever awaits it will get."""
+    """Report that a run of a model failed in its operations, transfers or tiers. The error goes to the run's awaiter."""
     share.tell(Fault, kind=OPERATION, text=f"a run of {model} failed: {error}")
 
 
 @contextmanager
 def told_save(share: Share, model: str, path: Path, step: int, *, behind: bool) -> Iterator[None]:
-    """Around the writing of a folder. behind: in a task that nobody may await, so that a failure is logged as well."""
+    """Report the beginning and the end of writing a folder, around its body.
+
+    behind: whether it runs in a task that nobody may await, so that a failure is logged as well.
+    """
     began = time.monotonic()
     share.tell(SaveBegun, model=model, path=str(path), step=step, behind=behind)
     try:
@@ -110,7 +113,7 @@ def told_save(share: Share, model: str, path: Path, step: int, *, behind: bool) 
 
 
 class ToldRequest:
-    """What is told of one request for text, on the engine's loop, from when it was asked for. share: that computes it."""
+    """The events of one request for text, on the engine's loop, from when it was asked for. share: computes the request."""
 
     def __init__(self, share: Share, model: str, prompt_tokens: int) -> None:
         self._share = share
@@ -124,13 +127,13 @@ class ToldRequest:
         self._first_token_s: float | None = None
 
     def begin(self) -> None:
-        """It is admitted."""
+        """Report that the request is admitted."""
         waited_s = self._waited_s = time.monotonic() - self._asked
         tokens = self._prompt_tokens
         self._share.tell(RequestBegun, model=self._model, request=self._number, prompt_tokens=tokens, waited_s=waited_s)
 
     def token(self) -> None:
-        """It has one more."""
+        """Count one more token, and report the first."""
         self._new_tokens += 1
         self._share.counts.request_tokens += 1
         if self._share.counts.steps != self._steps and self._share not in _TOLD:
@@ -141,7 +144,7 @@ class ToldRequest:
             self._share.tell(FirstToken, model=self._model, request=self._number, seconds=seconds)
 
     def end(self, reason: str, error: str | None) -> None:
-        """It is over."""
+        """Report that the request is over."""
         total_s = time.monotonic() - self._asked
         counts = self._share.counts
         counts.requests += 1

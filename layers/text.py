@@ -1,8 +1,8 @@
-"""Text to train on: which files, in which order, and their bytes in pieces.
+"""Text to train on: its files, their order, and their bytes in pieces.
 
-Covers one file, a folder of them, and the source of Python's standard library. Nothing is read whole. What a file is by its
-first bytes is `file_kind.py`, what its lines say `jsonl.py`; making tokens of the pieces is `tokens.py`, with a tokenizer of
-`tokenizer.py`.
+Covers a single file, a folder of files, and the source of Python's standard library. No file is read whole. file_kind.py tells
+a file's kind by its first bytes, jsonl.py reads lines of JSON, tokens.py makes tokens of the pieces with a tokenizer of
+tokenizer.py.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from asynctile.storage.input import open_file, shown
 
 __all__ = ["PIECE_NBYTES", "TEXT_FIELD", "TextSource"]
 
-#: the field of a line of JSON that is its text, where nobody names another
+#: the default name of the JSON field that holds a document's text
 TEXT_FIELD = "text"
-#: bytes read at once; also what one call of a tokenizer gets
+#: bytes read at once, which are also the most that one call of a tokenizer gets
 PIECE_NBYTES = 1 << 20
 _WAY_OUT = "name a text file, a .jsonl, a folder of them or a .bin of tokens"
-#: folders of the standard library that are not of it, or whose text is made to be odd
+#: folders inside the standard library that do not belong to it, or whose text is unusual on purpose
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-#: names in a sentence
+#: how many file names a message shows
 _SHOWN_FILES = 3
 
 
 class TextSource:
     """The text of a file, of a folder's files in sorted order, or (None) of Python's standard library.
 
-    A file named .jsonl is documents, one a line; any other is text as it stands, and in a folder one goes on where the one
-    before it ended. In a folder, at any depth, hidden files and those that are no text by their first bytes are left out.
-    Raises ValueError, naming the path, if it is missing, unreadable or holds no text.
+    A .jsonl file is documents, one a line. Any other file is plain text. In a folder, a plain file continues the text of the
+    plain file before it. Hidden files, and files that are not text by their first bytes, are left out of a folder, at any
+    depth. ValueError, naming the path, if it is missing, unreadable or has no text.
     """
 
-    #: it can be given to any tokenizer
+    #: text can be given to any tokenizer
     is_text = True
 
     def __init__(self, path: str | os.PathLike[str] | None, text_field: str = TEXT_FIELD) -> None:
-        # A link keeps its name: what it leads to may have none that says what it is.
+        # Links are not resolved: the target's name may lack the suffix that tells its kind.
         self.path = Path(sysconfig.get_path("stdlib") if path is None else path).absolute()
         self.text_field = text_field
         try:
@@ -55,16 +55,16 @@ class TextSource:
             stats = [file.stat() for file in self.files]
         except OSError as error:
             raise _unreadable(error) from error
-        #: files of a folder that are no text
+        #: files of a folder that are not text
         self.left_out = tuple(file for file, kind in found if kind is not None)
         if self.left_out == (self.path,) and (kind := found[0][1]):
             raise ValueError(f"data {self.path} is {kind.name}, expected text; {kind.way_out}")
         self.nbytes = sum(stat.st_size for stat in stats)
         if self.nbytes == 0:
-            what = "it" if self.files == (self.path,) else "all that it has"
+            what = "the file" if self.files == (self.path,) else "every file"
             empty = f"{what} is empty" if self.files else "it has no text files"
             left_out = f", and {self.note}" if self.note else ""
-            raise ValueError(f"data {self.path} holds no text: {empty}{left_out}; {_WAY_OUT}")
+            raise ValueError(f"data {self.path} has no text: {empty}{left_out}; {_WAY_OUT}")
         digest = hashlib.sha256()
         for file, stat in zip(self.files, stats, strict=True):
             digest.update(
@@ -74,12 +74,12 @@ class TextSource:
             )
         if any(map(_has_documents, self.files)):
             digest.update(f"\0{text_field}".encode("utf-8", "surrogateescape"))
-        #: changes when a file is added, removed, renamed, or written to, or another field is read
+        #: changes when a file is added, removed, renamed or written to, or when another field is read
         self.fingerprint = digest.hexdigest()
 
     @property
     def note(self) -> str | None:
-        """What was left out of it, in a sentence; None: nothing was."""
+        """A sentence about files that were left out; None if there were none."""
         if not self.left_out:
             return None
         names = [shown(str(file.relative_to(self.path)))[1:-1] for file in self.left_out[:_SHOWN_FILES]]
@@ -90,19 +90,19 @@ class TextSource:
     def tokens(
         self, tokenizer: Tokenizer, folder: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> TokenFile:
-        """Its tokens, kept in `folder`; see `tokenise`."""
+        """Return its tokens, kept in `folder`; see `tokenise`."""
         return tokenise(self, tokenizer, folder, progress=progress)
 
     def pieces(self) -> Iterator[bytes]:
-        """The text of `read`, without what stands between documents."""
+        """Yield the text of `read`, without marking where documents begin."""
         return (piece.text for piece in self.read())
 
     def read(self) -> Iterator[TextPiece]:
-        """The text in order, in pieces of at most PIECE_NBYTES that never cut a UTF-8 character, nor a line if it fits, and
-        never hold the text of two documents.
+        """Yield the text in order, in pieces of at most PIECE_NBYTES.
 
-        Pieces are a pure function of the text, so that a tokenizer that looks across bytes gives the same tokens again.
-        Raises ValueError, naming it, for a file that cannot be read or has a line that is no document.
+        A piece never cuts a UTF-8 character, never cuts a line that fits, and never holds text of two documents. Pieces are a
+        pure function of the text, so a tokenizer that looks across bytes gives the same tokens again. ValueError, naming the
+        file, if it cannot be read or has a line that is not a document.
         """
         done, in_text = 0, True
         for path in self.files:
@@ -121,7 +121,7 @@ class TextSource:
 
 
 def _pieces(file: BinaryIO, begins: bool, done: int) -> Iterator[TextPiece]:
-    """The text of a file in pieces; `begins`: with a document. done: bytes before it."""
+    """Yield the text of a file in pieces. begins: whether a document begins with it. done: bytes before the file."""
     rest = b""
     while block := file.read(PIECE_NBYTES - len(rest)):
         buffer = rest + block
@@ -134,8 +134,7 @@ def _pieces(file: BinaryIO, begins: bool, done: int) -> Iterator[TextPiece]:
 
 
 def _cut(buffer: bytes) -> int:
-    """Where to end a piece, at least 1: after the last line, else before a character that may not be whole.
-    """
+    """Return where to end a piece, at least 1: after the last line, otherwise before a character that may not be whole."""
     cut = buffer.rfind(b"\n") + 1
     if cut == 0:
         cut = len(buffer)
@@ -143,7 +142,7 @@ def _cut(buffer: bytes) -> int:
             if buffer[-back] & 0xC0 != 0x80:  # not a continuation byte: a character begins here
                 cut = len(buffer) - back if buffer[-back] >= 0xC0 else len(buffer)
                 break
-    return cut or len(buffer)  # nothing but the beginning of a character: the file ends in it
+    return cut or len(buffer)  # only the beginning of a character: the file ends inside it
 
 
 def _has_documents(path: Path) -> bool:
@@ -155,8 +154,9 @@ def _unreadable(error: OSError) -> ValueError:
 
 
 def _walk(root: Path, skip: set[str]) -> Iterator[Path]:
-    """Files under a folder, sorted by their names at each level; links to folders are not followed (they may
-    be loops).
+    """Yield the files under a folder, sorted by name at each level.
+
+    Links to folders are not followed, because they may form loops.
     """
 
     def fail(error: OSError) -> None:
@@ -168,7 +168,7 @@ def _walk(root: Path, skip: set[str]) -> Iterator[Path]:
 
 
 def _files(path: Path) -> list[tuple[Path, FileKind | None]]:
-    """Each file with what it is, None: text."""
+    """Return each file with its kind, None for text."""
     if not path.is_dir():
         return [(path, _kind(path))]
     return [(file, _kind(file)) for file in _walk(path, {"__pycache__"}) if file.is_file()]

@@ -1,8 +1,8 @@
-"""How a model is cut: `Tiling` of its axes, `default_tile` for the edge.
+"""The cut of a model into tiles: `Tiling` of its axes, `default_tile` for the edge.
 
-Everything here is a pure function of the configuration, `tile` and the grain of a kind of device, never of a budget: the
-bits of results depend on it.
-One axis is split.py, the rows of a batch rows.py; which tensor is cut by which axis is config.py.
+Everything here is a pure function of the configuration, `tile` and the grain of a kind of device, never of a budget, because
+the bits of results depend on it. split.py cuts one axis, rows.py the rows of a batch. config.py says which axes cut which
+tensor.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from asynctile.storage.input import shown
 
 __all__ = ["Split", "Tiling", "check_tile", "default_tile", "floor_estimate"]
 
-#: The floor is about 8 float32 tiles of activations and some small ones; 12 is on the safe side.
+#: The floor is about 8 float32 tiles of activations and some small ones. 12 is a safe upper estimate.
 FLOOR_TILES = 12
-#: The floor with the default tile is at most this share of the states, or what the grain allows if that is more.
+#: The floor with the default tile is at most this share of the states, or the grain's own bound if that is larger.
 FLOOR_SHARE = 0.10
-#: Each weight tile and its moments take 1.3 KB to keep account of, and some dozen operations a step. A model of 175 billion
-#: parameters is 670,000 of edge 512; what is beyond was typed by mistake or made to fill memory.
+#: Each weight tile with its moments takes 1.3 KB of bookkeeping and about a dozen operations a step. A model of 175 billion
+#: parameters has 670,000 tiles of edge 512. More tiles are a typing mistake or an attempt to fill memory.
 MOST_TILES = 1_000_000
-#: Operations of a forward pass; a step has three or four times as many. Each takes some 4 KB and 0.2 ms to plan: that step
-#: 17 GB and a quarter of an hour. Of published models with default tiles the deepest has 260,000, gpt2-xl of 12 x 1024 tokens.
+#: The most operations of a forward pass. A step has three or four times as many, each takes about 4 KB and 0.2 ms to plan, so
+#: that planning the largest step takes 17 GB and a quarter of an hour. The deepest published model with default tiles, gpt2-xl
+#: on 12 x 1024 tokens, has 260,000.
 MOST_OPERATIONS = 1 << 20
-#: An edge above every axis means whole tensors. So many rows, four times as tall, are still within a batch (rows.py).
+#: The largest edge. One above every axis means whole tensors. Row tiles four times as tall still fit into a batch (rows.py).
 MOST_EDGE = 1 << 24
 
 
 class Tiling:
-    """The axes of a model by name, cut by one edge, and batches into row tiles of `tall` times as many rows.
+    """The axes of a model by name, cut by one edge, and batches cut into row tiles of `tall` times as many rows.
 
-    ValueError for a model of more than MOST_TILES tiles, before any axis is cut.
-
-    model: the columns of the residual stream.
+    model: the columns of the residual stream. ValueError for a model of more than MOST_TILES tiles, before any axis is cut.
     """
 
     def __init__(self, config: Config, tile: int | None = None, grain: Grain = FINE) -> None:
         self.config = config
         self.tile = default_tile(config, grain) if tile is None else check_tile(tile)
-        #: weight tiles in all
+        #: the number of weight tiles
         self.count = check_count(config, self.tile, grain.pitch)
         self.tall = grain.tall
         self._splits = {name: axis.split(self.tile, grain.pitch) for name, axis in config.axes.items()}
         self.model = self[MODEL]
-        #: those asked for last, with what was asked: a training asks for the same at every step
+        #: the last request and its result, because a training asks for the same rows at every step
         self._rows: tuple[tuple[int, int, int], Rows] | None = None
 
     def __getitem__(self, axis: str) -> Split:
-        """The cut of the axis that the configuration calls so."""
+        """Return the cut of the axis that has this name in the configuration."""
         return self._splits[axis]
 
     def rows(self, batch: int, length: int, micro_batches: int = 1) -> Rows:
-        """Row tiles of a batch of `batch` sequences of `length` tokens; ValueError if they do not fit the model, or make more
-        than MOST_OPERATIONS, before any is made.
+        """Return the row tiles of a batch of `batch` sequences of `length` tokens.
+
+        ValueError if they do not fit the model, or if they would make more than MOST_OPERATIONS, before any is made.
         """
         if not 1 <= length <= self.config.block_size:
             raise ValueError(f"sequences of {length} tokens do not fit this model: expected 1 to block_size "
-                             f"{self.config.block_size}; shorten them or choose a larger block_size")
+                             f"{self.config.block_size}; shorten the sequences or choose a larger block_size")
         asked, last = (batch, length, micro_batches), self._rows
         if last is None or last[0] != asked:
             self._check_operations(*asked)
@@ -67,7 +67,10 @@ class Tiling:
         return last[1]
 
     def _check_operations(self, batch: int, length: int, micro_batches: int) -> None:
-        """By arithmetic: each weight tile meets each row tile, and in each layer each group of heads each pair of these."""
+        """Refuse too many operations, counted by arithmetic.
+
+        Each weight tile meets each row tile. In each layer, each group of heads meets each pair of row tiles.
+        """
         rows, pairs = count_rows(batch, length, micro_batches, self.row_tokens)
         found = self.count * rows + self.config.n_layer * len(self["heads"]) * pairs
         if found > MOST_OPERATIONS:
@@ -77,12 +80,12 @@ class Tiling:
 
     @property
     def row_tokens(self) -> int:
-        """The most rows, that is tokens, of a row tile."""
+        """The most rows, which are tokens, of a row tile."""
         return self.tall * self.tile
 
 
 def check_tile(tile: int) -> int:
-    """The edge if it is one, else ValueError."""
+    """Return the edge of a tile if it is valid; otherwise raise ValueError."""
     if isinstance(tile, bool) or not isinstance(tile, int) or not 1 <= tile <= MOST_EDGE:
         raise ValueError(f"tile is {shown(tile)}, expected a whole number of at least 1 and at most {MOST_EDGE}, or None to "
                          "let it be chosen")
@@ -90,7 +93,7 @@ def check_tile(tile: int) -> int:
 
 
 def check_count(config: Config, tile: int, pitch: int = 1) -> int:
-    """How many weight tiles that makes, by arithmetic; ValueError if nobody could keep account of so many."""
+    """Return the number of weight tiles, by arithmetic; ValueError if there are more than MOST_TILES."""
     count = tile_count(config, tile, pitch)
     if count > MOST_TILES:
         raise ValueError(f"a model of {config.parameter_count:,} parameters ({config.summary}) is {count:,} tiles of edge "
@@ -99,9 +102,9 @@ def check_count(config: Config, tile: int, pitch: int = 1) -> int:
 
 
 def default_tile(config: Config, grain: Grain = FINE) -> int:
-    """The largest edge of the grain's ladder whose floor stays within its bound; the smallest one if none does.
+    """Return the largest edge of the grain's ladder whose floor stays within its bound; otherwise the smallest edge.
 
-    The precision does not count: the residual stream, which sets the size of slots, is float32 in each.
+    The precision does not count: the residual stream, which sets the size of slots, is float32 in every precision.
     """
     bound = max(FLOOR_SHARE * config.states_nbytes, grain.floor_nbytes)
     fitting = (edge for edge in grain.ladder if floor_estimate(config, edge, grain.tall) <= bound)
@@ -109,7 +112,7 @@ def default_tile(config: Config, grain: Grain = FINE) -> int:
 
 
 def floor_estimate(config: Config, tile: int, tall: int = 1) -> int:
-    """Bytes that any operation needs at once, from above: FLOOR_TILES tiles of the largest area."""
+    """Return an upper estimate of the bytes that any operation needs at once: FLOOR_TILES tiles of the largest area."""
     # A column tile of attention holds at least one whole head.
     widest = max(axis.multiple for axis in config.axes.values())
     return FLOOR_TILES * tall * tile * max(tile, widest) * 4

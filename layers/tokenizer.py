@@ -1,8 +1,8 @@
 """Tokenizers: text to token ids and back.
 
-Covers the files of the `tokenizers` library (`tokenizer.json`, as Hugging Face models carry it), training a byte-level BPE,
-and which tokenizer is meant by a name or a folder. Bytes as tokens are `byte_tokenizer.py`, the older files of GPT-2
-`bpe_files.py`. Where text comes from is `text.py`; files of tokens and batches of them are `data.py`.
+Covers files of the `tokenizers` library (tokenizer.json, as in Hugging Face models), training a byte-level BPE, and finding the
+tokenizer that a name or a folder means. byte_tokenizer.py has bytes as tokens, bpe_files.py GPT-2's older files. text.py
+supplies text, data.py files of tokens and batches.
 """
 
 from __future__ import annotations
@@ -40,60 +40,54 @@ __all__ = [
 ]
 
 _FILE_NBYTES = LIMITS[TOKENIZER]
-#: A file above this is not that of the bytes, which has 5 KiB.
+#: A larger file cannot be the byte tokenizer's, which has 5 KiB.
 _BYTES_NBYTES = 64 << 10
 _EXPECTED = ('expected "bytes", the path of a tokenizer.json, of a vocab.json with merges.txt beside it, or of a folder with '
              'either, or "bpe:N" with N from 256 to 1000000, such as "bpe:8192"')
-#: Of a folder, what says which tokenizer is in it.
+#: The files that define the tokenizer of a folder.
 _FILES = (TOKENIZER, VOCAB, MERGES, TOKENIZER_CONFIG, SPECIAL, ADDED)
 _ANOTHER = "use another tokenizer"
 
 
 class Tokenizer(Protocol):
-    """What the data, the trainer and `generate` need of a tokenizer."""
+    """The interface of a tokenizer for the data, the trainer and `generate`."""
 
     @property
     def vocab_size(self) -> int:
-        """Every id is below it."""
+        """The bound of ids: every id is below it."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two tokenizers if, and only if, they give the same ids for every text."""
+        """A string that is equal for two tokenizers if and only if they give the same ids for every text."""
 
     @property
     def special(self) -> dict[str, int]:
-        """Ids by token of those that are no text, such as <|endoftext|>."""
+        """The ids of tokens that are not text, such as <|endoftext|>, by token."""
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
-        """Ids (n,) of a text: uint16 if the vocabulary fits, else uint32. Bytes that are no UTF-8 are no
-        error.
-        """
+        """Return the ids (n,) of a text: uint16 if the vocabulary fits, otherwise uint32. Invalid UTF-8 is accepted."""
 
     def decode(self, ids: ArrayLike) -> str:
-        """The text of ids (n,); bytes that are no UTF-8 become U+FFFD. ValueError for an id outside the
-        vocabulary.
-        """
+        """Return the text of ids (n,). Invalid UTF-8 becomes U+FFFD. ValueError for an id outside the vocabulary."""
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write `tokenizer.json` into an existing folder, for `open_tokenizer` and for Hugging Face's
-        programs.
-        """
+        """Write `tokenizer.json` into an existing folder, for `open_tokenizer` and for Hugging Face's programs."""
 
     def to_json(self) -> bytes:
-        """The content of that file."""
+        """Return the content of that `tokenizer.json`."""
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer of the `tokenizers` tokenizers.
+    """A tokenizer of the `tokenizers` library.
 
-    No special tokens are added around a text, and none is cut or padded: a corpus is one long text.
+    It adds no special tokens around a text, and neither cuts nor pads it: a corpus is one long text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        # Not the number of entries: some vocabularies have holes, and the embedding is indexed by id.
+        # The largest id + 1, not the number of entries: some vocabularies have holes, and the embedding is indexed by id.
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.fingerprint: str = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
         added = tokenizer.get_added_tokens_decoder()
@@ -102,7 +96,10 @@ class HuggingFaceTokenizer:
 
     @classmethod
     def parse(cls, content: bytes, path: str | os.PathLike[str], what: str = "a tokenizer.json") -> HuggingFaceTokenizer:
-        """From the bytes of a `tokenizer.json`, for messages `what` at `path`. ValueError, naming it, if they are none."""
+        """Return the tokenizer of a `tokenizer.json`'s bytes; ValueError if they are invalid.
+
+        path, what: name the file in messages.
+        """
         fault = refusal(content)
         if fault is not None:
             raise ValueError(f"tokenizer {path} is not {what} ({fault}); {_EXPECTED}")
@@ -113,16 +110,16 @@ class HuggingFaceTokenizer:
         return opened
 
     def encode(self, text: str | bytes) -> NDArray[Any]:
-        """Ids (n,), uint16 if the vocabulary fits, else uint32. ValueError for a text that the vocabulary cannot say."""
+        """Return ids (n,), uint16 if the vocabulary fits, otherwise uint32. ValueError for a text that it cannot encode."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")
-        with _said("the tokenizer cannot make tokens of the text", _ANOTHER):
+        with _said("the tokenizer cannot encode the text", _ANOTHER):
             return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, self._dtype)
 
     def decode(self, ids: ArrayLike) -> str:
-        """The text of ids (n,); ValueError for an id outside the vocabulary."""
+        """Return the text of ids (n,); ValueError for an id outside the vocabulary."""
         checked = checked_ids(ids, self.vocab_size).tolist()
-        with _said("the tokenizer cannot make text of tokens", _ANOTHER):
+        with _said("the tokenizer cannot decode the tokens", _ANOTHER):
             text: str = self._tokenizer.decode(checked, skip_special_tokens=False)
         return text
 
@@ -131,24 +128,23 @@ class HuggingFaceTokenizer:
         write_file(Path(folder, TOKENIZER), self.to_json())
 
     def to_json(self) -> bytes:
-        """The content of its `tokenizer.json`. ValueError for more than would be read back."""
+        """Return the content of its `tokenizer.json`. ValueError if it is too large to be read back."""
         content: bytes = self._tokenizer.to_str(pretty=True).encode()
         if len(content) > _FILE_NBYTES:
-            raise ValueError(f"the tokenizer.json of {self.vocab_size:,} tokens has {len(content)} bytes, at most "
-                             f"{_FILE_NBYTES} would be read back; use a smaller vocabulary")
+            raise ValueError(f"the tokenizer.json of {self.vocab_size:,} tokens has {len(content)} bytes, but at most "
+                             f"{_FILE_NBYTES} can be read back; use a smaller vocabulary")
         return content
 
 
 def train_bpe(texts: Iterable[str | bytes], vocab_size: int) -> HuggingFaceTokenizer:
-    """Train a byte-level BPE, as GPT-2 has, on pieces of text; the same text gives the same tokenizer.
+    """Train a byte-level BPE like GPT-2's on pieces of text; the same text gives the same tokenizer.
 
-    The vocabulary begins with the 256 bytes, so that nothing is unknown, and may stay smaller than
-    `vocab_size` when the text has no more pairs to merge. Raises ValueError if `vocab_size` is not an int of
-    256 or more.
+    The vocabulary begins with the 256 bytes, so nothing is unknown. It may stay smaller than `vocab_size` if the text has no
+    more pairs to merge. ValueError if `vocab_size` is not an int of 256 or more.
     """
     if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 256:
         raise ValueError(
-            f"vocab_size {vocab_size!r} of a BPE is too small or no int; expected 256 (the bytes) or more"
+            f"vocab_size {vocab_size!r} of a BPE is too small or not an int; expected an int of 256 (the bytes) or more"
         )
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -164,10 +160,10 @@ def train_bpe(texts: Iterable[str | bytes], vocab_size: int) -> HuggingFaceToken
 
 
 def load_tokenizer(spec: str, texts: Iterable[str | bytes]) -> Tokenizer:
-    """The tokenizer that a user names: "bytes", the path of a tokenizer.json, of a vocab.json with merges.txt beside it, or of
-    a folder with either, or "bpe:N" to train one on `texts`.
+    """Return the tokenizer that a user names.
 
-    `texts` is read only for "bpe:N". Raises ValueError for anything else.
+    spec: "bytes"; the path of a tokenizer.json, of a vocab.json with merges.txt beside it, or of a folder with either; or
+    "bpe:N" to train one on `texts`, which is read only then. ValueError for anything else.
     """
     if spec == "bytes":
         return ByteTokenizer()
@@ -176,7 +172,7 @@ def load_tokenizer(spec: str, texts: Iterable[str | bytes]) -> Tokenizer:
         if not (
             number.isascii() and number.isdigit() and 256 <= int(number[:8]) <= 1_000_000 and len(number) <= 7
         ):
-            raise ValueError(f"tokenizer {spec!r} has no vocabulary size that can be used; {_EXPECTED}")
+            raise ValueError(f"tokenizer {spec!r} does not give a valid vocabulary size; {_EXPECTED}")
         return train_bpe(texts, int(number))
     path = Path(spec)
     if not spec or not (path.is_dir() or path.is_file()):
@@ -194,14 +190,16 @@ def load_tokenizer(spec: str, texts: Iterable[str | bytes]) -> Tokenizer:
 
 
 def has_tokenizer(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder has the files of one: tokenizer.json, or vocab.json and merges.txt."""
+    """Return whether a folder has a tokenizer's files: tokenizer.json, or vocab.json and merges.txt."""
     folder = Path(folder)
     return (folder / TOKENIZER).is_file() or all((folder / name).is_file() for name in (VOCAB, MERGES))
 
 
 def open_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer that `save` wrote into a folder, or that a model's folder has: its tokenizer.json, else its vocab.json and
-    merges.txt. Raises CheckpointError if it is missing or damaged.
+    """Return the tokenizer of a model's folder, or one that `save` wrote into a folder.
+
+    It is read from tokenizer.json, or from vocab.json and merges.txt if there is none. CheckpointError if these are missing or
+    damaged.
     """
     folder = Path(folder)
     try:
@@ -217,7 +215,7 @@ def open_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _read(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Those of a folder's files that are there, and decide: beside a tokenizer.json no other does."""
+    """Return the files of a folder that define its tokenizer. If there is a tokenizer.json, no other file counts."""
     found = {}
     for name in names:
         try:
@@ -230,7 +228,7 @@ def _read(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def tokenizer_of(files: Mapping[str, bytes], folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a folder's files, content by name. Raises ValueError, naming the file, if they have none."""
+    """Return the tokenizer of a folder's files, content by name. ValueError, naming the file, if they do not define one."""
     if TOKENIZER in files:
         return parse_tokenizer(files[TOKENIZER], Path(folder, TOKENIZER))
     missing = [name for name in (VOCAB, MERGES) if name not in files]
@@ -244,7 +242,7 @@ def tokenizer_of(files: Mapping[str, bytes], folder: str | os.PathLike[str]) -> 
 
 
 def parse_tokenizer(content: bytes, path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of the bytes of the `tokenizer.json` `path`. Raises ValueError, naming it, if they are none."""
+    """Return the tokenizer of a `tokenizer.json`'s bytes. ValueError, naming `path`, if they are invalid."""
     if len(content) < _BYTES_NBYTES and _is_of_bytes(content):
         return ByteTokenizer()
     return HuggingFaceTokenizer.parse(content, path)
@@ -259,7 +257,7 @@ def _is_of_bytes(content: bytes) -> bool:
 
 @contextmanager
 def _said(what: str, way_out: str) -> Iterator[None]:
-    """Turn the library's Exception, and its panic, which is a BaseException, into a ValueError."""
+    """Turn the library's exceptions, and its panic, which is a BaseException, into ValueError."""
     try:
         yield
     except BaseException as error:

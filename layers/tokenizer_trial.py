@@ -1,9 +1,9 @@
-"""Trying a tokenizer.json in a process of its own, before this one lets the library read it.
+"""A trial of a tokenizer.json in a process of its own, before this process lets the library read it.
 
-Covers `refusal`. The library is written in Rust: over a file that is wrong in a way it does not expect it panics, which
-prints a stack and raises what is no Exception, or ends the process where memory runs out. So another process, limited in
-time and memory, reads the file first and says in a line how that went. Where none can be started, inside a program that
-embeds Python or where the system has no room for one, whoever reads the file is the first to try: see tokenizer.py.
+Covers `refusal`. The library is written in Rust. On an invalid file that it does not expect, it panics: it prints a stack and
+raises something that is not an Exception, or ends the process when memory runs out. So another process, limited in time and
+memory, reads the file first and reports in one line how that went. If no process can be started, because Python is embedded in
+another program or the system has no room, there is no trial: see tokenizer.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 from asynctile.interpreter import interpreter
 
-#: Reads the file from its input, and text with it that has letters, marks, other scripts and what is no letter at all.
+#: The trial: read the file from stdin, and with it encode letters, marks, other scripts and characters that are not letters.
 _TRIAL = r"""
 import resource, sys
 sys.path[:] = sys.argv[1:]
@@ -39,12 +39,12 @@ except BaseException as error:
 else:
     print("sound")
 """
-#: A tokenizer of a million tokens takes some seconds.
+#: The time limit of a trial. A tokenizer of a million tokens takes some seconds.
 _PATIENCE_S = 120
 
 
 def refusal(content: bytes) -> str | None:
-    """What is wrong with the bytes of a tokenizer.json, in words; None if the library can use it, or nobody could try."""
+    """Return the fault of a tokenizer.json's bytes in words; None if the library can use it, or if no trial was possible."""
     python = interpreter()
     if python is None:
         return None
@@ -53,10 +53,10 @@ def refusal(content: bytes) -> str | None:
                               stderr=subprocess.DEVNULL, env=os.environ | {"RUST_BACKTRACE": "0"}, timeout=_PATIENCE_S,
                               check=False)  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"the library reads it for more than {_PATIENCE_S} s"
+        return f"the library needs more than {_PATIENCE_S} s to read it"
     except OSError:
         return None
     answer = done.stdout.decode("ascii", "replace").strip()
     if answer == "sound" and done.returncode == 0:
         return None
-    return answer if answer else f"the library ended with status {done.returncode} over it"
+    return answer if answer else f"the library ended with status {done.returncode} while reading it"

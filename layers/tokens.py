@@ -1,8 +1,8 @@
 """Token ids in a file, and its parts.
 
-Covers `TokenFile`, `TokenView`, `split`, `tokenise`, which makes the file of a text and keeps it for the next run,
-`refer`, which remembers a file elsewhere, and `open_tokens`, which takes what is there. Where text comes from is `text.py`,
-what a token is `tokenizer.py`, batches of tokens are `data.py`.
+Covers `TokenFile`, `TokenView`, `split`; `tokenise`, which makes the file of a text and keeps it for the next run; `refer`,
+which remembers a file elsewhere; and `open_tokens`, which opens either again. text.py supplies text, tokenizer.py makes tokens,
+data.py makes batches.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from asynctile.storage.inside import Folder, write_whole
 
 __all__ = ["Progress", "Text", "TextPiece", "TokenFile", "TokenView", "Tokens", "open_tokens", "refer", "split", "tokenise"]
 
-#: called with bytes done and bytes in all
+#: called with the bytes done and the bytes in all
 Progress = Callable[[int, int], None]
 
-#: what ids are kept as
+#: the dtypes of ids in a file
 DTYPES = ("uint16", "uint32")
 TOKENS, RECORD = "tokens.bin", "tokens.json"
-#: text and ids that wait to be written
+#: how many bytes of text and ids may wait to be written
 _HELD_NBYTES = 1 << 20
 
 
 class Tokens(Protocol):
-    """A row of token ids: a `TokenFile`, a `TokenView`, or a numpy array of one dimension."""
+    """A row of token ids: a `TokenFile`, a `TokenView`, or a one-dimensional numpy array."""
 
     def __len__(self) -> int: ...
 
@@ -45,32 +45,32 @@ class Tokens(Protocol):
 
 
 class TextPiece(NamedTuple):
-    """A part of a text that a tokenizer gets by itself."""
+    """A part of a text that a tokenizer gets on its own."""
 
     text: bytes
     begins: bool
-    """A document begins with it: what stands before is another's."""
+    """Whether a document begins with this piece. The text before it belongs to another document."""
     nbytes: int
-    """Of the text's files that are read with it, those before included."""
+    """How many bytes of the text's files have been read with this piece, earlier pieces included."""
 
 
 class Text(Protocol):
-    """A text that tokens are made of, such as a `TextSource`. `fingerprint` is another when the text may be."""
+    """A text that tokens are made of, such as a `TextSource`. `fingerprint` changes whenever the text may have changed."""
 
     path: Path
     nbytes: int
     fingerprint: str
 
     def read(self) -> Iterator[TextPiece]:
-        """The text in order: a pure function of it."""
+        """Yield the text in order. The pieces are a pure function of the text."""
 
 
 class TokenFile:
-    """Raw token ids of `dtype` (uint16 or uint32) in a file that stays open: a slice is read when it is asked for.
+    """Raw token ids of `dtype` (uint16 or uint32) in a file that stays open. A slice is read on demand.
 
-    Not mapped: whoever shortens a mapped file ends the processes that read it, without a word.
+    The way not taken: mapping the file. If someone shortens a mapped file, the processes that read it die without a message.
 
-    Raises ValueError if the file is missing, empty or no regular file, or its size is not a multiple of the dtype's.
+    ValueError if the file is missing, empty or not a regular file, or if its size is not a multiple of the dtype's.
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: DTypeLike) -> None:
@@ -78,15 +78,15 @@ class TokenFile:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         try:
             with open_file(path) as file:
-                #: when it was opened
+                #: the file's status when it was opened
                 self.stat = os.fstat(file.fileno())
                 nbytes = self.stat.st_size
                 if nbytes == 0 or nbytes % self.dtype.itemsize:
                     raise ValueError(f"token file {path} has {nbytes} bytes, expected a multiple of {self.dtype.itemsize} "
-                                     f"above 0, ids of {self.dtype.name}; copy it again, or make it anew")
+                                     f"above 0, for ids of {self.dtype.name}; copy it again, or remake it")
                 self._fd = os.dup(file.fileno())
         except OSError as error:
-            raise ValueError(f"token file {path} cannot be read: {error.strerror}; put it there, or name another") from error
+            raise ValueError(f"token file {path} cannot be read: {error.strerror}; restore it, or name another") from error
         weakref.finalize(self, os.close, self._fd)
         self._count = nbytes // self.dtype.itemsize
 
@@ -94,16 +94,16 @@ class TokenFile:
         return self._count
 
     def __getitem__(self, part: slice, /) -> NDArray[Any]:
-        """The ids of a slice, whose steps are 1. CheckpointError if the file has become shorter, OSError if the disk fails."""
+        """Return the ids of a slice with step 1. CheckpointError if the file has become shorter, OSError if the disk fails."""
         start, stop, _ = part.indices(self._count)
         found = np.empty(max(0, stop - start), self.dtype)
         done, nbytes = 0, found.nbytes
-        while done < nbytes:  # once, but for some GiB
+        while done < nbytes:  # one read suffices for less than some GiB
             left = found.data.cast("B")[done:] if done else found.data
             count = os.preadv(self._fd, [left], start * self.dtype.itemsize + done)
             if not count:
-                raise CheckpointError(f"token file {self.path} has become shorter than the {self.stat.st_size} bytes that it "
-                                      "had; put it back")
+                raise CheckpointError(f"token file {self.path} is now shorter than the {self.stat.st_size} bytes that it had "
+                                      "when it was opened; restore it")
             done += count
         return found
 
@@ -118,16 +118,16 @@ class TokenView:
         return self.stop - self.start
 
     def __getitem__(self, part: slice, /) -> NDArray[Any]:
-        """The ids of a slice, clipped to this part."""
+        """Return the ids of a slice, clipped to this part."""
         start, stop, _ = part.indices(len(self))
         return self.file[self.start + start : self.start + max(start, stop)]
 
 
 def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
-    """The tokens whose record a source left in a folder: those of a text beside it, or those of a file elsewhere.
+    """Return the tokens that the record in a folder describes: those of a text, in the folder, or those of a file elsewhere.
 
-    CheckpointError, naming the file, if the record is missing or damaged, ValueError if the tokens are, or the file elsewhere
-    is another than it was.
+    CheckpointError, naming the file, if the record is missing or damaged. ValueError if the tokens are damaged, or if the file
+    elsewhere has changed.
     """
     record = Path(folder, RECORD)
     known = read_json(record)
@@ -142,15 +142,15 @@ def open_tokens(folder: str | os.PathLike[str]) -> TokenFile:
     found, expected = (tokens.stat.st_size, tokens.stat.st_mtime_ns), (nbytes, known.get("mtime_ns"))
     if elsewhere is not None and found != expected:
         raise ValueError(f"token file {tokens.path} has changed since {record} was written: it has {_as_it_was(*found)}, "
-                         f"expected {_as_it_was(*expected)}; put it back as it was, or start another run")
+                         f"expected {_as_it_was(*expected)}; restore the old file, or start another run")
     if nbytes != tokens.stat.st_size:
-        raise ValueError(f"token file {tokens.path} has {tokens.stat.st_size} bytes, {record} says "
+        raise ValueError(f"token file {tokens.path} has {tokens.stat.st_size} bytes, but {record} says "
                          f"{shown(nbytes)}; copy it again or start another run")
     return tokens
 
 
 def _as_it_was(nbytes: object, mtime_ns: object) -> str:
-    """Of a file, for a message; what a damaged record has for either is shown as it is."""
+    """Return a file's size and time for a message. Invalid values from a damaged record are shown as they are."""
     when = shown(mtime_ns)
     if isinstance(mtime_ns, int) and 0 <= mtime_ns < 1 << 63:
         when = str(np.datetime64(int(mtime_ns), "ns"))
@@ -164,12 +164,11 @@ def tokenise(
     *,
     progress: Progress | None = None,
 ) -> TokenFile:
-    """Write the tokens of a text to `folder` (`tokens.bin`, and `tokens.json` that says of what), or open
-    them again.
+    """Write the tokens of a text to `folder`, or open them if they are there; return them.
 
-    What is there is used only if source, its files' sizes and times, and tokenizer are the same. `progress`
-    is called with bytes done and bytes in all. Raises ValueError if the text gives no tokens, OSError if the
-    disk fails.
+    The files are `tokens.bin`, and `tokens.json`, which records the text and the tokenizer. Existing tokens are used only if
+    the source, the sizes and times of its files, and the tokenizer are the same. `progress` is called with bytes done and bytes
+    in all. ValueError if the text gives no tokens, OSError if the disk fails.
     """
     folder = Path(folder)
     dtype = np.dtype(DTYPES[tokenizer.vocab_size > 1 << 16])
@@ -183,7 +182,7 @@ def tokenise(
         if known == origin | {"nbytes": path.stat().st_size}:
             return TokenFile(path, dtype)
     except (CheckpointError, OSError):
-        pass  # not there, or not whole: it is only a cache
+        pass  # missing or incomplete: this is only a cache
     folder.mkdir(parents=True, exist_ok=True)
     with Folder.open(folder) as inside:
         with inside.filling(path.name) as part:
@@ -192,13 +191,13 @@ def tokenise(
                 raise ValueError(
                     f"data {source.path} of {source.nbytes} bytes gives no tokens; use another text or tokenizer"
                 )
-            inside.remove(record.name)  # first: it must never stand beside tokens of another text
+            inside.remove(record.name)  # first: a record must never stand beside tokens of another text
         inside.write(record.name, encode_json(origin | {"nbytes": nbytes}))
     return TokenFile(path, dtype)
 
 
 def refer(folder: str | os.PathLike[str], tokens: TokenFile, tokenizer: Tokenizer) -> None:
-    """Leave the record of a file elsewhere in `folder`, for `open_tokens`. OSError if the disk fails."""
+    """Write the record of a token file elsewhere into `folder`, for `open_tokens`. OSError if the disk fails."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / RECORD, encode_json({
@@ -210,8 +209,10 @@ def refer(folder: str | os.PathLike[str], tokens: TokenFile, tokenizer: Tokenize
 def _write_tokens(
     source: Text, tokenizer: Tokenizer, folder: Folder, name: str, progress: Progress | None
 ) -> int:
-    """Bytes written. Between two documents stand the ids of `separator`, made by themselves: no tokenizer joins them, nor the
-    texts beside them.
+    """Write the tokens of a text, and return how many bytes they have.
+
+    Between two documents it writes the ids of `separator`. They are made on their own: no tokenizer joins them with each other
+    or with the texts beside them.
     """
     written_nbytes = 0
     fd = folder.new_file(name)
@@ -230,7 +231,7 @@ def _write_tokens(
 
 
 def _batched(source: Text, tokenizer: Tokenizer) -> Iterator[tuple[NDArray[Any], int]]:
-    """The ids of a text, some documents at once where they are short, with the bytes of its files that are read for them."""
+    """Yield the ids of a text, several short documents at once, with the bytes of its files that were read for them."""
     between = separator(tokenizer)
     waiting: list[NDArray[Any]] = []
     held_nbytes, read_nbytes, is_first, is_owed = 0, 0, True, False
@@ -249,8 +250,7 @@ def _batched(source: Text, tokenizer: Tokenizer) -> Iterator[tuple[NDArray[Any],
 
 
 def split(token_file: TokenFile, validation_fraction: float = 0.05) -> tuple[TokenView, TokenView]:
-    """The first tokens to train on and the last, held out, to validate; ValueError unless 0 < fraction < 1.
-    """
+    """Return the first tokens, to train on, and the last, to validate with. ValueError unless 0 < validation_fraction < 1."""
     if not 0 < validation_fraction < 1:
         raise ValueError(
             f"validation_fraction {validation_fraction!r} leaves one part empty; expected a number between 0 and 1"

@@ -1,12 +1,12 @@
-"""Where each weight tile is updated, on the device or on the host: a model of what a step's updates cost, and its minimum.
+"""The place of each weight tile's update, device or host: a model of what a step's updates cost, and its minimum.
 
-Pure: the same program, caps and rates give the same placement. It changes no bit of a result, only what moves (gradients.py).
-A tile whose states find no room on the device costs their way there and back; updated on the host, its gradient comes down and
-its new weight goes up, and the CPU's memory does the rest. Links, CPU and compute work side by side, so a step takes as long as
-the slowest of them. Rates are those of asynctile/schedule/rates.py.
+This is pure: the same program, caps and rates give the same placement. It changes no bit of a result, only what moves
+(gradients.py). If a tile's states find no room on the device, updating it there costs the way there and back. If it is updated
+on the host, its gradient comes down, its new weight goes up, and the CPU's memory does the rest. Links, CPU and compute work
+side by side, so a step takes as long as the slowest of them. asynctile/schedule/rates.py defines the rates.
 
-What moves with every update on the device is counted (asynctile/schedule/fewest.py): how many states stay there, and what else
-goes over the link. The way not taken: to count for each split. As much stays in each, so that one count foresees the others.
+The traffic with every update on the device is counted (asynctile/schedule/fewest.py): how many states stay there, and what else
+goes over the link. The way not taken: counting for each split. The same amount stays in each, so one count predicts the others.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from asynctile.storage.demand import ALIGNMENT, Demand, align
 from asynctile.storage.input import shown
 from asynctile.storage.tile import Tile
 
-#: What a user may ask for.
+#: The values that a user may give for `update`.
 UPDATES = ("auto", "device", "host")
-#: No tile is updated on the host.
+#: The placement with no tile on the host.
 NOWHERE: frozenset[Tile] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the updates of a step cost, on average for each of `tiles` of them.
+    """The costs of a step's updates, on average for each of `tiles` weight tiles.
 
-    compute_s: seconds of everything else on the device. other_up_nbytes, other_down_nbytes: what else goes over the link.
-    resident: how many tiles' states stay on the device if they are updated there, parts of them counted too. Bytes of one tile:
-    states_nbytes move up and down again if they do not; gradient_nbytes down and weight_nbytes up if it is updated on the host,
-    where its update moves memory_nbytes of RAM.
+    compute_s: seconds of everything else on the device. other_up_nbytes, other_down_nbytes: other traffic over the link.
+    resident: how many tiles' states stay on the device if they are updated there, parts of tiles included.
+
+    Bytes of one tile: states_nbytes go up and down again if its states do not stay. If it is updated on the host,
+    gradient_nbytes go down and weight_nbytes go up, and its update moves memory_nbytes of RAM.
     """
 
     tiles: int
@@ -53,12 +54,12 @@ class Costs:
 
 
 def seconds(costs: Costs, rates: Rates, on_host: int) -> float:
-    """How long a step takes with so many tiles updated on the host: the largest of compute, both links and the CPU."""
+    """Return how long a step takes with `on_host` tiles updated on the host: the longest of compute, both links and the CPU."""
     return max(costs.compute_s, *link_seconds(costs, rates, on_host), on_host * costs.memory_nbytes / rates.updated_per_s)
 
 
 def link_seconds(costs: Costs, rates: Rates, on_host: int) -> tuple[float, float]:
-    """How long the link is busy upwards and downwards."""
+    """Return the seconds that the link is busy upwards and downwards."""
     moving = max(0, costs.tiles - on_host - costs.resident)
     up = costs.other_up_nbytes + moving * costs.states_nbytes + on_host * costs.weight_nbytes
     down = costs.other_down_nbytes + moving * costs.states_nbytes + on_host * costs.gradient_nbytes
@@ -66,9 +67,10 @@ def link_seconds(costs: Costs, rates: Rates, on_host: int) -> tuple[float, float
 
 
 def cheapest(costs: Costs, rates: Rates) -> int:
-    """How many tiles to update on the host, to take the least time; of those that take the same, to keep the link free.
+    """Return how many tiles to update on the host so that a step takes the least time.
 
-    What the model calls hidden is not quite: a busy link is what loads wait behind. After that, the fewest.
+    Among equal times it prefers the least busy link, then the fewest tiles. Traffic that the model calls hidden is not quite
+    hidden: loads wait behind a busy link.
     """
     def cost(on_host: int) -> tuple[float, float, int]:
         return seconds(costs, rates, on_host), sum(link_seconds(costs, rates, on_host)), on_host
@@ -77,22 +79,22 @@ def cheapest(costs: Costs, rates: Rates) -> int:
 
 
 def check_update(update: str) -> str:
-    """What a user asked for if it is one of UPDATES, else ValueError."""
+    """Return `update` if it is one of UPDATES; otherwise raise ValueError."""
     if not isinstance(update, str) or update not in UPDATES:
         raise ValueError(f"update is {shown(update)}, expected one of {', '.join(UPDATES)}")
     return update
 
 
 def updates_of(program: Program) -> list[Operation]:
-    """The operations that update a weight tile, their first operand, in order."""
+    """Return the operations that update a weight tile (their first operand), in order."""
     return [operation for operation in program.operations() if operation.kernel.startswith("adamw")]
 
 
 def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int | None, rates: Rates) -> frozenset[Tile]:
-    """The weight tiles to update on the host, spread evenly over the step.
+    """Return the weight tiles to update on the host, spread evenly over the step.
 
-    program: with every update on the device. demand: its own. device_memory: the cap, None for none. Only matrices are placed:
-    vectors are small, and their states stay on the device.
+    program: the one with every update on the device. demand: of that program. device_memory: the cap, None for none. Only
+    matrices are placed. Vectors are small, and their states stay on the device.
     """
     updates = [operation for operation in updates_of(program) if len(operation.operands[0].shape) == 2]
     if device_memory is None or demand.resident_nbytes <= device_memory or not updates:
@@ -102,30 +104,30 @@ def tiles_to_update_on_host(program: Program, demand: Demand, device_memory: int
 
 
 def costs_of(program: Program, updates: list[Operation], device_memory: int, rates: Rates) -> Costs:
-    """The costs of `updates`, the operations of `program` that update matrices."""
+    """Return the costs of `updates`, the operations of `program` that update matrices."""
     updated = [_operands(operation, UPDATE) for operation in updates]
     states = fmean(sum(tile.nbytes for tile in tiles) for tiles in updated)
-    # Of these it is moments that nothing else uses: their share that is loaded is that of updates whose states move.
+    # Only updates use moments, so the share of moments that is loaded is the share of updates whose states move.
     moments = {tile: align(tile.nbytes) for tiles in updated for tile in tiles[1:]}
     moved = fewest(program, device_memory, ALIGNMENT) or Moved(0, 0, moments)
     moving = len(updates) * sum(moved.loaded.get(tile, 0) for tile in moments) / sum(moments.values())
     return Costs(
         tiles=len(updates),
         resident=len(updates) - moving,
-        # What is loaded to be updated is written again.
+        # States that are loaded for an update are written back.
         other_up_nbytes=max(0, moved.loaded_nbytes - moving * states),
         other_down_nbytes=max(0, moved.written_nbytes - moving * states),
         compute_s=sum(operation.flops for operation in program.operations()) / rates.flops_per_s,
         states_nbytes=states,
         gradient_nbytes=_mean(operation.operands[1] for operation in updates),
-        # The weight itself, or the copy of it that is made for compute.
+        # The weight itself, or its copy for compute.
         weight_nbytes=_mean((_operands(operation, WRITE) or operation.operands)[0] for operation in updates),
         memory_nbytes=UPDATE_NBYTES / STATES_NBYTES * states,
     )
 
 
 def spread(count: int, total: int) -> list[int]:
-    """`count` of `total` places in a row, evenly apart."""
+    """Return `count` of `total` consecutive places, evenly apart."""
     return [index for index in range(total) if (index + 1) * count // total > index * count // total]
 
 
@@ -134,5 +136,5 @@ def _operands(operation: Operation, access: str) -> list[Tile]:
 
 
 def _mean(tiles: Iterable[Tile]) -> float:
-    """Bytes of one of them."""
+    """Return the mean bytes of a tile."""
     return fmean(tile.nbytes for tile in tiles)

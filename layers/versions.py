@@ -1,9 +1,9 @@
-"""Versions of a model's weights on another share, for texts that are written while it is trained.
+"""Versions of a model's weights on another share, for texts that are written while the model is trained.
 
-A step changes weights tile by tile, so a text that read them in the middle of one would follow from no model that there ever
-was. Here whole copies are read: behind a step its weights are published, into the version that no text reads, and texts that
-begin later follow from those; the others go on with what they began with. Two versions are enough for that, and there are never
-more. Their bytes are tiles of the share, counted in its caps. Who reads them is serving.py's.
+A step changes weights tile by tile. A text that read them in the middle of a step would follow from a model that never existed.
+Here texts read whole copies instead. After a step its weights are published into the version that no text reads. Later texts
+use that version, and running texts go on with the one that they began with. Two versions suffice, and there are never more.
+Their bytes are tiles of the share and count against its caps. serving.py reads them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from asynctile.share import Share
 from asynctile.storage.demand import Demand
 from asynctile.storage.tile import Tile
 
-#: How many versions there are: the one that new texts read, and the one that is written or still read by older texts.
+#: The number of versions: one that new texts read, and one that is being written or is still read by older texts.
 VERSIONS = 2
-#: Of a training's time, what publishing may take at most: where steps are short not each of them is published.
+#: The largest share of a training's time that publishing may take. If steps are short, not every step is published.
 EFFORT = 0.05
-#: Bytes that are copied at once; behind each piece a text may be gone on with.
+#: Bytes that are copied at once. Texts can go on between two pieces.
 PIECE_NBYTES = 4 << 20
 
 log = logging.getLogger(__name__)
 
 
 class Followed(Protocol):
-    """The model that there are versions of."""
+    """The interface of a model that has versions."""
 
     engine: Share
     name: str
@@ -58,8 +58,8 @@ class Followed(Protocol):
 class Version:
     """One copy of a model's weights on `engine`, a share.
 
-    name: of the model. number: updates done when they were those of the model; None: they are not whole. readers: texts that
-    follow from them.
+    name: the model's. number: how many updates the model had when the copy was made; None if the copy is not whole. readers:
+    how many texts use it.
     """
 
     def __init__(self, engine: Share, name: str, parameters: Parameters, beside: Sequence[Tile] = ()) -> None:
@@ -76,32 +76,33 @@ class Version:
         return -1 if self.number is None else self.number
 
     def tiles(self) -> Iterator[Tile]:
-        """Its weights and their copies in another precision, in the order of `Model.weights`."""
+        """Yield its weights and their copies in another precision, in the order of `Model.weights`."""
         return self.parameters.weights()
 
     def check_whole(self, wish: str) -> None:
-        """TornModelError if its bytes were lost."""
+        """Raise TornModelError if its bytes were lost."""
         if self.number is None:
-            raise TornModelError(f"cannot {wish}: the published weights were lost; ask again behind the next step, or open the "
+            raise TornModelError(f"cannot {wish}: the published weights were lost; ask again after the next step, or open the "
                                  "server again")
 
     def demand(self, program: Program, also: Iterable[Tile] = ()) -> Demand:
-        """What the program asks of an arena beside all versions, and `also`, which are its own; measured once."""
+        """Return what the program demands of an arena in addition to all versions and `also`, its own tiles; measured once."""
         if program not in self._demands:
             self._demands[program] = demand_of([program], chain(self._beside, also))
         return self._demands[program]
 
     async def abandon(self, run: Job, why: BaseException | None = None) -> None:
-        """On the engine's loop: end a run that failed or was given up."""
+        """End a run that failed or was given up. Runs on the engine's loop."""
         own = set(self.tiles())
         if any(tile in own for tile in await run.abandon()):
             self.number = None
 
 
 class Versions:
-    """Those of `model` on `share`, another than its own; a Source (source.py). newest: the last of `all` that was published.
+    """The versions of `model` on `share`, which is not the model's own; a Source (source.py).
 
-    follows: whether steps are published; else there is one version, of the weights as they were at `open`.
+    newest: the version that was published last. follows: whether steps are published; otherwise there is one version, of the
+    weights at the time of `open`.
     """
 
     def __init__(self, model: Followed, share: Share, *, follows: bool = True) -> None:
@@ -114,12 +115,12 @@ class Versions:
         self.all = [Version(share, model.name, one, standing) for one in parameters]
         self.newest = self.all[0]
         self.parameters = self.newest.parameters
-        #: how long the last publishing took, well or not, and when it ended
+        #: how long the last publishing took, successful or not, and when it ended
         self._took_s, self._ended_at = 0.0, 0.0
         self._is_over = False
 
     async def open(self) -> None:
-        """On the engine's loop: the first version. BudgetError if the share cannot hold all of them, TornModelError."""
+        """Make the first version, on the engine's loop. BudgetError if the share cannot hold all versions; TornModelError."""
         async with self.model.changing.held():
             self.model.check_whole("serve")
             self._is_over = False
@@ -128,11 +129,11 @@ class Versions:
             self.model.followers.append(self)
 
     async def follow(self) -> None:
-        """On the engine's loop, behind a step, inside `changing`: publish its weights, if that may take its time now.
+        """Publish the weights of a step, if there is time for it. On the engine's loop, after a step, inside `changing`.
 
-        What goes wrong here is not the training's: texts go on with the version before.
+        An error here does not reach the training: texts go on with the version before.
         """
-        if not self.share.is_open:  # its server went with it
+        if not self.share.is_open:  # its server closed with it
             self.model.followers.remove(self)
             return
         if perf_counter() - self._ended_at < self._took_s / EFFORT:
@@ -143,22 +144,23 @@ class Versions:
             log.warning("the weights of step %d could not be published: %s", self.model.step_count, error)
 
     async def publish(self) -> bool:
-        """On the engine's loop, behind the step under way: whether texts that begin from now on follow from its weights.
+        """Publish the last step's weights, and return whether texts that begin from now on use them.
 
-        They do not where older texts still read the version that would be overwritten. TornModelError.
+        Runs on the engine's loop, after the step under way. It returns False if older texts still read the version that would
+        be overwritten. TornModelError if the model is torn.
         """
         async with self.model.changing.held():
             return await self._renew()
 
     async def close(self) -> None:
-        """On the engine's loop: free them. Nobody may read any; what is being published is given up."""
+        """Free the versions, on the engine's loop. No text may be reading any. A publishing under way is given up."""
         self._is_over = True
         if self in self.model.followers:
             self.model.followers.remove(self)
         await self.share.release(chain.from_iterable(version.tiles() for version in self.all))
 
     async def _renew(self) -> bool:
-        """Inside `changing`: `publish`."""
+        """Do the work of `publish`, inside `changing`."""
         if self._is_over:
             return False
         if self.newest.number == self.model.step_count:
@@ -171,24 +173,24 @@ class Versions:
         return self.newest is free
 
     async def _publish(self, version: Version) -> None:
-        """Nothing is published if it is closed meanwhile."""
+        """Copy the model's weights into `version` and make it the newest, unless the versions are closed meanwhile."""
         began = perf_counter()
         version.number = None
         try:
             for sources, targets in _pieces(self.model.weights(), version.tiles()):
                 values = await self.model.engine.read_all(sources)
-                if self._is_over:  # meanwhile: what is stored now would never be freed
+                if self._is_over:  # closed meanwhile: tiles stored now would never be freed
                     return
                 await self.share.store(zip(targets, values, strict=True))
             version.number = self.model.step_count
             self.newest = version
-        finally:  # what fails may take long as well
+        finally:  # a failed publishing may take long as well
             self._ended_at = perf_counter()
             self._took_s = self._ended_at - began
 
 
 def _pieces(sources: Iterable[Tile], targets: Iterable[Tile]) -> Iterator[tuple[list[Tile], list[Tile]]]:
-    """The same tiles in pieces of about PIECE_NBYTES."""
+    """Yield the same pairs of tiles in pieces of about PIECE_NBYTES."""
     piece: tuple[list[Tile], list[Tile]] = [], []
     nbytes = 0
     for source, target in zip(sources, targets, strict=True):

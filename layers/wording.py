@@ -1,4 +1,4 @@
-"""What each token of a text shows, and where it ends: `Wording`, detokenizer.py and stopping.py together."""
+"""The text that each token shows, and where it ends: `Wording`, which joins detokenizer.py and stopping.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asynctile.layers.tokenizer import Tokenizer
 
 
 class Wording:
-    """Of one text behind a prompt (T,). tokenizer: None where tokens are not to be read, and only ids can end it."""
+    """The wording of one text after a prompt (T,). tokenizer: None if nobody reads the text, so that only ids can end it."""
 
     def __init__(self, stopping: Stopping, tokenizer: Tokenizer | None, prompt: Sequence[int] | NDArray[Any]) -> None:
         self._stopping = stopping
@@ -21,18 +21,18 @@ class Wording:
 
     @property
     def is_ended(self) -> bool:
-        """Whether a token, or a string that one completed, ended the text."""
+        """Whether a token, or a string that a token completed, has ended the text."""
         return self._stopping.found is not None
 
     def push(self, token: int) -> str:
-        """The text that can be shown now. A token that ends it is no part of it."""
+        """Return the text that can be shown now. A token that ends the text is not part of it."""
         ended = self._stopping.is_end(token)
         if self._decoder is None:
             return ""
         return self.end() if ended else self._stopping.push(self._decoder.push(token))
 
     def end(self) -> str:
-        """What was held back, where no more tokens come."""
+        """Return the text that was held back, once no more tokens come."""
         if self._decoder is None:
             return ""
         return self._stopping.push(self._decoder.end()) + self._stopping.end()
