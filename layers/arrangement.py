@@ -27,8 +27,8 @@ from asynctile.program.program import Program
 from asynctile.schedule.fewest import Moved, fewest
 from asynctile.schedule.rates import Rates
 
-#: A different number of passes must save this share of the cost: with it, cores that also do the copies of a link wait longer
-#: (one step took 5% longer).
+#: Another number of passes must save this share of the cost: cores that also do a link's copies wait more then, and one
+#: step took 5% longer.
 SAVED = 0.05
 #: Keeping activations must save this share of the time.
 WORTH = 0.01

@@ -63,6 +63,5 @@ def _count_pairs(tokens: NDArray[Any], vocab_size: int) -> tuple[Counts, Counts]
     previous, following = tokens[:-1].astype(np.int64), tokens[1:].astype(np.int64)
     known = np.maximum(previous, following) < vocab_size
     if not known.any():
-        raise ValueError(f"{len(tokens)} tokens contain no pair of ids below {vocab_size} to count; expected 1 or more pairs, "
-                         "give more text")
+        raise ValueError(f"{len(tokens)} tokens contain no pair of ids below {vocab_size} to count; give more text")
     return np.unique((previous * vocab_size + following)[known], return_counts=True)

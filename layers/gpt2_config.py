@@ -80,7 +80,7 @@ class GPT2Config(Config):
             check_count("n_inner", self.n_inner)
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
-                             "choose a divisor of n_embd")
+                             "choose an n_head that divides n_embd")
         if isinstance(self.eos_token_id, list):
             object.__setattr__(self, "eos_token_id", tuple(self.eos_token_id))
         for name in TOKENS:

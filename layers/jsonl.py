@@ -54,7 +54,7 @@ def _text_of(line: bytes, field: str, where: str) -> bytes:
         raise ValueError(f"data {where} is {shown(found)}, expected an object with the field {shown(field)}; correct the "
                          "line, or remove it")
     if field not in found:
-        raise ValueError(f"data {where} has no field {shown(field)}, {_names(found)}; name the field that holds the text "
+        raise ValueError(f"data {where} has no field {shown(field)} ({_names(found)}); name the field that holds the text "
                          "with --text-field")
     text = found[field]
     if not isinstance(text, str):

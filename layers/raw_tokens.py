@@ -64,6 +64,7 @@ def _check_ids(found: TokenFile, vocab_size: int, progress: Progress | None) -> 
         if ids.max() >= vocab_size:
             place = int(np.argmax(ids >= vocab_size))
             raise ValueError(f"data {found.path} has the token {ids[place]} at byte {(start + place) * _DTYPE.itemsize:,}, but "
-                             f"the tokenizer has only {vocab_size:,} tokens; name the tokenizer that made it, or remake it")
+                             f"the tokenizer has only {vocab_size:,} tokens; name the tokenizer that made the data, or remake "
+                             "the data")
         if progress is not None:
             progress((start + ids.size) * _DTYPE.itemsize, found.stat.st_size)

@@ -14,8 +14,7 @@ from typing import Self
 
 from asynctile.layers.split import Split, units
 
-#: The most tokens of a step. Published models were trained with a few million a step. This many are 1 GiB of numbers before any
-#: work.
+#: The most tokens of a step: their numbers alone take 1 GiB. Published models were trained with a few million tokens a step.
 MOST_TOKENS = 1 << 27
 
 
@@ -66,7 +65,7 @@ def _check_batch(batch: int, length: int, micro_batches: int) -> None:
             raise ValueError(f"{name} is {value}, expected a whole number of at least 1")
     if batch % micro_batches:
         raise ValueError(f"a batch of {batch} sequences is not divisible by micro_batches {micro_batches}; "
-                         "change either so that it is")
+                         "choose a micro_batches that divides it")
     if batch * length > MOST_TOKENS:
         raise ValueError(f"a batch of {batch:,} sequences of {length:,} tokens is {batch * length:,} tokens, expected at "
                          f"most {MOST_TOKENS:,}; choose a smaller batch or shorter sequences")

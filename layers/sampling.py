@@ -161,8 +161,7 @@ def _nucleus(weights: NDArray[np.float64], share: float) -> NDArray[np.intp]:
     """Return the indices of the fewest largest weights that together have this share. Of equal weights the first ones go."""
     total = float(weights.sum())
     rest = (1 - share) * total
-    # Weights below the mean part of the rest always go, because all of them together stay below the rest. Only the others are
-    # sorted.
+    # Weights below the mean part of the rest always go: all of them together stay below the rest. Only the others are sorted.
     ascending = np.sort(weights[weights >= rest / weights.size])
     sums = ascending.cumsum() + (total - float(ascending.sum()))
     gone = min(int(sums.searchsorted(rest, side="right")), ascending.size - 1)

@@ -16,8 +16,7 @@ from asynctile.layers.tokenizer import Tokenizer
 from asynctile.storage.folder import encode_json
 from asynctile.storage.input import shown
 
-#: The names of special tokens by purpose. A tokenizer.json only tells which tokens are special; the purpose follows from the
-#: name.
+#: Names of special tokens by purpose. A tokenizer.json only tells which tokens are special. Their names tell the purpose.
 NAMES = {"bos": ("<|endoftext|>", "<|begin_of_text|>", "<s>"), "eos": ("<|endoftext|>", "<|end_of_text|>", "</s>"),
          "unk": ("<unk>", "[UNK]")}  # fmt: skip
 

@@ -23,9 +23,10 @@ FLOOR_SHARE = 0.10
 #: Each weight tile with its moments takes 1.3 KB of bookkeeping and about a dozen operations a step. A model of 175 billion
 #: parameters has 670,000 tiles of edge 512. More tiles are a typing mistake or an attempt to fill memory.
 MOST_TILES = 1_000_000
-#: The most operations of a forward pass. A step has three or four times as many, each takes about 4 KB and 0.2 ms to plan, so
-#: that planning the largest step takes 17 GB and a quarter of an hour. The deepest published model with default tiles, gpt2-xl
-#: on 12 x 1024 tokens, has 260,000.
+#: The most operations of a forward pass. A step has three or four times as many. Planning takes about 4 KB and 0.2 ms for each
+#: operation, and for the largest step 17 GB and a quarter of an hour. The deepest published model with default tiles, gpt2-xl
+#: on
+#: 12 x 1024 tokens, has 260,000.
 MOST_OPERATIONS = 1 << 20
 #: The largest edge. One above every axis means whole tensors. Row tiles four times as tall still fit into a batch (rows.py).
 MOST_EDGE = 1 << 24
