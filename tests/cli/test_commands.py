@@ -44,8 +44,8 @@ def test_a_plan_that_takes_long_says_what_it_works_out(
     assert status == 0 and "asynctile plan" not in out
     *_, rate, passes, places = err.splitlines()
     assert rate == "asynctile plan: measuring the speed of this machine ..."
-    assert passes == "asynctile plan: choosing how many passes rows take and what is kept ..."
-    assert re.fullmatch(r"asynctile plan: working out where the tiles of [\d,]+ operations stand ...", places)
+    assert passes == "asynctile plan: choosing how many passes rows take and which activations are kept ..."
+    assert re.fullmatch(r"asynctile plan: placing the tiles of [\d,]+ operations ...", places)
 
 
 def test_plan_estimates_by_the_rates_of_this_machine_or_the_one_that_is_said(

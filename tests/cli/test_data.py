@@ -51,7 +51,7 @@ def test_a_bad_line_ends_the_training_of_a_tokenizer_too(train: Program, lines: 
     lines.write_text(lines.read_text() + "no JSON\n")
     for tokenizer in ("bytes", "bpe:256"):
         words = ("--data", lines, "--text-field", "body", "--tokenizer", tokenizer, "--out", tmp_path / "run")
-        refused(train(*words), f"{lines}, line 41, is no JSON (Expecting value: character 1)")
+        refused(train(*words), f"{lines}, line 41, is not valid JSON (Expecting value: character 1)")
         assert not (tmp_path / "run").exists()
 
 
@@ -104,15 +104,15 @@ def test_tokens_of_others_stay_where_they_are_and_must_be_the_same_when_the_run_
     assert os.listdir(run / "tokens") == os.listdir(run / "validation") == ["tokens.json"]
     assert train("--resume", *words, "--steps", 2)[0] == 0
     (np.arange(300) % 251)[::-1].astype(np.uint16).tofile(tmp_path / "val.bin")
-    refused(train("--resume", *words, "--steps", 3), f"{tmp_path / 'val.bin'} has changed since", "put it back")
+    refused(train("--resume", *words, "--steps", 3), f"{tmp_path / 'val.bin'} has changed since", "restore the old file")
     ids.rename(tmp_path / "moved")
-    refused(train("--resume", *words, "--steps", 3), f"{ids} cannot be read: No such file", "put it there")
+    refused(train("--resume", *words, "--steps", 3), f"{ids} cannot be read: No such file", "restore it")
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
     ((), "train.bin holds tokens without their tokenizer; name the one that made them with --tokenizer"),
     (("--tokenizer", "bpe:300"), "train.bin holds tokens without their tokenizer"),
-    (("--tokenizer", "gpt2"), "train.bin has the token 301 at byte 200, and the tokenizer has 301"),
+    (("--tokenizer", "gpt2"), "train.bin has the token 301 at byte 200, but the tokenizer has only 301 tokens"),
 ])  # fmt: skip
 def test_tokens_of_others_need_their_tokenizer(train: Program, ids: Path, tmp_path: Path, words: tuple[str, ...], sentence: str,
                                                monkeypatch: pytest.MonkeyPatch) -> None:

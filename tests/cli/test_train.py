@@ -149,7 +149,7 @@ def test_which_tokens_end_a_text_makes_no_other_model(
         assert program("train", "--resume", "--out", run, "--steps", steps)[0] == 0
 
 
-@pytest.mark.filterwarnings("default:.*written under other conditions")
+@pytest.mark.filterwarnings("default:.*written under different conditions")
 def test_a_run_from_a_gpu_goes_on_elsewhere_in_another_precision(train: Program, program: Program, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train("--out", run, "--steps", 2)[0] == 0

@@ -57,16 +57,17 @@ def test_ends_of_lines_and_a_first_line_do_not_matter(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "content", "sentence"), [
-    ("vocab.json", "[1]", r"vocab\.json holds \[1\], expected an object"), ("vocab.json", "{", r"vocab\.json is no JSON"),
+    ("vocab.json", "[1]", r"vocab\.json contains \[1\], expected a JSON object"),
+    ("vocab.json", "{", r"vocab\.json is not valid JSON"),
     ("vocab.json", '{"a": -1}', "gives the token 'a' the id -1, expected an int from 0"),
     ("vocab.json", '{"a": true}', "the id True"), ("vocab.json", '{"a": 2147483648}', "the id 2147483648"),
     ("vocab.json", '{"a": 0, "b": 0}', "gives two tokens the same id"),
     ("vocab.json", '{"a": 0, "b": 1}', r"vocab\.json is not a vocab\.json with merges\.txt \(.*out of vocabulary"),
     ("merges.txt", "#version: 0.2\na b c\n", r"merges\.txt, line 2, is 'a b c', expected two tokens with a space between"),
     ("merges.txt", "a\n", "line 1, is 'a'"), ("merges.txt", "a \n", "line 1, is 'a '"),
-    ("merges.txt", b"\xff", "byte 0 is no UTF-8"),
+    ("merges.txt", b"\xff", "is not valid UTF-8: the first invalid byte is at offset 0"),
     ("tokenizer_config.json", {"tokenizer_class": "CLIPTokenizer"}, "tokenizer_class 'CLIPTokenizer', expected GPT2Tokenizer"),
-    ("tokenizer_config.json", {"split_special_tokens": True}, "split_special_tokens, which cannot be kept"),
+    ("tokenizer_config.json", {"split_special_tokens": True}, "split_special_tokens, which is not supported"),
     ("tokenizer_config.json", {"add_prefix_space": 1}, "add_prefix_space 1, expected true or false"),
     ("tokenizer_config.json", {"eos_token": 5}, "the eos_token is 5, expected a token"),
     ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "<x>"}}}, "'<x>' has the id 'x', expected an int"),
@@ -95,7 +96,7 @@ def test_a_vocabulary_with_holes_has_no_place_for_more(folder: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps(vocab))
     assert load_tokenizer(str(folder), ()).special == {END: 301}
     (folder / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
-    with pytest.raises(ValueError, match=r"vocab\.json has 301 tokens and the id 301 among them, where the added token"):
+    with pytest.raises(ValueError, match=r"vocab\.json has 301 tokens and uses id 301, which the added token"):
         load_tokenizer(str(folder), ())
 
 

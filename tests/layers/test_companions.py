@@ -165,9 +165,9 @@ async def test_what_is_no_regular_file_or_too_long_is_refused_at_once(tmp_path: 
 
 
 @pytest.mark.parametrize(("files", "kind", "sentence"), [
-    ({"../x": b""}, ValueError, r"companions have '\.\./x', expected names among generation_config.json, tokenizer.json"),
-    ({"config.json": b""}, ValueError, "companions have 'config.json'"),
-    ({"merges.txt": "a b"}, TypeError, "companion merges.txt is of str, expected bytes"),
+    ({"../x": b""}, ValueError, r"companions contain '\.\./x', expected file names among generation_config.json, tok"),
+    ({"config.json": b""}, ValueError, "companions contain 'config.json'"),
+    ({"merges.txt": "a b"}, TypeError, "companion merges.txt has type str, expected bytes"),
     ({"special_tokens_map.json": bytes((4 << 20) + 1)}, ValueError, "has 4194305 bytes, expected at most 4194304"),
 ])  # fmt: skip
 async def test_other_companions_are_refused_where_they_are_given(

@@ -35,7 +35,7 @@ def test_nan_is_nan_again() -> None:
 @pytest.mark.parametrize(("state", "kind", "sentence"), [
     (None, TypeError, "data_state is None, expected a dict, such as"),
     ([1], TypeError, r"data_state is \[1\], expected a dict"),
-    ({1: 2}, ValueError, r"data_state is \{1: 2\} and would come back from a checkpoint as \{'1': 2\}; keep texts as keys"),
+    ({1: 2}, ValueError, r"data_state is \{1: 2\} and would come back from a checkpoint as \{'1': 2\}; use strings as keys"),
     ({"a": [{True: 1}]}, ValueError, r"data_state\['a'\]\[0\] is \{True: 1\} and would come back"),
     ({"a": (1, 2)}, ValueError, r"data_state\['a'\] is \(1, 2\) and would come back from a checkpoint as \[1, 2\]; .* lists"),
     ({"a": np.int64(3)}, TypeError, "data_state cannot be written as JSON .*int64"),

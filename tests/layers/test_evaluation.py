@@ -70,7 +70,7 @@ async def test_what_progress_raises_ends_it_and_the_model_goes_on(model: GPT2) -
 
 
 async def test_without_a_batch_there_is_nothing_to_tell(model: GPT2) -> None:
-    with pytest.raises(ValueError, match="no batch to evaluate"):
+    with pytest.raises(ValueError, match="nothing to evaluate"):
         await evaluate(model, [])
     with pytest.raises(TypeError, match="batches is int"):
         await evaluate(model, 3)  # type: ignore[arg-type]

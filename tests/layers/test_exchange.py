@@ -82,10 +82,10 @@ DEEP = "[" * 100_000
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(("damage", "sentence"), [
     (config(n_layer=10**9), "has no tensor transformer.h.1.ln_1.weight"),
-    (config(vocab_size=2**31 - 1), "its config asks for (2147483647, 4)"),
+    (config(vocab_size=2**31 - 1), "its config.json requires (2147483647, 4)"),
     (config(vocab_size=10**12), "config.json: vocab_size is 1000000000000, expected"),
-    (config(n_positions=10**9), "its config asks for (1000000000, 4)"),
-    (config(n_embd=10**9, n_head=1), "its config asks for (5, 1000000000)"),
+    (config(n_positions=10**9), "its config.json requires (1000000000, 4)"),
+    (config(n_embd=10**9, n_head=1), "its config.json requires (5, 1000000000)"),
     (config(n_embd=10**99), "config.json: n_embd is 1000000"),
     (config(n_embd=10**400), "config.json is damaged: its"),
     (config(layer_norm_epsilon=10**400), "config.json is damaged: its"),

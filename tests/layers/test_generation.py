@@ -79,7 +79,7 @@ async def test_a_prompt_longer_than_the_window_goes_on_as_its_last_block_size_to
         (["a"], {}, TypeError, "prompt_ids.*integer"),
         ([35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),
         ([1] * 99 + [35], {}, ValueError, "prompt_ids contains 35.*0 to 34"),
-        ("a text", {}, TypeError, "prompt_ids is a text.*; encode it with the model's tokenizer"),
+        ("a text", {}, TypeError, "prompt_ids is a string.*; encode it with the tokenizer"),
         (1, {}, ValueError, "prompt_ids has shape"),
         ([[1, 2]], {}, ValueError, r"prompt_ids has shape \(1, 2\), expected \(T,\)"),
         ([-1], {}, ValueError, "prompt_ids contains -1"),

@@ -24,12 +24,12 @@ GUESSES: list[tuple[Callable[[Trainer], Any], type[Exception], str]] = [
     (lambda trainer: trainer.evaluate, AttributeError, r"use asynctile\.layers\.evaluate\(trainer\.model, batches\)"),
     (lambda trainer: trainer.model.save, AttributeError, r"'Model' object has no attribute 'save'; use model\.save_pretrained"),
     (lambda trainer: trainer.model.bogus, AttributeError, r"^'Model' object has no attribute 'bogus'$"),
-    (lambda trainer: AdamW(learning_rate=1), TypeError, r"AdamW.__init__\(\) has no argument 'learning_rate'; it is lr here"),
-    (lambda trainer: GPT2Config(n_positions=8), TypeError, "no argument 'n_positions'; it is block_size here"),
+    (lambda trainer: AdamW(learning_rate=1), TypeError, r"AdamW.__init__\(\) has no argument 'learning_rate'; use lr"),
+    (lambda trainer: GPT2Config(n_positions=8), TypeError, "no argument 'n_positions'; use block_size"),
     (lambda trainer: GPT2Config(bogus=8), TypeError, "unexpected keyword argument 'bogus'"),
-    (lambda trainer: trainer.model.generate([1], max_tokens=1), TypeError, "'max_tokens'; it is max_new_tokens here"),
-    (lambda trainer: list(trainer.model.generate([1])), TypeError, "write 'async for', in a coroutine"),
-    (lambda trainer: list(trainer.run(BATCHES)), TypeError, "'Steps' object is not iterable by a plain for; write 'async for'"),
+    (lambda trainer: trainer.model.generate([1], max_tokens=1), TypeError, "'max_tokens'; use max_new_tokens"),
+    (lambda trainer: list(trainer.model.generate([1])), TypeError, "use 'async for' in a coroutine"),
+    (lambda trainer: list(trainer.run(BATCHES)), TypeError, "'Steps' object cannot be iterated by a plain for; use 'async"),
 ]
 
 

@@ -199,7 +199,7 @@ def test_a_plan_keeps_what_a_run_keeps(device: str, kept: int) -> None:
     plan = plan_step(DEEP.config, DEEP.work(), Machine(device=device, **{CAP[device]: NBYTES[kept]}))
     assert plan.kept == kept
     told = dict(plan.lines())["activations kept"]
-    assert told == (f"of the head and {kept - 1} of 3 layers" if kept else "none, computed again in backward")
+    assert told == (f"of the head and {kept - 1} of 3 layers" if kept else "none, recomputed in backward")
     assert plan.resident_bytes == NBYTES[kept]
     if device == "cpu":
         assert plan.floor_bytes == NBYTES[0]

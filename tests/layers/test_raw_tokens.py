@@ -34,7 +34,7 @@ def test_the_file_is_used_where_it_is(path: Path, tmp_path: Path) -> None:
     assert tokens[:].tolist() == [n % 256 for n in range(1000)]
     assert [file.name for file in (tmp_path / "tokens").iterdir()] == ["tokens.json"]
     assert open_tokens(tmp_path / "tokens").path == path
-    with pytest.raises(ValueError, match=r"train\.bin holds tokens, and no text to train a tokenizer on"):
+    with pytest.raises(ValueError, match=r"train\.bin contains tokens, not text to train a tokenizer on"):
         train_bpe(source.pieces(), 300)
 
 
@@ -51,7 +51,7 @@ def written_again(path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "sentence"), [
     (shortened, r"has changed since .*tokens.json was written: it has 1998 bytes, written 20.*, expected 2000 bytes"),
-    (written_again, "has changed since .*: it has 2000 bytes, .*; put it back as it was, or start another run"),
+    (written_again, "has changed since .*: it has 2000 bytes, .*; restore the old file, or start another run"),
     (os.remove, "cannot be read: No such file or directory"),
 ])  # fmt: skip
 def test_a_file_that_changed_since_is_named(path: Path, tmp_path: Path, change: Callable[[Path], None], sentence: str) -> None:
@@ -78,7 +78,7 @@ def test_an_id_that_the_tokenizer_has_not_is_named_with_its_place(path: Path, tm
     ids = np.fromfile(path, np.uint16)
     ids[place:] = 256
     ids.tofile(path)
-    with pytest.raises(ValueError, match=rf"data {path} has the token 256 at byte {2 * place:,}, and the tokenizer has 256;"):
+    with pytest.raises(ValueError, match=rf"data {path} has the token 256 at byte {2 * place:,}, but .* only 256 tokens;"):
         open_source(path).tokens(ByteTokenizer(), tmp_path / "tokens")
     assert not (tmp_path / "tokens").exists()
 
@@ -90,7 +90,7 @@ def test_a_tokenizer_with_more_ids_than_two_bytes_say_is_refused(path: Path, tmp
         if is_fine:
             assert len(open_source(path).tokens(tokenizer, tmp_path / "tokens")) == 1000
             continue
-        with pytest.raises(ValueError, match="has ids of uint16, and the tokenizer has 65,537, more than these can say"):
+        with pytest.raises(ValueError, match="has ids of uint16, which cannot hold the 65,537 ids of the tokenizer"):
             open_source(path).tokens(tokenizer, tmp_path / "more")
 
 
@@ -98,7 +98,7 @@ def test_a_number_of_bytes_that_is_no_number_of_ids_is_named(tmp_path: Path) -> 
     path = tmp_path / "a.bin"
     for content in (b"", b"abc"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=rf"a\.bin has {len(content)} bytes, expected a multiple of 2 above 0, ids of"):
+        with pytest.raises(ValueError, match=rf"a\.bin has {len(content)} bytes, expected a multiple of 2 above 0, for ids of"):
             open_source(path)
     os.remove(path)
     with pytest.raises(ValueError, match=r"a\.bin cannot be read: No such file"):

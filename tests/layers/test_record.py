@@ -155,7 +155,7 @@ def test_a_layers_weights_are_visited_together() -> None:
 
 
 def test_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="no program is called 'sgd'"):
+    with pytest.raises(ValueError, match="there is no kind of program 'sgd'"):
         recorded(LIGHT["tiles of one"], "sgd")
 
 

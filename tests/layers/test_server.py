@@ -275,7 +275,7 @@ async def test_wrong_arguments_are_one_sentence_at_once_and_disturb_nothing(alon
             assert await good == alone
         for arguments, kind, sentence in (
             ({"most": 0}, ValueError, "most is 0.*at least 1"), ({"most": True}, ValueError, "most is True"),
-            ({"cache": "much"}, ValueError, "much"), ({"cache": 100}, BudgetError, "cache is 100 .*, below a page of .*raise"),
+            ({"cache": "much"}, ValueError, "much"), ({"cache": 100}, BudgetError, "cache is 100 .*, less than one .*raise"),
         ):  # fmt: skip
             with pytest.raises(kind, match=sentence):
                 model.serve(**arguments)  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([0.5], {}, TypeError, "prompt has dtype float64"),
     (b"text", {}, TypeError, "prompt"),
     ([[1, 2]], {}, ValueError, r"prompt has shape \(1, 2\), expected \(T,\)"),
-    ([[1, 2], [3]], {}, ValueError, "prompt has rows of several lengths"),
+    ([[1, 2], [3]], {}, ValueError, "prompt has rows of different lengths"),
     ([1], {"max_new_tokens": 0}, ValueError, "max_new_tokens is 0.*at least 1"),
     ([1], {"max_new_tokens": 1.5}, ValueError, "max_new_tokens is 1.5"),
     ([1], {"temperature": -1}, ValueError, "temperature is -1"),

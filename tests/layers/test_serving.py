@@ -149,7 +149,7 @@ async def test_text_goes_in_and_comes_out_and_ends_where_it_is_to_stop() -> None
             assert [token.id for token in found] == ids[: end + 1] and found[-1].finish_reason == "stop"
             assert "".join(token.text for token in found) == tokenizer.decode(ids[:end])
         async with model.serve() as server:
-            with pytest.raises(TypeError, match=r"prompt is a text.*tokenizer"):
+            with pytest.raises(TypeError, match=r"prompt is a string.*tokenizer"):
                 await text(server.generate("Once"))
             with pytest.raises(ValueError, match=r"stop has strings.*tokenizer"):
                 await text(server.generate([1], stop="x"))

@@ -100,7 +100,7 @@ async def test_that_the_batches_ended_before_the_run_is_told_once(
         await anext(left)  # the engine is closed; the batches go on
     ends = [(event.steps, event.asked) for event in await rest(reader) if isinstance(event, DataEnded)]
     assert ends == told
-    text = "the batches of tuned ended after 3 of 5 steps; give more of them, or ask for fewer steps"
+    text = "the batches of tuned ended after 3 of 5 steps; give more batches, or ask for fewer steps"
     assert logged(caplog) == [("WARNING", text)] * len(told)
 
 
@@ -138,7 +138,7 @@ async def test_a_step_that_is_skipped_is_a_step_a_fault_and_a_warning(caplog: py
     step, fault = await rest(reader)
     assert isinstance(step, StepDone) and isinstance(fault, Fault)
     assert (step.step, step.skipped, fault.kind) == (1, True, SKIPPED)
-    assert fault.text == "the step behind step 1 of tuned was skipped: its gradient (nan) was not finite"
+    assert fault.text == "the step after step 1 of tuned was skipped: its gradient (nan) was not finite"
     assert logged(caplog) == [("WARNING", fault.text)]
 
 

@@ -80,8 +80,8 @@ def test_bytes_that_are_no_utf8_are_read_too(tmp_path):
 def test_data_that_is_missing_or_empty_is_named(tmp_path):
     (tmp_path / "empty.txt").touch()
     for path, message in [(tmp_path / "none", "cannot be read: No such file"),
-                          (tmp_path / "empty.txt", "holds no text: it is empty;"),
-                          (tmp_path, "holds no text: all that it has is empty;")]:  # fmt: skip
+                          (tmp_path / "empty.txt", "has no text: the file is empty;"),
+                          (tmp_path, "has no text: every file is empty;")]:  # fmt: skip
         with pytest.raises(ValueError, match=message) as caught:
             TextSource(path)
         assert str(path) in str(caught.value)
@@ -159,16 +159,17 @@ def test_a_line_is_a_document(tmp_path):
 
 
 @pytest.mark.parametrize(("line", "sentence"), [
-    ('{"body": "x", "id": 5}', r"has no field 'text', it has 'body', 'id'; name the field of the text with --text-field"),
-    ("{}", "has no field 'text', it is empty"),
-    (json.dumps(dict.fromkeys("abcdefg")), "has no field 'text', it has 'a', 'b', 'c', 'd', 'e' and more;"),
+    ('{"body": "x", "id": 5}', r"has no field 'text' \(it has 'body', 'id'\); name the field .* with --text-field"),
+    ("{}", r"has no field 'text' \(it is empty\)"),
+    (json.dumps(dict.fromkeys("abcdefg")), r"has no field 'text' \(it has 'a', 'b', 'c', 'd', 'e' and more\);"),
     ('{"text": 5}', "has 5 as 'text', expected a string"), ('{"text": null}', "has None as 'text', expected a string"),
     ('{"text": ["a"]}', "has \\['a'\\] as 'text'"),
     ('["text"]', r"is \['text'\], expected an object with the field 'text'"), ('"text"', "is 'text', expected an object"),
-    ('{"text": "a', "is no JSON \\(Unterminated string starting at: character 10\\)"),
-    ("text", "is no JSON \\(Expecting value"),
-    ('{"text": "a"} {"text": "b"}', "is no JSON \\(Extra data"), ("[" * 100_000, "is no JSON \\(it is nested deeper than 64"),
-    ('{"text": "\udcff"}', "is no JSON \\(byte 10 is not UTF-8"),
+    ('{"text": "a', "is not valid JSON \\(Unterminated string starting at: character 10\\)"),
+    ("text", "is not valid JSON \\(Expecting value"),
+    ('{"text": "a"} {"text": "b"}', "is not valid JSON \\(Extra data"),
+    ("[" * 100_000, "is not valid JSON \\(it is nested deeper than 64"),
+    ('{"text": "\udcff"}', "is not valid JSON \\(byte 10 is not UTF-8"),
 ])  # fmt: skip
 def test_a_line_that_is_no_document_is_named_by_file_and_number(tmp_path, line, sentence):
     path = tmp_path / "a.jsonl"
@@ -189,7 +190,7 @@ def test_a_line_without_end_is_refused_before_it_is_held(tmp_path):
             patch.setattr(text_module, "HEAD_NBYTES", 8)
             patch.setattr(jsonl, "LINE_NBYTES", 4096)
             for name in ("a", "plain"):
-                with pytest.raises(ValueError, match=rf"{name}\.jsonl cannot be read: line [12] has more than 4\.00 KiB; make"):
+                with pytest.raises(ValueError, match=rf"{name}\.jsonl cannot be read: line [12] has more than 4.00 KiB; split"):
                     whole(open_source(tmp_path / f"{name}.jsonl"))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:

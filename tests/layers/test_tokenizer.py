@@ -179,7 +179,7 @@ def test_a_text_that_the_vocabulary_cannot_say_is_one_sentence(tmp_path):
     path.write_text(json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}))
     tokenizer = load_tokenizer(str(path), ())
     assert tokenizer.encode("a").tolist() == [0]
-    with pytest.raises(ValueError, match=r"cannot make tokens of the text .*Missing"):
+    with pytest.raises(ValueError, match=r"cannot encode the text .*Missing"):
         tokenizer.encode("b")
 
 
@@ -202,10 +202,10 @@ def test_a_panic_later_is_a_sentence_and_other_ends_of_a_program_pass(monkeypatc
 def test_a_library_that_never_ends_or_dies_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer_trial, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(tokenizer_trial, "_TRIAL", "import time; time.sleep(60)")
-    assert tokenizer_trial.refusal(b"{}") == "the library reads it for more than 0.2 s"
+    assert tokenizer_trial.refusal(b"{}") == "the library needs more than 0.2 s to read it"
     monkeypatch.setattr(tokenizer_trial, "_PATIENCE_S", 60)
     monkeypatch.setattr(tokenizer_trial, "_TRIAL", "import os; os.abort()")
-    assert tokenizer_trial.refusal(b"{}") == "the library ended with status -6 over it"
+    assert tokenizer_trial.refusal(b"{}") == "the library ended with status -6 while reading it"
 
 
 @pytest.fixture(params=["unknown", "empty", "a service", "not there", "not started"])

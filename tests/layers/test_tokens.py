@@ -107,7 +107,7 @@ def test_a_file_that_becomes_shorter_is_an_error_and_not_the_end_of_the_process(
     assert file[19_999:30_000].tolist() == [19_999] and file[7:3].size == 0
     os.truncate(tmp_path / "t", 30_001)
     assert early.tolist() == file[100:200].tolist() == list(range(100, 200))
-    with pytest.raises(CheckpointError, match="has become shorter than the 40000 bytes that it had"):
+    with pytest.raises(CheckpointError, match="is now shorter than the 40000 bytes that it had"):
         file[14_990:15_010]
 
 
