@@ -114,7 +114,7 @@ BAD: list[tuple[str, Bad, type[Exception], str]] = [
     ("no engine to load on", lambda service: GPT2.from_pretrained(None, "gpt2"), TypeError, "engine is None, expected"),
     ("a name for a config", lambda service: GPT2.create(service.engine, "gpt2"), TypeError, "config is 'gpt2', expected"),
     ("a kind for one", lambda service: GPT2.create(service.engine, GPT2Config), TypeError, "config is <class .*, expected"),
-    ("a list for a name", made(lambda service: GPT2Config.named(["gpt2"])), ValueError, r"is called \['gpt2'\]; choose"),
+    ("a list for a name", made(lambda service: GPT2Config.named(["gpt2"])), ValueError, r"standard model \['gpt2'\]; choose"),
     ("one beta", made(lambda service: AdamW(betas=0.9)), TypeError, "betas is 0.9, expected two numbers"),
     ("an optimizer by name", made(lambda service: Trainer(service.model, "adam")), TypeError, "optimizer is 'adam', expected"),
     ("a path for a model", made(lambda service: Trainer("runs/first")), TypeError, "model is 'runs/first', expected a model"),
