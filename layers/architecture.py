@@ -35,7 +35,7 @@ class Block(Protocol):
         """Recompute the activations that `backward` needs from the block's input alone."""
 
     def backward(self, recording: Recording, rows: Sequence[Row], layer: int, kept: Any, dx: Grid) -> None:
-        """Replace `dx` in place: it enters as the gradient of the block's output and leaves as that of its input."""
+        """Replace `dx`, the gradient of the block's output, by the gradient of its input, in place."""
 
 
 class Head(Protocol):

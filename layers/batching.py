@@ -1,8 +1,9 @@
 """The choice of rows for the next run of a decode program: `plan`. Pure.
 
-A sequence needs rows for its tokens that are not in the cache yet, then chooses the next token from the logits of the last one.
-That is one row a token while it writes, and many while its prompt is read. A run takes as many rows as there is room for. Which
-rows meet in a run changes no bit of any of them (asynctile/ops/attention_page.py), so the only question is who waits for whom.
+A sequence needs a row for each of its tokens that is not in the cache yet, then chooses the next token from the logits of the
+last one. A sequence that writes needs one row a token, a prompt that is being read needs many. A run takes as many rows as
+there is room for. Which rows meet in a run changes no bit of any of them (asynctile/ops/attention_page.py), so the only
+question is who waits for whom.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def again(recording: Recording, rows: Sequence[Row], layer: int, x: Grid) -> Blo
 
 
 def backward(recording: Recording, rows: Sequence[Row], layer: int, kept: BlockActivations, dx: Grid) -> None:
-    """Replace `dx` in place: it enters as the gradient of the block's output and leaves as that of its input."""
+    """Replace `dx`, the gradient of the block's output, by the gradient of its input, in place."""
     stats_2 = kept.stats_2
     if stats_2 is None:
         normed, stats_2 = layernorm.forward(recording, rows, kept.middle, f"h.{layer}.ln_2")

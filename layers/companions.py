@@ -42,7 +42,8 @@ Companions = Mapping[str, bytes]
 def checked(files: Companions) -> Companions:
     """Return an immutable copy of `files`.
 
-    ValueError if a name is no companion's or a content is too long, TypeError if a content is not bytes.
+    ValueError for a name that is not a companion's, or for a content that is too long. TypeError for a content that is not
+    bytes.
     """
     if not isinstance(files, Mapping):
         raise TypeError(f"companions is {shown(files)}, expected a mapping from file names to bytes; pass {{}} for none")

@@ -159,7 +159,7 @@ class Config(ABC):
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise ValueError unless `value`, that of setting `name`, is a whole number from 1 to MOST."""
+    """Raise ValueError unless the setting `name` has a whole number from 1 to MOST as its `value`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
         raise ValueError(f"{name} is {shown(value)}, expected a whole number of at least 1 and at most {MOST}")
 

@@ -25,7 +25,7 @@ _LARGEST = 1e300
 class Curves:
     """The curves of a run: losses in nats a token over the step.
 
-    validations: the metrics lines behind the points of `validation`, by step. bigram_loss: a level to compare with, or None.
+    validations: the metrics lines of the points of `validation`, by step. bigram_loss: a level to compare with, or None.
     """
 
     training: Points
@@ -85,7 +85,7 @@ def _smooth(points: Points) -> Points:
     """Return the mean of each point and its neighbors: 2% of the run on either side.
 
     Near the beginning, where losses fall fast, the window shrinks on both sides so that the mean does not lag. Near the end
-    only the missing later points are left out, otherwise the last value would be that of a single step.
+    only the missing later points are left out, otherwise the last value would be the loss of a single step.
     """
     reach = len(points) // 50
     total = [0.0]

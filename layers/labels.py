@@ -19,7 +19,7 @@ _GAP = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Lines of text for the curve `of`, a name in `Curves.names`. height: that of the first line, as a share of the axis."""
+    """Lines of text for the curve `of`, a name in `Curves.names`. height: of the first line, as a share of the axis."""
 
     of: str
     lines: tuple[str, ...]

@@ -27,7 +27,7 @@ def forward(recording: Recording, rows: RowTiles, layer: str, x: Grid, residual:
 def backward(
     recording: Recording, rows: RowTiles, layer: str, hidden: Grid | None, x: Grid, dresidual: Grid, dinp: Grid
 ) -> None:
-    """Compute dinp (+)= the gradient of x, from that of the residual stream after the MLP; hidden tiles in reverse.
+    """Compute dinp (+)= the gradient of x, from the residual stream's gradient after the MLP; hidden tiles in reverse.
 
     hidden: the result of `forward`, or None to recompute each tile just before it is needed.
     """

@@ -2,7 +2,7 @@
 
 A page holds the keys and values of consecutive positions of one sequence, in every layer. cache.py holds its tiles. A sequence
 takes all its pages at once, in ascending order. So folding pages in order of number folds the sequence's positions in order,
-whatever the numbers are and whoever had the pages before.
+whatever the numbers are and whichever sequence had the pages before.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ class Plan:
     - resident_bytes: all tiles at once, when nothing is evicted.
     - host_bytes: RAM that tiles take, beside the device or as the device.
     - spill_bytes: the smallest spill_limit, 0 if RAM suffices.
-    - copies_bytes: bf16 copies of the weights, in addition to the states; 0 in other precisions. No temporaries of a step.
+    - device_bytes: the cap on the memory in which tiles are computed, None for no cap.
+    - copies_bytes: the bf16 copies of the weights, in addition to the states; 0 in other precisions. Not traffic of a step.
     - comes_and_goes: whether tiles enter and leave the capped memory during a step. unused_bytes: the part of that cap that no
       tile ever occupies. copied_bytes: what a step moves within that memory to make room.
 

@@ -120,7 +120,7 @@ class Server:
 
         prompt: ids (T,), T below block_size, or text. The last token's finish_reason is "stop" at one of stop_ids or at a
         complete stop string, and "length" after max_new_tokens or at block_size tokens of prompt and text. The same seed gives
-        the same text whoever else asks.
+        the same text, whatever other requests there are.
 
         `generate` checks its arguments when it is called, so a service can return 400 before it starts streaming: ValueError or
         TypeError for wrong arguments, BudgetError for a text that the cache cannot hold, DeviceError if the server is not open.

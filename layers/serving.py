@@ -5,7 +5,8 @@ While there are requests, a task on the engine's loop makes rounds. A round admi
 whatever loop. If others wait for the share, the task keeps it for as many rounds as they can spare
 (asynctile/schedule/allowance.py). No reader owns the task, so a reader who is cancelled, slow or gone disturbs no other. A
 request reserves all its pages when it is admitted, so none is ever thrown out, and frees them when it leaves. Requests with
-different weights share the cache and take turns. source.py has the weights, server.py and model.py the interface.
+different weights share the cache and take turns. Without requests there is no task. source.py has the weights, server.py and
+model.py the interface.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ MOST = 16
 
 
 class Serving:
-    """At most `most` requests at once; others wait in order of asking. pages: of the cache; None: all that they may need.
+    """The requests for text of one source: at most `most` are computed at once, others wait in order of asking.
 
-    keeps: whether the memory of pages stays for later requests, until `end`. All but `begin` runs on the engine's loop.
+    pages: how many the cache has; None: all that `most` requests can need. keeps: whether the memory of pages stays for later
+    requests, until `end`. Everything except `begin` runs on the engine's loop.
     """
 
     def __init__(self, source: Source, most: int = MOST, pages: int | None = None, *, keeps: bool = False) -> None:
@@ -97,7 +99,10 @@ class Serving:
         self._error = None
 
     async def end(self, error: Exception) -> None:
-        """End every request with `error`, those from other loops too; free the cache's memory and the programs that use it."""
+        """End every request with `error`, also requests that still arrive from other loops.
+
+        Free the cache's memory and the programs that use it.
+        """
         self._error = error
         self._fail([*self._running, *self._waiting], error)
         if self._task is not None:
@@ -223,7 +228,7 @@ class Serving:
         return weights.demand(program, self.cache.tiles(0, pages))
 
     async def _run(self) -> tuple[list[Request], NDArray[np.float32]]:
-        """Run, inside `rounds`, rows of requests with the same weights, those that waited longest first.
+        """Run, inside `rounds`, rows of requests with the same weights: those of the request that waited longest.
 
         Return the requests that want a token now, and the logits for them.
         """

@@ -36,9 +36,9 @@ def record(
     """Return the program of one step on a batch cut into `rows`, a pure function of its arguments.
 
     kept: how many parts keep what backward needs, the head first, then the blocks from the last to the first. Backward visits
-    them in that order, so what is kept longest is kept by few. The other blocks keep only their input, and backward recomputes
-    the rest. on_host: the weight tiles whose update runs on the host. Results are bitwise equal for every `kept`, every
-    `on_host` and every number of passes.
+    parts in that order, so each part holds its activations as briefly as possible. The other blocks keep only their input, and
+    backward recomputes the rest. on_host: the weight tiles whose update runs on the host. Results are bitwise equal for every
+    `kept`, every `on_host` and every number of passes.
     """
     return record_parts(kind, parameters, rows, kept=kept, on_host=on_host)[0]
 
