@@ -101,7 +101,7 @@ class Batches:
 
 
 class ValidationBatches:
-    """(tokens, targets), int64 (B, T) each, from fixed windows that do not overlap. It can be iterated any number of times.
+    """Batches of (tokens, targets), int64 (B, T) each, from fixed windows that do not overlap; iterable any number of times.
 
     limit: the most tokens, rounded up to whole windows; None: all. The windows are spread evenly over the tokens, so that a few
     windows represent the whole. The unfilled rows of the last batch have targets of -100 (ignored), so every batch has the same

@@ -33,7 +33,7 @@ class StepReport:
     - device_peak_bytes, host_peak_bytes, spill_peak_bytes: peaks since the engine opened. device_peak_bytes is 0 on cpu, where
       RAM is the device.
     - skipped: the loss (or, with clip_norm, the gradient) was not finite, and nothing was updated.
-    - played: the step followed a schedule, without Python, rather than coroutines. The results are the same.
+    - played: the step ran by a schedule without Python, instead of as coroutines. The results are the same.
     """
 
     step: int
