@@ -158,7 +158,7 @@ def test_a_tokenizer_that_does_not_fit_is_told_before_the_text_begins(
 
     tokens({"type": "WordLevel", "vocab": {"a": 0, "b": 256}, "unk_token": "a"})
     status, out, err = program("generate", folder, "--prompt", "a", "--tokenizer", path)
-    refused((status, out, err), "the tokenizer has 257 tokens and the model of", "only 256", command="generate")
+    refused((status, out, err), "the tokenizer has 257 tokens, but the model of", "only 256", command="generate")
     assert out == ""
     tokens({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []})
     words = ("--prompt", "zz", "--tokenizer", path)

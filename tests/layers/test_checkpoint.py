@@ -118,9 +118,9 @@ async def test_what_nobody_saved_is_not_replaced(tmp_path: Path, wait: bool) -> 
     (tmp_path / "empty").mkdir()
     async with Engine("cpu") as engine:
         trainer = await trainer_on(engine)
-        with pytest.raises(ValueError, match=r"letters holds dear\.txt and no model"):
+        with pytest.raises(ValueError, match=r"letters contains dear\.txt and no model"):
             await trainer.save(tmp_path / "letters", wait=wait)
-        with pytest.raises(ValueError, match=r"letters holds dear\.txt and no model"):
+        with pytest.raises(ValueError, match=r"letters contains dear\.txt and no model"):
             await trainer.model.save_pretrained(tmp_path / "letters")
         with pytest.raises(ValueError, match="is a file"):
             await trainer.save(tmp_path / "file", wait=wait)

@@ -123,7 +123,7 @@ def test_transformers_reads_the_same() -> None:
 
 
 def test_a_file_that_is_no_config_is_not_taken_for_gpt2() -> None:
-    with pytest.raises(ValueError, match="not that of a GPT-2"):
+    with pytest.raises(ValueError, match="does not describe a GPT-2"):
         GPT2Config.from_hf({"format": 1, "options": {}})
     assert GPT2Config.from_hf({"n_layer": 2}).n_layer == 2
     assert GPT2Config.from_hf({"model_type": "gpt2"}) == GPT2Config.named("gpt2")

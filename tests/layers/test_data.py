@@ -116,7 +116,7 @@ def test_windows_that_fill_no_batch_come_with_ignored_targets():
 def test_data_shorter_than_one_sequence_is_told_with_the_way_out():
     for make in (lambda: Batches(np.arange(8), 1, 8, seed=0), lambda: ValidationBatches(np.arange(8), 1, 8)):
         with pytest.raises(
-            ValueError, match=r"8 tokens, shorter than one sequence: .* seq_len \+ 1 = 9; give more text"
+            ValueError, match=r"8 tokens, fewer than one sequence needs: .* seq_len \+ 1 = 9; give more text"
         ):
             make()
     assert Batches(np.arange(9), 1, 8, seed=0).batch(0)[0].tolist() == [list(range(8))]

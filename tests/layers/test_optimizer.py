@@ -40,7 +40,7 @@ def test_hyper_is_computed_in_double_and_rounded_once() -> None:
 
 @pytest.mark.parametrize(("changes", "sentence"), [
     ({"lr": 0.0}, "lr is 0.0"), ({"lr": float("nan")}, "lr is nan"), ({"eps": -1.0}, "eps is -1.0"),
-    ({"weight_decay": -0.1}, "weight_decay is -0.1"), ({"betas": (0.9, 1.0)}, "from 0 to below 1"),
+    ({"weight_decay": -0.1}, "weight_decay is -0.1"), ({"betas": (0.9, 1.0)}, "of at least 0 and below 1"),
     ({"betas": (0.9,)}, "expected two numbers"), ({"warmup": -1}, "warmup is -1"), ({"warmup": 1.5}, "warmup is 1.5"),
     ({"decay_steps": 0}, "decay_steps is 0"), ({"warmup": 10, "decay_steps": 5}, "decay_steps 5 ends before warmup 10"),
     ({"lr": 0.1, "min_lr": 0.2}, "min_lr 0.2 is above lr 0.1"),

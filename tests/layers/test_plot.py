@@ -143,7 +143,7 @@ def test_metrics_without_a_loss_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"metrics\.jsonl cannot be read"):
         loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n')
-    with pytest.raises(ValueError, match=r"no loss that can be drawn in 1 lines"):
+    with pytest.raises(ValueError, match=r"no loss that can be drawn in its 1 lines"):
         loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
 

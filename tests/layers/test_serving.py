@@ -85,7 +85,7 @@ async def test_a_text_that_could_never_fit_is_refused_at_once_and_others_wait_fo
             expected = await texts(server, max_new_tokens=9)
             page = server._serving.cache.page_nbytes
         async with model.serve(cache=7 * page) as server:
-            with pytest.raises(BudgetError, match=r"39 positions takes 7 pages .* and it is 6 pages; raise cache") as caught:
+            with pytest.raises(BudgetError, match=r"39 positions takes 7 pages .* has 6 pages; raise cache") as caught:
                 async with model.serve(cache=7 * page - 1) as less:
                     less.generate([1], max_new_tokens=39)
             assert caught.value.floor == 7 * page
@@ -156,5 +156,5 @@ async def test_text_goes_in_and_comes_out_and_ends_where_it_is_to_stop() -> None
             assert [token.text async for token in server.generate([1], max_new_tokens=2)] == ["", ""]
             with pytest.raises(ValueError, match="stop id is -1"):
                 await text(server.generate([1], stop_ids=-1))
-        with pytest.raises(ValueError, match="the tokenizer has 256 tokens and the model that is to be served only 35"):
+        with pytest.raises(ValueError, match="the tokenizer has 256 tokens, but the model that is to be served has only 35"):
             (await GPT2.create(engine, SHAPE.config)).serve(tokenizer=tokenizer)

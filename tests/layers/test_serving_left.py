@@ -188,6 +188,6 @@ async def test_a_server_is_entered_once_at_a_time_and_ids_that_no_text_can_end_a
             async with server:
                 with pytest.raises(DeviceError, match="the server is open already"):
                     await server.__aenter__()
-                with pytest.raises(ValueError, match=f"stop_ids has {most + 1}, and the model's ids are 0 to"):
+                with pytest.raises(ValueError, match=f"stop_ids has {most + 1}, but the model's ids are 0 to"):
                     server.generate([1], stop_ids=[0, most + 1])
                 assert await text(server.generate([1], max_new_tokens=2, stop_ids=[most]))

@@ -12,7 +12,7 @@ from asynctile.layers.tokenizer import ByteTokenizer, HuggingFaceTokenizer, trai
 def test_a_model_may_have_more_tokens_than_the_tokenizer_but_not_fewer() -> None:
     check_fit(ByteTokenizer(), 256, "the model")
     check_fit(ByteTokenizer(), 320, "the model")
-    with pytest.raises(ValueError, match=r"^the tokenizer has 256 tokens and the model of runs/one only 255; use"):
+    with pytest.raises(ValueError, match=r"^the tokenizer has 256 tokens, but the model of runs/one has only 255; use"):
         check_fit(ByteTokenizer(), 255, "the model of runs/one")
 
 
