@@ -25,6 +25,8 @@ STANDARD = {
 END_OF_TEXT = 50256
 #: Dropout is never applied here. The values of a loaded model are kept so that a save writes them back.
 PDROPS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout")
+#: Dropout of a head that language models do not have.
+_UNUSED = "summary_first_dropout"
 #: Settings that change the arithmetic, with the only value that is implemented here.
 ONLY: dict[str, Any] = {
     "activation_function": "gelu_new",
@@ -137,8 +139,8 @@ class GPT2Config(Config):
 
     @property
     def has_dropout(self) -> bool:
-        """Whether any of `pdrops` is above 0."""
-        return any(self.pdrops.values())
+        """Whether one of `pdrops` that language models use is above 0."""
+        return any(value for name, value in self.pdrops.items() if name != _UNUSED)
 
     @property
     def summary(self) -> str:

@@ -71,6 +71,13 @@ def test_a_published_config_is_read() -> None:
     config = GPT2Config.from_hf(values)
     assert config.block_size == 1024
     assert config.pdrops == {"embd_pdrop": 0.1, "summary_first_dropout": 0.2}
+    assert config.has_dropout
+
+
+def test_dropout_of_a_head_that_language_models_lack_asks_for_none() -> None:
+    """transformers writes summary_first_dropout 0.1 into every GPT-2 that it saves."""
+    values = {"model_type": "gpt2", "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "summary_first_dropout": 0.1}
+    assert not GPT2Config.from_hf(values | SILENT).has_dropout
 
 
 SILENT = {"n_layer": 1, "n_head": 1, "n_embd": 4, "n_positions": 8}
