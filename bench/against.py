@@ -1,11 +1,11 @@
-"""Another commit's package and this one's, measured in turn: what `--against TREE` of a benchmark does.
+"""Another commit's package and this one, measured in turn: the `--against TREE` option of a benchmark.
 
-A process for each of the two trees (bench/worker.py) opens its engines once and measures one side whenever it is asked. Old and
-new alternate for every case in every round, every second round backwards, and while one measures the other waits at its pipe.
-That is done anew with `--starts` pairs of processes, each warmed up: where memory and hashes happen to lie changes speed by a
-percent or two for the life of a process, which no number of rounds in one process shows (Kalibera and Jones, Rigorous
-Benchmarking in Reasonable Time, 2013). So each start counts once, with the median of its rounds. The interval is
-bench/paired.py's.
+One process per tree (bench/worker.py) opens its engines once and measures one side whenever it is asked. Old and new alternate
+for every case in every round, every second round backwards. While one process measures, the other waits at its pipe. All of
+that repeats with `--starts` pairs of processes, each warmed up, because the addresses and hashes of a process change its speed
+by a percent or two for its whole life, and more rounds in one process cannot show that (Kalibera and Jones, Rigorous
+Benchmarking in Reasonable Time, 2013). So each start counts once, with the median of its rounds. bench/paired.py computes the
+interval.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ COLUMNS = (
 
 
 class Worker:
-    """A process that measures `tree`. sides: the names of what it can measure. idle_s, idle_cpu_s: how long it waited, and the
-    CPU it used meanwhile."""
+    """A process that measures `tree`. sides: the names of its sides.
+
+    idle_s, idle_cpu_s: how long the process waited, and the CPU time it used meanwhile.
+    """
 
     def __init__(self, tree: Path, process: asyncio.subprocess.Process) -> None:
         self.tree, self._process = tree, process
@@ -41,15 +43,15 @@ class Worker:
         self.idle_s = self.idle_cpu_s = 0.0
 
     async def ready(self) -> None:
-        """Wait until its engines are open; RuntimeError if it measures some other package."""
+        """Wait until its engines are open. Raises RuntimeError if it measures another package."""
         greeting = await self._answer()
         package = Path(greeting["package"]).resolve()
         if not package.is_relative_to(self.tree):
-            raise RuntimeError(f"the process for {self.tree} has imported {package}; name a checkout, with asynctile/ in it")
+            raise RuntimeError(f"the process for {self.tree} imported {package}; name a checkout that contains asynctile/")
         self.sides = greeting["sides"]
 
     async def measure(self, side: str) -> float:
-        """What that side returns."""
+        """Measure a side once, and return its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(side).encode() + b"\n")
         answer = await self._answer()
@@ -62,14 +64,14 @@ class Worker:
         line = await self._process.stdout.readline()
         if not line:
             status = await self._process.wait()
-            raise RuntimeError(f"the process for {self.tree} ended with status {status}; its own error stands above")
+            raise RuntimeError(f"the process for {self.tree} ended with status {status}; its error is printed above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 @asynccontextmanager
 async def worker(tree: Path, bench: str, options: Mapping[str, Any]) -> AsyncIterator[Worker]:
-    """A process for `tree` that opens the sides that `opened(options)` of the module `bench` yields."""
+    """Start a process for `tree` that opens the sides of `opened(options)` in the module `bench`."""
     command = [sys.executable, str(Path(__file__).with_name("worker.py")), bench, json.dumps(options)]
     path = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
@@ -97,13 +99,13 @@ async def compare(
     configuration: Mapping[str, Any],
     **more: Any,
 ) -> None:
-    """Measure the sides that `opened` of the module `bench` yields on both trees, print the table, keep it with --write.
+    """Measure the sides of the module `bench` on both trees, print the table, and write it with --write.
 
-    text: the docstring of `bench`. unit: of what sides return. bounds: how much more a side may take; the others nothing.
-    more: options for the processes beside those given.
+    text: the docstring of `bench`. unit: the unit of the results. bounds: how much more a side may take; sides without a bound
+    may take no more. more: further options for the processes.
     """
     if options.starts < FEWEST:
-        raise SystemExit(f"--starts {options.starts} gives no interval of {CONFIDENCE:.0%}: name at least {FEWEST}")
+        raise SystemExit(f"--starts {options.starts} is too few for an interval of {CONFIDENCE:.0%}: give at least {FEWEST}")
     trees = {"old": options.against.resolve(), "new": ROOT}
     passed = {name: value for name, value in vars(options).items() if name not in ("against", "starts", "write")} | more
     starts: list[dict[str, list[float]]] = []
@@ -135,7 +137,7 @@ async def compare(
 
 
 def row(pairs: list[tuple[list[float], list[float]]], unit: str, bound: Bound | None) -> tuple[Any, ...]:
-    """What stands in the table beside a case and its unit. pairs: for each start the rounds of old and of new."""
+    """Return a case's cells of the table after its name and unit. pairs: for each start the rounds of old and of new."""
     more, percent = (change(values) for values in differences(pairs))
     old, new = (statistics.median(statistics.median(pair[which]) for pair in pairs) for which in (0, 1))
     judged = percent if bound and bound.percent else more

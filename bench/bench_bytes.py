@@ -1,18 +1,18 @@
-"""How near to the least bytes does a step come?
+"""How close does a step come to the fewest possible bytes?
 
     python bench/bench_bytes.py [--models gpt2 gpt2-medium gpt2-xl "4 layers of 4096"] [--caps 0.10 0.25 0.50] [--write]
 
-Bytes up and down a step on a GPU (bf16, sequences of 1024 tokens), as its schedule says, against the least that any schedule
-could move under the same cap (optimum.py): of the same program, with updates where a plan places them and activations computed
-again. Nothing runs. Caps are shares of the states (12 bytes a parameter), then of all tiles that are alive at once, and last
-of the states with the tiles that bench/gpu_plan.py foresees to be fastest; and what `make train` trains
-under its 4 MiB. Targets: at most 1.4 of the least up at 10%, 1.25 at 25%, 1.15 at 50%. Beside them bytes copied within the
-device's memory, and the CPU seconds until the schedule is there. bench/results/bench_bytes_slots.json is what commit 0ac74bd
-moved, whose steps had slots of two sizes.
+Bytes up and down per step on a GPU (bf16, sequences of 1024 tokens), from the schedule, against the fewest bytes that any
+schedule could move under the same cap (optimum.py). The bound is for the same program, with updates where a plan places them
+and activations recomputed. Nothing runs. Caps are shares of the states (12 bytes a parameter), then shares of all tiles that
+are alive at once, and last shares of the states with the tiles that bench/gpu_plan.py predicts to be fastest; and the training
+of `make train` under its 4 MiB. Targets: at most 1.4 times the least up at 10%, 1.25 at 25%, 1.15 at 50%. The tables also give
+the bytes copied within the device's memory, and the CPU seconds that making the schedule takes.
+bench/results/bench_bytes_slots.json has the bytes of commit 0ac74bd, whose steps had slots of two sizes.
 
-The last table is of a folder below RAM: bytes that a step reads from the disk and writes to it, against those that MIN
-(asynctile/schedule/fewest.py) reads into one memory of both caps. Target: at most 1.25 of it read. Updates are on the device
-there, and rows go through a layer in as many passes as in a run.
+The last table is for a folder below RAM: bytes that a step reads from the disk and writes to it, against the bytes that MIN
+(asynctile/schedule/fewest.py) reads into a single memory as large as both caps. Target: at most 1.25 times that many read.
+There the updates are on the device, and rows go through a layer in as many passes as in a run.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ COLUMNS = ("model", "tile", "cap", "cap GB", "least up GB", "up GB", "of the lea
 Case = tuple[Model, float, int]
 DISK_COLUMNS = ("model", "device", "tile", "device memory", "RAM", "device MB", "RAM MB", "MIN reads MB", "read MB", "of MIN",
                 "target", "written MB")  # fmt: skip
-#: The most of what MIN reads that a step should read from the disk.
+#: The most that a step should read from the disk, relative to MIN.
 MOST_READ = 1.25
 STATES, ALIVE, FASTEST = "shares of the states", "shares of all that is alive at once", "of the states, as fast as is foreseen"
 DISK = "a disk below RAM, both caps as shares of the states"
 
 
 def cases(chosen: dict[str, Model], shares: list[float]) -> Iterator[tuple[str, Case]]:
-    """(table, row) of all there is."""
+    """Yield (table, case) for all rows."""
     for model in chosen.values():
         alive = model.needs().resident_nbytes
         for share in shares:
@@ -63,7 +63,7 @@ def make_train() -> Model:
 
 
 def over_a_disk(chosen: dict[str, Model]) -> Iterator[tuple[Model, float, float]]:
-    """(model, device memory, RAM) of all that go over a disk, both caps as shares of the states."""
+    """Yield (model, device memory, RAM) of all rows with a disk, both caps as shares of the states."""
     if "gpt2" in chosen:
         yield from ((chosen["gpt2"], *shares) for shares in ((0.25, 0.50), (0.10, 0.50), (0.25, 0.25)))
     yield Model(name="bench_stream", config=bench_stream.CONFIG, batch=bench_stream.BATCH, tile=512, device="emulated",
@@ -72,7 +72,7 @@ def over_a_disk(chosen: dict[str, Model]) -> Iterator[tuple[Model, float, float]
 
 
 def disk_figures(model: Model, device_share: float, ram_share: float) -> Sequence[Any]:
-    """A row of the last table."""
+    """Return a row of the last table."""
     caps = [int(share * model.config.states_nbytes) for share in (device_share, ram_share)]
     begin = [model.name, model.device, model.tile, f"{device_share:.0%}", f"{ram_share:.0%}", *(cap / MB for cap in caps)]
     try:
@@ -85,7 +85,7 @@ def disk_figures(model: Model, device_share: float, ram_share: float) -> Sequenc
 
 
 def figures(model: Model, share: float, cap: int) -> list[Any]:
-    """A row of the table."""
+    """Return a row of the other tables."""
     begin = [model.name, model.tile, f"{share:.0%}", cap / GB]
     try:
         found = model.counted(cap, AUTO)

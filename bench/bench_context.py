@@ -2,10 +2,11 @@
 
     python bench/bench_context.py [--rounds 5] [--tokens 24] [--block 512] [--contexts 8 480] [--widths 64 128 512] [--write]
 
-One text at a time on `cpu`, all in RAM: tokens behind prompts of the lengths --contexts, for GPT-2 of 4 layers and each width.
-The first token computes its prompt and stands in a column of its own. Beside it what a token took without a cache, its whole
-window computed anew, and the least that it can take: the bytes of the weights and of the cache, read at the rate at which this
-machine's cores read that many again and again. Target: at the longest context at most 1.5 times what it takes at the shortest.
+One text at a time on `cpu`, all in RAM: tokens after prompts of the lengths --contexts, for a GPT-2 of 4 layers and each width.
+The first token includes computing its prompt and has a column of its own. Two more columns compare: the time of a token without
+a cache, with its whole window recomputed, and a lower bound, the bytes of the weights and of the cache at the rate at which
+this machine's cores can read that many bytes repeatedly. Target: at the longest context at most 1.5 times the time at the
+shortest.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from asynctile import Engine
 from asynctile.layers import GPT2, GPT2Config
 
 LAYERS, HEAD, VOCAB = 4, 32, 256
-#: How many times as long as at the shortest context.
+#: The most time at the longest context, relative to the shortest.
 MOST = 1.5
 
 
 class Texts:
-    """A side: one text of `count` tokens behind a prompt of `context`. For each time: first, milliseconds to the first token;
-    anew, milliseconds without a cache."""
+    """A side: one text of `count` tokens after a prompt of `context` tokens.
+
+    Per measurement: first, milliseconds to the first token; anew, milliseconds per token without a cache.
+    """
 
     def __init__(self, model: GPT2, server: Any, context: int, count: int) -> None:
         self.config = model.config
@@ -42,7 +45,7 @@ class Texts:
         self._count = count
 
     async def ms(self) -> float:
-        """Milliseconds a token, from the first to the last."""
+        """Return milliseconds per token, from the first to the last."""
         began = time.perf_counter()
         _, times = await write(self._server, self._prompt[0], self._count, **GREEDY)
         self.first.append((times[0] - began) * 1e3)
@@ -68,7 +71,7 @@ async def main() -> None:
             for context in options.contexts:
                 texts[f"width {width}, context {context}"] = Texts(model, server, context, options.tokens)
         sides = {name: one.ms for name, one in texts.items()}
-        await in_turn(sides, 2)  # programs recorded, and their schedules made
+        await in_turn(sides, 2)  # warm up: programs are recorded and scheduled
         for one in texts.values():
             one.first, one.anew = [], []
         found = await in_turn(sides, options.rounds)
@@ -80,7 +83,7 @@ async def main() -> None:
 
 
 def results(texts: dict[str, Texts], found: dict[str, list[float]]) -> Table:
-    """found: milliseconds a token of each side, a value for each round."""
+    """Return the table. found: milliseconds per token of each side, one value per round."""
     table = Table("a token, ms", ("text", "with a cache", "of the shortest", "target", "first token", "without a cache",
                                   "bound: bytes of weights and cache"))  # fmt: skip
     shortest = {one.config.n_embd: name for name, one in reversed(texts.items())}

@@ -2,10 +2,10 @@
 
     python bench/bench_curve.py [--models gpt2 gpt2-xl] [--points 24] [--updates device auto] [--write]
 
-From the floor to where everything stays, evenly in bytes, and at 99% and 99.9% of that: bytes up and down a step on a GPU
-(bf16, sequences of 1024 tokens), and the least that any schedule could move. Nothing runs. With every update on the device the
-program is the same under all caps; with `auto` a plan places them anew under each, which is what a training does. Targets: no
-point has more bytes up than 1.01 of those of any smaller cap; at 99% less than 1 GiB goes up.
+Caps from the floor to where everything fits, evenly spaced in bytes, and at 99% and 99.9% of that: bytes up and down per step
+on a GPU (bf16, sequences of 1024 tokens), and the fewest that any schedule could move. Nothing runs. With every update on the
+device the program is the same under all caps; with `auto`, as in a training, the plan places updates anew for each cap.
+Targets: no point moves more than 1.01 times the bytes up of any smaller cap; at 99% less than 1 GiB goes up.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from counted import AUTO, ON_DEVICE, Model, models
 GIB = 1 << 30
 COLUMNS = ("cap GiB", "of all", "least up GiB", "up GiB", "least down GiB", "down GiB", "copied GiB",
            "s to make it", "peak of cap")  # fmt: skip
-#: Up to so much more than under a smaller cap is not counted as a rise.
+#: An increase over a smaller cap up to this factor does not count as a rise.
 RISE = 1.01
-#: Nearly everything fits, and how many bytes may go up then.
+#: A cap under which nearly everything fits, and the most bytes that may go up there.
 NEARLY, FEW = 0.99, GIB
 
 
 def caps(floor: int, alive: int, points: int) -> list[int]:
-    """Evenly from the floor to all, the two that are nearly all, and one above."""
+    """Return caps evenly from the floor to all tiles, the two that are nearly all, and one above."""
     evenly = [floor + (alive - floor) * point // (points - 1) for point in range(points)]
     return sorted({*evenly, int(NEARLY * alive), int(0.999 * alive), alive + GIB // 16})
 
 
 def curve(model: Model, update: str, points: int) -> tuple[Table, list[tuple[str, float, str]]]:
-    """The points of one model, and what they come to: (what, measured, target)."""
+    """Return the points of one model, and the results against the targets as (what, measured, target)."""
     demand = model.needs()
     alive = demand.resident_nbytes
     tokens = f"{model.batch} x {model.config.block_size} tokens"
@@ -54,7 +54,7 @@ def curve(model: Model, update: str, points: int) -> tuple[Table, list[tuple[str
 
 
 def rise(found: Sequence[int]) -> float:
-    """The most that one of them is of the least of those before it; 1 if they only fall."""
+    """Return the largest ratio of a value to the smallest value before it; 1 if the values only fall."""
     before = accumulate(found, min)
     return max([1.0, *(now / max(1, least) for now, least in zip(found[1:], before, strict=False))])
 

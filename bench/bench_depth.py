@@ -2,12 +2,12 @@
 
     python bench/bench_depth.py [--rounds 9] [--layers 4 8 16 32] [--no-others] [--write]
 
-Models of 4 to 32 layers of one width through one cap that holds none of them, over one link. If nothing is lost with depth,
+Models of 4 to 32 layers of one width run through one cap that holds none of them, over one link. If depth costs nothing,
 tokens/s times layers is constant (target: within 3%, the slowest depth against the fastest, paired round by round). The
-vocabulary is so small that the head does not count. Beside it, on the same engine, what other schedulers do: the same program
-under plain LRU; and the order of a greedy issuer that runs whatever operation is ready with the most of its inputs resident
-(NNTile's dmdasd, from StarPU), under LRU too, since who guesses the order cannot know the next use. Both are replaced decisions
-in this file, no switches of the product, and run by coroutines.
+vocabulary is so small that the head does not count. For comparison the same engine runs the decisions of other schedulers: the
+same program under plain LRU; and the order of a greedy issuer that runs the ready operation with the most of its inputs
+resident (NNTile's dmdasd, from StarPU), also under LRU, because an issuer that guesses the order cannot know the next use. This
+file replaces the engine's decisions for both; the product has no switch for them. Both run by coroutines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from asynctile.storage.residency import Residency
 from asynctile.storage.slot import Home
 
 WIDTH, HEADS, LENGTH, BATCH = 384, 6, 256, 4
-#: The slower direction takes this share of the deepest model's step, in the product's order, on a link without a limit.
+#: The slower direction takes this share of the deepest model's step, run in the product's order on a link without a limit.
 LINK_SHARE = 0.8
 OURS, LRU, GREEDY = "asynctile", "LRU", "greedy order, LRU"
 
@@ -43,7 +43,7 @@ def config_of(layers: int) -> GPT2Config:
 
 
 class Recency(Ranking):
-    """What was least recently used counts as furthest away; knows nothing of what comes."""
+    """A ranking that evicts the least recently used tile and knows nothing of later uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Recency(Ranking):
 
 
 def greedy(program: Program, pools: Sequence[tuple[int, int]]) -> Program:
-    """The same operations in the order of a greedy issuer; what depends on what is kept, and so are marks.
+    """Return a program with the same operations in the order of a greedy issuer. Dependencies and marks are kept.
 
     pools: (slot bytes, slots); the issuer sees an LRU cache of that size.
     """
@@ -82,9 +82,9 @@ def greedy(program: Program, pools: Sequence[tuple[int, int]]) -> Program:
 
 def _greedy_segment(entries: list[Any], cache: list[OrderedDict[Any, None]], pools: Sequence[tuple[int, int]]) -> list[Any]:
     after, blocked = _dependencies(entries)
-    users: dict[Any, set[int]] = defaultdict(set)  # of what is ready, by tile
+    users: dict[Any, set[int]] = defaultdict(set)  # the ready entries that use each tile
     best: list[tuple[int, int]] = []
-    current: dict[int, int] = {}  # bytes that what is ready misses
+    current: dict[int, int] = {}  # missing bytes of each ready entry
     order = []
 
     def pool_of(tile: Any) -> int:
@@ -130,7 +130,10 @@ def _greedy_segment(entries: list[Any], cache: list[OrderedDict[Any, None]], poo
 
 
 def _dependencies(entries: list[Any]) -> tuple[list[list[int]], list[int]]:
-    """Who follows each entry, and how many each waits for: reads after writes, writes after reads and writes."""
+    """Return the entries after each entry, and how many entries each waits for.
+
+    Reads follow writes; writes follow reads and writes.
+    """
     after: list[list[int]] = [[] for _ in entries]
     blocked = [0] * len(entries)
     written: dict[Any, int] = {}
@@ -161,7 +164,7 @@ def _touched(entry: Any) -> list[tuple[Any, str]]:
 async def open_side(
     stack: AsyncExitStack, policy: str, tile: int, layers: Sequence[int], **options: Any
 ) -> dict[int, Trainer]:
-    """A trainer a depth on one engine that decides by `policy`."""
+    """Return one trainer per depth, on one engine that decides by `policy`."""
     engine = await stack.enter_async_context(Engine(device="emulated", **options))
     if policy != OURS:
         top = engine.tiers.top
@@ -172,15 +175,18 @@ async def open_side(
         for trainer in trainers.values():
             await trainer.step(*batch(trainer.model.config, BATCH, LENGTH))
             kept = trainer.model._programs._kept
-            key, program = next(reversed(kept.items()))  # what that step has run, with some updates on the host
+            key, program = next(reversed(kept.items()))  # the program of that step, with some updates on the host
             pools = [(pool.slot_nbytes, pool.limit or 0) for pool in engine.tiers.top.arena.pools]
             kept[key] = greedy(program, pools)
     return trainers
 
 
 def side(trainer: Trainer, moved: dict[Any, float], key: Any, count: int) -> Callable[[], Awaitable[float]]:
-    """Seconds of a step, after one that brings this model's own tiles in and one that begins to be played; MB loaded a layer
-    go into moved[key]."""
+    """Return a side that measures seconds per step.
+
+    Each measurement first makes two steps: one loads this model's tiles, and with the next the schedule starts to be played.
+    The MB loaded per layer are stored in moved[key].
+    """
     tokens, targets = batch(trainer.model.config, BATCH, LENGTH)
 
     async def run() -> float:
@@ -196,7 +202,7 @@ def side(trainer: Trainer, moved: dict[Any, float], key: Any, count: int) -> Cal
 async def main() -> None:
     options = arguments(__doc__, rounds=9, steps=2, layers=(4, 8, 16, 32), tile=256, cap_mb=16, no_others=False)
     if options.rounds < FEWEST:
-        raise SystemExit(f"--rounds {options.rounds} gives no interval of {CONFIDENCE:.0%}: name at least {FEWEST}")
+        raise SystemExit(f"--rounds {options.rounds} is too few for an interval of {CONFIDENCE:.0%}: give at least {FEWEST}")
     cap, layers = options.cap_mb << 20, sorted(options.layers)
     policies = [OURS] if options.no_others else [OURS, LRU, GREEDY]
     moved: dict[Any, float] = {}

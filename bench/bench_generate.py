@@ -1,15 +1,17 @@
-"""How many tokens a second does a model write for several at once, beside transformers?
+"""How many tokens a second does a model write for several requests at once, compared with transformers?
 
     python bench/bench_generate.py [--rounds 3] [--tokens 32] [--prompt 32] [--requests 1 4 16] [--models small gpt2] [--write]
 
-The model of `make train` with more positions, and the shape of gpt2, both with random weights, on the cores of this machine,
-all in RAM: --requests texts asked for at once of one server on `cpu`, and as one batch of transformers' `generate`, whose cache
-is on; the same weights, prompts and lengths, greedy, and the most requests once more with top_k 50. Tokens a second count from
-asking to the last token, the prompts included. Beside them the most that memory allows: as many tokens as requests for each
-time that all weights are read. Target: at least as fast as transformers, in turn in one process.
+Two models with random weights, on the cores of this machine, all in RAM: the model of `make train` with more positions, and the
+shape of gpt2. --requests texts are asked for at once from one server on `cpu`, and as one batch from transformers' `generate`
+with its cache on. Weights, prompts and lengths are the same, decoding is greedy, and the largest number of requests runs once
+more with top_k 50. Tokens a second count from the request to the last token, prompts included. The bound is the most that
+memory allows: as many tokens as requests for each time that all weights are read. Target: at least as fast as transformers, in
+turn in one process.
 
-Then asynctile alone where the weights do not fit: 25% of the states (weights and AdamW's moments), three quarters of the
-weights, as `device_memory` of `emulated`, and as `host_memory` of `cpu` with the rest in a folder (--folder). Reported.
+Then asynctile alone where the weights do not fit: under a cap of 25% of the states (weights and AdamW's moments), three
+quarters of the weights, as `device_memory` of `emulated`, and as `host_memory` of `cpu` with the rest in a folder (--folder).
+Reported without a target.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ SHAPES = {
 
 
 class Ours:
-    """Texts of one server: the ids of the last ones asked for, by how many and how."""
+    """Texts of one server. ids: the token ids of the last texts, by number of requests and way of sampling."""
 
     def __init__(self, server: Any, asked: Any, tokens: int) -> None:
         self._server = server
@@ -51,7 +53,7 @@ class Ours:
         self.ids: dict[tuple[int, str], list[list[int]]] = {}
 
     async def rate(self, count: int, how: str) -> float:
-        """Tokens a second of `count` at once."""
+        """Return tokens a second for `count` requests at once."""
         began = time.perf_counter()
         texts = await asyncio.gather(*(
             write(self._server, prompt, self._tokens, **HOW[how], **({} if how == GREEDY else {"seed": row}))
@@ -78,7 +80,7 @@ class Theirs:
         self.ids: dict[tuple[int, str], list[list[int]]] = {}
 
     async def rate(self, count: int, how: str) -> float:
-        """Tokens a second of `count` at once."""
+        """Return tokens a second for `count` requests at once."""
         assert torch.get_num_threads() == CORES, "torch must have every core"
         asked = self._asked[:count]
         chosen = {"do_sample": False} if how == GREEDY else {"do_sample": True, **HOW[how]}
@@ -98,7 +100,7 @@ def config_of(name: str, options: Namespace) -> GPT2Config:
 
 @asynccontextmanager
 async def served(config: GPT2Config, most: int, *placed: Any, **placement: Any) -> AsyncIterator[tuple[GPT2, Any]]:
-    """A model of random weights on an engine of its own, and its server."""
+    """Open a model with random weights on an engine of its own, and its server."""
     async with Engine(*placed, **placement) as engine:
         model = await GPT2.create(engine, config, seed=1)
         async with model.serve(most=most) as server:
@@ -106,7 +108,7 @@ async def served(config: GPT2Config, most: int, *placed: Any, **placement: Any) 
 
 
 async def beside(name: str, options: Namespace) -> tuple[Table, float]:
-    """One model in RAM, and in transformers; and the share of greedy tokens that both chose."""
+    """Return the table of one model in asynctile and in transformers, and the share of greedy tokens that agree."""
     config, most = config_of(name, options), max(options.requests)
     asked = prompts(config, most, options.prompt)
     async with served(config, most, "cpu") as (model, server):
@@ -117,7 +119,7 @@ async def beside(name: str, options: Namespace) -> tuple[Table, float]:
         for case in cases:
             for who, one in ((OURS, ours), (THEIRS, theirs)):
                 sides[label(who, *case)] = partial(one.rate, *case)
-        await in_turn(sides, 1)  # programs recorded, and their schedules made
+        await in_turn(sides, 1)  # warm up: programs are recorded and scheduled
         found = await in_turn(sides, options.rounds)
         rates = await in_turn({"bytes/s": _reading(weights_nbytes(config))}, 3)
     least_s = weights_nbytes(config) / statistics.median(rates["bytes/s"])
@@ -143,9 +145,10 @@ def _reading(nbytes: int) -> Side:
 
 
 def agreement(ours: Mapping[tuple[int, str], list[list[int]]], theirs: Mapping[tuple[int, str], list[list[int]]]) -> float:
-    """The share of tokens of greedy texts that both chose up to where a text first differs, behind which it is another text.
+    """Return the share of tokens of greedy texts that both chose before a text first differs.
 
-    AssertionError if a text differs from its first token on: then they compute something else.
+    Tokens after the first difference continue another text. Raises AssertionError if a first token differs, because then the
+    two models compute different things.
     """
     same = total = 0
     for case, texts in ours.items():
@@ -159,7 +162,7 @@ def agreement(ours: Mapping[tuple[int, str], list[list[int]]], theirs: Mapping[t
 
 
 async def capped(name: str, options: Namespace, folder: str) -> list[tuple[Any, ...]]:
-    """Rows of the table: one model under a cap of CAP of its states, by where it is."""
+    """Return the rows of one model under a cap of CAP of its states, for both places of the cap."""
     config, most = config_of(name, options), max(options.requests)
     cap = int(CAP * config.states_nbytes)
     asked = prompts(config, most, options.prompt)

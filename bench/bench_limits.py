@@ -1,10 +1,11 @@
-"""Does a training under any limit of address space train, or end with one line?
+"""Does a training under any limit of address space either train or end with one line?
 
     python bench/bench_limits.py [--first 400000] [--last 1500000] [--step 20000] [--patience-s 90] [--write]
 
-`asynctile train` with four steps of its small model, in a process of its own for each limit (`ulimit -v`, KiB) and each way to
-say how much RAM tiles get: nothing, and `--host-memory 16MiB`. Wanted of each: status 0 and nothing on stderr, or status 2 and
-one line there. What takes longer than the patience is hung. Kernels are compiled before the first, without a limit.
+`asynctile train` makes four steps of its small model, in a process of its own for each limit (`ulimit -v`, KiB) and each way to
+set the RAM for tiles: no option, and `--host-memory 16MiB`. Each process should end with status 0 and nothing on stderr, or
+with status 2 and one line there. A process that takes longer than the patience counts as hung. Kernels are compiled before the
+first process, without a limit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TRAINS, ONE_LINE, BAD = "trains", "one line", "BAD"
 
 
 def verdict(folder: Path, words: Sequence[str], kib: int, patience_s: float) -> tuple[str, str]:
-    """What became of a training in `folder`, and what it said last."""
+    """Return the outcome of a training in `folder`, and the last line that it printed."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (kib * 1024, kib * 1024))

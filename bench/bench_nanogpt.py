@@ -1,20 +1,20 @@
-"""Does a training as nanoGPT's README begins it go the same way as in PyTorch, and how fast?
+"""Does a training with the settings of nanoGPT's README follow the one in PyTorch, and how fast is it?
 
     python bench/bench_nanogpt.py [--settings small large] [--pieces 20] [--steps N] [--no-compiled] [--write]
 
-small: what it names for a CPU (4 layers, 4 heads, width 128, 64 tokens, 12 sequences, 2,000 steps); large: the first 300 steps
-of the 5,000 that it names for a GPU (6 layers, 6 heads, width 384, 256 tokens), with 12 sequences a step instead of 64 and no
-dropout. Both with its optimizer: learning rate 1e-3 to 1e-4 by a cosine behind a warm-up of 100 steps, betas 0.9 and 0.99,
-decay 0.1, gradients clipped at 1.0. Not its own: the text, the source of Python's standard library as bytes (its Shakespeare is
-a download); biases and the tanh form of GELU, which GPT-2 has.
+small: the README's settings for a CPU (4 layers, 4 heads, width 128, 64 tokens, 12 sequences, 2,000 steps). large: the first
+300 of its 5,000 steps for a GPU (6 layers, 6 heads, width 384, 256 tokens), with 12 sequences a step instead of 64 and no
+dropout. Both use its optimizer: a learning rate from 1e-3 to 1e-4 by a cosine after a warm-up of 100 steps, betas 0.9 and 0.99,
+decay 0.1, gradients clipped at 1.0. Two things differ: the text, which is the source of Python's standard library as bytes
+(nanoGPT's Shakespeare is a download), and the model, which has biases and the tanh form of GELU, like GPT-2.
 
-Sides go in turn, piece by piece, in one process, on all cores: asynctile on `cpu`; the same GPT-2 in PyTorch (torch_step.py),
-eager and compiled, which reads the start weights from a folder that asynctile saved and takes the same batches; and asynctile
-on other batches. The last two say what noise is: of rounding, and of the order in which a text is read. At the end each side is
-asked for its loss on the same held-out windows. PyTorch's threads wait for each other by spinning: on a machine that does
-anything else times say nothing, losses do. Targets: the losses of the first 200 steps at most 1e-3 from those of PyTorch eager;
-the last validation loss no further from its than noise. --steps N: fewer, by the same schedule. --write also draws both curves
-(bench_nanogpt.png).
+The sides run in turn, piece by piece, in one process, on all cores: asynctile on `cpu`; the same GPT-2 in PyTorch
+(torch_step.py), eager and compiled, which reads the start weights from a folder that asynctile saved and takes the same
+batches; and asynctile on other batches. The last two show the noise: that of rounding, and that of the order in which a text is
+read. At the end each side computes its loss on the same held-out windows. PyTorch's threads wait for each other by spinning, so
+on a busy machine the times mean nothing, but the losses do. Targets: the losses of the first 200 steps differ by at most 1e-3
+from those of PyTorch eager; the last validation loss differs from PyTorch's by no more than noise. --steps N: fewer steps of
+the same schedule. --write also draws both curves (bench_nanogpt.png).
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from asynctile.layers.data import Batches, ValidationBatches
 
 OURS, OTHERS = "asynctile", "asynctile, other batches"
 BATCH, CLIP = 12, 1.0
-#: The last bytes of the text, held out as `asynctile train` does.
+#: The last bytes of the text, held out as in `asynctile train`.
 HELD_OUT = 1 << 17
-#: Steps whose losses are compared one by one, and how close they must be.
+#: The number of steps whose losses are compared one by one, and the largest difference allowed.
 COMPARED, CLOSE = 200, 1e-3
-#: Where the largest difference so far is looked at.
+#: The steps at which the largest difference so far is reported.
 MARKS = (1, 10, 50, 100, COMPARED, 500, 1000, 2000)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One that nanoGPT's README names: the model, and of the steps of its schedule how many are done."""
+    """A setting of nanoGPT's README: the model, the steps to make, and the steps of its schedule."""
 
     config: GPT2Config
     steps: int
@@ -78,7 +78,10 @@ SETTINGS = {
 
 @dataclass
 class Side:
-    """A training, and how its model's mean loss is measured. ms: a step, for each piece; held_out: that loss at the end."""
+    """A training, and a way to measure its model's mean loss.
+
+    ms: milliseconds per step, for each piece. held_out: the mean loss at the end.
+    """
 
     training: Training
     evaluate: Callable[[ValidationBatches], Awaitable[float]]
@@ -91,7 +94,7 @@ class Side:
 
 
 async def open_sides(stack: AsyncExitStack, setting: Setting, steps: int, compiled: bool) -> dict[str, Side]:
-    """All of them, with the same weights. steps: of a piece."""
+    """Open all sides with the same weights. steps: steps per piece."""
     found, config = {}, setting.config
     for name, seed in ((OURS, 1), (OTHERS, 2)):
         engine = await stack.enter_async_context(Engine("cpu"))
@@ -130,7 +133,7 @@ async def _their_loss(theirs: TorchTraining, held_out: ValidationBatches) -> flo
 
 
 async def trained(setting: Setting, options: Namespace) -> dict[str, Side]:
-    """Every side at the end of its training."""
+    """Train every side to its end, and return them."""
     piece = max(1, (options.steps or setting.steps) // options.pieces)
     async with AsyncExitStack() as stack:
         sides = await open_sides(stack, setting, piece, not options.no_compiled)
@@ -149,7 +152,7 @@ def results(name: str, sides: Mapping[str, Side]) -> list[Table]:
 def _times(name: str, sides: Mapping[str, Side]) -> Table:
     table = Table(f"{name}: a step", ("side", "ms", "from", "to", "CPU ms", "played", "times as fast as eager", "from", "to"))
     for who, side in sides.items():
-        # The first piece touches memory and compiles.
+        # The first piece touches memory and compiles, so it does not count.
         one = change(side.ms[1:])
         times = change([theirs / own for theirs, own in zip(sides[EAGER].ms[1:], side.ms[1:], strict=True)])
         cpu_ms = float(np.median(side.training.cpu_ms[1:]))
@@ -159,7 +162,7 @@ def _times(name: str, sides: Mapping[str, Side]) -> Table:
 
 
 def _differences(name: str, sides: Mapping[str, Side]) -> Table:
-    """The largest so far, step by step; of losses that are not numbers there is none that is small."""
+    """Return the table of the largest difference so far, step by step. Losses that are not numbers miss the target."""
     others = [who for who in sides if who in (OURS, COMPILED)]
     table = Table(f"{name}: losses against PyTorch eager, largest difference up to a step", ("up to step", *others, "target"))
     theirs = np.array(sides[EAGER].losses)
@@ -181,7 +184,7 @@ def _held_out(name: str, sides: Mapping[str, Side]) -> Table:
 
 
 def picture(found: Mapping[str, Mapping[str, Side]]) -> bytes:
-    """PNG: for each setting the losses of asynctile and of PyTorch eager, and below how far the others are from the latter."""
+    """Return a PNG of each setting: the losses of asynctile and of PyTorch eager above, differences from PyTorch below."""
     figure = Figure(figsize=(6.4 * len(found), 7.2), dpi=110, layout="constrained")
     for (name, sides), (above, below) in zip(found.items(), figure.subplots(2, len(found), squeeze=False).T, strict=True):
         for who, colour, width in ((EAGER, "#f28e2b", 3.6), (OURS, "#1f4e79", 1.2)):
@@ -205,7 +208,7 @@ def picture(found: Mapping[str, Mapping[str, Side]]) -> bytes:
 
 
 def _smoothed(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, and the mean of a fiftieth of all around each."""
+    """Return steps, and for each the mean over a window of a fiftieth of all steps around it."""
     width = max(1, losses.size // 50)
     means = np.convolve(losses, np.full(width, 1 / width), "valid")
     return np.arange(means.size) + (width + 1) / 2, means
@@ -214,7 +217,7 @@ def _smoothed(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 async def main() -> None:
     options = arguments(__doc__, settings=tuple(SETTINGS), pieces=20, steps=0, no_compiled=False)
     if options.pieces <= FEWEST or unknown(options):
-        raise SystemExit(f"name at least --pieces {FEWEST + 1}, for an interval, and --settings of {', '.join(SETTINGS)}")
+        raise SystemExit(f"give at least --pieces {FEWEST + 1}, for an interval, and --settings from {', '.join(SETTINGS)}")
     torch.set_num_threads(CORES)
     found, tables = {}, []
     for name in options.settings:

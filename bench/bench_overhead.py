@@ -1,18 +1,18 @@
-"""What does the engine itself cost an operation?
+"""What does the engine itself cost per operation?
 
     python bench/bench_overhead.py [--rounds 7] [--operations 4000] [--write]
 
-Microseconds per operation whose kernel does nothing, with three inputs and one output, by the path of every other one: an
-Operation in a Program, reservation, events and streams, in the capped arena of the emulated device with an unlimited link.
-With all tiles resident, and when every operation loads one tile and evicts one, clean or dirty. By coroutines (targets: at
-most 10 us resident, 40 with moves), and played, which a program is from its second run in a row on (0.5 and 1.0). Beside it
-the CPU time that all threads took for an operation. And how long it takes until a program is played: its second run less a
-later one, of fresh programs. One row is of operations outside any program: the caller's loop awaits `Engine.launch` of one
-after another, with all tiles resident (no target).
+Microseconds per operation whose kernel does nothing, with three inputs and one output. The operation takes the same path as
+every other: an Operation in a Program, reservation, events and streams, in the capped arena of the emulated device with an
+unlimited link. Cases: all tiles resident, and one tile loaded and one evicted per operation, clean or dirty. Each case runs by
+coroutines (targets: at most 10 us resident, 40 with moves), and played, which starts with a program's second run in a row (0.5
+and 1.0). The table also gives the CPU time of all threads per operation, and how long it takes until a program is played: the
+second run minus a later one, of fresh programs. One row is for operations outside any program: the caller's loop awaits
+`Engine.launch` of one after another, with all tiles resident (no target).
 
     python bench/bench_overhead.py --against TREE [--starts 12] [--rounds 18]
 
-The same of another commit's package and of this one in turn (bench/against.py); what cannot play does it by coroutines.
+The same for another commit's package and this one in turn (bench/against.py); a commit that cannot play runs by coroutines.
 Targets by coroutines: all resident at most 1 us more, with moves at most 5% more.
 """
 
@@ -44,13 +44,13 @@ OUTPUTS = 16
 TILE = types.float32[:, ::1]
 RESIDENT = "all resident"
 BY_HAND = "all resident, launched by hand"
-#: Whether every operation loads a tile and evicts one, and what it does to its tiles.
+#: Per case: whether every operation loads one tile and evicts one, and how it accesses its tiles.
 CASES = {
     RESIDENT: (False, "rrru"),
     "one load and one clean eviction each": (True, "rrru"),
     "one load and one write-back each": (True, "rruu"),
 }
-#: Runs of the program that are measured at a time: one that is played is over before the clock is good.
+#: Runs per measurement, without and with playing: a single played run is too short for the clock.
 RUNS = {False: 1, True: 10}
 #: The most microseconds, by whether programs are played and whether tiles move.
 MOST = {(False, False): 10.0, (False, True): 40.0, (True, False): 0.5, (True, True): 1.0}
@@ -58,7 +58,7 @@ MOST = {(False, False): 10.0, (False, True): 40.0, (True, False): 0.5, (True, Tr
 
 @njit([types.void(TILE, TILE, TILE, TILE)], nogil=True)
 def nothing(a: Any, b: Any, c: Any, out: Any) -> None:
-    """Takes what gemm_bias takes, does nothing."""
+    """Take the arguments of gemm_bias and do nothing."""
 
 
 def tiles(name: str, count: int) -> list[Tile]:
@@ -66,7 +66,7 @@ def tiles(name: str, count: int) -> list[Tile]:
 
 
 def record(fixed: Sequence[Tile], third: Sequence[Tile], outputs: Sequence[Tile], access: str) -> Program:
-    """One operation for each tile of `third`: two fixed inputs, that tile, one of the outputs."""
+    """Record one operation for each tile of `third`: two fixed inputs, that tile, and one of the outputs."""
     program = Program("empty")
     for index, tile in enumerate(third):
         a, b = fixed[index % len(fixed)], fixed[(index + 1) % len(fixed)]
@@ -77,9 +77,9 @@ def record(fixed: Sequence[Tile], third: Sequence[Tile], outputs: Sequence[Tile]
 class Case:
     """An engine with a cap for 32 tiles, and a program over tiles on it; open with `async with`.
 
-    streamed: whether each operation has a tile of its own, else all tiles are resident. access: of an operation's tiles.
-    played: whether the engine may play it. can_play: whether it could. most: microseconds of an operation that are wanted at
-    most. cpu_us: CPU time of all threads an operation, for each time that `side` was measured.
+    streamed: each operation has a tile of its own; otherwise all tiles are resident. access: how an operation accesses its
+    tiles. played: whether the engine may play the program. can_play: whether it is able to. most: the target in microseconds
+    per operation. cpu_us: CPU time of all threads per operation, one value per measurement of `side`.
     """
 
     def __init__(self, operations: int, streamed: bool, access: str, *, played: bool = True) -> None:
@@ -99,7 +99,7 @@ class Case:
     async def __aenter__(self) -> Self:
         zeros = np.zeros(SHAPE, np.float32)
         await self.engine.__aenter__()
-        self.can_play = hasattr(self.engine, "plays")  # what is measured may be an older commit
+        self.can_play = hasattr(self.engine, "plays")  # an older commit may be measured
         if self.can_play:
             self.engine.plays = self.played
         await self.engine.reserve(self.demand)
@@ -110,12 +110,12 @@ class Case:
         await self.engine.__aexit__(*error)
 
     def renew(self) -> None:
-        """From now on the same operations in another program."""
+        """Record the same operations in another program, and use that from now on."""
         self.program = record(self.fixed, self._third, self.outputs, self._access)
         self.demand = demand_of([self.program], [*self.fixed, *self.outputs, *self.moving])
 
     async def side(self) -> float:
-        """Microseconds an operation."""
+        """Return microseconds per operation."""
         before, used, runs = self.engine.statistics(), time.process_time(), RUNS[self.can_play and self.played]
         seconds = await self._seconds(runs)
         after, count = self.engine.statistics(), len(self.program) * runs
@@ -126,13 +126,13 @@ class Case:
         return seconds / count * 1e6
 
     async def until_played_ms(self) -> float:
-        """Milliseconds that the second run of a fresh program takes beyond a later one, in which nothing is made any more."""
+        """Return the milliseconds that the second run of a fresh program takes beyond a later run, which prepares nothing."""
         self.renew()
         _, second, *later = [await self.engine.call(self._run(1)) for _ in range(5)]
         return (second - statistics.median(later)) * 1e3
 
     async def _seconds(self, times: int) -> float:
-        """Of so many runs."""
+        """Return the seconds of `times` runs."""
         return await self.engine.call(self._run(times))
 
     async def _run(self, times: int) -> float:
@@ -160,7 +160,7 @@ class ByHand(Case):
 
 
 async def resident_overhead_us(operations: int = 4000, rounds: int = 5) -> float:
-    """Microseconds an operation with all tiles resident."""
+    """Return microseconds per operation with all tiles resident."""
     async with Case(operations, *CASES[RESIDENT]) as case:
         await case.side()
         return (await alternate({RESIDENT: case.side}, rounds))[RESIDENT]
@@ -168,7 +168,7 @@ async def resident_overhead_us(operations: int = 4000, rounds: int = 5) -> float
 
 @asynccontextmanager
 async def running(operations: int) -> AsyncIterator[dict[str, Case]]:
-    """All cases, open."""
+    """Open all cases."""
     async with AsyncExitStack() as stack:
         found = {}
         for played in (False, True):
@@ -181,7 +181,7 @@ async def running(operations: int) -> AsyncIterator[dict[str, Case]]:
 
 @asynccontextmanager
 async def opened(options: Namespace) -> AsyncIterator[dict[str, Side]]:
-    """The sides that a process of --against measures."""
+    """Yield the sides that a process of --against measures."""
     async with running(options.operations) as cases:
         yield {name: case.side for name, case in cases.items()}
 
@@ -200,7 +200,7 @@ async def main() -> None:
         cases = {name: case for name, case in cases.items() if case.can_play or not case.played}
         sides = {name: case.side for name, case in cases.items()}
         making = {name: case.until_played_ms for name, case in cases.items() if case.played}
-        first = await in_turn(making, 1) if making else {}  # with what a process does once
+        first = await in_turn(making, 1) if making else {}  # includes the work that a process does once
         await alternate(sides, 1)
         for case in cases.values():
             case.cpu_us = []

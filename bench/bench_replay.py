@@ -3,21 +3,22 @@
     python bench/bench_replay.py [--models gpt2 gpt2-medium gpt2-xl] [--caps 0 0.10 0.25 0.50] [--updates device auto]
                                  [--scale 8] [--steps 7] [--write]
 
-The engine, the CUDA device and its streams as they are, over a driver of which every call returns at once and is counted
-(tests/cuda/idle.py), and with AdamW in RAM as a kernel that does nothing: what is left is Python, the RAM that tiles begin in,
-and what CUDA's own calls would take on top. Models have 1/scale of the width, vocabulary and length of their names, cut by
-1/scale of the tile: as many operations and copies as the whole ones, without their bytes. 16 sequences, bf16, device memory
-capped at a share of the states (0: no cap), the tiles of `PLACED` in gpu_rows.py. Updates are on the device, or
-placed as `auto` would at the rates that plans assume of an H200; those rates are shrunk as well.
+The real engine, CUDA device and streams run on a driver whose calls return at once and are counted (tests/cuda/idle.py), and
+AdamW in RAM is a kernel that does nothing. What remains is Python and the RAM in which tiles begin; CUDA's own calls would come
+on top. Models have 1/scale of the width, vocabulary and length of their names, and 1/scale of the tile: as many operations and
+copies as the full models, without their bytes. 16 sequences, bf16, device memory capped at a share of the states (0: no cap),
+the tiles of `PLACED` in gpu_rows.py. Updates are on the device, or placed as `auto` would at the rates that plans assume of an
+H200; those rates are scaled down as well.
 
-A step from the third on, the median of --steps: replayed, and the same issued one operation after another (plays = False). CPU
-time is that of all threads of this process, in the loop that of the engine's own thread. Entries are what the schedule of the
-step has, operations and copies of all kinds; nodes those of the graphs that it launches. Wanted: at most 50 driver calls and 20
-ms of CPU time a step, at most 1.1 nodes an entry, and for gpt2 without a cap at most 0.5 ms inside the engine's loop.
+The tables give a step from the third on, as the median of --steps: replayed, and the same step issued one operation after
+another (plays = False). CPU time is that of all threads of this process; time in the loop is that of the engine's own thread.
+Entries are the operations and copies of all kinds in the step's schedule; nodes are those of the graphs that it launches.
+Targets: at most 50 driver calls and 20 ms of CPU time a step, at most 1.1 nodes an entry, and for gpt2 without a cap at most
+0.5 ms inside the engine's loop.
 
-And once, in the second step: CPU time of all of it, in which the schedule is worked out, bound
-and captured; of capture alone; beside it an issued second step. And the RAM that all of that keeps, by tracemalloc, in a
-run of its own.
+A last table gives the one-time costs of the second step: its CPU time, which includes making, binding and capturing the
+schedule; the capture alone; and for comparison an issued second step. It also gives the RAM that all of that keeps, by
+tracemalloc, in a run of its own.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from asynctile.schedule.rates import Rates, assumed
 from tests.cuda.idle import IdleDriver
 from tests.inside_engine import device_of, schedule_of
 
-#: What is wanted of a step: driver calls, milliseconds of all threads, nodes an entry.
+#: Targets of a step: driver calls, CPU milliseconds of all threads, nodes per entry.
 MOST_CALLS, MOST_CPU_MS, MOST_NODES = 50, 20.0, 1.1
-#: Milliseconds inside the loop, of this model without a cap.
+#: Target in milliseconds inside the loop, for this model without a cap.
 MOST_LOOP_MS, SMALLEST = 0.5, "gpt2"
-#: Steps that come first: one brings the tiles, one is decided and captured.
+#: Steps before measuring: the first loads the tiles, the second is planned and captured.
 FIRST = 2
 BATCH, LENGTH = 16, 1024
 MIB = 1 << 20
@@ -63,7 +64,7 @@ ONCE = (*TITLE, "graphs captured", "CPU s", "of that capture", "issued s", "kept
 
 @dataclass(frozen=True)
 class Case:
-    """A training. share: of the states, the cap; 0 for none. update: as in Trainer."""
+    """A training. share: the cap as a share of the states, 0 for none. update: as in Trainer."""
 
     name: str
     share: float
@@ -76,7 +77,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step took: driver calls, seconds of all threads, of the loop's and by the clock, graphs, nodes, operations."""
+    """The costs of one step: driver calls, seconds, graphs, nodes, operations.
+
+    cpu_s: of all threads. loop_s: of the loop's thread. wall_s: by the clock.
+    """
 
     calls: int
     cpu_s: float
@@ -89,7 +93,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Run:
-    """All steps of a training. entries: of the schedule that it is replayed by; None if it is not. capture_s: CPU seconds."""
+    """All steps of a training. captured: graphs captured. capture_s: CPU seconds of capturing.
+
+    entries: entries of the schedule that is replayed; None if nothing is replayed.
+    """
 
     steps: list[Step]
     entries: int | None
@@ -97,12 +104,12 @@ class Run:
     capture_s: float
 
     def median(self, what: str) -> float:
-        """Of the steps behind the first ones."""
+        """Return the median over the steps after the first ones."""
         return statistics.median(getattr(step, what) for step in self.steps[FIRST:])
 
 
 def cases(options: Namespace) -> Iterator[Case]:
-    """Without a cap nothing is updated in RAM."""
+    """Yield all trainings. Without a cap no update is in RAM."""
     for name in options.models:
         for share in options.caps:
             for update in options.updates if share else ("device",):
@@ -110,7 +117,7 @@ def cases(options: Namespace) -> Iterator[Case]:
 
 
 def shrunk(config: GPT2Config, scale: int) -> GPT2Config:
-    """As many layers and heads, 1/scale of everything that is cut into tiles."""
+    """Return a config with as many layers and heads, and 1/scale of everything that is cut into tiles."""
     return GPT2Config(
         n_layer=config.n_layer, n_head=config.n_head, n_embd=config.n_embd // scale,
         block_size=config.block_size // scale, vocab_size=config.vocab_size // scale,
@@ -118,16 +125,16 @@ def shrunk(config: GPT2Config, scale: int) -> GPT2Config:
 
 
 def shrunk_rates(scale: int) -> Rates:
-    """Such that a shrunk model's compute, copies and updates are to each other as the whole one's on an H200.
+    """Return rates at which compute, copies and updates of a shrunk model relate as those of the full model on an H200.
 
-    Its step has 1/scale^3 of the FLOPs and 1/scale^2 of the bytes. The least time of an operation shrinks as bytes do.
+    A shrunk step has 1/scale^3 of the FLOPs and 1/scale^2 of the bytes. The least time of an operation shrinks like the bytes.
     """
     whole = assumed("cuda:0", "bf16")
     return replace(whole, flops_per_s=whole.flops_per_s / scale, operation_s=whole.operation_s / scale**2)
 
 
 def nothing_takes_time() -> None:
-    """From now on engines find a driver that does nothing, and AdamW in RAM that does nothing."""
+    """Replace the driver and AdamW in RAM by ones that do nothing, for all later engines."""
     asynctile.device.open_driver = lambda name: IdleDriver()
     empty = dict.fromkeys(asynctile.device.cuda.ON_HOST, lambda *operands: None)
     asynctile.device.cuda.cpu_kernels = SimpleNamespace(KERNELS=empty, warm=cpu_kernels.warm)
@@ -135,7 +142,7 @@ def nothing_takes_time() -> None:
 
 @asynccontextmanager
 async def training(case: Case, options: Namespace, *, plays: bool) -> AsyncIterator[Trainer]:
-    """A trainer on an engine of its own."""
+    """Open a trainer on an engine of its own."""
     whole = config_named(case.name, LENGTH)
     config = shrunk(whole, options.scale)
     tile = (PLACED[case.name, case.share] if case.share else whole.inner) // options.scale
@@ -156,7 +163,7 @@ async def run(case: Case, options: Namespace, *, plays: bool) -> Run:
             return time.thread_time()
 
         async def asked() -> float:
-            """Seconds that asking for the loop's time takes of it."""
+            """Return the time in the loop that asking for its time takes."""
             return -await engine.call(loop_s()) + await engine.call(loop_s())
 
         asking_s = statistics.median([await asked() for _ in range(9)])
@@ -177,7 +184,7 @@ async def run(case: Case, options: Namespace, *, plays: bool) -> Run:
 
 
 def calls_of(driver: IdleDriver) -> int:
-    """All but `bind`, which is for a thread and once."""
+    """Return all driver calls except `bind`, which each thread makes once."""
     return sum(count for name, count in driver.calls.items() if name != "bind")
 
 
@@ -186,7 +193,7 @@ def nodes_of(driver: IdleDriver, graph: int) -> int:
 
 
 async def kept_nbytes(case: Case, options: Namespace) -> tuple[int, int]:
-    """RAM that the second and third step take and keep, and the most that they took at once, without tiles."""
+    """Return the bytes that the second and third step keep in RAM, and their peak, without tiles."""
     async with training(case, options, plays=True) as trainer:
         config = trainer.model.config
         some = batch(config, BATCH, config.block_size)
@@ -201,7 +208,7 @@ async def kept_nbytes(case: Case, options: Namespace) -> tuple[int, int]:
 
 
 def missed(case: Case, found: Run) -> str:
-    """What is wanted of a replayed step and is not so, in words; "met" if all is."""
+    """Name the targets that a replayed step misses; "met" if it misses none."""
     wanted = {"calls": found.median("calls") <= MOST_CALLS, "CPU": found.median("cpu_s") * 1e3 <= MOST_CPU_MS}
     if case.share:
         wanted["nodes"] = found.median("nodes") <= MOST_NODES * (found.entries or 0)
@@ -212,7 +219,7 @@ def missed(case: Case, found: Run) -> str:
 
 
 async def rows_of(case: Case, options: Namespace) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """Of the three tables."""
+    """Return one row for each of the three tables."""
     replayed, issued = await run(case, options, plays=True), await run(case, options, plays=False)
     kept, most = await kept_nbytes(case, options)
     assert replayed.entries is not None

@@ -1,11 +1,11 @@
-"""A fine-tune and a stream of tokens inside aiohttp: what starlette_service.py does, where a request trains for itself.
+"""A fine-tune and a stream of tokens inside aiohttp, like starlette_service.py, except that the request itself trains.
 
     pip install 'asynctile[examples]'
     python examples/aiohttp_service.py
-    curl -N --data-binary @texts/mine.txt 'localhost:8080/fine-tune?steps=200'  # a line of JSON a step
+    curl -N --data-binary @texts/mine.txt 'localhost:8080/fine-tune?steps=200'  # a line of JSON per step
     curl -N 'localhost:8080/generate?prompt=Once&tokens=100'                    # tokens as they come
 
-The fine-tune is the request's: a client that goes away ends it. What it has learned until then stays.
+The fine-tune belongs to the request: it ends when the client goes away, and the model keeps the steps it has made until then.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=256)
 TRAINER = web.AppKey("trainer", Trainer)
-#: Held by the request that trains. Steps of two would take turns on the model, each with texts of its own.
+#: Held by the request that trains. Without this lock, two fine-tunes would take turns on the model, each with its own texts.
 TRAINING = web.AppKey("training", asyncio.Lock)
 
 
 async def engine(app: web.Application) -> AsyncIterator[None]:
-    """Opened before the first request, closed after the last."""
+    """Open an engine before the first request, and close it after the last."""
     async with Engine("cpu", host_memory="256MiB") as opened:
         app[TRAINER] = Trainer(await GPT2.create(opened, CONFIG, seed=1), AdamW(lr=1e-3))
         app[TRAINING] = asyncio.Lock()
@@ -37,7 +37,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
 
 
 def batches(text: bytes) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Windows of the text, and the same a token later. Trainer.run advances this in a thread of its own."""
+    """Yield windows of the text, and the same windows one token later. Trainer.run advances this in a thread of its own."""
     tokens, random = np.frombuffer(text, np.uint8).astype(np.int64), np.random.default_rng(1)
     while True:
         starts = random.integers(0, len(tokens) - CONFIG.block_size, 4)
@@ -53,7 +53,7 @@ async def fine_tune(request: web.Request) -> web.StreamResponse:
     if len(text) <= CONFIG.block_size:
         raise web.HTTPUnprocessableEntity(text=f"the text has {len(text)} bytes, expected more than {CONFIG.block_size}")
     if training.locked():
-        raise web.HTTPConflict(text="a fine-tune is under way")
+        raise web.HTTPConflict(text="a fine-tune is already running")
     async with training, aclosing(trainer.run(batches(text), steps=int(steps))) as reports:
         response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
         await response.prepare(request)
@@ -65,7 +65,7 @@ async def fine_tune(request: web.Request) -> web.StreamResponse:
 
 async def generate(request: web.Request) -> web.StreamResponse:
     prompt, model = list(request.query.get("prompt", "").encode()), request.app[TRAINER].model
-    try:  # what is wrong is said now, and not in the middle of an answer
+    try:  # wrong arguments raise here, before the answer starts
         tokens = model.generate(prompt, max_new_tokens=int(request.query.get("tokens", 50)))
     except ValueError as error:
         raise web.HTTPUnprocessableEntity(text=str(error)) from error
@@ -86,5 +86,6 @@ def application() -> web.Application:
 
 
 if __name__ == "__main__":
-    # With handler_cancellation a handler is cancelled as soon as its client has gone, also while it waits for a step.
+    # With handler_cancellation, aiohttp cancels a handler as soon as its client has gone, even while the handler waits for a
+    # step.
     web.run_app(application(), port=8080, handler_cancellation=True)

@@ -1,4 +1,4 @@
-"""Which tile stalled a training most, and what was it waiting for? From a trace alone, of `--trace` or `engine.start_trace`.
+"""Which tile stalled a training most, and what did it wait for? Reads a trace of `--trace` or `engine.start_trace`.
 
     python examples/stalls.py trace.json
 """
@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 if len(sys.argv) != 2:
-    sys.exit("usage: python examples/stalls.py trace.json, a trace of `asynctile train --trace` or `engine.start_trace`")
+    sys.exit("usage: python examples/stalls.py trace.json, with a trace of `asynctile train --trace` or `engine.start_trace`")
 with open(sys.argv[1], encoding="utf-8") as file:
     stalls = [event["args"] for event in json.load(file) if event["ph"] == "X" and event["cat"] == "stall"]
 if not stalls:

@@ -2,11 +2,11 @@
 
     pip install 'asynctile[examples]'
     uvicorn --app-dir examples starlette_service:app
-    curl --data-binary @texts/mine.txt 'localhost:8000/fine-tune?steps=200'     # starts it, and returns
-    curl localhost:8000/fine-tune                                               # how far it is; -X DELETE stops it
+    curl --data-binary @texts/mine.txt 'localhost:8000/fine-tune?steps=200'     # start it, and return
+    curl localhost:8000/fine-tune                                               # its progress; -X DELETE stops it
     curl -N 'localhost:8000/generate?prompt=Once&tokens=100'                    # tokens as they come
 
-A client that goes away in mid-stream ends the generation, and nothing else.
+A client that goes away in mid-stream ends its own generation, and nothing else.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from starlette.routing import Route
 from asynctile import Engine
 from asynctile.layers import GPT2, AdamW, GPT2Config, Trainer
 
-#: Tokens are bytes here. GPT2.from_pretrained(engine, folder) takes a model from Hugging Face instead.
+#: Tokens are bytes here. To use a model from Hugging Face, call GPT2.from_pretrained(engine, folder).
 CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=64, block_size=64, vocab_size=256)
 
 
 def batches(text: bytes) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Windows of the text, and the same a token later. Trainer.run advances this in a thread of its own."""
+    """Yield windows of the text, and the same windows one token later. Trainer.run advances this in a thread of its own."""
     tokens, random = np.frombuffer(text, np.uint8).astype(np.int64), np.random.default_rng(1)
     while True:
         starts = random.integers(0, len(tokens) - CONFIG.block_size, 4)
@@ -40,7 +40,7 @@ def batches(text: bytes) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class FineTune:
-    """One training of the model at a time. Its parent is the application: it ends before the engine closes."""
+    """The training of the model, one at a time. The application owns it, so it ends before the engine closes."""
 
     def __init__(self, model: GPT2) -> None:
         self.trainer = Trainer(model, AdamW(lr=1e-3))
@@ -54,10 +54,10 @@ class FineTune:
 
     async def run(self, text: bytes, steps: int) -> None:
         async for _ in self.trainer.run(batches(text), steps=steps):
-            pass  # trainer.last_report tells
+            pass  # trainer.last_report has the progress
 
     async def stop(self) -> None:
-        """A step that has begun to update weights ends first; the model is whole afterwards."""
+        """Stop the training. A step that has begun to update weights finishes first, so the model stays whole."""
         if self.task is not None:
             self.task.cancel()
             await asyncio.wait([self.task])
@@ -89,7 +89,7 @@ async def fine_tune(request: Request) -> Response:
         if not steps.isdecimal():
             return JSONResponse({"error": f"steps is {steps!r}, expected a whole number"}, 422)
         if not job.start(text, int(steps)):
-            return JSONResponse({"error": "a fine-tune is under way; DELETE stops it"}, 409)
+            return JSONResponse({"error": "a fine-tune is already running; DELETE stops it"}, 409)
     running = job.task is not None and not job.task.done()
     failed = None if job.task is None or running or job.task.cancelled() else job.task.exception()
     report = job.trainer.last_report
@@ -100,7 +100,7 @@ async def fine_tune(request: Request) -> Response:
 async def generate(request: Request) -> Response:
     job: FineTune = request.state.job
     prompt = list(request.query_params.get("prompt", "").encode())
-    try:  # what is wrong is said now, and not in the middle of an answer
+    try:  # wrong arguments raise here, before the answer starts
         generated = job.trainer.model.generate(prompt, max_new_tokens=int(request.query_params.get("tokens", 50)))
     except ValueError as error:
         return JSONResponse({"error": str(error)}, 422)

@@ -1,9 +1,9 @@
-"""Steps under timeouts, a training that is stopped and gone on with elsewhere: and the weights are those of an undisturbed one.
+"""Steps under timeouts, and a training that is stopped and resumed elsewhere: the weights equal those of an undisturbed run.
 
     python examples/timeouts.py
 
-asyncio's own means are all it takes: asyncio.timeout, task.cancel. A cancelled step either did not happen or has counted, and
-`trainer.step_count` says which; a batch that was taken for a step that did not happen is the next one of the same run.
+It takes only asyncio's own tools: asyncio.timeout and task.cancel. A cancelled step has either counted or not happened at all,
+and `trainer.step_count` tells which. If the step did not happen, the same run uses its batch for the next step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = 8
 
 
 def batches(first: int = 0) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Batch after batch from number `first` on: one that can be asked for again by its number can be gone on with."""
+    """Yield batches from number `first` on. A training can resume because each batch follows from its number."""
     for number in range(first, STEPS):
         tokens = np.random.default_rng(number).integers(0, 256, (4, CONFIG.block_size + 1))
         yield tokens[:, :-1], tokens[:, 1:]
@@ -39,7 +39,7 @@ async def undisturbed() -> dict[str, NDArray[np.float32]]:
 
 
 async def half(folder: Path) -> None:
-    """Steps under a timeout that is too short at first; the first half of them, saved."""
+    """Make the first half of the steps under a timeout that is too short at first, and save."""
     async with Engine("cpu", host_memory="64MiB") as engine:
         trainer = Trainer(await GPT2.create(engine, CONFIG, seed=1), AdamW(lr=1e-3))
         steps, patience_s, late = trainer.run(batches()), 0.001, 0
@@ -47,16 +47,16 @@ async def half(folder: Path) -> None:
             try:
                 async with asyncio.timeout(patience_s):
                     await anext(steps)
-            except TimeoutError:  # whatever was under way has wound down by now
+            except TimeoutError:  # all work of the step has wound down by now
                 late, patience_s = late + 1, patience_s * 2
         await steps.aclose()
-        assert trainer.last_report is not None  # also where a timeout hid the report of a step that had counted
+        assert trainer.last_report is not None  # even if a timeout hid the report of a step that counted
         print(f"{late} timeouts, step {trainer.last_report.step} with loss {trainer.last_report.loss:.4f}")
         await trainer.save(folder)
 
 
 async def rest(folder: Path) -> dict[str, NDArray[np.float32]]:
-    """The others, cancelled once in the middle, in another engine that holds the model under a smaller cap."""
+    """Make the other steps, cancelled once in the middle, in another engine with a smaller cap."""
     async with Engine("emulated", device_memory="1MiB", host_memory="64MiB") as engine:
         trainer = await Trainer.load(engine, folder)
         steps = trainer.run(batches(trainer.step_count))
@@ -68,8 +68,8 @@ async def rest(folder: Path) -> dict[str, NDArray[np.float32]]:
         training = asyncio.create_task(go_on())
         await asyncio.sleep(0.05)
         training.cancel()
-        await asyncio.wait([training])  # cancelled means wound down
-        print(f"cancelled behind step {trainer.step_count}")
+        await asyncio.wait([training])  # when the task is done, the step has wound down
+        print(f"cancelled after step {trainer.step_count}")
         await go_on()
         return await trainer.model.state_dict()
 
@@ -81,7 +81,7 @@ async def main() -> None:
         await half(folder)
         found = await rest(folder)
     same = all(np.array_equal(found[name], expected[name]) for name in expected)
-    print("the weights are", "the same" if same else "others", "bit for bit")
+    print("the weights are", "equal" if same else "not equal", "bit for bit")
 
 
 if __name__ == "__main__":

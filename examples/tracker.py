@@ -1,10 +1,10 @@
-"""A run followed by a tracker of experiments in the shape of W&B: init, log, finish.
+"""A training run logged to an experiment tracker with the calls of W&B: init, log, finish.
 
-    asynctile train --callback tracker:Tracker      in this folder: what the program trains
-    python examples/tracker.py                      the same from a Trainer of one's own, whose reports are a loop
+    asynctile train --callback tracker:Tracker      run in this folder: logs a training of the command line
+    python examples/tracker.py                      the same from your own loop over the reports of a Trainer
 
-`LocalRun` stands in for such a service: it keeps lines of JSON in ./tracked. With W&B, `wandb.init(project=..., id=...,
-resume="allow", config=...)` takes its place; the calls are the same.
+`LocalRun` stands in for the tracker: it writes lines of JSON to ./tracked. With W&B, replace it by `wandb.init(project=...,
+id=..., resume="allow", config=...)`; the calls are the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from asynctile.layers import GPT2, AdamW, Evaluation, GPT2Config, StepReport, Tr
 
 
 class LocalRun:
-    """A run of the stand-in. One of the same id goes on, without what was logged from `first_step` on: that is done again."""
+    """A run of the stand-in tracker.
+
+    A second run with the same id continues the first. It drops the lines logged from `first_step` on, because those steps are
+    repeated.
+    """
 
     def __init__(self, id: str, config: Mapping[str, Any], first_step: int = 1) -> None:
         self.path = Path("tracked") / f"{id}.jsonl"
@@ -42,7 +46,7 @@ class LocalRun:
 
 
 class Tracker(Callback):
-    """For --callback: one run of the tracker for a folder of `asynctile train`, which goes on with it."""
+    """A callback for --callback: one tracker run for each folder of `asynctile train`, continued when the training resumes."""
 
     def begin(self, run: Run) -> None:
         config = {**run.options, "model": dict(run.config), "parameters": run.parameters}
@@ -59,13 +63,13 @@ class Tracker(Callback):
 
 
 def values_of(report: StepReport) -> dict[str, Any]:
-    """What a tracker draws of a step."""
+    """Return the values of a step that a tracker plots."""
     return {"train/loss": report.loss, "train/lr": report.lr, "train/grad_norm": report.grad_norm, "speed": report.tokens_per_s}
 
 
 def batches(steps: int) -> Iterator[tuple[Any, Any]]:
-    """A text that repeats, from ever other places."""
-    text = np.frombuffer(b"what is logged is a number and the step that it belongs to; " * 20, np.uint8).astype(np.int64)
+    """Yield batches of a repeated text, each from a later position."""
+    text = np.frombuffer(b"a tracker logs a number and the step that it belongs to; " * 20, np.uint8).astype(np.int64)
     for step in range(steps):
         windows = np.stack([text[start : start + 33] for start in range(step, step + 4)])
         yield windows[:, :-1], windows[:, 1:]
@@ -78,7 +82,7 @@ async def main(steps: int = 12) -> None:
         trainer = Trainer(await GPT2.create(engine, config, seed=1), AdamW(lr=3e-3))
         async with aclosing(trainer.run(batches(steps))) as reports:
             async for report in reports:
-                # A service that answers over the network would be called by `await asyncio.to_thread(run.log, ...)`.
+                # Call a tracker that sends over the network by `await asyncio.to_thread(run.log, ...)`.
                 run.log(values_of(report), step=report.step)
     run.finish(exit_code=0)
     print(f"{steps} steps are in {run.path}")

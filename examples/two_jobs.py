@@ -2,8 +2,8 @@
 
     python examples/two_jobs.py
 
-Shares keep jobs apart: each has the results, and moves the bytes, that it would have alone under its caps, and one that fails
-or is cancelled leaves the other alone. The interactive one goes first, until it has had three times the time of the other.
+Shares keep jobs apart. Each job computes the same results, and moves the same bytes, as alone under its caps; if one fails or
+is cancelled, the other goes on. The interactive share goes first until it has used three times the time of the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def fine_tune(part: Share, steps: int) -> float:
 
 
 async def answer(part: Share, prompts: list[str]) -> list[bytes]:
-    """All at once; a server computes the next tokens of all its texts together."""
+    """Answer all prompts at once; a server computes the next tokens of all its texts together."""
     model = await GPT2.create(part, CONFIG, seed=2)
     async with model.serve(most=4) as server:
 
@@ -55,11 +55,11 @@ async def main() -> None:
             texts = jobs.create_task(answer(answering, ["one", "two", "three"]))
         print(f"loss {tuned.result():.3f}; answers {texts.result()}")
         left = engine.statistics().device_memory_bytes
-        print(f"while both are lent, {left} bytes of the device are the engine's own")
+        print(f"with both shares open, the engine keeps {left} bytes of the device")
         try:
             async with engine.share(device_memory="2MiB", host_memory="32MiB"):
                 pass
-        except BudgetError as error:  # refused before any work; error.floor is the smallest cap that would do
+        except BudgetError as error:  # refused before any work; error.floor is the smallest cap that works
             print(f"a third share: {error}")
 
 

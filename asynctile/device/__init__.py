@@ -1,6 +1,7 @@
-"""Devices: where tiles are computed. One interface (base.py) for all kinds; nothing above knows which one it has.
+"""Devices that compute tiles. All kinds share one interface (base.py), so the layers above never ask which kind they have.
 
-cpu.py: NumPy and Numba in RAM. emulated.py: the same kernels in a bounded arena of their own, behind a link. cuda.py: a GPU.
+cpu.py runs NumPy and Numba in RAM. emulated.py runs the same kernels in a bounded arena of its own, behind a link. cuda.py is a
+GPU.
 """
 
 from __future__ import annotations
@@ -19,23 +20,25 @@ __all__ = ["CpuDevice", "CudaDevice", "Device", "EmulatedDevice", "gpu_title", "
 
 
 def resolved(name: str) -> str:
-    """What "auto" stands for on this machine; any other name as it is."""
+    """Return the device that "auto" stands for on this machine, and any other name unchanged."""
     if name != "auto":
         return name
     return "cuda:0" if gpu_count() else "cpu"
 
 
 def open_device(name: str, *, link_rate: int | None = None, precision: str = "fp32") -> Device:
-    """The device called `name` ("auto", "cpu", "emulated", "cuda:N"); DeviceError for one that is not there.
+    """Open the device called `name`: "auto", "cpu", "emulated" or "cuda:N".
 
-    "auto": the first GPU, or the CPU where there is none. link_rate: bytes a second each way, for "emulated" only; ValueError
-    elsewhere. precision: "fp32", or on a GPU also "tf32" and "bf16".
+    "auto" is the first GPU, or the CPU where there is none. link_rate: bytes a second each way, for "emulated" only. precision:
+    "fp32", or on a GPU also "tf32" and "bf16".
+
+    Raises DeviceError if the device is not there, and ValueError if another device is given a link_rate.
     """
     kind = resolved(name)
     if not re.fullmatch("cpu|emulated|cuda(:[0-9]+)?", kind):
         raise DeviceError(f"unknown device {name!r}: expected 'auto', 'cpu', 'emulated' or 'cuda:N'")
     if link_rate is not None and kind != "emulated":
-        raise ValueError(f"link_rate is for device='emulated', not {name!r}, whose link is what it is; leave it out")
+        raise ValueError(f"link_rate works only with device='emulated', not with {name!r}; leave it out")
     check_precision(precision, kind)
     if kind.startswith("cuda"):
         return CudaDevice(open_driver(kind), precision)

@@ -1,7 +1,7 @@
-"""What a device offers to the engine: memory cut into slots, streams, and the three things that run on them.
+"""The interface that a device offers to the engine: memory cut into slots, streams, and the work that runs on them.
 
-Everything here enqueues and returns an event; nothing blocks but `close`. Ordering is the caller's: each call names the
-events it needs to have gone well (`waits`) and those that must only be over (`after`).
+Every call here enqueues work and returns an event. Only `close`, `warm` and `record` block. The caller decides the order: each
+call names the events that must have succeeded (`waits`) and the events that must only be over (`after`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from asynctile.storage.tile import Tile
 from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
 from asynctile.streams.stream import Stream
 
-#: Called while kernels are compiled: (kernel, how many are ready, of how many).
+#: Called while kernels are compiled, with (kernel, number of kernels ready, number of kernels in all).
 Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Who can do a device's work in compiled code alone. Rates of its link: bytes a second, None for no limit."""
+    """The compiled workers that can run a device's steps without Python.
+
+    up_rate, down_rate: rates of the device's link in bytes a second, None for no limit.
+    """
 
     threads: int
     up_rate: float | None = None
@@ -38,10 +41,11 @@ class Workers:
 
 
 class Node(NamedTuple):
-    """A piece of work in a graph. kind: any but TRANSFER. what: the operation, or the tile that is moved.
+    """One piece of work in a graph.
 
-    arrays: of its operands; of a move, where to and where from. number: view of `Device.numbers` for what an operation reports,
-    or None. after: earlier nodes of the graph that must be over, by their index.
+    kind: any kind but TRANSFER. what: the operation, or the tile that is moved. arrays: the arrays of the operation's operands,
+    or target and source of a move. number: view of `Device.numbers` for the value that the operation reports, or None. after:
+    indices of earlier nodes of the graph that must be over first.
     """
 
     kind: Kind
@@ -52,28 +56,29 @@ class Node(NamedTuple):
 
 
 class GraphRecorder(Protocol):
-    """Writes work down as graphs, which run without Python."""
+    """A recorder that captures work as graphs, which run without Python."""
 
     def record(self, nodes: Sequence[Node]) -> Any:
-        """The graph of `nodes`, to be run as often as wanted on these very addresses. Blocks; from any thread.
+        """Return a graph of `nodes`, which can run any number of times on exactly these addresses.
 
-        Raises what a kernel raises that cannot be written down, and DeviceError where the device has no way or room for it.
+        Blocks, and may be called from any thread. Raises the error of a kernel that cannot be captured, and DeviceError where
+        the device cannot capture at all or has no room for the graph.
         """
 
     def replay(self, graph: Any, waits: StreamEvents = (), after: StreamEvents = (), what: object = None) -> StreamEvent:
-        """Run a graph, behind those that were run before it and whatever `launch` was asked for. what: it is, for messages."""
+        """Run a graph after all earlier graphs and launches. what: what the graph is, for messages."""
 
     def forget(self, graph: Any) -> None:
-        """It will not be run again."""
+        """Release a graph that will not run again."""
 
 
 class Device(Protocol):
     """The contract that every device passes (tests/device/test_contract.py).
 
-    name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded to be used. grain: how large
-    its tiles should be. kernels: what `launch` finds by an operation's `kernel`; empty where nothing is computed. host: the RAM
-    that its copies go to and come from. workers: who else can do its work, None if nobody can. recorder: who can write its work
-    down as graphs, None if it has none.
+    name: as given to Engine. has_link: there is a host tier below, and bytes must be uploaded before use. grain: how large the
+    device's tiles should be. kernels: the functions that `launch` looks up by an operation's `kernel`, empty on a device that
+    computes nothing. host: the RAM that copies go to and come from. workers: the compiled workers that can do its work, or
+    None. recorder: captures its work as graphs, or None.
     """
 
     name: str
@@ -87,76 +92,91 @@ class Device(Protocol):
     def host(self) -> HostMemory: ...
 
     def budget(self, wanted: int | None) -> int | None:
-        """The cap on its own memory where `wanted` bytes were asked for, None for all there is; BudgetError if it has less."""
+        """Return the cap on the device's own memory, None for no cap.
+
+        wanted: the bytes asked for, None for all there is. Raises BudgetError if the device has less.
+        """
 
     def start(self) -> None:
-        """Start the streams."""
+        ...
 
     def warm(self, report: Report | None, stop: threading.Event | None = None) -> bool:
-        """Compile what is compiled on first use. Blocks; False soon after `stop` is set, with no more done than was.
+        """Compile the kernels that would otherwise compile on first use. Blocks.
 
-        DeviceError if the process that compiles was killed.
+        Returns False soon after `stop` is set; the kernels that are ready by then stay ready. Raises DeviceError if the process
+        that compiles was killed.
         """
 
     def map_pool(self, pool: Pool) -> None:
-        """Back a pool of slots with memory for those that are expected of it; called again when more are."""
+        """Back a pool with memory for the slots that it expects.
+
+        Called again when the pool expects more slots.
+        """
 
     def map_ground(self, ground: Ground) -> None:
-        """Back the whole of a divided arena with memory, if it has none yet."""
+        """Back the whole of a divided arena with memory, unless it already has some."""
 
     def array(self, slot: Slot, shape: tuple[int, ...], dtype: Any) -> Any:
-        """The device array over a slot."""
+        """Return the device array over a slot."""
 
     def discard(self, slot: Slot) -> None:
-        """Let the memory of a free slot go, where the device can."""
+        """Release the memory of a free slot, where the device can."""
 
     def numbers(self, count: int) -> np.ndarray:
-        """float64 zeros (count,) that kernels can write and the host can read; views of it are what `launch` takes."""
+        """Return float64 zeros (count,) that kernels can write and the host can read. `launch` takes views of them."""
 
     def launch(
         self, operation: Operation, arrays: Sequence[Any], number: Any, waits: StreamEvents, after: StreamEvents = ()
     ) -> StreamEvent:
-        """Run an operation's kernel; `number`: view of `numbers` for what it reports, or None."""
+        """Run an operation's kernel. number: view of `numbers` for the value that the operation reports, or None."""
 
     def launch_on_host(
         self, operation: Operation, arrays: Sequence[np.ndarray], number: Any, waits: StreamEvents,
         after: StreamEvents = (),
     ) -> StreamEvent:
-        """Run the same kernel on the CPU, on host arrays, beside what the device runs; the bits are those of every CPU."""
+        """Run the same kernel on the CPU, on host arrays, while the device runs other work. The bits are those of every CPU."""
 
     def upload(
         self, target: Any, source: np.ndarray, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
-        """Host array to device array. what: the tile, for messages."""
+        """Copy a host array to a device array. what: the tile, for messages."""
 
     def download(
         self, target: np.ndarray, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
-        """Device array to host array, which may be smaller: then the first elements along each axis. what: the tile, for
-        messages.
+        """Copy a device array to a host array. what: the tile, for messages.
+
+        A host array that is smaller receives the first elements along each axis.
         """
 
     def copy(
         self, target: Any, source: Any, waits: StreamEvents, after: StreamEvents = (), what: object = None
     ) -> StreamEvent:
-        """Within the device's memory, or within RAM: arrays that do not overlap. what: the tile, for messages."""
+        """Copy between arrays that do not overlap, within the device's memory or within RAM. what: the tile, for messages."""
 
     def add_stream(self, name: str, threads: int) -> Stream:
-        """A stream of host threads whose work can wait for events of the device, and the device's for its; not started."""
+        """Return a new stream of host threads, not started.
+
+        Its work can wait for events of the device, and the device's work for its events.
+        """
 
     def stall_s(self) -> float:
-        """Seconds, averaged over what computes in parallel, in which operations waited for copies and nothing else ran; nan
-        while nobody measures that.
+        """Return the seconds in which operations waited for copies while nothing else ran, averaged over the parallel workers.
+
+        nan while nobody measures that.
         """
 
     def streams(self) -> list[TracedRunner]:
-        """All streams, for a trace."""
+        """Return all streams, for a trace."""
 
     def close(self, patience_s: float | None = None) -> None:
-        """Run what is enqueued, end the streams. patience_s: for each stream; then its threads are left to themselves."""
+        """Run the enqueued work, then end the streams.
+
+        patience_s: how long to wait for each stream. After that its threads are left behind.
+        """
 
 
 def address_of(array: Any) -> int:
-    """Where the memory of a tile begins, on the GPU or in RAM."""
+    """Return the address at which a tile's memory begins, on the GPU or in RAM."""
     address: int = array.ctypes.data if hasattr(array, "ctypes") else array.ptr
     return address

@@ -1,4 +1,4 @@
-"""The CPU as a device: RAM is its memory, so there is no link; tiles are computed where they are."""
+"""The CPU as a device: its memory is RAM, so there is no link and tiles are computed in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from asynctile.device.workers import WorkerDevice
 
 
 class CpuDevice(WorkerDevice):
-    """Kernels on one worker thread a core, in RAM."""
+    """Kernels in RAM, on one worker thread per core."""
 
     name = "cpu"
     has_link = False

@@ -1,8 +1,8 @@
 """Matrix products by cuBLAS, called through ctypes.
 
-The way not taken: CuPy's own binding. It names the stream before every call, and naming the stream takes the workspace away
-that was given to the handle; cuBLAS may then choose another algorithm, with other last bits, inside a captured graph than
-outside. Here one handle has one stream and one workspace for as long as it lives, so equal operands always give equal bits.
+The way not taken: CuPy's own binding. CuPy sets the stream before every call, and setting the stream drops the workspace that
+the handle was given. cuBLAS may then choose another algorithm inside a captured graph than outside, with other last bits. Here
+one handle keeps one stream and one workspace for its whole life, so equal operands always give equal bits.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
 
-#: cudaDataType by bytes of an element: bfloat16, float32.
+#: cudaDataType by bytes per element: bfloat16, float32.
 DATA_TYPE = {2: 14, 4: 0}
-#: cublasComputeType_t: added up in float32; the second multiplies float32 operands as TF32.
+#: cublasComputeType_t: accumulate in float32. The second multiplies float32 operands as TF32.
 COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
-#: cublasMath_t: a product in pieces is added up in float32, never in c's bf16.
+#: cublasMath_t: a product computed in parts (split-K) is reduced in float32, never in c's bf16.
 DISALLOW_REDUCED_PRECISION_REDUCTION = 16
 #: cublasGemmAlgo_t: let cuBLAS choose.
 GEMM_DEFAULT = -1
-#: What cuBLAS recommends for Hopper; older GPUs want less.
+#: The size that cuBLAS recommends for Hopper; older GPUs need less.
 WORKSPACE_NBYTES = 32 << 20
 
 
 class Cublas:
-    """A handle for one stream. workspace: address of WORKSPACE_NBYTES on the device, the caller's.
+    """A cuBLAS handle for one stream.
 
-    tf32: multiply float32 operands as TF32.
+    workspace: address of WORKSPACE_NBYTES on the device; the caller owns them. tf32: multiply float32 operands as TF32.
     """
 
     def __init__(self, stream: int, *, tf32: bool, workspace: int) -> None:
@@ -40,17 +40,20 @@ class Cublas:
         self._check("cublasCreate", self._library.cublasCreate_v2(byref(self._handle)))
         mode = c_int(DISALLOW_REDUCED_PRECISION_REDUCTION)
         self._check("cublasSetMathMode", self._library.cublasSetMathMode(self._handle, mode))
-        # This order: naming the stream resets the workspace.
+        # The order matters: setting the stream resets the workspace.
         self._check("cublasSetStream", self._library.cublasSetStream_v2(self._handle, c_void_p(stream)))
         size = c_size_t(WORKSPACE_NBYTES)
         self._check("cublasSetWorkspace", self._library.cublasSetWorkspace_v2(self._handle, c_void_p(workspace), size))
         self._one, self._zero = c_float(1.0), c_float(0.0)
 
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
-        """c (R, C) = op(a) (R, K) op(b) (K, C) (+ c), all row-major; a and b of one dtype, float32 or bfloat16 each."""
+        """Compute c (R, C) = op(a) (R, K) op(b) (K, C) (+ c), all row-major. a and b have one dtype; c has its own.
+
+        Each of the two dtypes is float32 or bfloat16.
+        """
         rows, columns = c.shape
         inner = a.shape[0] if ta else a.shape[1]
-        # cuBLAS thinks in columns: the row-major product is its product of the transposes, the other way round.
+        # cuBLAS is column-major: the row-major product is its product of the transposes, with the operands swapped.
         status = self._library.cublasGemmEx(
             self._handle, c_int(tb), c_int(ta), c_int(columns), c_int(rows), c_int(inner),
             byref(self._one), c_void_p(b.ptr), c_int(DATA_TYPE[b.dtype.itemsize]), c_int(b.shape[1]),
@@ -68,23 +71,26 @@ class Cublas:
     def _check(self, call: str, status: int) -> None:
         if status:
             name = self._library.cublasGetStatusString(status).decode()
-            raise DeviceError(f"{call} failed: {name}; is another process filling the GPU?")
+            raise DeviceError(f"{call} failed: {name}; if another process fills the GPU's memory, end it and try again")
 
 
 def compute_type(tf32: bool) -> int:
-    """cublasComputeType_t of a precision."""
+    """Return the cublasComputeType_t of a precision."""
     return COMPUTE_32F_FAST_TF32 if tf32 else COMPUTE_32F
 
 
 def load(name: str, text: str) -> Any:
-    """The library "cublas" or "cublasLt", as CuPy finds it. text: its function that names a status. DeviceError if missing."""
+    """Load the library "cublas" or "cublasLt" from where CuPy finds it.
+
+    text: the name of its function that names a status. Raises DeviceError if the library is missing.
+    """
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         library = ctypes.CDLL(load_nvidia_dynamic_lib(name).abs_path)
     except Exception as error:
         raise DeviceError(
-            f"{name} does not load ({str(error).splitlines()[0]}): pip install 'asynctile[cuda13]' brings it"
+            f"{name} does not load ({str(error).splitlines()[0]}); install it with pip install 'asynctile[cuda13]'"
         ) from error
     getattr(library, text).restype = ctypes.c_char_p
     return library

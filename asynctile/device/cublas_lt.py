@@ -1,8 +1,8 @@
-"""Matrix products with something added on the way out, by cuBLASLt: a bias row, or another matrix, without a pass of their own.
+"""Matrix products by cuBLASLt that add a bias row or another matrix in the same pass.
 
-Called through ctypes, like cublas.py. What an algorithm is chosen by is the shape alone, never an address, so equal operands
-give equal bits wherever they stand. Not every combination of types has an algorithm: `gemm` says so, and the caller takes the
-plain way. Whether its results are right on this machine is tried once, when the device opens (probe.py).
+Called through ctypes, like cublas.py. The algorithm depends on the shape alone, never on an address, so equal operands give
+equal bits at any address. Some combinations of types have no algorithm: `gemm` then returns False, and the caller computes
+product and addition separately. When a device opens, probe.py checks once that the results are right on this machine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from asynctile.program.grain import COARSE
 
 #: cublasLtMatmulDescAttributes_t.
 TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, BIAS_DATA_TYPE = 3, 4, 7, 8, 26
-#: cublasLtEpilogue_t: nothing, or a row added.
+#: cublasLtEpilogue_t: add nothing, or add a row.
 EPILOGUE_DEFAULT, EPILOGUE_BIAS = 1, 4
-#: cublasLtMatmulPreferenceAttributes_t, and what it takes every address to be a multiple of.
+#: cublasLtMatmulPreferenceAttributes_t. MIN_ALIGNMENTS say of which number every address is a multiple.
 MAX_WORKSPACE, REDUCTION_SCHEMES, MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)
-#: cublasLtReductionScheme_t: a product in pieces is added up in float32, never in c's bf16.
+#: cublasLtReductionScheme_t: a product computed in parts (split-K) is reduced in float32, never in c's bf16.
 IN_COMPUTE_TYPE = 2
 FLOAT32 = 0
 ALIGNMENT = COARSE.alignment
@@ -46,7 +46,10 @@ class GemmPlan:
 
 
 class CublasLt:
-    """stream, tf32, workspace: as for Cublas; both may have the same workspace, as their work is on one stream."""
+    """A cuBLASLt handle for one stream. stream, tf32, workspace: as for Cublas.
+
+    Both may share one workspace, because their work is on one stream.
+    """
 
     def __init__(self, stream: int, *, tf32: bool, workspace: int) -> None:
         self._library = load("cublasLt", "cublasLtGetStatusString")
@@ -61,9 +64,9 @@ class CublasLt:
     def gemm(
         self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None = None, bias: Array | None = None
     ) -> bool:
-        """c = op(a) op(b) (+ source) (+ bias), all row-major; False, and nothing done, if there is no algorithm for it.
+        """Compute c = op(a) op(b) (+ source) (+ bias), all row-major. Return False, with nothing done, if no algorithm exists.
 
-        source: of c's shape and dtype, c itself allowed. bias (C,) of c's dtype: no other has an algorithm.
+        source: has c's shape and dtype, and may be c itself. bias: (C,) of c's dtype, the only dtype with an algorithm.
         """
         key = (a.shape, b.shape, c.shape, a.dtype.itemsize, c.dtype.itemsize, ta, tb, source is not None, bias is not None)
         if key not in self._plans:
@@ -76,7 +79,7 @@ class CublasLt:
         left, right, out = plan.layouts
         beta = self._zero if source is None else self._one
         added = c.ptr if source is None else source.ptr
-        # It thinks in columns: the row-major product is its product of the transposes, the other way round.
+        # cuBLASLt is column-major: the row-major product is its product of the transposes, with the operands swapped.
         self._call(
             "cublasLtMatmul", self._handle, plan.operation, byref(self._one), c_void_p(b.ptr), left, c_void_p(a.ptr), right,
             byref(beta), c_void_p(added), out, c_void_p(c.ptr), out, byref(plan.found), self._workspace,
@@ -86,13 +89,13 @@ class CublasLt:
 
     @property
     def words(self) -> str:
-        """Its name, and for how many of the shapes asked for so far it has no algorithm, with one of them."""
+        """The library's name, the number of requested shapes without an algorithm so far, and the last of them."""
         without = [key for key, plan in self._plans.items() if plan is None]
         if not without:
             return "cuBLASLt"
         a, b, _, item, out, ta, tb, source, bias = without[-1]
         added = " and ".join(name for name, there in (("source", source), ("bias", bias)) if there)
-        return (f"cuBLASLt, without an algorithm for {len(without)} of {len(self._plans)} shapes ({a}{'T' if ta else ''} by "
+        return (f"cuBLASLt, with no algorithm for {len(without)} of {len(self._plans)} shapes ({a}{'T' if ta else ''} by "
                 f"{b}{'T' if tb else ''} of {item} bytes to {out} bytes, {added or 'nothing'} added)")
 
     def close(self) -> None:
@@ -102,7 +105,7 @@ class CublasLt:
         self._library.cublasLtDestroy(self._handle)
 
     def _plan(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, biased: bool) -> GemmPlan | None:
-        """What cuBLASLt holds best for this shape; None if it has nothing."""
+        """Return the algorithm that cuBLASLt ranks first for this shape, or None if it has none."""
         operation = c_void_p()
         self._call("cublasLtMatmulDescCreate", byref(operation), c_int(self._compute), c_int(FLOAT32))
         self._set(operation, TRANSA, c_int(tb))
@@ -110,7 +113,7 @@ class CublasLt:
         self._set(operation, EPILOGUE, c_uint32(EPILOGUE_BIAS if biased else EPILOGUE_DEFAULT))
         if biased:
             self._set(operation, BIAS_DATA_TYPE, c_int(DATA_TYPE[c.dtype.itemsize]))
-            self._set(operation, BIAS_POINTER, c_uint64(ALIGNMENT))  # asks how addresses are aligned, reads nothing
+            self._set(operation, BIAS_POINTER, c_uint64(ALIGNMENT))  # stands for any aligned address; nothing is read from it
         layouts = self._layout(b), self._layout(a), self._layout(c)
         found, count = _Heuristic(), c_int()
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
@@ -130,7 +133,7 @@ class CublasLt:
         return layout
 
     def _preference(self) -> c_void_p:
-        """Made once: the workspace there is, in what sums are added up, and how addresses are aligned."""
+        """Return the search preferences, made on first use: workspace size, reduction in float32, alignment of addresses."""
         if not hasattr(self, "_preferred"):
             self._preferred = c_void_p()
             self._call("cublasLtMatmulPreferenceCreate", byref(self._preferred))

@@ -1,8 +1,8 @@
-"""A GPU as a device: compute, upload and download streams over slots in its memory, behind RAM that the driver has pinned.
+"""A GPU as a device: compute, upload and download streams over slots in its memory, above RAM that the driver has pinned.
 
-Covers what the engine asks of a device; ordering and landing are cuda_stream.py, memory is cuda_memory.py, calls into CUDA
-are driver.py. All computing goes to one stream, so that equal programs give equal bits and one set of scratch serves all
-kernels.
+This file covers the engine's interface to a device. Ordering and landing are in cuda_stream.py, memory in cuda_memory.py, calls
+into CUDA in driver.py. All computing goes to one stream, so that equal programs give equal bits and one set of scratch serves
+all kernels.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from asynctile.storage.tile import corner
 from asynctile.streams.event import StreamEvent, StreamEvents, TracedRunner
 from asynctile.streams.stream import Stream
 
-#: Kernels of operations that the host does.
+#: Kernels that may run on the host.
 ON_HOST = ("adamw", "adamw_bf16")
-#: The loop that plans what stands where.
+#: The planner's main loop, compiled by Numba as well.
 PLANNER = "asynctile.schedule.stays.walk"
-#: Of a GPU's free memory, left to the driver, to the workspaces of cuBLAS and cuDNN, and to what rounding takes.
+#: Free GPU memory that tiles leave to the driver, to the workspaces of cuBLAS and cuDNN, and to rounding.
 RESERVE_NBYTES = 768 << 20
 
 
 class CudaDevice(DeviceMemory):
-    """driver: the GPU. precision: "fp32", "tf32" or "bf16"; DeviceError if the GPU has no such arithmetic."""
+    """One GPU. driver: the GPU. precision: "fp32", "tf32" or "bf16"; DeviceError if the GPU does not support it."""
 
     has_link = True
     grain = COARSE
@@ -51,8 +51,8 @@ class CudaDevice(DeviceMemory):
     def __init__(self, driver: Driver, precision: str = "fp32") -> None:
         if precision != "fp32" and driver.capability < (8, 0):
             major, minor = driver.capability
-            raise DeviceError(f"{driver.name} has no {precision} arithmetic (compute capability {major}.{minor}, 8.0 is the "
-                              "first with it); choose precision 'fp32'")
+            raise DeviceError(f"{driver.name} has no {precision} arithmetic (its compute capability is {major}.{minor}, and it "
+                              "needs at least 8.0); choose precision 'fp32'")
         super().__init__(driver)
         self.name = driver.name
         self.precision = precision
@@ -64,13 +64,13 @@ class CudaDevice(DeviceMemory):
         self._up = CudaStream("upload", driver, self._lock, self._clock)
         self._down = CudaStream("download", driver, self._lock, self._clock)
         self._copies = Stream("unpin", self._lock)
-        # A core is left to the loop, and one to those who see work land.
+        # One core is left to the event loop, and one to the threads that see work land.
         self._host = Stream("host", self._lock, max(1, len(os.sched_getaffinity(0)) - 2))
         self._others: list[Stream] = [self._copies, self._host]
         self._context = LaunchStream(driver, self._compute, precision)
         self._graphs = CudaRecorder(driver, self._compute, self._perform)
         self.recorder: GraphRecorder | None = self._graphs
-        #: pinned RAM that nobody uses now, by size
+        #: spare pinned RAM, by size
         self._pinned: dict[int, list[PinnedMap]] = {}
         self._closed = False
 
@@ -84,8 +84,8 @@ class CudaDevice(DeviceMemory):
         raise BudgetError(
             f"{self.name} has {format_size(max(room, 0))} for tiles: {format_size(free)} of its {format_size(total)} are free, "
             f"and {format_size(RESERVE_NBYTES)} are kept for the driver; "
-            + ("end what else fills the GPU, or choose another device" if wanted is None else
-               f"lower device_memory of {format_size(wanted)}, or end what else fills the GPU"),
+            + ("end the other programs on the GPU, or choose another device" if wanted is None else
+               f"lower device_memory (now {format_size(wanted)}), or end the other programs on the GPU"),
             floor=max(room, 0),
         )
 
@@ -101,7 +101,7 @@ class CudaDevice(DeviceMemory):
         return cpu_kernels.warm(report, (*ON_HOST, PLANNER), stop)
 
     def numbers(self, count: int) -> np.ndarray:
-        """float64 zeros (count,) in RAM that kernels can write."""
+        """Return float64 zeros (count,) in RAM that kernels can write."""
         block = self._take_pinned(count * 8)
         view = np.ndarray((count,), np.float64, block)
         view[:] = 0.0
@@ -122,7 +122,7 @@ class CudaDevice(DeviceMemory):
         return self._host.enqueue(waits, cpu_kernels.KERNELS[operation.kernel], args, after=after, what=operation)
 
     def _perform(self, operation: Operation, arrays: Sequence[Any], number: np.ndarray | None) -> None:
-        """Enqueue it now: what it is given is written down."""
+        """Enqueue an operation at once, so that it is captured."""
         self.kernels[operation.kernel](self._context, *arguments(operation, arrays, number))
 
     def upload(
@@ -136,7 +136,8 @@ class CudaDevice(DeviceMemory):
     ) -> StreamEvent:
         if isinstance(target.base, PinnedMap):
             return self._down_to(target, source, waits, after, what)
-        # A copy to RAM that is not pinned would hold the caller until it is done: through pinned RAM, and on by a host thread.
+        # A copy to RAM that is not pinned would block the caller until it is done. So it goes to pinned RAM first, and a host
+        # thread copies it on.
         block = self._take_pinned(source.nbytes)
         staged = np.ndarray(source.shape, source.dtype, block)
         landed = self._down_to(staged, source, waits, after, what)
@@ -162,7 +163,7 @@ class CudaDevice(DeviceMemory):
         return [self._compute, self._up, self._down, *self._others]
 
     def close(self, patience_s: float | None = None) -> None:
-        # The host's streams first: what they have yet to do may wait for the GPU, and the GPU for them.
+        # Close the host's streams first: their pending work may wait for the GPU, and the GPU for that work.
         for runner in reversed(self.streams()):
             runner.close(patience_s)
         self._clock.close()
@@ -192,12 +193,12 @@ class CudaDevice(DeviceMemory):
         return self.host.block(nbytes)
 
     def _give_pinned(self, block: PinnedMap) -> None:
-        if not self._closed:  # numbers may be let go after that: their RAM is not kept for anybody then
+        if not self._closed:  # numbers may be released after close; their RAM is not kept then
             self._pinned.setdefault(block.nbytes, []).append(block)
 
 
 class LaunchStream:
-    """A stream as launchers see it (kernels/cuda/context.py)."""
+    """A compute stream as the launchers see it (kernels/cuda/context.py)."""
 
     scratch: Array
     arrived: Array
@@ -209,8 +210,8 @@ class LaunchStream:
         self._precision = precision
 
     def open(self, zero: np.ndarray) -> None:
-        """zero: a number in pinned RAM."""
-        self._zero = zero  # the stream may read it later
+        """Open the libraries and allocate scratch. zero: a number in pinned RAM."""
+        self._zero = zero  # kept alive: the stream may read it later
         self._driver.open_gemm(self._handle, tf32=self._precision == "tf32")
         if self._precision == "bf16":
             self._driver.open_attention(self._handle)
@@ -249,14 +250,14 @@ class LaunchStream:
             self._driver.free(self.scratch.ptr)
         if hasattr(self, "arrived"):
             self._driver.free(self.arrived.ptr)
-            del self._zero  # its RAM is unlocked while there is a driver
+            del self._zero  # unlocks its RAM while there still is a driver
 
 
 def arguments(operation: Operation, arrays: Sequence[Any], number: np.ndarray | None) -> tuple[Any, ...]:
-    """Of a kernel, behind its context."""
+    """Return a kernel's arguments after its context."""
     return (*arrays, *operation.params) if number is None else (*arrays, *operation.params, _array(number))
 
 
 def _array(number: np.ndarray) -> Array:
-    """A float64 that the host sees, as kernels see it: pinned RAM has one address for both."""
+    """Return a float64 that the host sees as kernels see it: pinned RAM has one address for both."""
     return Array(number.ctypes.data, number.shape, number.dtype)

@@ -1,11 +1,12 @@
-"""Work of a GPU written down as CUDA graphs, by capturing streams.
+"""CUDA graphs of a GPU's work, made by capturing streams.
 
-A graph has three branches: all computing, in the order of its nodes, as it has one stream and one set of scratch otherwise;
-copies to the GPU; copies from it. A node stands behind the one before it on its branch, and behind those of other branches
-that it names, by an event between two streams, which in a graph is an edge and no work. What a kernel is given is read while
-it is written down, so a graph runs on these very addresses.
+A graph has three branches: all computing, in the order of its nodes, because outside graphs too it has one stream and one set
+of scratch; copies to the GPU; copies from it. A node follows the node before it on its branch, and the nodes of other branches
+that it names. An event between two streams makes such a link; in a graph it is an edge and costs no work. Kernel arguments are
+read during capture, so a graph runs on exactly these addresses.
 
-What is in which graph is asynctile/schedule/pieces.py's, when each runs asynctile/replay/replayer.py's.
+asynctile/schedule/pieces.py decides which work goes into which graph, and asynctile/replay/replayer.py decides when each graph
+runs.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ BRANCH = {
 
 
 class CudaRecorder:
-    """device/base.py's Recorder. compute: the stream of the device on which everything runs, graphs too.
+    """The GraphRecorder (device/base.py) of a GPU. compute: the device's stream on which everything runs, graphs included.
 
-    perform: enqueues an operation there, (operation, arrays, number), as it is launched by itself.
+    perform: called with (operation, arrays, number), enqueues an operation on `compute` as if it were launched by itself.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class CudaRecorder:
         self._driver = driver
         self._compute = compute
         self._perform = perform
-        #: one graph at a time: shares of an engine write down in threads of their own
+        #: one capture at a time: the shares of an engine capture in threads of their own
         self._lock = threading.Lock()
-        #: streams of the branches, the two others made for the first graph, and events between them
+        #: streams of the branches, of which the first graph adds two, and events between them
         self._streams = [compute.handle]
-        #: by graph its last run
+        #: the last run of each graph
         self._runs: dict[Any, StreamEvent] = {}
         self._events: list[int] = []
 
@@ -63,7 +64,7 @@ class CudaRecorder:
 
     def forget(self, graph: Any) -> None:
         last = self._runs.pop(graph, None)
-        if last is None or last.done:  # else it hangs, and may still be launched
+        if last is None or last.done:  # otherwise it hangs, and may still be launched
             self._driver.destroy_graph(graph)
 
     def close(self) -> None:
@@ -76,9 +77,10 @@ class CudaRecorder:
 
     @contextmanager
     def _captured(self) -> Iterator[list[Any]]:
-        """What is enqueued within is written down; at the end the graph of it stands in the list.
+        """Capture the work that is enqueued within the block. At the end the list contains the graph.
 
-        The library handles of a device belong to its compute stream, so that one is captured, and others wait meanwhile.
+        A device's library handles belong to its compute stream, so this captures that very stream, and other work waits
+        meanwhile.
         """
         driver, graph = self._driver, list[Any]()
         driver.bind()
@@ -90,7 +92,7 @@ class CudaRecorder:
             try:
                 yield graph
             except BaseException:
-                with suppress(Exception):  # what went wrong first is told
+                with suppress(Exception):  # the first error is the one to report
                     driver.destroy_graph(driver.end_capture(self._compute.handle))
                 raise
             graph.append(driver.end_capture(self._compute.handle))
@@ -121,7 +123,7 @@ class CudaRecorder:
 
 
 class Forks:
-    """The branches of one graph, and the events between them. events: spare ones, to which more are added when wanted."""
+    """The branches of one graph, and the events between them. events: spare events; `Forks` adds more when it needs them."""
 
     def __init__(self, driver: Driver, streams: Sequence[int], events: list[int]) -> None:
         self._driver = driver
@@ -133,7 +135,7 @@ class Forks:
         self._origin = self._record(COMPUTE)
 
     def order(self, branch: int, behind: Sequence[int]) -> None:
-        """What comes next on `branch` stands behind these nodes, which are marked."""
+        """Put the next work on `branch` behind these nodes, all of which are marked."""
         if branch not in self._begun:
             self._begun.add(branch)
             self._driver.wait(self._streams[branch], self._origin)
@@ -141,11 +143,11 @@ class Forks:
             self._driver.wait(self._streams[branch], self._marks[before])
 
     def mark(self, branch: int, index: int) -> None:
-        """Others will stand behind node `index`, which was the last on `branch`."""
+        """Mark node `index`, the last on `branch`, because other nodes will follow it."""
         self._marks[index] = self._record(branch)
 
     def join(self) -> None:
-        """The graph is over when all its branches are."""
+        """End the graph only when all its branches have ended."""
         for branch in sorted(self._begun - {COMPUTE}):
             self._driver.wait(self._streams[COMPUTE], self._record(branch))
 
@@ -159,12 +161,13 @@ class Forks:
 
 
 def edges(branches: Sequence[int], after: Sequence[Sequence[int]]) -> list[list[int]]:
-    """By node, those of other branches behind which it is put: none that it stands behind already, by its branch or another.
+    """Return for each node the nodes of other branches that need an edge to it.
 
-    branches: by node. after: by node, earlier nodes that must be over. Of each branch the last one says all.
+    A node gets no edge from a node that it already follows through its own branch or another edge. Of each branch the last node
+    implies all before it. branches: the branch of each node. after: for each node, the earlier nodes that must be over.
     """
     found: list[list[int]] = []
-    #: by node, of each branch the last node that it stands behind, itself included; by branch that of its last node
+    #: for each node, the last node of each branch that it follows, itself included; for each branch, the same of its last node
     seen: list[list[int]] = []
     last = [[-1, -1, -1] for _ in range(3)]
     for index, (branch, others) in enumerate(zip(branches, after, strict=True)):
@@ -181,10 +184,10 @@ def edges(branches: Sequence[int], after: Sequence[Sequence[int]]) -> list[list[
 
 
 def order(branches: Sequence[int], behind: Sequence[Sequence[int]]) -> list[int]:
-    """The nodes as they are best enqueued: a copy after the computing beside it, unless that waits for the copy.
+    """Return the order in which to enqueue the nodes: a copy after the computing next to it, unless that waits for the copy.
 
-    CUDA runs a graph on streams of its own: what was enqueued first behind a node stays on the stream of that, all else begins
-    another, and there are few queues. behind: as `edges` found.
+    CUDA runs a graph on streams of its own. The first work enqueued after a node stays on that node's stream, every other
+    starts another stream, and there are few hardware queues. behind: the result of `edges`.
     """
     found: list[int] = []
     copies: list[int] = []

@@ -1,8 +1,8 @@
 """Memory for the slots of a GPU and for the pinned RAM below it.
 
-Both come in slabs (storage/slabs.py) of as many slots as a program wants, when the first is used. Device memory goes back with
-its pool. Pinned RAM is the anonymous memory of storage/host.py, locked: cut exactly, while CuPy's own pinned pool rounds each
-size up to a power of two.
+Both are allocated in slabs (storage/slabs.py) when the first slot is used, each for as many slots as the program wants. Device
+memory is freed with its pool. Pinned RAM is the anonymous memory of storage/host.py, locked. It is cut exactly, while CuPy's
+own pinned pool rounds each size up to a power of two.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from asynctile.storage.sizes import format_size
 from asynctile.storage.slabs import Slabs
 from asynctile.storage.slot import Slot
 
-#: What is pinned at once, at most: the loop waits for it.
+#: The most bytes to pin in one call: the event loop waits for the call.
 PINNED_NBYTES = 64 << 20
 
 
 class DeviceMemory:
-    """Pools of slots on a GPU. What is behind a pool is freed as soon as the pool lets it go: an Array does not hold it."""
+    """Pools of slots on a GPU. A pool's memory is freed as soon as the pool drops it: an Array does not keep it alive."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
 
     def map_pool(self, pool: Pool) -> None:
-        """Nothing yet: memory is taken when it is first used, for as many slots as are then expected.
+        """Prepare slabs, without allocating: memory is taken on first use, for as many slots as the pool then expects.
 
-        The pools of a divided arena are part of its ground, which is taken at once.
+        The pools of a divided arena are part of its ground, which is allocated at once.
         """
         if pool.ground is not None:
             self.map_ground(pool.ground)
@@ -53,7 +53,7 @@ class DeviceMemory:
         weakref.finalize(pool.memory, _free_all, self.driver, taken).atexit = False
 
     def map_ground(self, ground: Ground) -> None:
-        """All of it at once. BudgetError if the GPU has not as much."""
+        """Allocate the whole ground at once. Raises BudgetError if the GPU has too little memory."""
         if ground.memory is None:
             ground.memory = Contiguous(self._malloc(ground.nbytes))
             weakref.finalize(ground.memory, self.driver.free, ground.memory.whole).atexit = False
@@ -63,7 +63,10 @@ class DeviceMemory:
         return Array(address + offset, shape, np.dtype(dtype))
 
     def discard(self, slot: Slot) -> None:
-        """Not called: slots of a slab go together, so an arena on a GPU is rigid (storage/arena.py)."""
+        """Do nothing; never called.
+
+        The slots of a slab are freed together, so an arena on a GPU is rigid (storage/arena.py).
+        """
 
     def _malloc(self, nbytes: int) -> int:
         try:
@@ -72,27 +75,30 @@ class DeviceMemory:
             free, total = self.driver.memory()
             raise BudgetError(
                 f"{self.driver.name} has no {format_size(nbytes)} for tiles: {format_size(free)} of {format_size(total)} "
-                "are free; lower device_memory, or end what else fills the GPU",
+                "are free; lower device_memory, or end the other programs on the GPU",
                 floor=nbytes,
             ) from error
 
 
 class PinnedMemory(HostMemory):
-    """RAM that the driver has locked, so that copies run beside the host and at the full rate of the link."""
+    """RAM that the driver has locked, so that copies run at the full rate of the link while the host does other work."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     def map_pool(self, pool: Pool) -> None:
-        """Nothing yet: RAM is locked when it is first used, the loop waits for it: so there is no ground here."""
+        """Prepare slabs, without locking: RAM is locked on first use.
+
+        The event loop waits while RAM is locked, so small slabs are used and there is no ground.
+        """
         if pool.memory is None:
             pool.memory = Slabs(pool, self.block, most=max(1, PINNED_NBYTES // pool.slot_nbytes))
 
     def discard(self, slot: Slot) -> None:
-        """Nothing: what is locked cannot be let go."""
+        """Do nothing: locked RAM cannot be released."""
 
     def block(self, nbytes: int) -> PinnedMap:
-        """Pinned RAM; it lives as long as it is referred to."""
+        """Return pinned RAM, which lives as long as a reference to it."""
         memory = reserve_as(PinnedMap, nbytes)
         memory.driver, memory.nbytes = self._driver, nbytes
         memory.pin()
@@ -100,9 +106,9 @@ class PinnedMemory(HostMemory):
 
 
 class PinnedMap(mmap.mmap):
-    """A mapping that is locked. It is unlocked before it goes, which a weak reference would learn too late.
+    """A locked mapping, which unlocks itself before it goes. A weak reference would learn of its end too late.
 
-    nbytes: what was asked for. address: where it begins, once it is locked.
+    nbytes: the size that was asked for. address: where the mapping begins, None until it is locked.
     """
 
     driver: Driver
@@ -110,13 +116,13 @@ class PinnedMap(mmap.mmap):
     address: int | None = None
 
     def pin(self) -> None:
-        """Lock it. BudgetError if there is no room for that, DeviceError if it cannot be."""
+        """Lock the mapping. Raises BudgetError if RAM or its limits are too small, and DeviceError for any other refusal."""
         address = np.frombuffer(self, np.uint8, 1).ctypes.data
         try:
             self.driver.pin(address, self.nbytes)
         except OutOfMemory as error:
             raise BudgetError(
-                f"{format_size(self.nbytes)} more of RAM cannot be locked for copies to {self.driver.name}: {error}; "
+                f"{format_size(self.nbytes)} more RAM cannot be locked for copies to {self.driver.name}: {error}; "
                 "lower host_memory, or give this process more RAM",
                 floor=self.nbytes,
             ) from error

@@ -1,15 +1,14 @@
 """A stream of a GPU, and the thread that sees its work land.
 
-Work is handed to the driver as soon as everything it waits for has been handed over too: what is on the same GPU is ordered
-there, by CUDA events between streams, and Python has no part in it. Only what a host thread has yet to do (a tile
-read from the disk) holds work back here; when that is done the work is handed over by the thread that did it, and whatever
-hung on it follows.
+The stream hands work to the driver as soon as the driver has everything that the work waits for. CUDA events order work on the
+same GPU, without Python. Only unfinished work of a host thread (a tile read from the disk) holds work back here. When the host
+thread finishes, it hands the work over itself, and then the work that waited for that.
 
-Landing: a thread a stream sleeps until a CUDA event has happened, then tells futures and host threads. It wakes for what
-somebody waits for, for each graph, and otherwise for every few pieces of work. The way not taken: a driver callback into
+Landing: one thread per stream sleeps until a CUDA event has happened, then tells futures and host threads. It wakes for work
+that somebody awaits, for each graph, and otherwise once for every few pieces of work. The way not taken: a driver callback into
 Python, which takes the interpreter's lock inside the driver and can deadlock.
 
-Long because handing over and landing work on the same queue, counters and timers, under one lock.
+Long because handing over and landing share one queue, its counters and its timers, under one lock.
 """
 
 from __future__ import annotations
@@ -37,11 +36,12 @@ BATCH = 8
 
 
 class CudaEvent(StreamEvent):
-    """recorded: the driver's event behind the work, while that is on its way; 0 for work that failed before it was handed over.
+    """The event of one piece of work on a GPU.
 
-    number: its place in the stream, 0 until it was handed over, or failed. by_itself: it is seen to land before what follows.
-    heirs: tasks that wait for it to be handed over. seen: while a trace is recorded, what that is told; None without, and for
-    work that failed before it was handed over.
+    recorded: the driver's event behind the work while the work is in flight, 0 if the work failed before it was handed over.
+    number: its place in the stream, 0 until the work was handed over or failed. by_itself: its landing is seen before later
+    work lands. heirs: tasks that wait for it to be handed over. seen: the record for a trace, None without a trace or for work
+    that failed before it was handed over.
     """
 
     __slots__ = ("recorded", "number", "heirs", "seen", "by_itself")
@@ -56,10 +56,11 @@ class CudaEvent(StreamEvent):
 
 
 class CudaStream:
-    """A runner (asynctile/streams/event.py). handle: the driver's stream. stall_s: seconds in which it waited for copies while
-    a trace was recorded: a mark costs the host as much as a launch, and in a graph there is no place for one.
+    """A runner (asynctile/streams/event.py) on a stream of the driver, `handle`.
 
-    lock: shared with every stream whose work waits for this one's, on the GPU or on the host. clock: of the GPU.
+    stall_s: seconds in which the stream waited for copies while a trace was recorded. It is not measured otherwise: a timed
+    event costs the host as much as a launch, and a graph has no place for one. lock: shared with every stream whose work waits
+    for this one's, on the GPU or on the host. clock: the GPU's clock.
     """
 
     def __init__(self, name: str, driver: Driver, lock: threading.Lock, clock: GpuClock) -> None:
@@ -75,15 +76,15 @@ class CudaStream:
         self._lock = lock
         self._more = threading.Condition(lock)
         self._flying: deque[CudaEvent] = deque()
-        #: the driver's events that nothing uses now, and those with times
+        #: spare events of the driver, without times and with times
         self._spare: list[int] = []
         self._timers: list[int] = []
-        #: by stream, the last of its work that this one is already ordered behind
+        #: for each other stream, the number of its last work that this stream is already ordered behind
         self._behind: dict[CudaStream, int] = {}
         self._number = 0
         self._landed_at = time.perf_counter()
         self._closing = self._left = False
-        #: work that became ready while a graph is written down on this stream, which it must not get into
+        #: work that became ready during a capture of this stream and must stay out of the graph; None without a capture
         self._held: list[StreamTask] | None = None
         self._thread = threading.Thread(target=self._land, name=f"asynctile-{name}", daemon=True)
 
@@ -97,7 +98,7 @@ class CudaStream:
 
     @property
     def running(self) -> Mapping[str, tuple[StreamTask, float]]:
-        """The piece of work that lands next, as the watchdog wants to know it."""
+        """The piece of work that lands next, for the watchdog."""
         with self._lock:
             if not self._flying:
                 return {}
@@ -105,7 +106,7 @@ class CudaStream:
 
     @property
     def depth(self) -> tuple[int, int]:
-        """What runs is what the driver has been handed."""
+        """Number of waiting tasks, and of tasks that the driver has and that have not landed."""
         return len(self.waiting), len(self._flying)
 
     def start(self) -> None:
@@ -122,9 +123,9 @@ class CudaStream:
         what: object = None,
         by_itself: bool = False,
     ) -> CudaEvent:
-        """Hand work(*args), which enqueues on `handle`, to the driver behind `waits`, which must go well, and `after`.
+        """Hand work(*args), which enqueues on `handle`, to the driver behind `waits`, which must succeed, and `after`.
 
-        by_itself: it takes long, so it is seen to land as soon as it has, though nobody waits for it yet. DeviceError once the
+        by_itself: the work takes long, so its landing is seen at once even if nobody awaits it yet. Raises DeviceError once the
         stream is closed.
         """
         event = CudaEvent(self, is_copy, what, by_itself)
@@ -141,28 +142,30 @@ class CudaStream:
         return event
 
     def hold(self) -> None:
-        """Hand nothing over from now on: other jobs' work may become ready at any moment, by host threads."""
+        """Hold back all work from now on: host threads may make other jobs' work ready at any moment."""
         with self._lock:
             self._held = []
 
     def go_on(self) -> None:
-        """Hand over what was held."""
+        """Hand over the work that was held."""
         with self._lock:
             held, self._held = self._held or [], None
             for task in held:
                 self._hand_over(task)
 
     def becomes_ready(self, task: StreamTask, by: object) -> None:
-        """What the task waited for on the host is done, or was handed over."""
+        """Hand over a task whose last wait on the host has ended."""
         held = None if self._tracing is None else ending(by)
         self._hand_over(task, held)
 
     def fed(self, task: StreamTask, by: object) -> None:
-        pass  # what waits for copies is measured on the GPU, if at all
+        pass  # waits for copies are measured on the GPU, if at all
 
     def close(self, patience_s: float | None = None) -> None:
-        """Let everything land, then end. patience_s: wait at most that long; what hangs is left behind, and what waits for it
-        is not handed over any more: the memory that it works on goes now.
+        """Let everything land, then end.
+
+        patience_s: the longest wait. Work that still hangs then is left behind, and tasks that wait for it are not handed over
+        any more, because their memory is freed now.
         """
         with self._lock:
             self._closing = True
@@ -176,7 +179,7 @@ class CudaStream:
                     self._more.notify_all()
 
     def destroy(self) -> None:
-        """Give the driver's stream back, after `close` and what else was done with it; one that hangs stays."""
+        """Destroy the driver's stream, after `close` and after its other uses. A stream that hangs stays."""
         if self._left:
             return
         self._driver.bind()
@@ -185,7 +188,10 @@ class CudaStream:
             self._driver.destroy_event(spare)
 
     def _hand_over(self, task: StreamTask, held: Ran | None = None) -> None:
-        """Under the lock: give a task to the driver, and every task that hung on that. held: what did that, for a trace."""
+        """Give a task to the driver, and then every task that waited for it. Call under the lock.
+
+        held: the host's work that held the task back, for a trace.
+        """
         ready = deque([task])
         while ready:
             task = ready.popleft()
@@ -204,7 +210,7 @@ class CudaStream:
                     ready.append(heir)
 
     def _submit(self, task: StreamTask, event: CudaEvent, held: Ran | None) -> None:
-        """Under the lock: enqueue on the driver's stream, or fail. Either way it lands, in order."""
+        """Enqueue a task on the driver's stream, or fail it. Either way it lands in order. Call under the lock."""
         for before in task.waits:
             event.error = event.error or before.error
         if self._left:
@@ -220,10 +226,10 @@ class CudaStream:
                 task.work(*task.args)
                 if event.seen is not None:
                     event.seen.span += (self._stamp(),)
-                event.recorded = self._mark()  # last: what has landed has stamped its times
-            except BaseException as error:  # the event carries it to whoever waits
+                event.recorded = self._mark()  # last, so that work that has landed has stamped its times
+            except BaseException as error:  # the event carries it to everyone who waits
                 event.error = error
-                self._give_timers(event)  # with no mark behind them, who could tell when they have happened?
+                self._give_timers(event)  # with no event recorded behind them, nobody can tell when they have happened
         self._number += 1
         event.number = self._number
         if not self._flying:
@@ -232,7 +238,7 @@ class CudaStream:
         self._flying.append(event)
 
     def _order_behind(self, task: StreamTask, event: CudaEvent) -> None:
-        """Make the driver's stream wait for what other streams have yet to do."""
+        """Make the driver's stream wait for unfinished work of other streams."""
         last: dict[CudaStream, CudaEvent] = {}
         for before in (*task.waits, *task.after):
             if before.done or not isinstance(before, CudaEvent) or before.stream is self or not before.recorded:
@@ -274,7 +280,7 @@ class CudaStream:
             event.seen = None
 
     def _land(self) -> None:
-        """The thread: see work land, in order, until closed."""
+        """Run in the thread: see work land, in order, until the stream is closed."""
         self._driver.bind()
         while (target := self._next()) is not None:
             error: BaseException | None = None
@@ -289,7 +295,11 @@ class CudaStream:
                 event.wake()
 
     def _next(self) -> CudaEvent | None:
-        """The work to sleep until: the first that is awaited or failed, or one a few further on; None when closed."""
+        """Return the work to sleep until, or None when the stream is closed.
+
+        This is the first work in flight that somebody awaits, that is marked by_itself or that failed, or else the BATCH-th.
+        Work in front of a failed piece lands first.
+        """
         with self._lock:
             while not self._flying:
                 if self._left or (self._closing and not self.waiting):
@@ -298,14 +308,14 @@ class CudaStream:
             before = self._flying[0]
             for index, event in enumerate(self._flying):
                 if not event.recorded and before.recorded:
-                    return before  # what failed has none: what is in front of it lands first
+                    return before  # failed work has no event to sleep on: the work in front of it lands first
                 if event.is_awaited or event.by_itself or not event.recorded or index == BATCH - 1:
                     return event
                 before = event
             return before
 
     def _take(self, target: CudaEvent, error: BaseException | None) -> list[CudaEvent]:
-        """Under the lock: everything up to `target` has landed."""
+        """Land everything up to `target`, and return it. Call under the lock."""
         landed = []
         self._landed_at = time.perf_counter()
         while self._flying and self._flying[0].number <= target.number:
@@ -313,7 +323,7 @@ class CudaStream:
         try:
             if error is None:
                 self._read_timers(landed)
-        except Exception as failure:  # not this thread's end, on which all jobs hang
+        except Exception as failure:  # must not end this thread: all jobs depend on it
             error = _failed(target, failure)
         for event in landed:
             event.error = event.error or error
@@ -326,7 +336,7 @@ class CudaStream:
         return landed
 
     def _read_timers(self, landed: Sequence[CudaEvent]) -> None:
-        """Of what has landed."""
+        """Read the timers of landed work, for `stall_s` and the trace."""
         for event in landed:
             if event.seen is not None and event.seen.stall:
                 self.stall_s += self._driver.elapsed_s(*event.seen.stall)
@@ -335,7 +345,7 @@ class CudaStream:
 
 
 def _hang_on(task: StreamTask) -> None:
-    """Under the lock: count what has not been handed over yet, or, of the host's own work, is not done yet."""
+    """Make a task wait for GPU work that was not handed over yet, and for host work that is not done. Call under the lock."""
     for before in (*task.waits, *task.after):
         if isinstance(before, CudaEvent) and not before.number:
             before.heirs.append(task)
@@ -352,4 +362,4 @@ def _failed(event: CudaEvent, failure: Exception) -> DeviceError:
 
 
 def _nothing() -> None:
-    """What a task that only stands for an event runs."""
+    """Do nothing: the work of a task that only stands for an event."""

@@ -1,7 +1,7 @@
-"""What a stream of a GPU tells a trace: when its work ran there, and what its operations waited for.
+"""The trace of a GPU's stream: when its work ran on the GPU, and which copies its operations waited for.
 
-From timed events that the stream has put around its work and around its waits for copies (cuda_stream.py), once they have
-happened. Everything here is called under the lock of the streams.
+Read from timed events that the stream puts around its work and around its waits for copies (cuda_stream.py), once the events
+have happened. Every call here is made under the lock of the streams.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from asynctile.program.operation import Operation
 from asynctile.storage.tile import Tile
 from asynctile.streams.recorder import Ran, Recorder, Stalled
 
-#: Times between events of a GPU are float32 milliseconds: 2 us is what they tell apart at this many seconds.
+#: The GPU gives the time between two events as float32 milliseconds, which resolve about 2 us at this many seconds.
 _FAR_S = 8.0
 
 
 @dataclass(slots=True, eq=False)
 class Seen:
-    """What is known of a piece of work while it is traced. since: when the driver got it, time.perf_counter.
+    """The record of a piece of work while it is traced. since: when the driver got the work, in time.perf_counter.
 
-    stall, span: timed events around a wait for copies before the work, and around the work. copies: that this was a wait for.
-    behind: the work that a copy was put behind, as (stream, what). held: the host's own work that it was held back by, with
-    all that hung on it. ran: once it has landed.
+    stall, span: timed events around a wait for copies before the work, and around the work. copies: the copies it waited for.
+    behind: the work that a copy was put behind, as (stream, what). held: the host's work that held this work back. ran: the
+    finished record, once the work has landed.
     """
 
     stream: str
@@ -40,15 +40,19 @@ class Seen:
 
 
 class GpuClock:
-    """Times of a GPU on the clock of the host, one for all streams of a device, so that they can be compared."""
+    """GPU times on the host's clock. All streams of a device share one clock, so their times can be compared."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        #: a timed event that is kept, and when that was
+        #: a timed event that is kept, and its host time
         self._origin: tuple[int, float] | None = None
 
     def place(self, span: tuple[int, ...]) -> tuple[tuple[int, ...], float, float]:
-        """When work that has just landed began and ended; and of its timed events, or in their place, those to use again."""
+        """Return the timers that are free for reuse, and when the work that just landed began and ended.
+
+        The clock keeps one timer as its origin. When it takes one of this work's timers, it returns the old origin in its
+        place.
+        """
         start, end = span
         lasted_s = self._driver.elapsed_s(start, end)
         if self._origin is None:
@@ -61,12 +65,12 @@ class GpuClock:
         return span, at + passed_s, at + passed_s + lasted_s
 
     def at(self, timer: int) -> float:
-        """When a timed event has happened; after the first `place`."""
+        """Return the host time of a timed event that has happened. Valid after the first `place`."""
         assert self._origin is not None
         return self._origin[1] + self._driver.elapsed_s(self._origin[0], timer)
 
     def close(self) -> None:
-        """No work is timed any more."""
+        """Free the origin; no work is timed any more."""
         if self._origin is not None:
             self._driver.bind()
             self._driver.destroy_event(self._origin[0])
@@ -74,7 +78,7 @@ class GpuClock:
 
 
 class CudaTrace:
-    """Tells `trace` of the work of one stream, in the order in which it lands."""
+    """A reporter that tells `trace` about one stream's work, in the order in which it lands."""
 
     def __init__(self, stream: str, clock: GpuClock, trace: Recorder) -> None:
         self._stream = stream
@@ -83,7 +87,7 @@ class CudaTrace:
         self._ended = 0.0
 
     def landed(self, seen: Seen) -> None:
-        """Work with its times; those of its timed events that are to be used again stay in it."""
+        """Report landed work with its times. The timed events that are free for reuse stay in `seen`."""
         stall_ended = self._clock.at(seen.stall[1]) if seen.stall and self._ended else 0.0
         stall_began = self._clock.at(seen.stall[0]) if stall_ended else 0.0
         seen.span, began, ended = self._clock.place(seen.span)
@@ -103,7 +107,7 @@ class CudaTrace:
         self._trace.put(Stalled(self._stream, began, ended, ended - began, seen.what, seen.since, copy))
 
     def _ran(self, copies: Sequence[Seen]) -> list[Ran]:
-        """These have happened, though who sees them land may not have come to that."""
+        """Return the records of copies that have happened, even if the thread that sees them land has not got to them yet."""
         found = [copy.ran for copy in copies if copy.ran is not None]
         for copy in copies:
             if copy.ran is None and len(copy.span) == 2:

@@ -1,13 +1,13 @@
-"""Attention of whole sequences in bf16 by cuDNN, through its Python frontend, where both are installed.
+"""Attention over whole sequences in bf16 by cuDNN, through its Python frontend, where both are installed.
 
-cuDNN thinks in batches of heads. Here a tile's heads are its batch and a tile's sequences are its heads: attention treats
-both alike, and so cuDNN's statistics, which it packs by batch, are the rows of a stats tile. Its deterministic gradient
-keeps T x T numbers a head and sequence on Hopper; heads that do not fit into the workspace at once go one group after
-another. What is done depends on shapes alone: plans are made for a shape and kept, and nothing is allocated to run one.
-Whether results are right on this machine is tried once, when the device opens (cudnn_trial.py).
+cuDNN works on batches of heads. Here a tile's heads are cuDNN's batch and a tile's sequences are its heads. Attention treats
+both alike, so cuDNN's statistics, which it packs by batch, are the rows of a stats tile. On Hopper cuDNN's deterministic
+gradient keeps T x T numbers per head and sequence. When the workspace is too small for all heads, they are computed in groups.
+The choice depends on shapes alone: a plan is made once per shape and kept, and running it allocates nothing. When a device
+opens, cudnn_trial.py checks once that the results are right on this machine.
 
-In one thing it is not what asynctile/ops/attention.py says: the score of a sequence's first query, which sees one key, gets a
-gradient of rounding instead of exactly none. cuDNN has no way to be told, and what it adds to the key cannot be taken off.
+One result differs from asynctile/ops/attention.py: the score of a sequence's first query, which sees one key, gets a gradient
+of rounding size instead of exactly zero. cuDNN has no option for that, and its contribution to the key cannot be removed.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
 from asynctile.program.precision import BF16
 
-#: Room that no plan may exceed.
+#: The largest workspace of a plan.
 WORKSPACE_NBYTES = 192 << 20
-#: Columns of a head that cuDNN's gradient takes: a multiple of 8, and at most as many.
+#: The most columns of a head that cuDNN's gradient takes; they must also be a multiple of 8.
 COLUMNS = 128
-#: Up to this version of cuDNN, 9.15.0, the frontend copies the lengths of sequences that are no multiple of so many tokens from
-#: memory of its own before each gradient, and frees it: a graph that was captured of that would read whatever is there then.
+#: Up to this version, 9.15.0, cuDNN's frontend copies the lengths of sequences from memory of its own before each gradient and
+#: then frees that memory, unless the length is a multiple of WHOLE_TOKENS. A graph that captured the copy would later read
+#: freed memory.
 COPIES_LENGTHS, WHOLE_TOKENS = 91500, 128
-#: What a plan says that failed, instead of having no way for a shape; to go another way then would depend on more than shapes.
+#: Errors that mean a failure, and not that a shape has no plan. Falling back on them would make the results depend on more than
+#: shapes.
 FAILED = re.compile("EXECUTION_FAILED|ALLOC_FAILED|INTERNAL_ERROR|LOADING_FAILED")
 
 
 def load() -> Any:
-    """cuDNN's frontend, with cuDNN behind it; DeviceError, in one sentence, if either is missing."""
+    """Load cuDNN's frontend, with cuDNN behind it. Raises DeviceError, in one sentence, if either is missing."""
     try:
         import cudnn
 
         cudnn.backend_version()
-    except Exception as error:  # whatever is wrong there, it is not used
+    except Exception as error:  # after any error cuDNN is not used
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DeviceError(f"cuDNN's frontend does not load ({reason}); pip install 'asynctile[cudnn13]' brings it") from error
+        raise DeviceError(f"cuDNN's frontend does not load ({reason}); pip install 'asynctile[cudnn13]' adds it") from error
     return cudnn
 
 
 @dataclass(slots=True)
 class AttentionGraph:
-    """A built graph. tensors: in the order of the operands. heads: that it takes at a time."""
+    """A built graph. tensors: in the order of the operands. heads: how many heads one run computes."""
 
     graph: Any
     tensors: list[Any]
@@ -54,9 +56,10 @@ class AttentionGraph:
 
 
 class Cudnn:
-    """library: what `load` returns. stream: where all runs. workspace: address of `nbytes` on the device, the caller's.
+    """cuDNN's attention on one stream. library: the result of `load`. stream: the stream on which everything runs.
 
-    version: cuDNN's. refused: why the last shape that has no plan has none, or nothing.
+    workspace: address of `nbytes` on the device; the caller owns them. version: cuDNN's version. refused: why the last shape
+    without a plan has none, "" while every shape has one.
     """
 
     def __init__(self, library: Any, stream: int, workspace: int, nbytes: int = WORKSPACE_NBYTES) -> None:
@@ -70,24 +73,27 @@ class Cudnn:
         library.set_stream(self._handle, stream)
 
     def move(self, stream: int, workspace: int) -> None:
-        """From now on all runs there. 0 for both: nowhere, until it is moved again."""
+        """Run on this stream and workspace from now on. 0 for both detaches it until the next `move`."""
         self.workspace = workspace
         self._library.set_stream(self._handle, stream)
 
     @property
     def words(self) -> str:
-        """Its name, and what it had no plan for, so far."""
+        """cuDNN's name and version, and the last reason for having no plan."""
         return f"cuDNN {self.version}" + (f", not for all shapes ({self.refused})" if self.refused else "")
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
-        """As Context.attend: q, k, v, out (R, g hs) bf16, stats (2 g, R) float32; False if cuDNN has no way for it."""
+        """Compute attention as Context.attend: q, k, v, out (R, g hs) bf16, stats (2 g, R) float32.
+
+        Returns False if cuDNN has no plan for the shape.
+        """
         return self._run((q, k, v, out, stats), seqs, heads)
 
     def attend_backward(
         self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
         seqs: int, heads: int,
     ) -> bool:  # fmt: skip
-        """As Context.attend_backward: all but stats (R, g hs) bf16."""
+        """Compute the gradients as Context.attend_backward: all but stats are (R, g hs) bf16."""
         return self._run((q, k, v, out, dout, stats, dq, dk, dv), seqs, heads)
 
     def close(self) -> None:
@@ -114,7 +120,10 @@ class Cudnn:
         return True
 
     def _plan(self, operands: tuple[Array, ...], seqs: int, heads: int) -> AttentionGraph | None:
-        """For as many heads at a time as fit into the workspace; None if cuDNN has nothing for graphs, or one is too many."""
+        """Return a plan for as many heads at once as fit into the workspace.
+
+        None if cuDNN has no plan that a graph can hold, or if the workspace is too small for a single head.
+        """
         rows, columns = operands[0].shape
         if len(operands) > 5 and rows // seqs % WHOLE_TOKENS and self._library.backend_version() <= COPIES_LENGTHS:
             self.refused = f"gradients of {rows // seqs} tokens, which a captured graph needs a later version for"
@@ -126,8 +135,8 @@ class Cudnn:
             except Exception as error:
                 if FAILED.search(str(error)):
                     raise DeviceError(
-                        f"cuDNN does not get ready for attention ({str(error).splitlines()[-1].strip()}); is another process "
-                        "filling the GPU? Without nvidia-cudnn-frontend attention goes its own way"
+                        f"cuDNN failed while it prepared attention ({str(error).splitlines()[-1].strip()}); end other programs "
+                        "on the GPU, or uninstall nvidia-cudnn-frontend to use asynctile's own attention"
                     ) from error
                 self.refused = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason'}"
                 return None
@@ -141,7 +150,7 @@ class Cudnn:
             many = next(count for count in range(most, 0, -1) if heads % count == 0)
 
     def _build(self, backward: bool, shape: tuple[int, int, int, int], columns: int) -> AttentionGraph:
-        """A graph for tensors (heads, sequences, tokens, columns of a head) within rows of `columns`."""
+        """Build a graph for tensors (heads, sequences, tokens, columns of a head) within rows of `columns`."""
         heads, seqs, tokens, hs = shape
         cudnn, kind = self._library, self._library.data_type
         tile = {"dim": list(shape), "stride": [hs, tokens * columns, columns, 1]}

@@ -1,4 +1,4 @@
-"""What a process keeps of cuDNN for one GPU, so that only the first engine on it tries the library and waits for its plans."""
+"""cuDNN handles that a process keeps for one GPU, so that only its first engine tries the library and waits for plans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from asynctile.device.probe import TrialDriver
 
 
 class KeptCudnn:
-    """How the trial went, and handles that no engine has now. A plan belongs to the handle that it was made with.
+    """The result of the trial, and the handles that no engine uses now. A plan belongs to the handle that made it.
 
-    load, nbytes: as for try_cudnn. Calls may come from any thread.
+    load, nbytes: as for try_cudnn. Any thread may call.
     """
 
     def __init__(self, load: Callable[[], Any] = load, nbytes: int = WORKSPACE_NBYTES) -> None:
@@ -26,7 +26,10 @@ class KeptCudnn:
         self._spare: list[Cudnn] = []
 
     def take(self, memory: TrialDriver, stream: int) -> tuple[Cudnn | None, str]:
-        """cuDNN for `stream`, with a workspace from `memory`, or None; and in words what attention uses. Ends with `give`."""
+        """Return cuDNN for `stream` with a workspace from `memory`, or None, and a description of what attention uses.
+
+        The caller ends its use with `give`.
+        """
         with self._lock:
             if self._refused:
                 return None, self._refused
@@ -43,7 +46,7 @@ class KeptCudnn:
             return found, found.words
 
     def give(self, cudnn: Cudnn, memory: TrialDriver) -> None:
-        """Take back what an engine has done with; its stream may go."""
+        """Take back a handle that an engine has finished with. Its stream may then be destroyed."""
         memory.free(cudnn.workspace)
         cudnn.move(0, 0)
         with self._lock:

@@ -1,4 +1,7 @@
-"""Trying cuDNN's attention before it is used: small tiles against float64, twice, for right and equal results."""
+"""A trial of cuDNN's attention before its first use: small tiles, each run twice and compared with float64.
+
+It checks that the results are right, and that both runs give equal bits.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,20 @@ from asynctile.errors import DeviceError
 from asynctile.kernels.bf16 import to_bf16
 from asynctile.program.precision import BF16, FP32
 
-#: Sequences of a tile, tokens of each, heads, columns of a head: tiles of cuDNN's kernels whole and cut, several in a sequence.
+#: Sequences of a tile, tokens of each, heads, columns of a head. The cases cover whole and partial tiles of cuDNN's kernels,
+#: and several tiles in a sequence.
 CASES = ((1, 320, 2, 64), (3, 200, 3, 128), (2, 75, 3, 40), (1, 256, 2, 64))
-#: Of the largest expected magnitude: rounding of bf16 results and of weights before they are multiplied; and of float32 sums.
+#: Tolerances relative to the largest expected magnitude: bf16 results and bf16 weights are rounded, and float32 sums too.
 TOLERANCE = {BF16: 2e-2, FP32: 1e-3}
 
 
 def try_cudnn(
     memory: TrialDriver, stream: int, load: Callable[[], Any] = load, nbytes: int = WORKSPACE_NBYTES
 ) -> tuple[Cudnn | None, str]:
-    """cuDNN for `stream` with a workspace of `nbytes` from `memory`, or None; and in words what attention uses."""
+    """Return cuDNN for `stream`, or None if it is not used, and a description of what attention uses.
+
+    cuDNN gets a workspace of `nbytes` from `memory`.
+    """
     try:
         library = load()
     except DeviceError as error:
@@ -31,7 +38,7 @@ def try_cudnn(
     workspace = memory.malloc(nbytes)
     try:
         cudnn = Cudnn(library, stream, workspace, nbytes)
-    except Exception as error:  # whatever it is, the library is not used
+    except Exception as error:  # after any error the library is not used
         memory.free(workspace)
         return None, f"not used: {type(error).__name__}: {error}"
     wrong = wrong_attention(cudnn, memory, stream)
@@ -43,7 +50,10 @@ def try_cudnn(
 
 
 def wrong_attention(cudnn: Any, memory: TrialDriver, stream: int) -> str | None:
-    """What is wrong with `attend` and `attend_backward` of `cudnn`, in words; None if what they do is right, and repeats."""
+    """Describe the first wrong result of cudnn's `attend` and `attend_backward`; None if all are right and repeat bit for bit.
+
+    A case that cuDNN does not support is skipped; if it supports none, the answer is "nothing".
+    """
     used = False
     for seqs, tokens, heads, hs in CASES:
         normal = np.random.default_rng(7).standard_normal((4, seqs * tokens, heads * hs), np.float32)
@@ -57,7 +67,7 @@ def wrong_attention(cudnn: Any, memory: TrialDriver, stream: int) -> str | None:
             what = f"{run.__name__}, {seqs} x {tokens} tokens, {heads} heads of {hs}"
             try:
                 results = [_run(run, memory, stream, given, wanted, seqs, heads) for _ in range(2)]
-            except Exception as error:  # whatever it is, the library is not used
+            except Exception as error:  # after any error the library is not used
                 return f"{type(error).__name__}: {error} ({what})"
             if results[0] is None:
                 continue
@@ -73,7 +83,10 @@ def _run(
     run: Callable[..., bool], memory: TrialDriver, stream: int, given: list[Any], wanted: list[np.ndarray], seqs: int,
     heads: int,
 ) -> list[np.ndarray] | None:
-    """What it writes, poisoned before; None if it was not done. Statistics (g, R) are in the upper half of a tile."""
+    """Run once into poisoned outputs and return them, or None if cuDNN did not run.
+
+    Statistics (g, R) stand in the first g rows of their tile (2 g, R).
+    """
     results = []
     for expected in wanted:
         is_tile = expected.shape == given[0].shape
@@ -88,7 +101,7 @@ def _run(
 
 
 def _near(results: list[np.ndarray], wanted: list[np.ndarray]) -> bool:
-    """Whether all are within TOLERANCE of the largest expected of their dtype; NaN is not."""
+    """Return whether all results are within TOLERANCE of the largest expected magnitude of their dtype. NaN is not."""
     for dtype, tolerance in TOLERANCE.items():
         pairs = [pair for pair in zip(results, wanted, strict=True) if pair[0].dtype == dtype]
         largest = max((np.max(np.abs(expected)) for _, expected in pairs), default=0.0)
@@ -100,7 +113,7 @@ def _near(results: list[np.ndarray], wanted: list[np.ndarray]) -> bool:
 def _expected(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, seqs: int, heads: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """out and log-sum-exp (g, R), and dq, dk, dv, in float64."""
+    """Return [out, log-sum-exp (g, R)] and [dq, dk, dv], in float64."""
     rows, columns = q.shape
     tokens, hs = rows // seqs, columns // heads
     scale, future = 1 / np.sqrt(hs), np.triu(np.ones((tokens, tokens), bool), 1)

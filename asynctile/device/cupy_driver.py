@@ -1,6 +1,6 @@
-"""CuPy as the driver of a GPU (driver.py): its bindings of the CUDA runtime and driver, and the libraries beside them.
+"""The driver of a GPU (driver.py) through CuPy: its bindings of the CUDA runtime and driver, and the NVIDIA libraries.
 
-CuPy's arrays, memory pools and current streams are not used. Long because every call of a GPU's runtime and driver stands here.
+CuPy's arrays, memory pools and current streams are not used. Long because it contains every call of a GPU's runtime and driver.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from asynctile.errors import DeviceError
 from asynctile.kernels.cuda.array import Array
 from asynctile.storage.sizes import format_size
 
-#: A kernel's name where it is defined.
+#: The definition of a kernel; the group is its name.
 KERNEL = r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)'
 #: cudaErrorMemoryAllocation, cudaErrorOperatingSystem, cudaErrorHostMemoryAlreadyRegistered.
 MEMORY_ALLOCATION, OPERATING_SYSTEM, ALREADY_REGISTERED = 2, 304, 712
-#: Why RAM was not locked because there is too little of something.
+#: Why RAM could not be locked, for errors that mean a shortage.
 NOT_LOCKED = {
     MEMORY_ALLOCATION: "the driver has no memory left to map them with",
     OPERATING_SYSTEM: "the operating system refused, because RAM is full or a limit of this process or container is reached",
 }
-#: cudaDevAttrMaxSharedMemoryPerBlockOptin, and what a block has without asking.
+#: cudaDevAttrMaxSharedMemoryPerBlockOptin, and the shared memory that a block has without opting in.
 SHARED_MEMORY_OF_A_BLOCK, SHARED_NBYTES = 97, 48 << 10
-#: cudaHostRegisterPortable, cudaHostRegisterMapped: for every context, and at the same address for kernels.
+#: cudaHostRegisterPortable, cudaHostRegisterMapped: valid in every context, and at the same address for kernels.
 PORTABLE, MAPPED = 1, 2
 
 
 def gpu_count() -> int:
-    """GPUs that this process could use; 0 where CuPy or the driver is missing."""
+    """Return the number of GPUs that this process could use; 0 where CuPy or the driver is missing."""
     try:
         return int(_bindings("cuda:0")[0].getDeviceCount())
-    except Exception:  # whatever is wrong there is told to who asks for a GPU by name
+    except Exception:  # open_driver reports the error when a GPU is asked for by name
         return 0
 
 
 def gpu_title(name: str) -> str | None:
-    """What its maker calls the GPU "cuda" or "cuda:N"; None where there is none, or no CuPy. Nothing is opened."""
+    """Return the maker's name of the GPU "cuda" or "cuda:N", None without such a GPU or without CuPy. Opens nothing."""
     try:
         properties = _bindings(name)[0].getDeviceProperties(int(name.partition(":")[2] or 0))
         return str(properties["name"].decode())
-    except Exception:  # as for gpu_count
+    except Exception:  # as in gpu_count
         return None
 
 
 def open_driver(name: str) -> Driver:
-    """CuPy as the driver of "cuda" or "cuda:N". DeviceError, in one sentence, for whatever is missing."""
+    """Return CuPy as the driver of "cuda" or "cuda:N". Raises DeviceError, in one sentence, if anything is missing."""
     return CupyDriver(int(name.partition(":")[2] or 0))
 
 
 class CupyDriver:
-    """The GPU of this number."""
+    """The driver of the GPU with this index."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -80,7 +80,7 @@ class CupyDriver:
         self._lt: CublasLt | None = None
         self._cudnn: Cudnn | None = None
         self._epilogues = self._attention = "not tried yet"
-        #: kernels whose limit of dynamic shared memory was raised, and how far
+        #: kernels whose limit of dynamic shared memory was raised, with the limit
         self._shared: dict[str, int] = {}
 
     @property
@@ -119,7 +119,7 @@ class CupyDriver:
             if error.status in NOT_LOCKED:
                 raise OutOfMemory(f"{NOT_LOCKED[error.status]} ({said})") from error
             raise DeviceError(
-                f"{self.name} does not lock {format_size(nbytes)} of RAM at {address:#x}: "
+                f"{self.name} cannot lock {format_size(nbytes)} of RAM at {address:#x}: "
                 + ("part of them is locked already, by another library in this process; give the engine a process of its own "
                    f"({said})" if error.status == ALREADY_REGISTERED else f"{error}; choose device 'cpu'")
             ) from error
@@ -138,7 +138,7 @@ class CupyDriver:
 
     def new_event(self, *, timed: bool = False) -> int:
         self.bind()
-        # A thread that waits sleeps instead of spinning: there are three of them, and the loop needs the interpreter.
+        # A waiting thread sleeps instead of spinning: there are three such threads, and the event loop needs the interpreter.
         flags = self.runtime.eventBlockingSync | (0 if timed else self.runtime.eventDisableTiming)
         return int(self.runtime.eventCreateWithFlags(flags))
 
@@ -167,7 +167,7 @@ class CupyDriver:
             self._module = self._driver.moduleLoadData(machine_code(_compiler(), source, self.capability))
             for kernel in re.findall(KERNEL, source):
                 if "_mma_" in kernel and self.capability < (8, 0):
-                    continue  # its tensor cores do not know bf16
+                    continue  # its tensor cores have no bf16
                 self._functions[kernel] = self._driver.moduleGetFunction(self._module, kernel)
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -179,7 +179,7 @@ class CupyDriver:
         if shared > self._shared.get(kernel, SHARED_NBYTES):
             if shared > self.shared_nbytes:
                 raise DeviceError(
-                    f"kernel {kernel} needs {format_size(shared)} of shared memory for a block and {self.title} has "
+                    f"kernel {kernel} needs {format_size(shared)} of shared memory per block and {self.title} has "
                     f"{format_size(self.shared_nbytes)}; choose device 'cpu'"
                 )
             self._driver.funcSetAttribute(function, self._driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
@@ -246,7 +246,7 @@ class CupyDriver:
         finally:
             self.runtime.graphDestroy(written)
         try:
-            # Else the first launch would do it, where nobody could go another way if there is no memory.
+            # Otherwise the first launch would upload it, where a lack of memory leaves no other way to run.
             with self._memory_of_the_device():
                 self.runtime.graphUpload(graph, stream)
         except BaseException:
@@ -263,7 +263,7 @@ class CupyDriver:
 
     @contextmanager
     def _memory_of_the_device(self) -> Iterator[None]:
-        """OutOfMemory for what says that there is none."""
+        """Turn CUDA's allocation error into OutOfMemory."""
         try:
             yield
         except self.runtime.CUDARuntimeError as error:
@@ -280,33 +280,33 @@ class CupyDriver:
 
 
 def _bindings(name: str) -> tuple[Any, Any]:
-    """CuPy's CUDA runtime and driver, if there is a GPU behind them."""
+    """Return CuPy's CUDA runtime and driver. Raises DeviceError if CuPy does not load."""
     try:
         from cupy_backends.cuda.api import driver, runtime
     except ImportError as error:
         if "cupy" not in str(error):
             raise DeviceError(f"device {name!r} needs CuPy, which does not load: {error}") from error
         raise DeviceError(
-            f"device {name!r} needs CuPy: pip install 'asynctile[cuda13]' (or [cuda12], as the driver wants), or choose 'cpu'"
+            f"device {name!r} needs CuPy: pip install 'asynctile[cuda13]' (or [cuda12] for an older driver), or choose 'cpu'"
         ) from error
     return runtime, driver
 
 
 @functools.cache
 def _kept_cudnn(index: int) -> KeptCudnn:
-    """What this process keeps of cuDNN for the GPU `index`."""
+    """Return this process's cuDNN handles for the GPU `index`."""
     return KeptCudnn()
 
 
 def _compiler() -> Any:
-    """CuPy's binding of NVRTC."""
+    """Return CuPy's binding of NVRTC."""
     from cupy_backends.cuda.libs import nvrtc
 
     return nvrtc
 
 
 def _check_index(runtime: Any, index: int) -> None:
-    """DeviceError unless the GPU `index` is there."""
+    """Raise DeviceError unless the GPU `index` is there."""
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:

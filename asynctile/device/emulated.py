@@ -1,7 +1,7 @@
-"""A device with memory of its own, emulated: a separate mapping, real copies over a link of a given rate.
+"""An emulated device with memory of its own: a separate mapping, and real copies over a link of a given rate.
 
-For development, stress tests and CI. What it computes is bit for bit what `cpu` computes; what differs is that
-tiles must be copied in before use, by an upload and a download stream that run behind the host.
+For development, stress tests and CI. Its results equal those of `cpu` bit for bit. The difference is that tiles must be copied
+in before use, by an upload and a download stream that run behind the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asynctile.streams.stream import Stream
 
 
 class OneWay:
-    """One direction of a link: copies take at least nbytes / rate seconds, the copying itself included."""
+    """One direction of a link: a copy takes at least nbytes / rate seconds, including the copying itself."""
 
     def __init__(self, name: str, rate: int | None, lock: threading.Lock) -> None:
         self.rate = rate
@@ -29,11 +29,11 @@ class OneWay:
         self._free_at = 0.0
 
     def copy(self, target: np.ndarray, source: np.ndarray) -> None:
-        """Runs in the stream's thread."""
+        """Copy, then sleep until the link would be done. Runs in the stream's thread."""
         np.copyto(target, source)
         if self.rate is None:
             return
-        # Counted from when the copy could begin, not from when a busy core let this thread run: a link has no such wait.
+        # Count from when the copy could begin, not from when a busy core let this thread run: a link has no such wait.
         self._free_at = max(self._free_at, self.stream.ready_at) + source.nbytes / self.rate
         rest = self._free_at - time.perf_counter()
         if rest > 0:
@@ -41,7 +41,7 @@ class OneWay:
 
 
 class EmulatedDevice(WorkerDevice):
-    """CPU kernels in a bounded arena behind an upload and a download link of `link_rate` bytes a second each."""
+    """CPU kernels in a bounded arena, with an upload and a download link of `link_rate` bytes a second each."""
 
     name = "emulated"
     has_link = True
@@ -53,7 +53,7 @@ class EmulatedDevice(WorkerDevice):
         self.workers = Workers(self.threads, link_rate, link_rate)
 
     def budget(self, wanted: int | None) -> int | None:
-        """If nothing was said, half of the RAM that tiles may take: the tier below is in RAM too."""
+        """Return the cap that was asked for, or by default half of the RAM for tiles: the tier below is in RAM too."""
         return spare_memory() // 2 if wanted is None else wanted
 
     def upload(

@@ -1,7 +1,7 @@
-"""The CUDA kernels as machine code of one GPU: compiled by NVRTC, and kept on disk from one start to the next.
+"""Machine code of the CUDA kernels for one GPU: compiled by NVRTC and kept on disk between starts.
 
-The way not taken: cupy.RawModule. It appends -ftz=true to the options of every compile, and the last one wins: AdamW on the GPU
-would then lose subnormal numbers that the CPU keeps.
+The way not taken: cupy.RawModule. It appends -ftz=true to the options of every compile, and the last one wins. AdamW on the GPU
+would then flush subnormal numbers that the CPU keeps.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from asynctile.kernels.cpu import cache_folder
 from asynctile.kernels.cuda import options
 from asynctile.storage.cache import Cache
 
-#: The folder beside other machine code, and how files in it are called.
+#: The folder next to other machine code, and the suffix of its files.
 FOLDER, SUFFIX = "cubins", ".cubin"
-#: The most files, the most bytes of all, and of one.
+#: The most files, their most bytes in total, and the most bytes of one file.
 MOST, MOST_NBYTES, LARGEST_NBYTES = 16, 64 << 20, 16 << 20
 _DIGEST_NBYTES = hashlib.sha256().digest_size
 
 
 def machine_code(library: Any, source: str, capability: tuple[int, int], folder: Path | None = None) -> bytes:
-    """`source` compiled for GPUs of a capability such as (9, 0): read if it was kept, else compiled and kept. Blocks.
+    """Return `source` compiled for GPUs of a capability such as (9, 0), from disk if it is there. Blocks.
 
-    library: cupy_backends.cuda.libs.nvrtc. folder: where FOLDER stands; beside the CPU's kernels if None. Raises ValueError
-    for a capability that NVRTC has no code for, and RuntimeError with what NVRTC said if it refused the source.
+    library: cupy_backends.cuda.libs.nvrtc. folder: the parent of FOLDER, None for the folder of the CPU kernels. Newly compiled
+    code is kept on disk. Raises ValueError for a capability that NVRTC has no code for, and RuntimeError with NVRTC's log if it
+    refused the source.
     """
     chosen = options(target(library, capability))
     cache, key = _cache(folder), _key(source, chosen, library.getVersion())
@@ -39,7 +40,10 @@ def machine_code(library: Any, source: str, capability: tuple[int, int], folder:
 
 
 def compile_source(library: Any, source: str, options: tuple[str, ...]) -> tuple[bytes, str]:
-    """Machine code, or PTX if the options name a virtual architecture, and what NVRTC said; RuntimeError if it refused."""
+    """Compile with NVRTC, and return the code and NVRTC's log. Raises RuntimeError with the log if NVRTC refused.
+
+    The code is machine code, or PTX if the options name a virtual architecture.
+    """
     program = library.createProgram(source, "kernels.cu", (), ())
     try:
         try:
@@ -54,7 +58,10 @@ def compile_source(library: Any, source: str, options: tuple[str, ...]) -> tuple
 
 
 def target(library: Any, capability: tuple[int, int]) -> str:
-    """What to compile for: the GPU itself, or, if it is newer than NVRTC, the newest virtual one, for the driver to finish."""
+    """Return the architecture to compile for: the GPU's own, or the newest virtual one if the GPU is newer than NVRTC.
+
+    The driver compiles code for a virtual architecture further.
+    """
     wanted = 10 * capability[0] + capability[1]
     older = [known for known in library.getSupportedArchs() if known <= wanted]
     if not older:
@@ -64,7 +71,7 @@ def target(library: Any, capability: tuple[int, int]) -> str:
 
 
 def kept_in(folder: Path) -> Cache:
-    """The machine code that stands in the folder FOLDER of `folder`."""
+    """Return the cache of machine code in the folder FOLDER of `folder`."""
     return Cache(folder, FOLDER, SUFFIX, most=MOST, most_nbytes=MOST_NBYTES, largest_nbytes=LARGEST_NBYTES)
 
 
@@ -74,7 +81,7 @@ def _cache(folder: Path | None) -> Cache | None:
 
 
 def _key(source: str, options: tuple[str, ...], version: tuple[int, int]) -> str:
-    """A digest of all that machine code is a function of."""
+    """Return a digest of everything that determines the machine code."""
     return hashlib.sha256(repr((source, options, tuple(version))).encode()).hexdigest()
 
 

@@ -1,4 +1,7 @@
-"""Trying an optional library once before it is used: small products against float64, twice, for right and equal results."""
+"""A trial of an optional library before its first use: small products, each run twice and compared with float64.
+
+It checks that the results are right, and that both runs give equal bits.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from asynctile.kernels.bf16 import from_bf16, to_bf16
 from asynctile.kernels.cuda.array import Array
 from asynctile.program.precision import BF16, FP32
 
-#: Rows, inner and columns of the products.
+#: Rows, inner size and columns of the products.
 SHAPE = (96, 160, 224)
-#: Of the largest expected magnitude: rounding of bf16 results, and of float32 or TF32 ones.
+#: Tolerances relative to the largest expected magnitude: for bf16 results, and for float32 or TF32 results.
 TOLERANCE = {BF16: 8e-3, FP32: 4e-3}
 
-#: (a, b, c, ta, tb, source, bias) -> whether it was done.
+#: Called with (a, b, c, ta, tb, source, bias); returns whether the product was computed.
 Product = Callable[[Array, Array, Array, bool, bool, Array | None, Array | None], bool]
 
 
@@ -40,11 +43,11 @@ class TrialDriver(Protocol):
 
 
 def wrong_product(product: Product, memory: TrialDriver, stream: int) -> str | None:
-    """What is wrong with `product`, in words; None if every combination that it does is right, and the same twice."""
+    """Describe the first wrong result of `product`; None if each supported combination is right and repeats bit for bit."""
     for kind, out, ta, tb, with_source, with_bias in _cases():
         try:
             results = [_run(product, memory, stream, kind, out, ta, tb, with_source, with_bias) for _ in range(2)]
-        except Exception as error:  # whatever it is, the library is not used
+        except Exception as error:  # after any error the library is not used
             return f"{type(error).__name__}: {error}"
         if results[0] is None:
             continue
@@ -68,7 +71,7 @@ def _run(
     product: Product, memory: TrialDriver, stream: int, kind: Any, out: Any, ta: bool, tb: bool, with_source: bool,
     with_bias: bool,
 ) -> tuple[bytes, float] | None:
-    """Bits and relative error of one product of the same random operands; None if it was not done."""
+    """Return bits and relative error of one product of fixed random operands, or None if it was not computed."""
     rows, inner, columns = SHAPE
     random = np.random.default_rng(7)
     a = random.standard_normal((inner, rows) if ta else (rows, inner), np.float32)
@@ -94,12 +97,12 @@ def _as(values: np.ndarray, kind: Any) -> np.ndarray:
 
 
 def wide(values: np.ndarray) -> np.ndarray:
-    """float64 of float32, or of bf16."""
+    """Convert float32 or bf16 values to float64."""
     return (from_bf16(values) if values.dtype == BF16 else values).astype(np.float64)
 
 
 def place(value: np.ndarray, memory: TrialDriver, stream: int, stack: ExitStack) -> Array:
-    """A copy of `value` on the device, for as long as `stack` is open."""
+    """Return a copy of `value` on the device, which lives as long as `stack` is open."""
     address = memory.malloc(value.nbytes)
     stack.callback(memory.free, address)
     memory.copy(address, value.ctypes.data, value.nbytes, stream)
@@ -108,13 +111,13 @@ def place(value: np.ndarray, memory: TrialDriver, stream: int, stack: ExitStack)
 
 
 def fetch(target: np.ndarray, source: Array, memory: TrialDriver, stream: int) -> None:
-    """target = source, when all before it on `stream` is done."""
+    """Copy `source` into `target` after all earlier work on `stream`, and wait for it."""
     memory.copy(target.ctypes.data, source.ptr, source.nbytes, stream)
     settle(memory, stream)
 
 
 def settle(memory: TrialDriver, stream: int) -> None:
-    """Wait until all is done that `stream` was given."""
+    """Wait until all work given to `stream` is done."""
     event = memory.new_event()
     memory.record(event, stream)
     memory.synchronize(event)

@@ -1,4 +1,4 @@
-"""A device made of worker threads: compute streams that run the CPU kernels. The common part of cpu and emulated."""
+"""A device made of worker threads that run the CPU kernels: the common part of cpu and emulated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from asynctile.streams.stream import Stream
 
 
 class WorkerDevice(HostMemory):
-    """A compute stream with a thread a core, slots in anonymous memory. Kernels are serial; tiles are the parallelism."""
+    """A compute stream with one thread per core, and slots in anonymous memory.
+
+    Kernels are serial; tiles give the parallelism.
+    """
 
     name = "workers"
     has_link = False

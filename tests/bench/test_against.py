@@ -93,7 +93,7 @@ async def test_old_and_new_alternate_for_every_case_and_each_start_begins_with_t
 
 async def test_fewer_starts_than_an_interval_takes_measure_nothing(against: Any, tmp_path: Path) -> None:
     options = Namespace(against=tmp_path / "old", starts=5, log=str(tmp_path / "log"))
-    with pytest.raises(SystemExit, match="--starts 5 gives no interval of 95%: name at least 6"):
+    with pytest.raises(SystemExit, match="--starts 5 is too few for an interval of 95%: give at least 6"):
         await against.compare("fake", "", options, "us", {}, {})
     assert not (tmp_path / "log").exists()
 

@@ -72,5 +72,5 @@ def test_a_shape_without_an_algorithm_is_asked_for_once_and_named(library):
     lt = cublas_lt.CublasLt(1, tf32=False, workspace=256)
     assert not lt.gemm(*biased(BF16)) and not lt.gemm(*biased(BF16))
     assert len(library.told("cublasLtMatmulAlgoGetHeuristic")) == 1 and not library.told("cublasLtMatmul")
-    assert lt.words == ("cuBLASLt, without an algorithm for 1 of 1 shapes "
+    assert lt.words == ("cuBLASLt, with no algorithm for 1 of 1 shapes "
                         "((32, 64) by (64, 16) of 2 bytes to 2 bytes, bias added)")  # fmt: skip

@@ -99,7 +99,7 @@ def test_memory_goes_back_when_an_arena_lets_its_pools_go(device):
 
 def test_a_gpu_that_another_process_fills_is_refused_with_what_is_free():
     device = CudaDevice(SoftDriver(nbytes=100 << 20))
-    with pytest.raises(BudgetError, match=r"has 0 B .*: 100\.00 MiB of its 100\.00 MiB are free.*end what else fills"):
+    with pytest.raises(BudgetError, match=r"has 0 B .*: 100\.00 MiB of its 100\.00 MiB are free.*end the other programs"):
         device.budget(None)
     device.close()
 
@@ -122,7 +122,7 @@ def test_memory_that_goes_missing_later_is_a_budget_error(device):
 
 
 def test_bf16_on_a_gpu_without_it_is_one_sentence():
-    with pytest.raises(DeviceError, match=r"cuda:0 has no bf16 arithmetic \(compute capability 7.5"):
+    with pytest.raises(DeviceError, match=r"cuda:0 has no bf16 arithmetic \(its compute capability is 7.5"):
         CudaDevice(SoftDriver(capability=(7, 5)), "bf16")
 
 
@@ -155,7 +155,7 @@ def test_ram_that_cannot_be_pinned_is_a_budget_error(monkeypatch):
     monkeypatch.setattr(driver, "pin", refuse)
     memory = PinnedMemory(driver)
     _, slots = slots_of(memory, 1 << 20, 1)
-    with pytest.raises(BudgetError, match=r"1\.00 MiB more of RAM cannot be locked for copies to cuda:0: .*lower host_memory"):
+    with pytest.raises(BudgetError, match=r"1\.00 MiB more RAM cannot be locked for copies to cuda:0: .*lower host_memory"):
         memory.array(slots[0], (4,), np.float32)
 
 

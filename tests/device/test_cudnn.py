@@ -134,7 +134,7 @@ def test_a_plan_that_fails_for_want_of_memory_is_an_error_and_no_other_way(drive
     monkeypatch.setattr(driver.library, "validate", refuse)
     with ExitStack() as stack:
         _, (q, k, v, out, _, stats, *_) = tiles(driver, stack, 2, 16, 2, 8)
-        with pytest.raises(DeviceError, match=r"does not get ready for attention .*EXECUTION_FAILED"):
+        with pytest.raises(DeviceError, match=r"failed while it prepared attention .*EXECUTION_FAILED"):
             cudnn.attend(q, k, v, out, stats, 2, 2)
 
 

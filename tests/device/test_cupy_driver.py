@@ -78,15 +78,15 @@ def test_auto_is_the_cpu_where_there_is_no_gpu_and_a_gpu_where_there_is_one(monk
 
 
 # What a driver says, and what becomes of it. The names and numbers are those of CUDA's cudaError.
-LOCKED = "cuda:0 does not lock 8.00 KiB of RAM at 0x"
-REFUSED = "8.00 KiB more of RAM cannot be locked for copies to cuda:0: the operating system refused, because RAM is full or a"
+LOCKED = "cuda:0 cannot lock 8.00 KiB of RAM at 0x"
+REFUSED = "8.00 KiB more RAM cannot be locked for copies to cuda:0: the operating system refused, because RAM is full or a"
 
 
 @pytest.mark.parametrize(
     ("status", "name", "kind", "begins", "ends"),
     [
         (2, "cudaErrorMemoryAllocation", BudgetError,
-         "8.00 KiB more of RAM cannot be locked for copies to cuda:0: the driver has no memory left to map them with",
+         "8.00 KiB more RAM cannot be locked for copies to cuda:0: the driver has no memory left to map them with",
          "(cudaErrorMemoryAllocation); lower host_memory, or give this process more RAM"),
         (304, "cudaErrorOperatingSystem", BudgetError, REFUSED,
          "container is reached (cudaErrorOperatingSystem); lower host_memory, or give this process more RAM"),
@@ -118,7 +118,7 @@ def test_what_a_library_has_no_way_for_is_said_also_after_its_trial(monkeypatch)
     driver._lt._plans = {((8, 16), (16, 24), (8, 24), 4, 4, False, False, False, True): GemmPlan(None, (), None)}
     assert driver.epilogues == "cuBLASLt"
     driver._lt._plans[(8, 16), (24, 16), (8, 24), 2, 2, False, True, True, True] = None
-    assert driver.epilogues == ("cuBLASLt, without an algorithm for 1 of 2 shapes "
+    assert driver.epilogues == ("cuBLASLt, with no algorithm for 1 of 2 shapes "
                                 "((8, 16) by (24, 16)T of 2 bytes to 2 bytes, source and bias added)")  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def test_a_kernel_gets_as_much_shared_memory_as_this_gpu_has_and_its_limit_is_ra
     assert launches.launched[0] == (7, 3, 2, 1, 128, 1, 1, 0, 9, 1, 0)
     with pytest.raises(DeviceError) as caught:
         driver.launch("attention", (3,), 128, 200 << 10, 1, 9)
-    assert str(caught.value) == ("kernel attention needs 200.00 KiB of shared memory for a block and a GPU has "
+    assert str(caught.value) == ("kernel attention needs 200.00 KiB of shared memory per block and a GPU has "
                                  "163.00 KiB; choose device 'cpu'")  # fmt: skip
     assert len(launches.launched) == 5
 

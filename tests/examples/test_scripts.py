@@ -65,7 +65,7 @@ def test_a_tracker_follows_a_run_of_the_program_that_is_killed_and_goes_on(
 
 def test_steps_under_timeouts_and_in_two_engines_have_the_bits_of_an_undisturbed_training(tmp_path: Path) -> None:
     assert re.fullmatch(
-        r"[1-9]\d* timeouts, step [45] with loss 5\.\d+\ncancelled behind step [4-8]\nthe weights are the same bit for bit\n",
+        r"[1-9]\d* timeouts, step [45] with loss 5\.\d+\ncancelled after step [4-8]\nthe weights are equal bit for bit\n",
         printed("timeouts", tmp_path),
     )
 
@@ -80,5 +80,5 @@ def test_batches_of_a_loader_are_learned_in_its_order(tmp_path: Path) -> None:
 def test_two_jobs_share_an_engine_and_a_third_is_refused(tmp_path: Path) -> None:
     lines = printed("two_jobs", tmp_path).splitlines()
     assert re.match(r"loss [45]\.\d+; answers \[b", lines[0])
-    assert lines[1] == f"while both are lent, {1 << 20} bytes of the device are the engine's own"
+    assert lines[1] == f"with both shares open, the engine keeps {1 << 20} bytes of the device"
     assert lines[2].startswith("a third share: device_memory of 1.00 MiB cannot lend a share of 2.00 MiB")

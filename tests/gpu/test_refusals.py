@@ -46,7 +46,7 @@ def test_a_gpu_that_another_fills_names_what_is_free(rehearsed: bool) -> None:
     free = driver.memory()[0]
     taken = driver.malloc(free - (512 << 20))
     try:
-        with pytest.raises(BudgetError, match=r"end what else fills the GPU"):
+        with pytest.raises(BudgetError, match=r"end the other programs on the GPU"):
             Engine(NAME)
     finally:
         driver.free(taken)
@@ -61,7 +61,7 @@ async def test_memory_that_goes_missing_later_is_a_typed_error_and_the_engine_cl
         for pool in arena.cut(Demand((cap,), (1,), {cap: 1}, "copy")):
             device.map_pool(pool)
         slot = arena.pools[0].take(for_load=True)
-        with pytest.raises(BudgetError, match="lower device_memory, or end what else fills the GPU"):
+        with pytest.raises(BudgetError, match="lower device_memory, or end the other programs on the GPU"):
             device.array(slot, (4,), "float32")
         model = await GPT2.create(engine, SMALL.config, tile=SMALL.tile)
         tokens, targets = SMALL.batch_of_tokens()

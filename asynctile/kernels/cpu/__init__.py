@@ -1,7 +1,7 @@
-"""The CPU's kernels: `KERNELS[operation.kernel](*arrays, *params[, number])`, one native call without the GIL each.
+"""The CPU's kernels: `KERNELS[operation.kernel](*arrays, *params[, number])`, each one native call without the GIL.
 
-Importing compiles nothing. `warm` loads every kernel from Numba's cache on disk, which a process of its own fills first;
-without it a kernel is compiled on its first call.
+Importing this module compiles nothing. `warm` loads every kernel from Numba's cache on disk, after a child process has filled
+it. A kernel that is not warmed compiles on its first call.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ def warm(
     names: Collection[str] | None = None,
     stop: threading.Event | None = None,
 ) -> bool:
-    """Make kernels ready to run; report(name, ready, total) before each one that is compiled. All take about 35 s.
+    """Make kernels ready to run; call report(name, ready, total) before each compile. Compiling all takes about 35 s.
 
-    names: of kernels; without them all, and the loops that run them, of those modules that are imported.
-    Where a folder can keep them a child process compiles (compiler.py), else this one. stop: may be set meanwhile, from any
-    thread; False is then returned soon, and no child is left. DeviceError if the child was killed.
+    names: the kernels; None for all kernels and for the compiled loops of all imported modules. A child process compiles
+    (compiler.py) if a folder can keep the results, otherwise this process does.
+
+    stop: any thread may set it meanwhile. `warm` then returns False soon, and no child is left. Raises DeviceError if the child
+    was killed.
     """
     stop = threading.Event() if stop is None else stop
     names = [*KERNELS, *LOOPS] if names is None else names

@@ -1,4 +1,4 @@
-"""`python -m asynctile.kernels.cpu NAME...`: compiles these kernels into Numba's cache, for the process that started it."""
+"""`python -m asynctile.kernels.cpu NAME...` compiles these kernels into Numba's cache, for the process that started it."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""AdamW on one tile, and sums of squares; see asynctile/ops/adamw.py for the contract.
+"""AdamW on one tile, and sums of squares. The contract is in asynctile/ops/adamw.py.
 
-The update is compiled without any fast-math flag: each float32 operation is rounded once, on every device alike.
-Only the float64 additions of the squared norm may be reordered, by a flag that sits on them alone.
+The update is compiled without any fast-math flag, so each float32 operation is rounded once, on every device alike. Only the
+float64 additions of the squared norm may be reordered, by a flag on that addition alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def _add(total: float, value: float) -> float:
 
 @piece()
 def _norm(gradients: Any) -> float:
-    """One loop for both kernels: the norm of a step must not depend on which of them reported it."""
+    """Return the sum of squares.
+
+    Both kernels use this loop, so a step's norm does not depend on the kernel that reported it.
+    """
     norm = 0.0
     for i in range(gradients.size):
         norm = _add(norm, np.float64(gradients[i]) * np.float64(gradients[i]))
@@ -32,7 +35,7 @@ def _norm(gradients: Any) -> float:
 
 @inline()
 def _updated(weight: Any, gradient: Any, mean: Any, square: Any, keep: Any, settings: Any) -> Any:
-    """(weight, mean, square) of one element after its update; settings: `hyper` as a tuple."""
+    """Return (weight, mean, square) of one element after its update. settings: `hyper` as a tuple."""
     factor, beta1, rest1, beta2, rest2, _, step, root, eps = settings
     scaled = gradient * factor
     mean = beta1 * mean + rest1 * scaled
@@ -42,7 +45,7 @@ def _updated(weight: Any, gradient: Any, mean: Any, square: Any, keep: Any, sett
 
 @inline()
 def _settings(hyper: Any) -> Any:
-    """`hyper` in registers: what is stored in a tile cannot change it."""
+    """Return `hyper` as a tuple in registers, which stores into a tile cannot change."""
     return hyper[0], hyper[1], hyper[2], hyper[3], hyper[4], hyper[5], hyper[6], hyper[7], hyper[8]
 
 

@@ -1,10 +1,10 @@
-"""Causal attention of one query tile with one key tile; see asynctile/ops/attention.py for the contract.
+"""Causal attention of one query tile with one key tile. The contract is in asynctile/ops/attention.py.
 
-Its gradient is in attention_backward.py. Within the tiles it goes block by block, so that scores never leave the second
-cache, and blocks above the diagonal are skipped. A block of scores lies transposed, keys by queries: maxima, sums and
-exponentials then run over queries side by side in the lanes of a vector, and no loop reduces across lanes. The
-products are OpenBLAS's; its kernels for small matrices are fastest on dense operands of these layouts (260 against
-160 GFLOP/s for q k^T on strided rows, Zen 5), so queries are transposed once for all their keys.
+The gradient is in attention_backward.py. The kernel works block by block, so that scores stay in the L2 cache, and it skips
+blocks above the diagonal. A block of scores is stored transposed, keys by queries. Maxima, sums and exponentials then run over
+queries side by side in the lanes of a vector, and no loop reduces across lanes. OpenBLAS computes the products. Its kernels for
+small matrices are fastest on dense operands of these layouts (260 against 160 GFLOP/s for q k^T on strided rows, Zen 5), so
+queries are transposed once for all their keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asynctile.kernels.cpu.blas import sgemm
 from asynctile.kernels.cpu.exp import exp
 from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, inline, kernel, piece
 
-#: Queries of a block, always computed whole (missing ones are zeros), and keys of a block: scores of 32 KiB.
+#: Queries of a block, always computed whole (missing ones are zeros), and keys of a block. The scores take 32 KiB.
 QUERIES, KEYS = 64, 128
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LOWEST = np.float32(-np.inf)
@@ -25,13 +25,13 @@ LOWEST = np.float32(-np.inf)
 
 @inline()
 def scale_of(hs: int) -> Any:
-    """1 / sqrt(hs), rounded once."""
+    """Return 1 / sqrt(hs), rounded once."""
     return np.float32(1.0 / np.sqrt(np.float64(hs)))
 
 
 @piece()
 def pack_transposed(x: Any, row: int, rows: int, column: int, factor: float, packed: Any) -> None:
-    """packed (hs, QUERIES) = the transpose of a block of x times factor, zeros where rows are missing."""
+    """Write packed (hs, QUERIES) = transpose of a block of x, times factor. Missing rows become zeros."""
     for r in range(rows):
         line = x[row + r, column : column + packed.shape[0]]
         for c in range(packed.shape[0]):
@@ -43,7 +43,7 @@ def pack_transposed(x: Any, row: int, rows: int, column: int, factor: float, pac
 
 @piece()
 def mask(scores: Any, keys: int, ahead: int, value: float) -> None:
-    """Query r sees the keys up to `ahead` + r; the scores of the others become `value`."""
+    """Set to `value` the scores that query r does not see: those of keys beyond `ahead` + r."""
     for c in range(max(0, ahead + 1), keys):
         for r in range(min(QUERIES, c - ahead)):
             scores[c, r] = value
@@ -51,7 +51,7 @@ def mask(scores: Any, keys: int, ahead: int, value: float) -> None:
 
 @inline()
 def score(keys: int, hs: int, k: Any, at: int, step: int, packed: Any, scores: Any) -> None:
-    """scores (keys, QUERIES) = rows of k (keys, hs) times packed (hs, QUERIES)."""
+    """Compute scores (keys, QUERIES) = rows of k (keys, hs) times packed (hs, QUERIES)."""
     sgemm(keys, QUERIES, hs, ONE, k, at, step, False, packed, 0, QUERIES, False, ZERO, scores, 0, QUERIES)
 
 
@@ -62,7 +62,7 @@ def _larger(a: float, b: float) -> float:
 
 @piece(FUSE)
 def _softmax(scores: Any, keys: int, top: Any, total: Any, decay: Any) -> None:
-    """Turn scores into weights under the new running maximum `top`; decay = what the old weights shrink by."""
+    """Turn scores into weights under the new running maximum `top`; decay = the factor by which the old weights shrink."""
     for r in range(QUERIES):
         decay[r] = top[r]
     whole = keys - keys % 4
@@ -86,7 +86,7 @@ def _softmax(scores: Any, keys: int, top: Any, total: Any, decay: Any) -> None:
 
 @piece()
 def _load(out: Any, stats: Any, row: int, rows: int, head: int, first: bool, block: Any, top: Any, total: Any) -> None:
-    """Take up the running state of a block of queries, or start it."""
+    """Load the running state of a block of queries, or start it."""
     heads, hs = stats.shape[0] // 2, block.shape[1]
     for r in range(QUERIES):
         old = not first and r < rows
@@ -103,7 +103,7 @@ def _load(out: Any, stats: Any, row: int, rows: int, head: int, first: bool, blo
 
 @piece()
 def _store(out: Any, stats: Any, row: int, rows: int, head: int, last: bool, block: Any, top: Any, total: Any) -> None:
-    """Put the state back; at last divided by the sums, with the log-sum-exp."""
+    """Store the state; at the last key tile, divide by the sums and store the log-sum-exp."""
     heads, hs = stats.shape[0] // 2, block.shape[1]
     for r in range(rows):
         share = ONE / total[r] if last else ONE
@@ -154,7 +154,7 @@ def _dot(a: Any, b: Any) -> Any:
 
 @kernel((TILE, TILE, TILE, COUNT))
 def attention_delta(out: Any, dout: Any, delta: Any, heads: int) -> None:
-    """delta = row sums of out dout, head by head."""
+    """Compute delta = row sums of out dout, head by head."""
     hs = out.shape[1] // heads
     for r in range(out.shape[0]):
         for h in range(heads):

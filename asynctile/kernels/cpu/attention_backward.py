@@ -1,6 +1,6 @@
-"""The gradient of causal attention of one query tile with one key tile; see asynctile/ops/attention.py.
+"""The gradient of causal attention of one query tile with one key tile. The contract is in asynctile/ops/attention.py.
 
-Blocks lie as in attention.py, keys by queries; weights are computed anew from the log-sum-exp.
+Blocks are stored as in attention.py, keys by queries. Weights are recomputed from the log-sum-exp.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from asynctile.kernels.cpu.blas import sgemm
 from asynctile.kernels.cpu.exp import exp
 from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, TILE, inline, kernel, piece
 
-#: As many as QUERIES: on the diagonal each block of dk and dv is then whole when queries first meet it.
+#: Equal to QUERIES, so that a block of dk and dv on the diagonal is whole when queries first meet it.
 KEYS = QUERIES
 
 
 @piece(FUSE)
 def _weigh(p: Any, ds: Any, keys: int, scale: float, lse: Any, delta: Any) -> None:
-    """p: from scores to weights; ds: from dout v^T to the gradient of q k^T."""
+    """Turn p from scores into weights, and ds from dout v^T into the gradient of q k^T."""
     for c in range(keys):
         for r in range(QUERIES):
             weight = exp(p[c, r] - lse[r])
@@ -30,7 +30,7 @@ def _weigh(p: Any, ds: Any, keys: int, scale: float, lse: Any, delta: Any) -> No
 
 @inline()
 def _times(n: int, hs: int, m: int, a: Any, b: Any, b_at: int, beta: float, c: Any, c_at: int, step: int) -> None:
-    """c (n, hs) = a (n, m) b (m, hs) + beta c, where c and b are blocks of tiles."""
+    """Compute c (n, hs) = a (n, m) b (m, hs) + beta c, where c and b are blocks of tiles."""
     sgemm(n, hs, m, ONE, a, 0, QUERIES, False, b, b_at, step, False, beta, c, c_at, step)
 
 
@@ -39,7 +39,7 @@ def attention_backward(
     q: Any, k: Any, v: Any, dout: Any, stats: Any, delta: Any, dq: Any, dk: Any, dv: Any,
     seqs: int, heads: int, first: bool, diagonal: bool,
 ) -> None:  # fmt: skip
-    """Add to dq, dk and dv what these queries and keys give."""
+    """Add the contributions of these queries and keys to dq, dk and dv."""
     step, hs = q.shape[1], q.shape[1] // heads
     rows, columns = q.shape[0] // seqs, k.shape[0] // seqs
     scale = scale_of(hs)
@@ -67,7 +67,7 @@ def attention_backward(
                         mask(p, n, 0, ZERO)
                         mask(ds, n, 0, ZERO)
                         if first and i == 0:
-                            ds[0, 0] = ZERO  # one key alone: exactly nothing, where two roundings would differ
+                            ds[0, 0] = ZERO  # a single key: exactly zero, where two roundings would differ
                     beta = ZERO if diagonal and j == i else ONE
                     _times(n, hs, m, p, dout, here, beta, dv, there, step)
                     _times(n, hs, m, ds, q, here, beta, dk, there, step)
@@ -79,7 +79,7 @@ def attention_backward(
 def attention_backward_whole(
     q: Any, k: Any, v: Any, out: Any, dout: Any, stats: Any, delta: Any, dq: Any, dk: Any, dv: Any, seqs: int, heads: int
 ) -> None:
-    """dq, dk and dv of whole sequences; delta is room."""
+    """Compute dq, dk and dv of whole sequences. delta is workspace."""
     attention_delta(out, dout, delta, heads)
-    yes = heads > 0  # a literal would make Numba compile that kernel a second time, for its value
+    yes = heads > 0  # a literal True would make Numba compile the kernel again for that value
     attention_backward(q, k, v, dout, stats, delta, dq, dk, dv, seqs, heads, yes, yes)

@@ -1,7 +1,7 @@
-"""Attention of single tokens over one page of keys and values; see asynctile/ops/attention_page.py for the contract.
+"""Attention of single tokens over one page of keys and values. The contract is in asynctile/ops/attention_page.py.
 
-Rows of the page's sequence meet it some at a time, head by head. Their scores are one product; what they gather of the values
-is one for rows that see as many keys, since a weight of zero would not hide a NaN.
+The rows of the page's sequence are computed in groups, head by head. The scores of a group are one product. Values are
+multiplied in one product for rows that see the same number of keys, because a weight of zero would not hide a NaN.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from asynctile.kernels.cpu.exp import exp, key, unkey
 from asynctile.kernels.cpu.gemm_rows import add_times, add_times_transposed, on, start_of
 from asynctile.kernels.cpu.jit import COUNT, FLAG, FUSE, REDUCE, TILE, TOKENS, kernel, piece
 
-#: Rows that meet a page together.
+#: Rows of a group.
 GROUP = 6
 
 
 @piece()
 def _begin(out: Any, stats: Any) -> None:
-    """No key has been met."""
+    """Start the state: no key has been seen."""
     heads = stats.shape[0] // 2
     for r in range(out.shape[0]):
         for c in range(out.shape[1]):
@@ -32,7 +32,7 @@ def _begin(out: Any, stats: Any) -> None:
 
 @piece()
 def _end(out: Any, stats: Any) -> None:
-    """Divide by the sums; what has met no key stays 0."""
+    """Divide by the sums. A row that has seen no key stays 0."""
     heads = stats.shape[0] // 2
     hs = out.shape[1] // heads
     for r in range(out.shape[0]):
@@ -45,7 +45,7 @@ def _end(out: Any, stats: Any) -> None:
 
 @piece()
 def _store(k: Any, v: Any, page: Any, rows: Any, owner: int, start: int) -> None:
-    """Put the keys and values of new tokens at their places."""
+    """Store the keys and values of new tokens in the page."""
     places = page.shape[0] // 2
     for r in range(k.shape[0]):
         place = rows[2 * r + 1] - start
@@ -56,7 +56,7 @@ def _store(k: Any, v: Any, page: Any, rows: Any, owner: int, start: int) -> None
 
 @piece(REDUCE)
 def _weigh(scores: Any, i: int, seen: int, top: float) -> Any:
-    """The sum of the weights that the scores of a row become."""
+    """Turn the scores of a row into weights, and return their sum."""
     total = ZERO
     for j in range(seen):
         weight = exp(scores[i, j] - top)
@@ -75,7 +75,7 @@ def _largest(scores: Any, i: int, seen: int, top: float) -> Any:
 
 @piece()
 def _pack(q: Any, at: int, group: Any, count: int, packed: Any) -> None:
-    """packed (count, hs) = the scaled columns of a head, which begin at `at`."""
+    """Write packed (count, hs) = scaled columns of a head, which begin at `at`."""
     hs = packed.shape[1]
     scale = scale_of(hs)
     for i in range(count):
@@ -92,7 +92,7 @@ def _clear(x: Any) -> None:
 
 @piece()
 def _soften(scores: Any, group: Any, seen: Any, count: int, h: int, stats: Any, decays: Any) -> None:
-    """Turn scores into weights under new running maxima; decays = what the old weights shrink by."""
+    """Turn scores into weights under new running maxima; decays = the factors by which the old weights shrink."""
     heads = stats.shape[0] // 2
     for i in range(count):
         r = group[i]
@@ -104,7 +104,7 @@ def _soften(scores: Any, group: Any, seen: Any, count: int, h: int, stats: Any, 
 
 @piece()
 def _alike(seen: Any, i: int, count: int) -> int:
-    """How many rows from row i on see as many keys."""
+    """Return how many rows from row i on see the same number of keys."""
     end = i + 1
     while end < count and seen[end] == seen[i]:
         end += 1
@@ -121,7 +121,10 @@ def _join(out: Any, group: Any, count: int, at: int, decays: Any, gathered: Any)
 
 @piece()
 def _next_group(rows: Any, r: int, owner: int, start: int, places: int, group: Any, seen: Any) -> Any:
-    """Fill a group with the next rows from row r on that see a key: (its size, the most keys one sees, the row after it)."""
+    """Fill a group with the next rows from r on that see a key.
+
+    Returns (size of the group, most keys that one row sees, the row after the group).
+    """
     count = most = 0
     while r < rows.size // 2 and count < GROUP:
         keys = min(places, rows[2 * r + 1] - start + 1)
@@ -137,7 +140,7 @@ def attention_page(
     q: Any, k: Any, v: Any, page: Any, rows: Any, pages: Any, out: Any, stats: Any,
     number: int, heads: int, first: bool, last: bool,
 ) -> None:  # fmt: skip
-    """Store the new tokens of a page, then fold it into out and stats."""
+    """Store the new tokens of a page, then fold the page into out and stats."""
     if first:
         _begin(out, stats)
     owner, start = pages[2 * number], pages[2 * number + 1]
@@ -156,7 +159,7 @@ def attention_page(
                 x, weights, sums = start_of(packed), start_of(scores), start_of(gathered)
                 _pack(q, at, group, count, packed)
                 _clear(scores)
-                # Nobody looks at the scores of keys that a row does not see.
+                # Scores of keys that a row does not see are computed too, and never read.
                 add_times_transposed(count, most, hs, x, hs, keys, columns, weights, places)
                 _soften(scores, group, seen, count, h, stats, decays)
                 _clear(gathered)

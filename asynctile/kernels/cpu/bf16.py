@@ -1,4 +1,4 @@
-"""float32 to the bits of bf16 as straight-line integer arithmetic, which vectorises inside the loops that call it."""
+"""Conversion from float32 to bf16 bits in straight-line integer arithmetic, which vectorizes inside the calling loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asynctile.kernels.cpu.jit import intrinsic
 
 @intrinsic
 def bf16_of(typing: Any, x: Any) -> Any:
-    """The uint16 with the bits of a float32 rounded to bf16, to nearest even; NaN stays NaN."""
+    """Return a uint16 with the bits of a float32 rounded to bf16, ties to even. NaN stays NaN."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         word = ir.IntType(32)

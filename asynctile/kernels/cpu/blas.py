@@ -1,8 +1,8 @@
-"""Single precision matrix product of BLAS, callable from inside compiled code on pieces of row-major arrays.
+"""The single-precision matrix product of BLAS, callable from compiled code on parts of row-major arrays.
 
-Uses the OpenBLAS that SciPy exports through `scipy.linalg.cython_blas`. Its address is registered with LLVM under a
-name: code that holds a name can be cached on disk, code that holds an address cannot. Sets no number of threads:
-the engine does (one a worker). The verb itself is in gemm.py.
+Uses the OpenBLAS that SciPy exports through `scipy.linalg.cython_blas`. Its address is registered with LLVM under a name,
+because Numba can cache code that holds a name on disk, but not code that holds an address. This module sets no number of
+threads: the engine does (one per worker). The kernel itself is in gemm.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asynctile.kernels.cpu.jit import intrinsic
 
 SYMBOL = "asynctile_sgemm"
 
-# Here, at import: a cached kernel is linked when it is loaded, by a process that has not compiled anything.
+# Register at import: a cached kernel is linked when it is loaded, in a process that has not compiled anything.
 llvm.add_symbol(SYMBOL, get_cython_function_address("scipy.linalg.cython_blas", "sgemm"))
 
 
@@ -27,10 +27,10 @@ def sgemm(
     typing: Any, m: Any, n: Any, k: Any, alpha: Any, a: Any, a_at: Any, a_step: Any, ta: Any, b: Any, b_at: Any,
     b_step: Any, tb: Any, beta: Any, c: Any, c_at: Any, c_step: Any,
 ) -> Any:  # fmt: skip
-    """c (m, n) = alpha op(a) (m, k) op(b) (k, n) + beta c, row-major.
+    """Compute c (m, n) = alpha op(a) (m, k) op(b) (k, n) + beta c, row-major.
 
-    Each matrix starts `_at` elements after the start of its array and has `_step` elements from row to row;
-    ta, tb: the stored matrix is the transpose. With beta = 0, c is not read.
+    Each matrix starts `_at` elements after the start of its array and has `_step` elements from row to row. ta, tb: the stored
+    matrix is the transpose. With beta = 0, c is not read.
     """
     count, real, flag = types.int64, types.float32, types.boolean
     left, right, result = (a, count, count, flag), (b, count, count, flag), (c, count, count)
@@ -64,7 +64,7 @@ def _emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         [letters, letters, sizes, sizes, sizes, pointer, pointer, sizes, pointer, sizes, pointer, pointer, sizes],
     )
     function = cgutils.get_or_insert_function(builder.module, kind, SYMBOL)
-    # BLAS is column-major: it is asked for the transpose of c, which is the product of the operands swapped.
+    # BLAS is column-major: it computes the transpose of c, which is the product of the operands swapped.
     builder.call(function, [
         order(tb), order(ta), size(n), size(m), size(k), on_stack(alpha), start("b", b, b_at), size(b_step),
         start("a", a, a_at), size(a_step), on_stack(beta), start("c", c, c_at), size(c_step),

@@ -1,8 +1,8 @@
-"""The memory that OpenBLAS works in: mapped for each thread that multiplies, before its first product.
+"""OpenBLAS's work memory, mapped for each thread before its first product.
 
-OpenBLAS maps a piece for as many products as ever ran at once, and keeps them. Where the system refuses one, as under
-`ulimit -v`, it tries again for ever, with the process at full load, or ends it. So threads that are to multiply are told of
-here first. NumPy brings an OpenBLAS of its own: no kernel calls it, but what draws a run does, in one thread.
+OpenBLAS maps one buffer per product that ever ran at the same time, and keeps the buffers. If the system refuses one, for
+example under `ulimit -v`, OpenBLAS retries for ever at full load or ends the process. So `hold` maps the buffers before new
+threads multiply. NumPy has an OpenBLAS of its own. No kernel calls it, but drawing a run's charts does, in one thread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from scipy.linalg import cython_blas
 
 from asynctile.storage.limits import expect_room, libraries
 
-#: Of OpenBLAS 0.3, for each product that runs beside others.
+#: The size of a buffer in OpenBLAS 0.3, one for each product that runs at the same time.
 PIECE_NBYTES = 32 << 20
-#: What the kernels' products call (blas.py), and through it the library that does them.
+#: The libraries that the kernels' products call (blas.py) and that NumPy calls; each leads to its OpenBLAS.
 _KERNELS, _NUMPY = ctypes.CDLL(cython_blas.__file__), ctypes.CDLL(_umath_linalg.__file__)
-#: For so many it has places in all builds; with more it complains, and these are left to it.
+#: Every build of OpenBLAS has places for this many buffers. Beyond it OpenBLAS complains, so further ones are left to OpenBLAS.
 _MOST = 48
-#: Reentrant, since the collector may end a player anywhere.
+#: Reentrant, because the garbage collector may end a player at any point.
 _lock = threading.RLock()
 _threads = _mapped = 0
 
 
 def hold(threads: int) -> None:
-    """So many more threads may multiply at the same time, until `let_go`. BudgetError if there is no memory for that."""
+    """Map memory for `threads` more threads that may multiply at once, until `let_go`.
+
+    Raises BudgetError if memory is short.
+    """
     global _threads, _mapped
     with _lock:
         wanted = min(_threads + threads, _MOST)
@@ -41,20 +44,20 @@ def hold(threads: int) -> None:
 
 
 def let_go(threads: int) -> None:
-    """Undo one `hold`. Their memory stays for the next ones."""
+    """Undo one `hold`. The memory stays mapped for later holds."""
     global _threads
     with _lock:
         _threads -= threads
 
 
 def unmapped_nbytes() -> int:
-    """What an engine will still take: a thread a core of its device, and one that plays."""
+    """Return the bytes that an engine will still map: for one thread per core of its device, and as many that play."""
     wanted = min(2 * len(os.sched_getaffinity(0)), _MOST)
     return (max(0, wanted - _mapped) + (not _mapped)) * PIECE_NBYTES
 
 
 def _map(library: ctypes.CDLL, count: int) -> None:
-    """Take so many pieces at once, and give them back. Nothing where another library multiplies."""
+    """Take `count` buffers at once and give them back. Does nothing if the library is not OpenBLAS."""
     take, give = (getattr(library, f"blas_memory_{verb}", None) for verb in ("alloc", "free"))
     if take is None or give is None:
         return
@@ -64,7 +67,7 @@ def _map(library: ctypes.CDLL, count: int) -> None:
 
 
 def _start_anew() -> None:
-    """In a forked child no thread multiplies."""
+    """Reset the counters in a forked child, where no thread multiplies."""
     global _lock, _threads
     _lock, _threads = threading.RLock(), 0
 

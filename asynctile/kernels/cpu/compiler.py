@@ -1,7 +1,8 @@
-"""Kernels compiled by a process of its own, which leaves them in Numba's cache on disk; this one then only loads them.
+"""A child process that compiles kernels into Numba's cache on disk, so that this process only loads them.
 
-Compiling takes seconds, much of it Python, which a service's loop would feel, and nothing can break it off inside a process.
-A process can be ended. Covers both ends; the child's start is __main__.py, and which kernels are missing is jit.py's.
+Compiling takes seconds, much of it in Python, which would delay a service's event loop. It also cannot be interrupted within a
+process, while a child process can be ended. This file covers both ends; the child starts in __main__.py, and jit.py knows which
+kernels are missing.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from contextlib import contextmanager
 
 from asynctile.errors import DeviceError
 
-#: How soon the child ends after it was told to stop, in seconds.
+#: The longest time in seconds until the child ends after `stop` is set.
 POLL_S = 0.05
 
 
 def compile_apart(python: str, names: Sequence[str], begun: Callable[[str], None], stop: threading.Event) -> None:
-    """Let a child compile these kernels into the cache; begun(name) before each. Returns early, with none left, on `stop`.
+    """Let a child compile these kernels into the cache; begun(name) is called before each.
 
-    A child that cannot do it leaves them to the caller, who would meet the same error. DeviceError if it was killed, for then
-    this process may be next.
+    Returns early on `stop`, with no child left. A child that fails leaves its kernels to the caller, who would meet the same
+    error. Raises DeviceError if the child was killed, because this process may be killed next.
     """
     try:
         child = _start(python, names)
@@ -39,21 +40,24 @@ def compile_apart(python: str, names: Sequence[str], begun: Callable[[str], None
     if not stop.is_set() and child.returncode < 0:
         how = f"signal {-child.returncode} ({signal.strsignal(-child.returncode)})"
         raise DeviceError(
-            f"the process that compiles CPU kernels was ended by {how} at kernel {last!r}; if memory ran out, free some, "
-            "and start again: the kernels before it are kept on disk"
+            f"the process that compiles CPU kernels was ended by {how} at kernel {last!r}; if memory ran out, free some "
+            "and start again: the kernels compiled before it are kept on disk"
         )
 
 
 def serve(names: Sequence[str], compile_kernel: Callable[[str], None]) -> None:
-    """The child: tell the name of each kernel, then compile it. Nobody listens once its parent has ended: so does it then."""
+    """Run the child: print the name of each kernel, then compile it.
+
+    When its parent has ended, nobody reads the pipe, so the print fails and the child ends too.
+    """
     for name in names:
         print(name, flush=True)
         compile_kernel(name)
 
 
 def _start(python: str, names: Sequence[str]) -> subprocess.Popen[bytes]:
-    # The parent's path as it is, and nothing from the folder it happens to stand in (-P). A group of its own: Ctrl-C in a
-    # terminal is for the parent, which then ends it.
+    # The child gets the parent's path unchanged, and nothing from its working folder (-P). It has a process group of its own,
+    # so that Ctrl-C in a terminal reaches the parent alone, which then ends the child.
     return subprocess.Popen(
         [python, "-P", "-m", __package__ or "", *names],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -66,7 +70,7 @@ def _start(python: str, names: Sequence[str]) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whatever happens in the block, the child is gone after it."""
+    """Ensure that the child is gone after the block."""
     try:
         yield
     except BaseException:
@@ -77,7 +81,7 @@ def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _told(child: subprocess.Popen[bytes], stop: threading.Event) -> Iterator[str]:
-    """Its lines until it ends; it is ended on `stop`."""
+    """Yield the child's lines until it ends. On `stop` the child is killed."""
     assert child.stdout is not None
     text = b""
     with selectors.DefaultSelector() as selector:

@@ -1,4 +1,4 @@
-"""Cross-entropy over vocabulary tiles, and its gradient in place; see asynctile/ops/cross_entropy.py."""
+"""Cross-entropy over vocabulary tiles, and its gradient in place. The contract is in asynctile/ops/cross_entropy.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOWEST = np.float32(-np.inf)
 
 @piece()
 def _row_maximum(row: Any) -> Any:
-    """The largest element. A NaN may be missed: it comes out of the sum that follows."""
+    """Return the largest element. It may miss a NaN, which then shows in the sum that follows."""
     largest = key(row[0])
     for j in range(1, row.size):
         largest = max(largest, key(row[j]))
@@ -35,7 +35,7 @@ def _sum_exp(row: Any, offset: float) -> Any:
 def cross_entropy(
     logits: Any, targets: Any, stats: Any, column: int, padding: int, first: bool, last: bool, number: Any
 ) -> None:
-    """Fold one tile into (maximum, sum, target's logit); in the end (log-sum-exp, ...) and the sum of losses."""
+    """Fold one tile into (maximum, sum, target's logit); after the last, (log-sum-exp, ...) and the sum of losses."""
     rows, columns = logits.shape[0], logits.shape[1] - padding
     losses = 0.0
     for i in range(rows):

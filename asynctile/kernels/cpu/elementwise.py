@@ -1,4 +1,4 @@
-"""Copy, fill and column sums; see asynctile/ops/elementwise.py for the contracts."""
+"""Copy, fill and column sums. The contracts are in asynctile/ops/elementwise.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asynctile.kernels.cpu.jit import FLAG, HALF, REAL, ROW, TILE, kernel, piece
 
 #: Columns summed at a time, in a float64 buffer of 8 KiB.
 COLUMNS = 1024
-#: Rows summed in float32 before they join the float64 sum.
+#: Rows summed in float32 before their sum is added to the float64 sum.
 ROWS = 8
 
 

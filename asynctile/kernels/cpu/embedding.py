@@ -1,6 +1,6 @@
-"""Token and position embeddings and their gradients; see asynctile/ops/embedding.py for the contracts.
+"""Token and position embeddings and their gradients. The contracts are in asynctile/ops/embedding.py.
 
-The rows of a tile that other tiles of the table serve are left as they are.
+Rows of a tile whose token or position belongs to another tile of the table are left unchanged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""float32 exp as straight-line arithmetic, which LLVM turns into vector instructions inside the loops that call it.
+"""float32 exp in straight-line arithmetic, which LLVM turns into vector instructions inside the calling loops.
 
-Covers exp, and the order-preserving integer keys by which a row maximum vectorises; no loop is here.
+Covers exp and the order-preserving integer keys that let a row maximum vectorize. It contains no loop.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from numba.core import types
 
 from asynctile.kernels.cpu.jit import FUSE, inline, intrinsic
 
-#: Below it exp is taken as 0 (float32 would be subnormal), above HIGH as infinity.
+#: Below LOW exp returns 0 (the float32 would be subnormal), above HIGH infinity.
 LOW, HIGH = np.float32(-87.33654), np.float32(88.72283)
 LOG2E = np.float32(1.44269504)
-#: Adding it rounds to an integer, whose low bits are then those of the sum.
+#: Adding it rounds to an integer, which then sits in the low bits of the sum.
 ROUND = np.float32(12582912.0)
-#: ln 2 in two parts: the product of the first with an exponent is exact.
+#: ln 2 in two parts: the product of LN2_HIGH with an exponent is exact.
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 #: Minimax polynomial of exp on [-ln 2 / 2, ln 2 / 2] (Cephes).
 P0, P1, P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
@@ -30,19 +30,19 @@ SIGN_AT, MAGNITUDE = np.int32(31), np.int32(0x7FFFFFFF)
 
 @intrinsic
 def bits_of(typing: Any, x: Any) -> Any:
-    """The int32 with the bits of a float32."""
+    """Return an int32 with the bits of a float32."""
     return types.int32(types.float32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
 
 
 @intrinsic
 def float_of(typing: Any, x: Any) -> Any:
-    """The float32 with the bits of an int32."""
+    """Return a float32 with the bits of an int32."""
     return types.float32(types.int32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
 
 
 @intrinsic
 def _scale(typing: Any, p: Any, rounded: Any) -> Any:
-    """p 2^n for normal p and results, where n sits in the low bits of `rounded`: one shift and one integer addition."""
+    """Return p 2^n, where n is in the low bits of `rounded`, by one shift and one integer addition. p and result are normal."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -54,7 +54,7 @@ def _scale(typing: Any, p: Any, rounded: Any) -> Any:
 
 @inline(FUSE)
 def exp(x: Any) -> Any:
-    """exp(x) to 2 units in the last place; 0 where it would be subnormal, NaN for NaN."""
+    """Return exp(x) to 2 units in the last place: 0 where it would be subnormal, NaN for NaN."""
     t = x if x > LOW else LOW
     t = t if t < HIGH else HIGH
     rounded = t * LOG2E + ROUND
@@ -74,7 +74,10 @@ def exp(x: Any) -> Any:
 
 @intrinsic
 def key(typing: Any, x: Any) -> Any:
-    """An int32 that orders as the float32 does: integer maxima vectorise without the promise that there is no NaN."""
+    """Return an int32 that orders as the float32 does.
+
+    An integer maximum vectorizes without the promise that there is no NaN.
+    """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -87,5 +90,5 @@ def key(typing: Any, x: Any) -> Any:
 
 @inline()
 def unkey(value: int) -> Any:
-    """The float32 of a key."""
+    """Return the float32 of a key."""
     return float_of(np.int32(value ^ ((value >> SIGN_AT) & MAGNITUDE)))

@@ -1,6 +1,6 @@
-"""GELU (tanh form) and its derivative; see asynctile/ops/gelu.py for the contract.
+"""GELU (tanh form) and its derivative. The contract is in asynctile/ops/gelu.py.
 
-0.5 (1 + tanh(u)) is 1 / (1 + exp(-2 u)): no tanh is computed, and no digits are lost where it is near -1.
+0.5 (1 + tanh(u)) equals 1 / (1 + exp(-2 u)). So no tanh is computed, and no digits are lost where tanh is near -1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Matrix product of tiles, also onto a tile and with a bias row; see asynctile/ops/gemm.py for the contract.
+"""Matrix product of tiles, also added onto a tile or with a bias row. The contract is in asynctile/ops/gemm.py.
 
-The product itself is OpenBLAS's, in the calling thread (blas.py).
+OpenBLAS computes the product in the calling thread (blas.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def gemm(a: Any, b: Any, c: Any, ta: bool, tb: bool, accumulate: bool) -> None:
 
 @kernel((TILE, TILE, TILE, TILE, FLAG, FLAG))
 def gemm_onto(a: Any, b: Any, source: Any, c: Any, ta: bool, tb: bool) -> None:
-    """c = op(a) op(b) + source. The source goes in first, instead of zeros."""
+    """c = op(a) op(b) + source. The source is written to c first, instead of zeros."""
     x, y = source.reshape(-1), c.reshape(-1)
     for i in range(x.size):
         y[i] = x[i]
@@ -39,7 +39,7 @@ def gemm_onto(a: Any, b: Any, source: Any, c: Any, ta: bool, tb: bool) -> None:
 
 @kernel((TILE, TILE, ROW, TILE, FLAG, FLAG, FLAG))
 def gemm_bias(a: Any, b: Any, bias: Any, c: Any, ta: bool, tb: bool, accumulate: bool) -> None:
-    """c = op(a) op(b) (+ c) + bias. The bias goes in first: it replaces the zeros that BLAS would write anyway."""
+    """c = op(a) op(b) (+ c) + bias. The bias is written to c first: it replaces the zeros that BLAS would write anyway."""
     rows, columns = c.shape
     for i in range(rows):
         if accumulate:
@@ -53,7 +53,7 @@ def gemm_bias(a: Any, b: Any, bias: Any, c: Any, ta: bool, tb: bool, accumulate:
 
 @kernel((TILE, TILE, ROW, TILE, TILE, FLAG, FLAG))
 def gemm_bias_onto(a: Any, b: Any, bias: Any, source: Any, c: Any, ta: bool, tb: bool) -> None:
-    """c = op(a) op(b) + source + bias. Source and bias go in first, together."""
+    """c = op(a) op(b) + source + bias. Source and bias are written to c first, together."""
     rows, columns = c.shape
     for i in range(rows):
         for j in range(columns):

@@ -1,7 +1,7 @@
-"""Products of few rows, each with the bits that it has alone; see asynctile/ops/gemm_rows.py for the contract.
+"""Products of few rows, each with the bits that it has alone. The contract is in asynctile/ops/gemm_rows.py.
 
-A product goes by columns of blocks (vectors.py), each over all rows, so that weights come from memory once and are near then.
-One row waits for memory; for many rows it is arithmetic that counts.
+A product runs by columns of blocks (vectors.py), each over all rows, so that weights are read from memory once and then come
+from a cache. One row is bound by memory, many rows by arithmetic.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ ZERO = np.float32(0.0)
 
 @inline()
 def start_of(x: Any) -> Any:
-    """The address of an array, signed: one type for all addresses, one compiled version of what takes them."""
+    """Return the address of an array, signed. One type for all addresses means one compiled version of each function."""
     return np.int64(x.ctypes.data)
 
 
 @inline()
 def on(address: int, numbers: int) -> int:
-    """The address of a float32 so many further on."""
+    """Return the address of the float32 that stands `numbers` elements further on."""
     return address + 4 * numbers
 
 
 @piece()
 def add_times(rows: int, columns: int, inner: int, a: int, a_step: int, b: int, b_step: int, c: int, c_step: int) -> None:
-    """c (rows, columns) += a (rows, inner) b (inner, columns), float32 at addresses, a row `_step` after another."""
+    """Add to c (rows, columns) the product a (rows, inner) b (inner, columns).
+
+    All are float32 at addresses; `_step` is the distance from row to row, in elements.
+    """
     at = 0
     width, most = block_of(WIDE)
     while rows <= most and at + width <= columns:
@@ -64,7 +67,7 @@ def add_times(rows: int, columns: int, inner: int, a: int, a_step: int, b: int, 
 def add_times_transposed(
     rows: int, columns: int, inner: int, a: int, a_step: int, b: int, b_step: int, c: int, c_step: int
 ) -> None:
-    """c (rows, columns) += a (rows, inner) b^T, where b is (columns, inner)."""
+    """Add to c (rows, columns) the product a (rows, inner) b^T, where b is (columns, inner)."""
     at = 0
     width, most = block_of(WIDE_TRANSPOSED)
     while rows <= most and at + width <= columns:

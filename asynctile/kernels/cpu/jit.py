@@ -1,7 +1,7 @@
-"""How a CPU kernel is compiled: one Numba function, explicit signatures, serial, without the GIL, cached on disk.
+"""The compilation of CPU kernels: one Numba function each, with explicit signatures, serial, without the GIL, cached on disk.
 
-Covers the decorators and the table that `warm` walks; the arithmetic is in the file of each verb.
-Nothing is compiled when these modules are imported.
+Covers the decorators and the table that `warm` walks. The arithmetic is in the file of each kernel. Importing these modules
+compiles nothing.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ TOKENS = types.int32[::1]  # (R,)
 NUMBER = types.float64[::1]  # (1,)
 FLAG, COUNT, REAL = types.boolean, types.int64, types.float64
 
-#: Numba's decorator fills the first parameter of what it decorates, which type checkers cannot know.
+#: Numba's decorator fills the first parameter of the function it decorates, which type checkers cannot know.
 intrinsic: Any = extending.intrinsic
 
-#: May fuse a multiplication with an addition; for elementwise arithmetic.
+#: Allows fusing a multiplication with an addition; for elementwise arithmetic.
 FUSE = {"contract"}
-#: May also reorder sums, which a vectorised reduction needs. Never nnan or ninf: a NaN has to come out.
+#: Also allows reordering sums, which a vectorized reduction needs. Never nnan or ninf: a NaN must come out.
 REDUCE = {"contract", "reassoc"}
 
-#: All and only the functions that devices call, by the name that operations use.
+#: All and only the functions that devices call, under the names that operations use.
 KERNELS: dict[str, Any] = {}
-#: What runs kernels and is compiled and kept like them, by its module and name: it stands in rooms above this one.
+#: Functions of modules above this one that run kernels or plan, by module and name. They are compiled and cached like kernels.
 LOOPS: dict[str, Any] = {}
-#: The argument types each of them is compiled for.
+#: The argument types that each kernel and loop is compiled for.
 SIGNATURES: dict[str, tuple[tuple[Any, ...], ...]] = {}
 
 
@@ -59,7 +59,7 @@ def kernel(*signatures: tuple[Any, ...], fastmath: Any = False) -> Callable[[Cal
 
 
 def loop(*signatures: tuple[Any, ...], nogil: bool = True) -> Callable[[Callable[..., Any]], Any]:
-    """Register a function of another room that has to do with running kernels, to be compiled and kept like one."""
+    """Register a function of a module above this one, to be compiled and cached like a kernel."""
 
     def register(function: Callable[..., Any]) -> Any:
         dispatcher = njit(nogil=nogil, error_model="numpy")(function)
@@ -72,30 +72,33 @@ def loop(*signatures: tuple[Any, ...], nogil: bool = True) -> Callable[[Callable
 
 
 def _dispatcher(name: str) -> Any:
-    """A kernel by its name, or a loop, whose module a process that compiles has not imported."""
+    """Return a kernel or a loop by its name. Imports the loop's module, which a process that compiles has not done."""
     if name not in KERNELS and name not in LOOPS:
         importlib.import_module(name.rpartition(".")[0])
     return KERNELS[name] if name in KERNELS else LOOPS[name]
 
 
 def prepare(name: str) -> None:
-    """Make a kernel or a loop ready to run: loaded from the cache, or compiled and kept there."""
+    """Make a kernel or a loop ready to run: load it from the cache, or compile it and cache it."""
     dispatcher = _dispatcher(name)
     for signature in SIGNATURES[name]:
         dispatcher.compile(signature)
 
 
 def prepare_alone(name: str) -> None:
-    """The same, while no other process compiles into that folder: of several that start at once, one compiles each kernel."""
+    """Do the same while no other process compiles into that folder.
+
+    Of several processes that start at once, one compiles each kernel.
+    """
     folder = _dispatcher(name).stats.cache_path
     with nullcontext() if folder is None else alone(Path(folder)):
         prepare(name)
 
 
 def is_ready(name: str) -> bool:
-    """Whether this process has nothing to compile for it: it has done so, or the cache on disk holds it for this CPU.
+    """Return whether this process need not compile the kernel: it has compiled it, or the cache on disk has it for this CPU.
 
-    Nothing is loaded. Numba has no public way to ask.
+    Loads nothing. Numba has no public way to ask.
     """
     dispatcher = _dispatcher(name)
     missing = [signature for signature in SIGNATURES[name] if signature not in dispatcher.overloads]
@@ -108,21 +111,21 @@ def is_ready(name: str) -> bool:
 
 
 def has_cache(name: str) -> bool:
-    """Whether there is a folder for its machine code."""
+    """Return whether there is a folder for the kernel's machine code."""
     return _dispatcher(name).stats.cache_path is not None
 
 
 def cache_folder() -> Path | None:
-    """Where machine code is kept; None where no folder can be written."""
+    """Return the folder of machine code; None where no folder can be written."""
     paths = {dispatcher.stats.cache_path for dispatcher in KERNELS.values()} - {None}
     return Path(min(paths)) if paths else None
 
 
 def inline(fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:
-    """A piece of kernels: always inlined by LLVM, so that it vectorises in the caller but keeps its own `fastmath`."""
+    """Compile a part of kernels that LLVM always inlines: it vectorizes in the caller but keeps its own `fastmath`."""
     return njit(nogil=True, fastmath=fastmath, error_model="numpy", forceinline=True)
 
 
 def piece(fastmath: Any = False) -> Callable[[Callable[..., Any]], Any]:
-    """A longer piece of kernels, called or inlined as LLVM likes."""
+    """Compile a longer part of kernels, which LLVM calls or inlines as it chooses."""
     return njit(nogil=True, fastmath=fastmath, error_model="numpy")

@@ -1,4 +1,4 @@
-"""Layer normalisation, forward and backward, by column tiles; see asynctile/ops/layernorm.py for the contracts."""
+"""Layer normalization, forward and backward, by column tiles. The contracts are in asynctile/ops/layernorm.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = 1024
 
 @piece(REDUCE)
 def _moments(row: Any) -> Any:
-    """(mean, sum of squared deviations) of one row, which stays in the first cache for the second pass."""
+    """Return (mean, sum of squared deviations) of one row, which stays in the L1 cache for the second pass."""
     total = ZERO
     for j in range(row.size):
         total += row[j]
@@ -25,14 +25,14 @@ def _moments(row: Any) -> Any:
         deviation = row[j] - mean
         squares += deviation * deviation
         residue += deviation
-    # The residue is what rounding the mean left over.
+    # The residue is the error that rounding left in the mean.
     residue /= np.float32(row.size)
     return mean + residue, squares - residue * residue * np.float32(row.size)
 
 
 @kernel((TILE, TILE, COUNT, FLAG, REAL))
 def layernorm_stats(x: Any, stats: Any, seen: int, last: bool, eps: float) -> None:
-    """Merge the columns of x into (mean, sum of squared deviations), in the end (mean, 1 / deviation)."""
+    """Merge the columns of x into (mean, sum of squared deviations); after the last, store (mean, 1 / deviation)."""
     rows, columns = x.shape
     width = seen + columns
     for i in range(rows):
@@ -62,7 +62,7 @@ def layernorm(x: Any, stats: Any, gain: Any, bias: Any, y: Any) -> None:
 
 @kernel((TILE, ROW, ROW, TILE, TILE, REAL))
 def layernorm_whole(x: Any, gain: Any, bias: Any, stats: Any, y: Any, eps: float) -> None:
-    """stats = (mean, 1 / deviation) of whole rows, and y."""
+    """Compute stats = (mean, 1 / deviation) of whole rows, and y."""
     for i in range(x.shape[0]):
         mean, squares = _moments(x[i])
         stats[i, 0] = mean
@@ -106,7 +106,7 @@ def _set_gradient(dinp: Any, x: Any, mean: float, rstd: float, gain: Any, offset
 def _gradient(
     dinp: Any, x: Any, stats: Any, gain: Any, plain: float, weighted: float, dx: Any, width: int, accumulate: bool
 ) -> None:
-    """One row of dx from its stats and sums."""
+    """Compute one row of dx from its stats and sums."""
     mean, rstd = stats[0], stats[1]
     offset = plain / np.float32(width)
     slope = rstd * weighted / np.float32(width)
@@ -128,7 +128,7 @@ def layernorm_backward(
 @piece(FUSE)
 def _add_pair(gains: Any, biases: Any, d: Any, x: Any, mean: float, rstd: float,
               e: Any, y: Any, mean_y: float, rstd_y: float) -> None:  # fmt: skip
-    """Two rows, summed in float32 before they join the float64 sums."""
+    """Sum two rows in float32, then add them to the float64 sums."""
     for j in range(gains.size):
         gains[j] += d[j] * ((x[j] - mean) * rstd) + e[j] * ((y[j] - mean_y) * rstd_y)
         biases[j] += d[j] + e[j]
@@ -152,7 +152,7 @@ def _whole_row(dinp: Any, x: Any, stats: Any, gain: Any, dx: Any, accumulate: bo
 def layernorm_whole_backward(
     dinp: Any, x: Any, stats: Any, gain: Any, dx: Any, dgain: Any, dbias: Any, accumulate: bool, begun: bool
 ) -> None:
-    """dx, dgain and dbias from whole rows (+ themselves)."""
+    """Compute dx, dgain and dbias from whole rows (+ themselves)."""
     rows, columns = x.shape
     gains, biases = np.empty(columns, np.float64), np.empty(columns, np.float64)
     for j in range(columns):
@@ -173,7 +173,7 @@ def layernorm_whole_backward(
 
 @kernel((TILE, TILE, TILE, ROW, ROW, FLAG))
 def layernorm_gradients(dinp: Any, x: Any, stats: Any, dgain: Any, dbias: Any, accumulate: bool) -> None:
-    """dgain, dbias = column sums of dinp xhat, of dinp (+ themselves)."""
+    """dgain, dbias = column sums of dinp xhat and of dinp (+ themselves)."""
     rows, columns = x.shape
     buffer = np.empty((2, min(COLUMNS, columns)), np.float64)
     for at in range(0, columns, COLUMNS):

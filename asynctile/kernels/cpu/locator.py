@@ -1,7 +1,7 @@
-"""Where machine code is kept: in the user's cache, so that every environment with the same sources shares it.
+"""The folder of compiled kernels: in the user's cache, so that all environments with the same sources share it.
 
-Numba by itself keeps it beside the sources, of which each environment has its own. `keep` puts another place before that one: a
-folder of the user's cache whose name follows from all that machine code does. NUMBA_CACHE_DIR comes before both.
+By default Numba stores machine code next to the sources, and each environment has its own. `keep` tries another place first: a
+folder of the user's cache whose name is a digest of everything the machine code depends on. NUMBA_CACHE_DIR wins over both.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
 from asynctile.storage.private import drop_unused, private_folder, user_cache
 
-#: The folder in the user's cache, and what the folders in it are called.
+#: The folder in the user's cache, and the names of the folders in it.
 NAME, KEY = "asynctile", re.compile(r"kernels-[0-9a-f]{32}")
 
 
 def keep(dispatcher: Any) -> None:
-    """Keep its machine code on disk, where a folder for it can be written; if none can, it is compiled every time."""
+    """Cache a function's machine code on disk, if a folder for it can be written. If not, it is compiled every time."""
     try:
         dispatcher._cache = _Cache(dispatcher.py_func)
     except RuntimeError:
         return
-    # Numba watches the function's own file only; it is also made of pieces from its neighbours.
+    # Numba watches only the function's own file, but the function also contains code from neighboring files.
     dispatcher._cache._cache_file._source_stamp = _stamp(Path(dispatcher.py_func.__code__.co_filename).parent)
 
 
 def drop_old() -> None:
-    """Remove what the user's cache has of kernels that nobody has loaded for long."""
+    """Remove kernels from the user's cache that nobody has loaded for long."""
     parent = user_cache()
     if parent is not None:
         drop_unused(parent / NAME, KEY)
@@ -43,7 +43,7 @@ def drop_old() -> None:
 
 @cache
 def _stamp(folder: Path) -> bytes:
-    """A digest of all that a function in this folder may be made of; empty where sources cannot be read."""
+    """Return a digest of all sources that a function in this folder may depend on, or b"" where sources cannot be read."""
     try:
         paths = [path for source in (Path(__file__).parent, folder) for path in sorted(source.glob("*.py"))]
         sources = [(path.name, path.read_bytes()) for path in paths]
@@ -54,7 +54,7 @@ def _stamp(folder: Path) -> bytes:
 
 @cache
 def _folder(sources: bytes) -> Path | None:
-    """That of functions of these sources, compiled by these libraries for this processor."""
+    """Return the folder for these sources, these library versions and this processor, or None if it cannot be written."""
     parent = user_cache()
     if parent is None or not sources:
         return None
@@ -65,7 +65,7 @@ def _folder(sources: bytes) -> Path | None:
 
 
 class _Locator:
-    """What Numba asks where it keeps a function."""
+    """The object that Numba asks where to cache a function."""
 
     def __init__(self, py_func: Any, py_file: str, folder: Path) -> None:
         self._py_file = py_file
@@ -78,21 +78,21 @@ class _Locator:
         return None if folder is None else cls(py_func, py_file, folder)
 
     def ensure_cache_path(self) -> None:
-        """Called before each write: somebody may have removed it."""
+        """Create the folder again. Numba calls this before each write, because the folder may have been removed."""
         private_folder(self._folder.parents[1], NAME, self._folder.name)
 
     def get_cache_path(self) -> str:
         return str(self._folder)
 
     def get_source_stamp(self) -> None:
-        """`keep` gives it, for whichever place was found."""
+        """Return nothing: `keep` sets the stamp, for whichever folder was found."""
 
     def get_disambiguator(self) -> str:
         return str(self._line)
 
 
 class _Impl(CompileResultCacheImpl):
-    # The first of Numba's own is that of NUMBA_CACHE_DIR.
+    # Numba's first locator serves NUMBA_CACHE_DIR.
     _locator_classes: list[Any] = [  # noqa: RUF012  (Numba declares it so)
         *CompileResultCacheImpl._locator_classes[:1], _Locator, *CompileResultCacheImpl._locator_classes[1:],
     ]  # fmt: skip

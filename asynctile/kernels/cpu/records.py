@@ -1,7 +1,7 @@
-"""Records by their address, for compiled code that goes through many tables.
+"""Records by address, for compiled code that walks many tables.
 
-A function that gets an address compiles ten times as fast as one that gets arrays. Nothing checks an address or a number:
-whoever passes them keeps the memory.
+A function that takes an address compiles ten times as fast as one that takes arrays. Nothing checks addresses or indices, and
+the caller must keep the memory alive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asynctile.kernels.cpu.jit import intrinsic
 
 @intrinsic
 def record_at(typing: Any, address: Any, number: Any, dtype: Any) -> Any:
-    """That record of the table at `address`, whose records are of `dtype`, a NumPy type known when this compiles."""
+    """Return record `number` of the table at `address`. dtype: the NumPy type of the records, known at compile time."""
 
     def found(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start, index, _ = arguments

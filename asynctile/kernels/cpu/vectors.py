@@ -1,8 +1,8 @@
-"""Blocks of products in registers: vector arithmetic that LLVM is asked for by name, whatever the processor.
+"""Blocks of products in registers, written as explicit vector arithmetic of LLVM for every processor.
 
-The bits of a result follow from the orders that this file fixes, not from the width of a register nor from which rows are
-computed side by side: that is only as many as there are registers for. The loops over blocks are in gemm_rows.py, whole
-kernels there and in attention_page.py.
+The bits of a result follow from the orders that this file fixes. They do not depend on the width of a register, nor on the rows
+that are computed side by side, whose number only follows the number of registers. The loops over blocks are in gemm_rows.py,
+the kernels there and in attention_page.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from numba.core import cgutils, types
 
 from asynctile.kernels.cpu.jit import intrinsic
 
-#: Numbers of a vector: one register of AVX-512, two of AVX2, four of NEON.
+#: Elements of a vector: one register of AVX-512, two of AVX2, four of NEON.
 LANES = 16
-#: Kinds of blocks of c: of c += a b, for one row, for many, and of as many columns as remain, at most LANES; of c += a b^T,
-#: where columns of c are rows of b, for one row, for many, and of one column.
+#: Kinds of blocks. For c += a b: WIDE for one row, NARROW for many, SOME for the last columns, at most LANES. For c += a b^T,
+#: where columns of c are rows of b: the same for one row, for many, and for one column.
 WIDE, NARROW, SOME, WIDE_TRANSPOSED, NARROW_TRANSPOSED, ONE_TRANSPOSED = range(6)
-#: Vectors of columns, or columns of a transposed product (a power of 2), and rows at most, by kind: where a processor has 32
-#: registers of a whole vector, and where it does not. One row takes long stretches of b: memory is what it waits for.
+#: Per kind: vectors of columns (for transposed products columns, a power of 2), and the most rows. _LARGE is for processors
+#: with 32 registers of a whole vector, _SMALL for all others. One row is bound by memory, so it takes long stretches of b.
 _LARGE = (8, 1), (4, 6), (1, 2), (8, 1), (4, 6), (1, 2)
 _SMALL = (4, 1), (1, 6), (1, 2), (4, 1), (2, 2), (1, 2)
 
@@ -31,13 +31,13 @@ _ZERO = ir.Constant(_VECTOR, [0.0] * LANES)
 
 
 def _shape(context: Any, kind: int) -> tuple[int, int]:
-    features = context.codegen().magic_tuple()[2]  # of the processor that is compiled for, as the cache on disk knows it
+    features = context.codegen().magic_tuple()[2]  # of the target processor, as the cache on disk knows it
     return (_LARGE if "+avx512f" in features else _SMALL)[kind]
 
 
 @intrinsic
 def block_of(typing: Any, kind: Any) -> Any:
-    """(columns, rows at most) of a kind of block, which is a literal."""
+    """Return (columns, most rows) of a kind of block. The kind is a literal."""
     if not isinstance(kind, types.IntegerLiteral):
         return None
 
@@ -53,9 +53,10 @@ def block_of(typing: Any, kind: Any) -> Any:
 def add_block(
     typing: Any, kind: Any, columns: Any, rows: Any, inner: Any, a: Any, a_step: Any, b: Any, b_step: Any, c: Any, c_step: Any
 ) -> Any:
-    """Add to a block of c (rows, columns) a (rows, inner) times b; float32 at addresses, a row `_step` after another.
+    """Add to a block of c (rows, columns) the product of a (rows, inner) and b.
 
-    kind: a literal. rows: 1 to those of block_of(kind). columns: those of block_of(kind), or fewer for SOME.
+    All are float32 at addresses; `_step` is the distance from row to row, in elements. kind: a literal. rows: 1 up to the most
+    rows of block_of(kind). columns: the columns of block_of(kind), or fewer for SOME.
     """
     if not isinstance(kind, types.IntegerLiteral):
         return None
@@ -98,14 +99,14 @@ def _call(builder: Any, name: str, result: Any, args: list[Any]) -> Any:
 
 
 def _place(builder: Any, address: Any, *offsets: Any) -> Any:
-    """The address of a float32 the sum of these numbers further on."""
+    """Return an address plus the sum of these offsets, each a number of float32 elements."""
     for offset in offsets:
         address = builder.add(address, builder.shl(offset, _INT(2)))
     return address
 
 
 def _load(builder: Any, address: Any, mask: Any = None) -> Any:
-    """A vector; lanes that the mask does not have are zero, and not read."""
+    """Load a vector. Lanes outside the mask are zero and not read."""
     place = builder.inttoptr(address, _VECTOR.as_pointer())
     if mask is None:
         return builder.load(place, align=4)
@@ -113,13 +114,13 @@ def _load(builder: Any, address: Any, mask: Any = None) -> Any:
 
 
 def _ask(builder: Any, address: Any) -> None:
-    """Have the line of memory at an address on its way to the second cache; one that is nobody's does no harm."""
+    """Prefetch the cache line at an address into the L2 cache. An address that belongs to nobody does no harm."""
     place = builder.inttoptr(address, ir.IntType(8).as_pointer())
     _call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, _WORD(0), _WORD(2), _WORD(1)])
 
 
 def _add(builder: Any, value: Any, address: Any, mask: Any = None) -> None:
-    """Add a vector of any length to what stands there."""
+    """Add a vector of any length to the values at an address."""
     if mask is not None:
         total = builder.fadd(_load(builder, address, mask), value)
         place = builder.inttoptr(address, _VECTOR.as_pointer())
@@ -136,7 +137,7 @@ def _fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
 def _loop(
     builder: Any, start: Any, end: Any, step: int, values: list[Any], body: Callable[[Any, list[Any]], list[Any]]
 ) -> list[Any]:
-    """values = body(i, values) for i from start below end; they stay in registers."""
+    """Emit values = body(i, values) for i from start to below end; the values stay in registers."""
     before = builder.block
     head, inside, behind = (builder.append_basic_block(name) for name in ("head", "inside", "behind"))
     builder.branch(head)
@@ -155,7 +156,7 @@ def _loop(
 
 
 def _for_rows(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -> None:
-    """Code for each number of rows up to `most`, of which the right one runs."""
+    """Emit code for each number of rows up to `most`, and a switch that runs the right one."""
     after = builder.append_basic_block("after")
     choice = builder.switch(rows, after)
     for count in range(1, most + 1):
@@ -167,7 +168,7 @@ def _for_rows(builder: Any, rows: Any, most: int, emit: Callable[[int], None]) -
 
 
 def _times(builder: Any, args: Any, rows: int, vectors: int, mask: Any = None) -> None:
-    """An element is one chain over K, ascending, from zero; then it is added to c."""
+    """Emit a block of c += a b. Each element is one ascending chain over K, from zero, then added to c."""
     inner, a, a_step, b, b_step, c, c_step = args
 
     def body(k: Any, sums: list[Any]) -> list[Any]:
@@ -187,9 +188,10 @@ def _times(builder: Any, args: Any, rows: int, vectors: int, mask: Any = None) -
 
 
 def _times_transposed(builder: Any, args: Any, rows: int, keys: int) -> None:
-    """An element is LANES chains over every LANES-th of K, ascending, from zero, their sum by halves; then it is added to c.
+    """Emit a block of c += a b^T. Each element is LANES ascending chains, from zero, each over every LANES-th of K.
 
-    Beside several rows the next block's part of b is asked for: otherwise memory rests while the other rows are computed.
+    The chains are then added by halves, and the sum is added to c. With several rows the next block's part of b is prefetched:
+    otherwise memory would idle while the other rows are computed.
     """
     inner, a, a_step, b, b_step, c, c_step = args
     whole = builder.and_(inner, _INT(-LANES))
@@ -213,7 +215,10 @@ def _times_transposed(builder: Any, args: Any, rows: int, keys: int) -> None:
 
 
 def _lane_sums(builder: Any, vectors: list[Any]) -> Any:
-    """The sums of a power of 2 of vectors in the first lanes of one: lane l with l + 8, then with l + 4, l + 2, l + 1."""
+    """Return the sum of each vector, in the first lanes of one vector. The number of vectors is a power of 2.
+
+    The order is fixed: lane l with l + 8, then with l + 4, l + 2, l + 1.
+    """
     for lanes in (16, 8, 4, 2):
         low = [at + i for at in range(0, LANES, lanes) for i in range(lanes // 2)]
         high = [lane + lanes // 2 for lane in low]

@@ -1,6 +1,6 @@
 """The kernels of CUDA devices: `KERNELS[operation.kernel](context, *arrays, *params[, number])` enqueues one operation.
 
-Each verb has a .cu file with kernels and a .py file with their launchers, which decide name, grid and block. Importing
+Each family has a .cu file with its kernels and a .py file with their launchers, which choose name, grid and block. Importing
 needs neither a driver nor a toolkit.
 """
 
@@ -32,7 +32,7 @@ from asynctile.kernels.cuda.layernorm import (
 
 __all__ = ["KERNELS", "SCRATCH", "Array", "Context", "Packed", "options", "pack", "parts", "source"]
 
-#: All and only the launchers that devices call, by the name that operations use.
+#: All and only the launchers that devices call, under the names that operations use.
 KERNELS: dict[str, Callable[..., None]] = {
     launcher.__name__: launcher
     for launcher in (
@@ -47,20 +47,20 @@ KERNELS: dict[str, Callable[..., None]] = {
 
 
 def parts() -> list[Path]:
-    """The files that make up the translation unit, in their order."""
+    """Return the files of the translation unit, in order."""
     folder = Path(__file__).parent
     headers = [folder / name for name in ("common.cuh", "rows.cuh", "mma.cuh")]
     return [path for path in headers if path.exists()] + sorted(folder.glob("*.cu"))
 
 
 def source() -> str:
-    """All kernels as one translation unit for NVRTC, C++17, with line numbers of the files."""
+    """Return all kernels as one translation unit for NVRTC, in C++17, with the files' line numbers."""
     return "".join(f'#line 1 "{path.name}"\n{path.read_text()}\n' for path in parts())
 
 
 def options(target: str) -> tuple[str, ...]:
-    """What NVRTC is told, for a target such as "sm_90": C++17, subnormal numbers kept, division and square root rounded once.
+    """Return NVRTC's options for a target such as "sm_90".
 
-    The bits of AdamW on CPU and GPU are equal by that.
+    They keep subnormal numbers and round division and square root once, so that AdamW gives equal bits on CPU and GPU.
     """
     return ("--std=c++17", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", f"--gpu-architecture={target}")

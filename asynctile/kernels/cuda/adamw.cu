@@ -1,6 +1,6 @@
-// AdamW on one tile, and sums of squares; see asynctile/ops/adamw.py for the contract.
-// Each float32 operation is rounded once, by an intrinsic that is never contracted: the bits are those of the CPU.
-// Squares are summed in float64, by each block into `partial`, and those by the block that comes last, in their order.
+// AdamW on one tile, and sums of squares. The contract is in asynctile/ops/adamw.py. Each float32 operation is rounded once, by
+// an intrinsic that is never contracted, so the bits equal the CPU's. Each block sums its squares in float64 into `partial`;
+// the last block to finish adds the partial sums in their order.
 
 struct AdamW {
     float factor, beta1, rest1, beta2, rest2, keep, step, root, eps;
@@ -19,8 +19,8 @@ struct AdamW {
     }
 };
 
-// number = the sum over all blocks of `squares`, which each thread brings, by the block that comes last. Which that is tells
-// `arrived`, 0 before and behind each launch. The order of the sum is that of the partials, whichever it is.
+// number = the sum over all blocks of each thread's `squares`, written by the block that finishes last. `arrived` counts
+// finished blocks and is 0 before and after each launch. The partials are added in their order, no matter which block is last.
 static __device__ __forceinline__ void sum_over_blocks(double squares, double *partial, unsigned *arrived, double *number) {
     __shared__ bool is_last;
     squares = block_sum(squares);
@@ -38,7 +38,7 @@ static __device__ __forceinline__ void sum_over_blocks(double squares, double *p
     if (threadIdx.x == 0) *number = total;
 }
 
-// Blocks stride over the tile. copy: null, or where the new weights go in bf16. What is beyond `count` becomes 0.
+// Blocks stride over the tile. copy: where the new weights go in bf16, or null. Elements beyond `count` become 0.
 static __device__ __forceinline__ void update_all(float *w, const float *g, float *m, float *v, const float *hyper, bf16 *copy,
                                                   int decay, size_t count, size_t size, double *partial, unsigned *arrived,
                                                   double *number) {

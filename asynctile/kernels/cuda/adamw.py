@@ -1,4 +1,4 @@
-"""Launches of adamw.cu; see asynctile/ops/adamw.py for the contracts."""
+"""Launchers of adamw.cu. The contracts are in asynctile/ops/adamw.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from asynctile.kernels.cuda.array import Array
 from asynctile.kernels.cuda.context import Context
 from asynctile.kernels.cuda.grid import BLOCK, MANY, blocks_of_vectors
 
-#: Blocks at most; more would leave more partial sums and read no faster.
+#: The most blocks. More would leave more partial sums and read no faster.
 BLOCKS = 2 * MANY
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Rows one after another from address `ptr` on, which is a multiple of 16; uint16 stands for bf16 by its bits."""
+    """Row-major elements from address `ptr`, a multiple of 16. uint16 stands for bf16 bits."""
 
     ptr: int
     shape: tuple[int, ...]
@@ -18,7 +18,7 @@ class Array:
 
     @property
     def size(self) -> int:
-        """Elements; fewer than 2^31, as kernels count them in 32 bits."""
+        """Number of elements, below 2^31, because kernels count them in 32 bits."""
         return math.prod(self.shape)
 
     @property

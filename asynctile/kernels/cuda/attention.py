@@ -1,4 +1,4 @@
-"""Launches of attention*.cu; see asynctile/ops/attention.py for the contracts."""
+"""Launchers of attention*.cu. The contracts are in asynctile/ops/attention.py."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from asynctile.kernels.cuda.array import Array
 from asynctile.kernels.cuda.context import Context
 from asynctile.kernels.cuda.grid import BLOCK, VECTOR, divide_up, suffix
 
-#: Threads of a block, but for attention_delta.
+#: Threads of a block, except in attention_delta.
 THREADS = 128
-#: Head sizes that the kernels for tensor cores are compiled for; others are padded to the next of them.
+#: Head sizes for which the tensor-core kernels are compiled. Other sizes are padded to the next one.
 PADDED = (32, 64, 96, 128)
 
 
@@ -18,7 +18,7 @@ PADDED = (32, 64, 96, 128)
 class Variant:
     """A family of kernels for one dtype and head size.
 
-    suffix: ends their names; rows: that a block owns; shared, shared_backward: bytes of dynamic shared memory.
+    suffix: ends their names. rows: rows that a block owns. shared, shared_backward: bytes of dynamic shared memory.
     """
 
     suffix: str
@@ -28,7 +28,10 @@ class Variant:
 
 
 def way(q: Array, hs: int) -> Variant:
-    """Tensor cores where dtype and head size allow; the sizes are those in attention_fragments.cu and attention_plain.cu."""
+    """Choose tensor cores where dtype and head size allow, plain arithmetic otherwise.
+
+    The sizes match attention_fragments.cu and attention_plain.cu.
+    """
     if q.dtype.kind != "u" or hs % 8 or hs > PADDED[-1]:
         block = 64 * 68 * 4
         return Variant(f"plain_{suffix(q)}", 64, 3 * block, 5 * block)
@@ -41,7 +44,7 @@ def way(q: Array, hs: int) -> Variant:
 def attention(
     on: Context, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int, first: bool, diagonal: bool
 ) -> None:
-    """Fold keys and values into out and stats; whole sequences by a library, where there is one."""
+    """Fold keys and values into out and stats. A library computes whole sequences, if it supports them."""
     if first and diagonal and on.attend(q, k, v, out, stats, seqs, heads):
         return
     rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
@@ -52,7 +55,7 @@ def attention(
 
 
 def attention_delta(on: Context, out: Array, dout: Array, delta: Array, heads: int) -> None:
-    """delta = row sums of out dout, head by head."""
+    """Compute delta = row sums of out dout, head by head."""
     rows, hs = out.shape[0], out.shape[1] // heads
     per_thread = VECTOR // out.dtype.itemsize
     lanes = 1
@@ -66,7 +69,7 @@ def attention_backward(
     on: Context, q: Array, k: Array, v: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array, dv: Array,
     seqs: int, heads: int, first: bool, diagonal: bool,
 ) -> None:  # fmt: skip
-    """Add to dq, dk and dv what these queries and keys give."""
+    """Add the contributions of these queries and keys to dq, dk and dv."""
     rows, keys, hs = q.shape[0] // seqs, k.shape[0] // seqs, q.shape[1] // heads
     by = way(q, hs)
     operands, sizes = (q, k, v, dout, stats, delta), (rows, keys, heads, hs, first, diagonal)
@@ -80,7 +83,7 @@ def attention_backward_whole(
     on: Context, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, delta: Array, dq: Array, dk: Array,
     dv: Array, seqs: int, heads: int,
 ) -> None:  # fmt: skip
-    """dq, dk and dv of whole sequences, by a library where there is one; delta is room."""
+    """Compute dq, dk and dv of whole sequences, by a library if it supports them. delta is workspace."""
     if on.attend_backward(q, k, v, out, dout, stats, dq, dk, dv, seqs, heads):
         return
     attention_delta(on, out, dout, delta, heads)

@@ -1,7 +1,7 @@
-// Row sums of out dout over each head: one pass over memory; see asynctile/ops/attention.py for the contract.
+// Row sums of out dout over each head, in one pass over memory. The contract is in asynctile/ops/attention.py.
 
-// `lanes` threads, a power of two, sum one row of a head, N elements each at a time. blockIdx.x is the head: so blocks that
-// run at the same time read whole rows.
+// `lanes` threads, a power of two, sum one row of a head, each N elements at a time. blockIdx.x is the head, so blocks that run
+// at the same time read whole rows.
 template <int N, typename T>
 static __device__ __forceinline__ void attention_delta(const T *out, const T *dout, float *delta, int rows, int hs, int lanes) {
     const int shift = __ffs(lanes) - 1, lane = threadIdx.x & (lanes - 1);

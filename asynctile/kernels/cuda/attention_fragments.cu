@@ -1,10 +1,10 @@
-// Attention on tensor cores, bf16: how blocks come to shared memory, from there to fragments, and products of them.
-// See attention.cu. For head sizes that are multiples of 8 up to 128.
+// Attention on tensor cores, bf16: staging blocks in shared memory, loading them into fragments, and products of fragments. See
+// attention.cu. For head sizes that are multiples of 8, up to 128.
 //
-// HS columns of a head are staged, at least hs of them; the rest are zeros. Rows in shared memory are 16 bytes longer than
-// they need be: then the 8 rows that ldmatrix reads at once lie in different banks. A warp owns M tiles of 16 rows: with
-// two of them each fragment of the other operand is used twice, and shared memory keeps up with the tensor cores; for
-// larger heads the registers suffice for one only.
+// HS columns of a head are staged, at least hs of them; the columns beyond hs are zeros. Rows in shared memory have 16 bytes of
+// padding, so that the 8 rows that ldmatrix reads at once are in different banks. A warp owns M tiles of 16 rows. With two
+// tiles each fragment of the other operand is used twice, and shared memory keeps up with the tensor cores. Larger heads have
+// registers for one tile only.
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
@@ -16,10 +16,10 @@ struct MmaShape {
     static constexpr int OWN = 16 * M;                       // rows of a warp
     static constexpr int ROWS = OWN * (MMA_THREADS / 32);    // rows that a block owns
     static constexpr int PITCH = HS + 8;
-    static constexpr int PASSING = HS <= 64 ? 64 : 32;       // rows that gradients have of the other operand at a time
+    static constexpr int PASSING = HS <= 64 ? 64 : 32;       // rows of the other operand that gradients hold at a time
 };
 
-// Start to copy rows row .. row + ROWS - 1 of a head, as far as they are there; the rest becomes zeros.
+// Start to copy rows row .. row + ROWS - 1 of a head, as far as they exist; the rest becomes zeros.
 template <int HS, int ROWS>
 static __device__ __forceinline__ void stage(bf16 *to, const bf16 *from, int row, int rows, int pitch, int hs) {
     constexpr int LANES = HS < 64 ? HS / 8 : 8, STEP = MMA_THREADS / LANES;  // threads of a row, rows at once
@@ -36,7 +36,7 @@ static __device__ __forceinline__ void stage(bf16 *to, const bf16 *from, int row
     }
 }
 
-// Where a lane's row starts of a 16 x 16 block: for the fragment of a left operand, or of a right one that is transposed.
+// Return where a lane's row of a 16 x 16 block starts: for the fragment of a left operand, or of a transposed right one.
 template <int PITCH>
 static __device__ __forceinline__ const bf16 *lane_by_rows(const bf16 *block) {
     int lane = threadIdx.x % 32;
@@ -50,7 +50,7 @@ static __device__ __forceinline__ const bf16 *lane_by_columns(const bf16 *block)
     return block + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 8;
 }
 
-// acc += a b^T over 16 columns; b: 8 N rows, the lane's address by columns.
+// acc += a b^T over 16 columns. b: 8 N rows, the lane's address by columns.
 template <int PITCH, int M, int N>
 static __device__ __forceinline__ void times_transposed(float (&acc)[M][N][4], const unsigned (&a)[M][4], const bf16 *b) {
 #pragma unroll
@@ -65,7 +65,7 @@ static __device__ __forceinline__ void times_transposed(float (&acc)[M][N][4], c
     }
 }
 
-// acc += a b over 16 rows of b with 8 N columns; b: the lane's address by rows.
+// acc += a b over 16 rows of b with 8 N columns. b: the lane's address by rows.
 template <int M, int N>
 static __device__ __forceinline__ void times(float (&acc)[M][N][4], const unsigned (&a)[M][4], const bf16 *b) {
 #pragma unroll
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void weighted(float (&acc)[M][N][4], const flo
     }
 }
 
-// The left fragments of all columns of a warp's rows; rows: the lane's address by rows.
+// Load the left fragments of all columns of a warp's rows. rows: the lane's address by rows.
 template <int PITCH, int M, int K>
 static __device__ __forceinline__ void load_fragments(unsigned (&to)[K][M][4], const bf16 *rows) {
 #pragma unroll
@@ -106,7 +106,7 @@ static __device__ __forceinline__ void load_fragments(unsigned (&to)[K][M][4], c
         for (int m = 0; m < M; m++) load_matrices(to[k][m], rows + m * 16 * PITCH + k * 16);
 }
 
-// Rows of a warp to a tile, where it has them: acc times factor, added to what is there if `add`.
+// Write a warp's rows to a tile, where the tile has them: acc times factor, added to the tile's values if `add`.
 template <int M, int N>
 static __device__ __forceinline__ void put_rows(bf16 *to, const float (&acc)[M][N][4], int row, int rows, int pitch, int hs,
                                                 float factor, bool add) {
@@ -128,8 +128,8 @@ static __device__ __forceinline__ void put_rows(bf16 *to, const float (&acc)[M][
         }
 }
 
-// What belongs to keys that a query does not see becomes `value`: those beyond the last, and on the diagonal those after it.
-// The queries before `from` see none.
+// Set to `value` the scores of keys that a query does not see: those beyond the last, and on the diagonal those after it.
+// Queries before `from` see no key.
 template <int M, int N>
 static __device__ __forceinline__ void hide_keys(float (&scores)[M][N][4], int query, int key, int keys, bool diagonal,
                                                  float value, int from = 0) {

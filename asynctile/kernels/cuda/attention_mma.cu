@@ -3,14 +3,14 @@
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-// The state of the softmax of a warp's rows: two rows a tile and lane.
+// The softmax state of a warp's rows: two rows per tile and lane.
 template <int M>
 struct Softmax {
     float top[M][2];    // running maximum of the scaled scores, in powers of two
     float total[M][2];  // this lane's part of the running sum
 };
 
-// Scores become weights under the new maximum; what is summed so far shrinks to it.
+// Turn scores into weights under the new maximum, and scale the running sums to it.
 template <int M, int K, int N>
 static __device__ __forceinline__ void weigh(float (&scores)[M][K][4], Softmax<M> &state, float (&acc)[M][N][4], float scale) {
 #pragma unroll
@@ -34,7 +34,7 @@ static __device__ __forceinline__ void weigh(float (&scores)[M][K][4], Softmax<M
         }
 }
 
-// Take up the state that earlier tiles of keys left in out and stats.
+// Load the state that earlier tiles of keys left in out and stats.
 template <int M, int N>
 static __device__ __forceinline__ void take_up(const bf16 *out, const float *stats, const Head &at, int row, int rows, int hs,
                                                Softmax<M> &state, float (&acc)[M][N][4]) {
@@ -55,7 +55,7 @@ static __device__ __forceinline__ void take_up(const bf16 *out, const float *sta
         }
 }
 
-// Leave the statistics, and at last divide by the sums.
+// Store the statistics, and after the last keys divide by the sums.
 template <int M, int N>
 static __device__ __forceinline__ void finish(float *stats, const Head &at, int row, int rows, bool last,
                                               const Softmax<M> &state, float (&acc)[M][N][4]) {
@@ -84,10 +84,10 @@ static __device__ __forceinline__ void attention_mma(const bf16 *q, const bf16 *
     using Shape = MmaShape<HS>;
     constexpr int M = Shape::M, PITCH = Shape::PITCH, KEYS = 64, SIZE = KEYS * PITCH;
     DYNAMIC_SHARED(bf16, queries);
-    bf16 *buffers = queries + Shape::ROWS * PITCH;  // keys and values of one step, keys and values of the next
+    bf16 *buffers = queries + Shape::ROWS * PITCH;  // keys and values of one step, then of the next
     const Head at = head_of_block(rows, keys, heads, hs);
     q += at.queries, out += at.queries, k += at.keys, v += at.keys;
-    // Blocks start in the order of their numbers: those that see most keys come first.
+    // Blocks start in the order of their numbers; the blocks that see the most keys come first.
     const int start = (gridDim.y - 1 - blockIdx.y) * Shape::ROWS, warp = threadIdx.x / 32, own = start + warp * Shape::OWN;
     const int reach = keys_seen(start + Shape::ROWS, keys, diagonal);
     const float scale = LOG2_E / sqrtf(float(hs));

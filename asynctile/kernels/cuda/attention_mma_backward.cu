@@ -1,13 +1,13 @@
-// The gradient of attention on tensor cores; see attention_mma.cu. Weights are computed anew from the log-sum-exp, twice:
-// one kernel owns keys and passes over queries, for dk and dv; the other owns queries and passes over keys, for dq.
-// So each sum has one owner and one order, and no atomic addition is needed.
+// The gradient of attention on tensor cores; see attention_mma.cu. Weights are recomputed from the log-sum-exp, twice: one
+// kernel owns keys and passes over queries, for dk and dv; the other owns queries and passes over keys, for dq. So each sum has
+// one owner and one order, and needs no atomic addition.
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-// Rows of the passing operand whose scores a warp has in registers.
+// Rows of the passing operand whose scores a warp holds in registers.
 #define MMA_STEP 32
 
-// Where rows are keys and columns queries: what belongs to queries before the key becomes `value`, and to those before `from`.
+// For scores with keys as rows and queries as columns: set to `value` those of queries before the key, and before `from`.
 template <int M, int N>
 static __device__ __forceinline__ void hide_queries(float (&scores)[M][N][4], int key, int query, float value,
                                                     int from = 0) {
@@ -21,7 +21,7 @@ static __device__ __forceinline__ void hide_queries(float (&scores)[M][N][4], in
                 if (query + n * 8 + pair + i % 2 < max(key + m * 16 + i / 2 * 8 + group, from)) scores[m][n][i] = value;
 }
 
-// acc = rows of a times rows of b transposed, over HS columns; the lane's addresses by rows and by columns.
+// acc = rows of a times rows of b transposed, over HS columns. a, b: the lane's addresses by rows and by columns.
 template <int HS, int M, int N>
 static __device__ __forceinline__ void multiply(float (&acc)[M][N][4], const bf16 *a, const bf16 *b) {
     constexpr int PITCH = MmaShape<HS>::PITCH;
@@ -42,12 +42,12 @@ static __device__ __forceinline__ void attention_backward_keys_mma(
     constexpr int M = Shape::M, PITCH = Shape::PITCH, QUERIES = Shape::PASSING, SIZE = QUERIES * PITCH, N = MMA_STEP / 8;
     DYNAMIC_SHARED(bf16, own_keys);
     bf16 *own_values = own_keys + Shape::ROWS * PITCH;
-    bf16 *buffers = own_values + Shape::ROWS * PITCH;  // queries and dout of one step, queries and dout of the next
-    float *statistics = reinterpret_cast<float *>(buffers + 4 * SIZE);  // log-sum-exp and delta, the same way
+    bf16 *buffers = own_values + Shape::ROWS * PITCH;  // queries and dout of one step, then of the next
+    float *statistics = reinterpret_cast<float *>(buffers + 4 * SIZE);  // log-sum-exp and delta, likewise
     const Head at = head_of_block(rows, keys, heads, hs);
     q += at.queries, dout += at.queries, stats += at.state, delta += at.state;
     k += at.keys, v += at.keys, dk += at.keys, dv += at.keys;
-    // Early keys meet most queries and come first.
+    // Early keys are seen by most queries and come first.
     const int start = blockIdx.y * Shape::ROWS, offset = threadIdx.x / 32 * Shape::OWN, own = start + offset;
     const int pair = threadIdx.x % 4 * 2;
     const float scale = LOG2_E / sqrtf(float(hs));
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void attention_backward_keys_mma(
         float *numbers = statistics + query / QUERIES % 2 * (2 * QUERIES);
         stage<HS, QUERIES>(to, q, query, rows, at.pitch, hs);
         stage<HS, QUERIES>(to + SIZE, dout, query, rows, at.pitch, hs);
-        // Of queries that are not there all is zero, and so is what they add.
+        // Queries beyond the last are all zeros, and so is their contribution.
         if (threadIdx.x < 2 * QUERIES) {
             int r = query + threadIdx.x % QUERIES;
             const float *source = threadIdx.x < QUERIES ? stats : delta;

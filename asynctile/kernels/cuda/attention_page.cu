@@ -1,9 +1,10 @@
-// Attention of single tokens over one page of keys and values; see asynctile/ops/attention_page.py for the contract.
+// Attention of single tokens over one page of keys and values. The contract is in asynctile/ops/attention_page.py.
 //
-// A block has one head, for all rows: it stores their keys and values, and then each of its warps folds the page into rows of
-// the page's sequence, one after another. In a score a lane has a key, in the result a column: both are chains in a fixed order.
+// A block computes one head for all rows. It stores the rows' keys and values, and then each of its warps folds the page into
+// one row of the page's sequence after another. For scores a lane has a key, for the result a column. Both are sums in a fixed
+// order.
 
-// q k over the columns of a head.
+// Return q k over the columns of a head.
 template <int N, typename T>
 static __device__ __forceinline__ float score_of(const T *__restrict__ query, const T *key, int hs) {
     float sum = 0.0f;
@@ -22,7 +23,7 @@ static __device__ __forceinline__ float score_of(const T *__restrict__ query, co
     return sum;
 }
 
-// Which row of a page a token's key is stored at, or -1.
+// Return the row of the page that stores a token's key, or -1.
 static __device__ __forceinline__ int place_of(const int *rows, int row, int owner, int start, int places) {
     int place = rows[2 * row + 1] - start;
     return rows[2 * row] == owner && place >= 0 && place < places ? place : -1;
@@ -66,16 +67,16 @@ static __device__ __forceinline__ void attention_page(const T *q, const T *k, co
             shrink = __expf(top - largest), top = largest;
             total = __fmaf_rn(total, shrink, warp_sum(more));
         }
-        __syncwarp();  // each lane reads the weights of all
+        __syncwarp();  // each lane reads the weights of all lanes
         float share = last ? (total == 0.0f ? 0.0f : 1.0f / total) : 1.0f;
         for (int c = lane; c < hs; c += WARP) {
             float sum = first ? 0.0f : to_float(line[c]) * shrink;
 #pragma unroll 4
             for (int j = 0; j < met; j++) sum = __fmaf_rn(weights[j], to_float(values[size_t(j) * pitch + c]), sum);
-            assign(line[c], sum);  // rounded here also where the last page is the row's own, which is by chance
+            assign(line[c], sum);  // always rounded before the division: whether the last page is the row's own is chance
             if (last) assign(line[c], to_float(line[c]) * share);
         }
-        __syncwarp();  // the next row's weights take their place, and its state may be read
+        __syncwarp();  // all lanes have read the state, and the weights that the next row overwrites
         if (lane == 0) state[0] = top, state[sums] = total;
     }
 }

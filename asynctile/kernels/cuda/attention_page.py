@@ -1,4 +1,4 @@
-"""Launch of attention_page.cu; see asynctile/ops/attention_page.py for the contract."""
+"""Launcher of attention_page.cu. The contract is in asynctile/ops/attention_page.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def attention_page(
     on: Context, q: Array, k: Array, v: Array, page: Array, rows: Array, pages: Array, out: Array, stats: Array,
     number: int, heads: int, first: bool, last: bool,
 ) -> None:  # fmt: skip
-    """Store the new tokens of a page, then fold it into out and stats; a block has a head."""
+    """Store the new tokens of a page, then fold the page into out and stats. Each block computes one head."""
     (count, columns), places = q.shape, page.shape[0] // 2
     sizes = count, places, number, heads, columns // heads, first, last
     shared = BLOCK // WARP * places * np.dtype(np.float32).itemsize

@@ -1,17 +1,17 @@
-// Attention in float arithmetic, for both dtypes, any head size and any rows; see attention.cu.
+// Attention in float arithmetic, for both dtypes, any head size and any number of rows; see attention.cu.
 //
-// A block of 128 threads multiplies 64 x 64 blocks that lie in shared memory as floats: thread (y, x) = (id / 16, id % 16)
-// has rows y + 8 i of the result and four columns. Rows there are 4 floats longer than they need be: then neither threads
-// of different rows nor of different columns read from one bank. Heads of more than 64 columns are cut into panels of 64:
-// scores are sums over all panels, and each panel of the result makes a pass of its own, with the scores anew. So nothing
-// depends on the head size but time; heads up to 64, which all GPT-2 have, pay nothing.
+// A block of 128 threads multiplies 64 x 64 blocks, which are in shared memory as floats. Thread (y, x) = (id / 16, id % 16)
+// has rows y + 8 i of the result and four columns. Rows in shared memory have 4 floats of padding, so that neither threads of
+// different rows nor threads of different columns read from one bank. Heads of more than 64 columns are cut into panels of 64.
+// Scores are sums over all panels, and each panel of the result takes a pass of its own, which recomputes the scores. So the
+// head size costs only time, and heads up to 64 columns, which all GPT-2 have, cost nothing extra.
 
 #define PLAIN_SIDE 64
 #define PLAIN_PITCH 68
 #define PLAIN_THREADS 128
 #define PLAIN_SIZE (PLAIN_SIDE * PLAIN_PITCH)
 
-// A 64 x 64 block of a head as floats: rows and columns that are not there become zeros.
+// Load a 64 x 64 block of a head as floats; rows and columns that do not exist become zeros.
 template <typename T>
 static __device__ __forceinline__ void fetch(float *to, const T *from, int row, int rows, int column, int hs, int pitch) {
     if (hs % 4 == 0) {
@@ -32,7 +32,7 @@ static __device__ __forceinline__ void fetch(float *to, const T *from, int row, 
     }
 }
 
-// acc += a b^T over `depth` columns; the thread's columns of the result, which are rows of b, are x + 16 j.
+// acc += a b^T over `depth` columns. The thread's columns of the result, which are rows of b, are x + 16 j.
 static __device__ __forceinline__ void fold_rows(float (&acc)[8][4], const float *a, const float *b, int depth) {
     const float *a_row = a + threadIdx.x / 16 * PLAIN_PITCH, *b_row = b + threadIdx.x % 16 * PLAIN_PITCH;
     for (int k = 0; k < depth; k += 4) {
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void fold_rows(float (&acc)[8][4], const float
     }
 }
 
-// acc += a b over `depth` rows of b; the thread's columns of the result are 4 x + j.
+// acc += a b over `depth` rows of b. The thread's columns of the result are 4 x + j.
 static __device__ __forceinline__ void fold_columns(float (&acc)[8][4], const float *a, const float *b, int depth) {
     const float *a_row = a + threadIdx.x / 16 * PLAIN_PITCH, *b_column = b + threadIdx.x % 16 * 4;
     for (int k = 0; k < depth; k += 4) {
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void fold_columns(float (&acc)[8][4], const fl
     }
 }
 
-// A result with columns x + 16 j as the left operand of the next product. Only the threads of a warp read each other's.
+// Share a result with columns x + 16 j as the left operand of the next product. Only threads of the same warp read it.
 static __device__ __forceinline__ void share(float *to, const float (&values)[8][4]) {
     float *at = to + threadIdx.x / 16 * PLAIN_PITCH + threadIdx.x % 16;
     __syncwarp();
@@ -81,8 +81,8 @@ static __device__ __forceinline__ void share(float *to, const float (&values)[8]
     __syncwarp();
 }
 
-// A result with columns 4 x + j to a panel of a tile, where it has them: times factor, added to what is there if `add`.
-// Places are counted in 32 bits, which suffice for a tile: in 64 they would cost registers that the products need.
+// Write a result with columns 4 x + j to a panel of a tile, where the tile has them: times factor, added to the tile's values
+// if `add`. Offsets are 32-bit, which is enough for a tile: 64 bits would cost registers that the products need.
 template <typename T>
 static __device__ __forceinline__ void put_panel(T *to, const float (&acc)[8][4], int row, int rows, int column, int hs,
                                                  int pitch, float factor, bool add) {
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void put_panel(T *to, const float (&acc)[8][4]
                 assign(to[at + j], (add ? to_float(to[at + j]) : 0.0f) + acc[i][j] * factor);
 }
 
-// The reverse, for a state that goes on.
+// Read a panel back, to continue from a stored state.
 template <typename T>
 static __device__ __forceinline__ void get_panel(const T *from, float (&acc)[8][4], int row, int rows, int column, int hs,
                                                  int pitch) {
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void attention_plain(const T *q, const T *k, c
     float *some_keys = some_queries + PLAIN_SIZE, *some_values = some_keys + PLAIN_SIZE, *weights = some_keys;
     const Head at = head_of_block(rows, keys, heads, hs);
     q += at.queries, out += at.queries, k += at.keys, v += at.keys, stats += at.state;
-    // Blocks start in the order of their numbers: those that see most keys come first.
+    // Blocks start in the order of their numbers; the blocks that see the most keys come first.
     const int start = (gridDim.y - 1 - blockIdx.y) * PLAIN_SIDE, y = threadIdx.x / 16, x = threadIdx.x % 16;
     const int reach = keys_seen(start + PLAIN_SIDE, keys, diagonal);
     const float scale = 1.0f / sqrtf(float(hs));
@@ -160,7 +160,7 @@ static __device__ __forceinline__ void attention_plain(const T *q, const T *k, c
                     acc[i][j] *= shrink;
                 }
             }
-            __syncthreads();  // weights take the place of keys
+            __syncthreads();  // weights overwrite the keys
             share(weights, scores);
             fold_columns(acc, weights, some_values, min(keys - key, PLAIN_SIDE));
         }

@@ -1,7 +1,7 @@
-// The gradient of attention in float arithmetic; see attention_plain.cu. Weights are computed anew from the log-sum-exp,
-// twice: one kernel owns keys and passes over queries, for dk and dv; the other owns queries and passes over keys, for
-// dq. So each sum has one owner and one order. Where a head has several panels, the one that a pass is about is loaded
-// last for the scores and then still there.
+// The gradient of attention in float arithmetic; see attention_plain.cu. Weights are recomputed from the log-sum-exp, twice:
+// one kernel owns keys and passes over queries, for dk and dv; the other owns queries and passes over keys, for dq. So each sum
+// has one owner and one order. If a head has several panels, the panel that a pass computes is loaded last for the scores, so
+// that it is still there afterwards.
 
 template <typename T>
 static __device__ __forceinline__ void attention_backward_keys_plain(
@@ -36,7 +36,7 @@ static __device__ __forceinline__ void attention_backward_keys_plain(
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                int r = query + x + j * 16;  // where it is beyond the last, dout is zero and adds nothing
+                int r = query + x + j * 16;  // beyond the last query dout is zero and adds nothing
                 float lse = r < rows ? stats[r] : 0.0f, mean = r < rows ? delta[r] : 0.0f;
 #pragma unroll
                 for (int i = 0; i < 8; i++) {

@@ -1,7 +1,7 @@
-// What all kernels share: bf16 by its bits, loads and stores of several elements at once.
-// Comes first in the one translation unit. Nothing is included: NVRTC needs no header of any toolkit.
+// The shared part of all kernels: bf16 as bits, loads and stores of several elements at once. Comes first in the single
+// translation unit. Includes nothing, so NVRTC needs no toolkit headers.
 
-// on_cpu.h of the tests defines it otherwise.
+// on_cpu.h of the tests defines its own.
 #ifndef DYNAMIC_SHARED
 #define DYNAMIC_SHARED(type, name) \
     extern __shared__ uint4 dynamic_shared_memory[]; \
@@ -15,7 +15,8 @@ struct bf16 {
 static __device__ __forceinline__ float to_float(float x) { return x; }
 static __device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
 
-// Two floats as bf16, rounded to nearest even; `low` in the low half. Any NaN becomes 0x7fff, as the instruction has it.
+// Pack two floats as bf16, rounded to nearest, ties to even, with `low` in the low half. Any NaN becomes 0x7fff, like the
+// hardware instruction.
 static __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     unsigned both;
@@ -37,7 +38,7 @@ static __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
 static __device__ __forceinline__ void assign(float &to, float x) { to = x; }
 static __device__ __forceinline__ void assign(bf16 &to, float x) { to.bits = (unsigned short)pack_bf16(x, 0.0f); }
 
-// N elements from an address that is a multiple of their size in bytes, or of 16 if they are more.
+// Load N elements. The address is a multiple of their total size in bytes, or of 16 if that is larger.
 template <int N>
 static __device__ __forceinline__ void load(const float *from, float (&to)[N]) {
     static_assert(N % 4 == 0, "whole vectors");
@@ -94,7 +95,7 @@ static __device__ __forceinline__ void store(bf16 *to, const float (&from)[N]) {
     }
 }
 
-// The first of the N elements that this thread handles, where each thread handles N.
+// Return the first of the N elements that this thread handles, where each thread handles N.
 template <int N>
 static __device__ __forceinline__ size_t first_element() {
     return (size_t(blockIdx.x) * blockDim.x + threadIdx.x) * N;

@@ -1,6 +1,6 @@
-"""What launchers need of a device, and how the arguments of a kernel lie in memory for cuLaunchKernel.
+"""The interface that launchers need of a device, and the layout of kernel arguments for cuLaunchKernel.
 
-A device implements Context with a driver and a stream; tests do with the sources compiled for the CPU.
+A device implements Context with a driver and a stream; tests implement it with the sources compiled for the CPU.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SCRATCH = 4 << 20
 
 
 class Context(Protocol):
-    """One stream of a device: what is launched on it runs in the order of the calls.
+    """One stream of a device. Launches on it run in the order of the calls.
 
-    scratch: float64, SCRATCH bytes, for what a kernel leaves to the next of the same operation, or its blocks to the last.
-    arrived: 4 bytes, in which a kernel counts its blocks; 0 before and behind it.
-    shared: bytes of shared memory that a block may have.
+    scratch: SCRATCH bytes of float64, through which a kernel passes results to the next kernel of the same operation, or its
+    blocks to the last block. arrived: 4 bytes in which a kernel counts its finished blocks, 0 before and after each kernel.
+    shared: the most bytes of shared memory that a block may have.
     """
 
     scratch: Array
@@ -34,34 +34,34 @@ class Context(Protocol):
         """Run `kernel` of source() in `grid` blocks of `block` threads. shared: bytes of dynamic shared memory."""
 
     def gemm(self, a: Array, b: Array, c: Array, ta: bool, tb: bool, accumulate: bool) -> None:
-        """c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate`.
+        """Compute c (R, C) = op(a) (R, K) op(b) (K, C), plus c if `accumulate`.
 
-        a and b are both float32 or both bf16, c either; sums are float32.
+        a and b are both float32 or both bf16; c is either. Sums are float32.
         """
 
     def gemm_onto(
         self, a: Array, b: Array, c: Array, ta: bool, tb: bool, source: Array | None, bias: Array | None
     ) -> bool:
-        """c = op(a) op(b), plus source (as c, or c itself), plus bias (C,) of c's dtype, in one pass over c.
+        """Compute c = op(a) op(b), plus source (like c, or c itself), plus bias (C,) of c's dtype, in one pass over c.
 
-        False, and nothing done, where there is no library for it; that depends on shapes and dtypes only.
+        Returns False, with nothing done, if no library supports it. That depends on shapes and dtypes only.
         """
 
     def attend(self, q: Array, k: Array, v: Array, out: Array, stats: Array, seqs: int, heads: int) -> bool:
-        """Causal attention within each of `seqs` whole sequences, and its log-sum-exp in rows 0 .. g - 1 of stats.
+        """Compute causal attention within `seqs` whole sequences, and its log-sum-exp in rows 0 .. g - 1 of stats.
 
-        False, and nothing done, where there is no library for it; that depends on shapes and dtypes only.
+        Returns False, with nothing done, if no library supports it. That depends on shapes and dtypes only.
         """
 
     def attend_backward(
         self, q: Array, k: Array, v: Array, out: Array, dout: Array, stats: Array, dq: Array, dk: Array, dv: Array,
         seqs: int, heads: int,
     ) -> bool:  # fmt: skip
-        """Its gradients, from what it left; False as for attend."""
+        """Compute the gradients of `attend` from its results. Returns False under the same conditions."""
 
 
 class Packed:
-    """Arguments in memory, as long as this object lives. address: of an array with a pointer to each."""
+    """Arguments in memory, valid as long as this object lives. address: of an array with one pointer per argument."""
 
     __slots__ = ("address", "buffer")
 
@@ -75,7 +75,7 @@ class Packed:
 
 
 def pack(args: Iterable[Array | bool | int | float]) -> Packed:
-    """Arguments for a kernel: an Array as its pointer, a bool or int as int32, a float as float32.
+    """Pack kernel arguments: an Array as its pointer, a bool or int as int32, a float as float32.
 
     Raises struct.error for an int beyond 32 bits, TypeError for an argument of another type.
     """

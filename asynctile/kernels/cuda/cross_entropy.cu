@@ -1,15 +1,15 @@
-// Cross-entropy over vocabulary tiles, and its gradient in place; see asynctile/ops/cross_entropy.py for the contracts.
-// A row begins `pitch` elements behind the one before, of which the first `columns` are logits.
+// Cross-entropy over vocabulary tiles, and its gradient in place. The contracts are in asynctile/ops/cross_entropy.py. Rows are
+// `pitch` elements apart; the first `columns` of a row are logits.
 
 static constexpr int IGNORED = -100;
 
-// exp of a number that is not above 0. A logit of bf16 has 8 digits: the fast one is exact enough for it.
+// exp of a number that is at most 0. A bf16 logit has 8 significant bits, for which the fast exp is exact enough.
 static __device__ __forceinline__ float weight_of(float, float x) { return expf(x); }
 static __device__ __forceinline__ float weight_of(bf16, float x) { return __expf(x); }
 
-// One block a row, whose warps take SPANS spans at a time. A lane keeps the largest logit it has seen and the sum of exp
-// from there; what it has not seen counts as LOWEST, which is finite so that nothing becomes infinity - infinity.
-// A NaN passes by the maximum and comes out of the sum.
+// One block per row; its warps take SPANS spans at a time. Each lane keeps the largest logit it has seen and the sum of exp
+// relative to it. Before the first logit the largest is LOWEST, which is finite, so that no difference is infinity - infinity.
+// The maximum ignores a NaN, but the sum becomes NaN.
 template <int N, int SPANS, bool VECTOR, typename T>
 static __device__ void fold_row(const T *logits, const int *targets, float *stats, int columns, int pitch, int column, int first,
                                 int last) {
@@ -88,7 +88,7 @@ extern "C" __global__ void cross_entropy_bf16(const bf16 *logits, const int *tar
     else fold_row<8, 2, true>(logits, targets, stats, columns, pitch, column, first, last);
 }
 
-// One block: the sum over all rows.
+// One block sums the losses of all rows.
 extern "C" __global__ void __launch_bounds__(1024) cross_entropy_loss(const int *targets, const float *stats, int rows,
                                                                       double *number) {
     double total = 0.0;

@@ -1,4 +1,4 @@
-"""Launches of cross_entropy.cu; see asynctile/ops/cross_entropy.py for the contracts."""
+"""Launchers of cross_entropy.cu. The contracts are in asynctile/ops/cross_entropy.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL_ROWS = 1024
 def cross_entropy(
     on: Context, logits: Array, targets: Array, stats: Array, column: int, padding: int, first: bool, last: bool, number: Array
 ) -> None:  # fmt: skip
-    """Fold one tile into (maximum, sum, target's logit); in the end (log-sum-exp, ...) and the sum of losses."""
+    """Fold one tile into (maximum, sum, target's logit); after the last, (log-sum-exp, ...) and the sum of losses."""
     rows, pitch = logits.shape
     kernel, columns = f"cross_entropy_{suffix(logits)}", pitch - padding
     on.launch(kernel, rows, ROW, logits, targets, stats, columns, pitch, column, first, last)

@@ -1,6 +1,6 @@
-// Copy, fill and column sums; see asynctile/ops/elementwise.py for the contracts.
+// Copy, fill and column sums. The contracts are in asynctile/ops/elementwise.py.
 
-// The same bits, whatever they mean.
+// Copy bits without converting them.
 template <typename T>
 static __device__ void copy_plain(const T *source, T *target, size_t count) {
     constexpr int N = sizeof(uint4) / sizeof(T);
@@ -49,7 +49,7 @@ static __device__ void column_sums_chunk(const T *__restrict__ x, double *partia
     });
 }
 
-// Also a copy in bf16.
+// The same, and also a copy in bf16.
 template <bool VECTOR>
 static __device__ void column_sums_copy_chunk(const float *__restrict__ x, bf16 *__restrict__ copy, double *partial, int rows,
                                               int columns, int chunks) {

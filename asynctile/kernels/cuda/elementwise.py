@@ -1,4 +1,4 @@
-"""Launches of elementwise.cu; see asynctile/ops/elementwise.py for the contracts."""
+"""Launchers of elementwise.cu. The contracts are in asynctile/ops/elementwise.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// Token and position embeddings and their gradients; see asynctile/ops/embedding.py for the contracts.
-// Rows that other tiles of a table serve are left as they are.
+// Token and position embeddings and their gradients. The contracts are in asynctile/ops/embedding.py. Rows whose token or
+// position belongs to another tile of the table are left unchanged.
 
 template <int N, bool VECTOR, typename T>
 static __device__ void take_positions(const T *__restrict__ wpe, float *__restrict__ x, int rows, int columns, int places,
@@ -30,7 +30,7 @@ static __device__ void add_tokens(const int *__restrict__ tokens, const T *__res
     }
 }
 
-// A patch of the table's gradient: sequence after sequence.
+// Sum a patch of the table's gradient, sequence after sequence.
 template <bool VECTOR>
 static __device__ void sum_positions(const float *__restrict__ dx, float *__restrict__ dwpe, int places, int columns, int seqs,
                                      int length, int shift) {
@@ -51,15 +51,15 @@ static __device__ void sum_positions(const float *__restrict__ dx, float *__rest
     }
 }
 
-// ---- the gradient of a token table, in two kernels
-// The first sorts: for each group of GROUP table rows, which tokens of the tile are theirs, in token order. The second adds.
-// No token is counted by the order in which threads arrive, so the bits are the same each time.
+// ---- the gradient of a token table, in two kernels The first kernel sorts: for each group of GROUP table rows it lists the
+// tile's tokens of that group, in token order. The second kernel adds. No order depends on which thread arrives first, so the
+// bits are the same each time.
 
 static constexpr int GROUP = 64;
-// Table rows of a block of the second kernel, which share a warp's sums in shared memory.
+// Table rows of a block of the second kernel. A warp has sums for all of them in shared memory.
 static constexpr int ROWS = 8;
 
-// Four tokens of a thread at a time, neighbours in token order; the places of those beyond the end are in no group.
+// Return the places of a thread's four tokens, neighbors in token order. Tokens beyond the end have places outside every group.
 static __device__ __forceinline__ int4 places_at(const int *__restrict__ tokens, int at, int count, int shift) {
     if (at + 4 <= count) {
         int4 four = *reinterpret_cast<const int4 *>(tokens + at);
@@ -71,8 +71,8 @@ static __device__ __forceinline__ int4 places_at(const int *__restrict__ tokens,
 
 static __device__ __forceinline__ bool below(int place, int end) { return place >= 0 && place < end; }
 
-// Block g: lists[starts[g] : ends[g]] = token index * GROUP + place in the group, for the tokens of group g in order.
-// How many tokens stand in groups before it is counted, rather than asked of other blocks.
+// Block g writes lists[starts[g] : ends[g]] = token index * GROUP + place in the group, for the tokens of group g in order. It
+// counts the tokens of earlier groups itself instead of asking other blocks.
 extern "C" __global__ void __launch_bounds__(1024) embed_tokens_lists(const int *tokens, int count, int places, int shift,
                                                                         int *starts, int *ends, int *lists) {
     __shared__ int totals[WARP];
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(1024) embed_tokens_lists(const int 
         int inside[4] = {four.x, four.y, four.z, four.w}, found = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) found += below(inside[i], own);
-        // Tokens found by the threads before this one: in its warp, then in the warps before.
+        // Tokens found by earlier threads: first in this warp, then in the warps before.
         int upto = found;
 #pragma unroll
         for (int by = 1; by < WARP; by *= 2) {
@@ -111,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(1024) embed_tokens_lists(const int 
     if (threadIdx.x == 0) ends[blockIdx.x] = next;
 }
 
-// A block adds to one span of ROWS table rows. Each warp takes a piece of their group's list and sums by table row;
-// then the warps' sums are added in order. A token that fills half a text is work for all warps alike.
+// A block adds to one span of ROWS table rows. Each warp takes a part of their group's list and sums by table row; then the
+// warps' sums are added in order. So a token that makes up half of a text is work for all warps alike.
 template <bool VECTOR>
 static __device__ void sum_tokens(const int *__restrict__ starts, const int *__restrict__ ends, const int *__restrict__ lists,
                                   const float *__restrict__ dx, float *__restrict__ dwte, int places, int columns) {
@@ -124,12 +124,12 @@ static __device__ void sum_tokens(const int *__restrict__ starts, const int *__r
     int first = blockIdx.x / spans * ROWS, start = starts[first / GROUP], count = ends[first / GROUP] - start;
     if (count == 0) return;
     auto &own = sums[warp_index()];
-    unsigned rows_met = 0;  // the only ones that have a sum
+    unsigned rows_met = 0;  // only these rows have a sum
 
     int from = start + int(size_t(count) * warp_index() / WARPS), end = start + int(size_t(count) * (warp_index() + 1) / WARPS);
     for (int at = from; at < end; at += WARP) {
         int entry = at + lane_index() < end ? lists[at + lane_index()] : -1;
-        int place = entry % GROUP - first % GROUP;  // below 0 for no entry
+        int place = entry % GROUP - first % GROUP;  // negative if there is no entry
         unsigned todo = __ballot_sync(~0u, below(place, ROWS));
         while (todo) {
             int rows[AHEAD];

@@ -1,4 +1,4 @@
-"""Launches of embedding.cu; see asynctile/ops/embedding.py for the contracts."""
+"""Launchers of embedding.cu. The contracts are in asynctile/ops/embedding.py."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from asynctile.kernels.cuda.context import Context
 from asynctile.kernels.cuda.grid import BLOCK, divide_up, lanes, patches, spans, suffix
 
 INT32 = np.dtype(np.int32)
-#: Table rows whose tokens are listed together, and those that one block adds to, as in embedding.cu.
+#: Table rows whose tokens are listed together, and table rows that one block adds to, as in embedding.cu.
 GROUP, ROWS = 64, 8
-#: Threads that go through all tokens for a group.
+#: Threads that scan all tokens for a group.
 LISTING = 1024
-#: Tokens that are listed at a time. A list's entry holds a token's index and a place in its group in 31 bits.
+#: Tokens that are listed at a time. An entry packs a token's index and a place in its group into 31 bits.
 TOKENS = 1 << 19
 
 

@@ -1,5 +1,5 @@
-// GELU (tanh form) and its derivative; see asynctile/ops/gelu.py for the contract.
-// 0.5 (1 + tanh(u)) is 1 / (1 + exp(-2 u)): no tanh is computed, and no digits are lost where it is near -1.
+// GELU (tanh form) and its derivative. The contract is in asynctile/ops/gelu.py. 0.5 (1 + tanh(u)) equals 1 / (1 + exp(-2 u)).
+// So no tanh is computed, and no digits are lost where tanh is near -1.
 
 // -2 u = x (GELU_SLOPE + GELU_CUBIC x^2)
 #define GELU_SLOPE -1.5957691216057308f
@@ -49,7 +49,7 @@ static __device__ void gelu_backward(const T *x, T *grad, size_t count) {
     }
 }
 
-// Both, and the column sums of the gradient, which column_sums_last adds up.
+// Compute both, and the column sums of the gradient, which column_sums_last finishes.
 template <int N, bool VECTOR, typename T>
 static __device__ void gelu_both_chunk(const T *__restrict__ x, T *__restrict__ y, T *__restrict__ grad, double *partial,
                                        int rows, int columns, int chunks) {

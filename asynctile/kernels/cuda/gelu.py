@@ -1,4 +1,4 @@
-"""Launches of gelu.cu; see asynctile/ops/gelu.py for the contracts."""
+"""Launchers of gelu.cu. The contracts are in asynctile/ops/gelu.py."""
 
 from __future__ import annotations
 

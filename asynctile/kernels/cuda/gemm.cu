@@ -1,6 +1,7 @@
-// The bias row of a product, and what the product is added to; the product itself is the context's. See asynctile/ops/gemm.py for the contract.
+// The start value of a product: its bias row and the matrix it is added to. The context computes the product itself. The
+// contract is in asynctile/ops/gemm.py.
 
-// c = bias, or source + bias; the source may be c itself.
+// c = bias, or source + bias. The source may be c itself.
 template <int N, bool VECTOR, typename T>
 static __device__ void add_bias(const float *__restrict__ bias, const T *source, T *c, int rows, int columns, int onto) {
     using Part = Span<N, VECTOR>;

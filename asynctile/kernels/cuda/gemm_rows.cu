@@ -1,14 +1,14 @@
-// Products of few rows, each with the bits that it has alone; see asynctile/ops/gemm_rows.py for the contract.
+// Products of few rows, each with the bits that it has alone. The contract is in asynctile/ops/gemm_rows.py.
 //
-// The weights are read once for ROWS_AT_ONCE rows. Every element is one chain of fused multiplications and additions for each
-// thread that has a part of K, and one sum over these threads: which part is whose follows from K alone, and a row that is not
-// there changes nothing in those that are. A single row goes through the same chains without the arithmetic of seven others.
+// Weights are read once for ROWS_AT_ONCE rows. Every element is one chain of fused multiply-adds for each thread that has a
+// part of K, and one sum over these threads. K alone decides which thread has which part, and a missing row changes nothing in
+// the others. A single row runs through the same chains without the arithmetic of seven others.
 
 static constexpr int ROWS_AT_ONCE = 8;
-// Columns of a block: of a matrix as it lies, and of one whose transpose is asked for, where each warp has two.
+// Columns of a block for b as stored, and columns of a warp for b transposed.
 static constexpr int BLOCK_COLUMNS = 32, WARP_COLUMNS = 2;
 
-// Where a product goes, and what it joins: bias and source only if the flags say so. The source may be c itself.
+// The destination of a product and its addends: bias and source, if the flags say so. The source may be c itself.
 template <typename U>
 struct Target {
     const float *bias;
@@ -26,7 +26,7 @@ struct Target {
     }
 };
 
-// b (K, columns): a thread has N of the block's columns and every k of its phase.
+// b (K, columns): a thread has N of the block's columns, and every k of its phase.
 template <int R, int N, bool VECTOR, typename T, typename U>
 static __device__ void times_rows(const T *__restrict__ a, const T *__restrict__ b, const Target<U> &target, int inner) {
     constexpr int LANES = BLOCK_COLUMNS / N, PHASES = WARPS * WARP / LANES;
@@ -69,7 +69,7 @@ static __device__ void times_rows(const T *__restrict__ a, const T *__restrict__
     }
 }
 
-// b (columns, K): a warp has WARP_COLUMNS rows of b, its lanes parts of K.
+// b (columns, K): a warp has WARP_COLUMNS rows of b, and its lanes have parts of K.
 template <int R, int N, bool VECTOR, typename T, typename U>
 static __device__ void times_columns(const T *__restrict__ a, const T *__restrict__ b, const Target<U> &target, int inner) {
     using Part = Span<N, VECTOR>;
@@ -99,7 +99,8 @@ static __device__ void times_columns(const T *__restrict__ a, const T *__restric
         }
 }
 
-// As it lies: rows of b begin where vectors may if they are a multiple of N long. Launched with R rows a block, 1 only for one row.
+// b as stored: vector loads work if the rows of b are a multiple of N long. Launched with R rows per block; R = 1 is for a
+// single row only.
 template <int N, typename T, typename U>
 static __device__ __forceinline__ void gemm_rows(const T *a, const T *b, const Target<U> &target, int inner) {
     if (target.rows == 1) {

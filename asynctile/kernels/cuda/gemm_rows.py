@@ -1,4 +1,4 @@
-"""Launches of gemm_rows.cu; see asynctile/ops/gemm_rows.py for the contracts."""
+"""Launchers of gemm_rows.cu. The contracts are in asynctile/ops/gemm_rows.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from asynctile.kernels.cuda.array import Array
 from asynctile.kernels.cuda.context import Context
 from asynctile.kernels.cuda.grid import BLOCK, divide_up, suffix
 
-#: Rows for which a block reads the weights once, and its columns without and with a transposed b, as in gemm_rows.cu.
+#: Rows for which a block reads the weights once, and a block's columns with b as stored and with b transposed, as in
+#: gemm_rows.cu.
 ROWS, COLUMNS, TRANSPOSED_COLUMNS = 8, 32, 16
 
 
@@ -34,6 +35,6 @@ def _multiply(on: Context, a: Array, b: Array, bias: Array | None, source: Array
     (rows, columns), inner = c.shape, a.shape[1]
     kernel = f"gemm_rows_{'transposed_' if tb else ''}{suffix(b)}_{suffix(c)}"
     grid = (divide_up(columns, TRANSPOSED_COLUMNS if tb else COLUMNS), divide_up(rows, ROWS))
-    # In place of an operand that is not there the kernel gets one that it does not look at.
+    # For a missing operand the kernel gets a pointer that it does not read.
     operands = (a, b, bias or c, source or c, c)
     on.launch(kernel, grid, BLOCK, *operands, rows, columns, inner, bias is not None, source is not None)

@@ -1,17 +1,17 @@
-// Layer normalisation, forward and backward, by column tiles; see asynctile/ops/layernorm.py for the contracts.
+// Layer normalization, forward and backward, by column tiles. The contracts are in asynctile/ops/layernorm.py.
 
 // Mean and sum of squared deviations of `count` numbers.
 struct Moments {
     double mean, squares, count;
 };
 
-// Those of two sets together, by Chan, Golub and LeVeque.
+// Return the moments of two sets together, by Chan, Golub and LeVeque.
 static __device__ __forceinline__ Moments merge_moments(Moments a, Moments b) {
     double count = a.count + b.count, apart = b.mean - a.mean, share = b.count / count;
     return {a.mean + apart * share, a.squares + b.squares + apart * apart * a.count * share, count};
 }
 
-// Those of up to SPANS spans, which stay in registers for the second look at them.
+// Return the moments of up to SPANS spans, which stay in registers for the second pass.
 template <int SPANS, bool VECTOR>
 static __device__ __forceinline__ Moments moments_of(const float *__restrict__ row, int first, int columns) {
     using Part = Span<4, VECTOR>;
@@ -33,12 +33,12 @@ static __device__ __forceinline__ Moments moments_of(const float *__restrict__ r
             squares += deviation * deviation;
             residue += deviation;
         }
-    // The residue is what rounding the mean left over.
+    // The residue is the error that rounding left in the mean.
     residue = warp_sum(residue) / count;
     return {mean + residue, warp_sum(squares) - residue * residue * count, count};
 }
 
-// Those of a tile's row, which a warp has to itself.
+// Return the moments of a tile's row, computed by one warp.
 template <bool VECTOR>
 static __device__ __forceinline__ Moments moments_of_row(const float *row, int columns) {
     constexpr int SPANS = 8;
@@ -54,7 +54,7 @@ static __device__ __forceinline__ float inverse_deviation(Moments all, float eps
     return 1.0f / sqrtf(float(all.squares) / float(all.count) + eps);
 }
 
-// Rounded where it says so: the two kernels that compute it give equal bits.
+// Rounded exactly where written, so the two kernels that use it give equal bits.
 static __device__ __forceinline__ float normal(float x, float mean, float rstd, float gain, float bias) {
     return __fmaf_rn(__fmul_rn(__fsub_rn(x, mean), rstd), gain, bias);
 }
@@ -88,7 +88,7 @@ static __device__ void normalise(const float *__restrict__ x, const float *__res
     }
 }
 
-// Statistics of whole rows, and the rows normalised: read again at once, they come from the nearest cache.
+// Compute statistics of whole rows and normalize them. The second read comes from the L1 cache.
 template <int N, bool VECTOR, typename T>
 static __device__ void normalise_rows(const float *__restrict__ x, const float *__restrict__ gain,
                                       const float *__restrict__ bias, float *stats, T *__restrict__ y, int rows, int columns,
@@ -177,9 +177,9 @@ static __device__ void gradients_chunk(const float *__restrict__ dinp, const flo
     });
 }
 
-// Everything of a block's rows, each read once. WARPS rows at a time: a warp sums a row, keeps it in shared memory (the
-// gradient of the output, then xhat) and writes dx; then each thread adds these rows to the sums of its own columns, which
-// also stay there. partial: (chunks, 2, columns). Shared rows begin where vectors may.
+// Compute all gradients of a block's rows, reading each row once, `held` rows at a time. Each warp sums one row, keeps it in
+// shared memory (the gradient of the output, then xhat) and writes dx. Then each thread adds these rows to the sums of its own
+// columns, which are also in shared memory. partial: (chunks, 2, columns). Rows in shared memory are aligned for vector loads.
 template <bool VECTOR>
 static __device__ void whole_rows_backward(const float *__restrict__ dinp, const float *__restrict__ x,
                                            const float *__restrict__ stats, const float *__restrict__ gain, float *dx,

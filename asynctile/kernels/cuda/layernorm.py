@@ -1,4 +1,4 @@
-"""Launches of layernorm.cu; see asynctile/ops/layernorm.py for the contracts."""
+"""Launchers of layernorm.cu. The contracts are in asynctile/ops/layernorm.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WARPS = BLOCK // WARP
 
 
 def layernorm_stats(on: Context, x: Array, stats: Array, seen: int, last: bool, eps: float) -> None:
-    """Merge the columns of x into (mean, sum of squared deviations), in the end (mean, 1 / deviation)."""
+    """Merge the columns of x into (mean, sum of squared deviations); after the last, store (mean, 1 / deviation)."""
     rows, columns = x.shape
     on.launch("layernorm_stats", divide_up(rows, WARPS), BLOCK, x, stats, rows, columns, seen, last, eps)
 
@@ -22,7 +22,7 @@ def layernorm(on: Context, x: Array, stats: Array, gain: Array, bias: Array, y: 
 
 
 def layernorm_whole(on: Context, x: Array, gain: Array, bias: Array, stats: Array, y: Array, eps: float) -> None:
-    """stats = (mean, 1 / deviation) of whole rows, and y."""
+    """Compute stats = (mean, 1 / deviation) of whole rows, and y."""
     rows, columns = x.shape
     grid = divide_up(rows, WARPS)
     on.launch(f"layernorm_whole_{suffix(y)}", grid, BLOCK, x, gain, bias, stats, y, rows, columns, eps)
@@ -46,7 +46,7 @@ def layernorm_backward(
 def layernorm_gradients(
     on: Context, dinp: Array, x: Array, stats: Array, dgain: Array, dbias: Array, accumulate: bool
 ) -> None:
-    """dgain, dbias = column sums of dinp xhat, of dinp (+ themselves)."""
+    """dgain, dbias = column sums of dinp xhat and of dinp (+ themselves)."""
     rows, columns = x.shape
     width = spans(columns, lanes(x))
     chunks = chunks_of_rows(on, rows, width, 2 * columns)
@@ -59,18 +59,18 @@ def layernorm_whole_backward(
     on: Context, dinp: Array, x: Array, stats: Array, gain: Array, dx: Array, dgain: Array, dbias: Array,
     accumulate: bool, begun: bool,
 ) -> None:  # fmt: skip
-    """dx, dgain and dbias from whole rows (+ themselves). How many rows a block holds at once changes no bit."""
+    """Compute dx, dgain and dbias from whole rows (+ themselves). The number of rows a block holds at once changes no bit."""
     rows, columns = x.shape
     line = 2 * 4 * 4 * divide_up(columns, 4)
     held = min(WARPS, on.shared // line - 1)
     if held < 1:
-        # Not even one row and the sums of its columns: three passes, as over tiles that hold parts of rows.
+        # Shared memory is too small for one row and the column sums: make three passes, as for tiles with parts of rows.
         sums = Array(on.scratch.ptr, (rows, 2), x.dtype)
         layernorm_sums(on, dinp, x, stats, gain, sums, False)
         layernorm_backward(on, dinp, x, stats, gain, sums, dx, columns, accumulate)
         layernorm_gradients(on, dinp, x, stats, dgain, dbias, begun)
         return
-    # Partial sums are float32: those of two rows take the room of one in the scratch.
+    # Partial sums are float32, so the two sums of a column fit where the scratch has one double.
     chunks = chunks_of_rows(on, rows, 1, columns, least=WARPS)
     on.launch(
         "layernorm_whole_backward", chunks, BLOCK, dinp, x, stats, gain, dx, on.scratch, rows, columns, held, accumulate,

@@ -1,9 +1,9 @@
-// What kernels over the rows of a tile share: how a warp reads a row, which rows a block gets, sums in a fixed order.
+// The shared part of kernels over the rows of a tile: how a warp reads a row, which rows a block gets, sums in a fixed order.
 
 static constexpr int WARP = 32;
 // Warps of a block, unless a kernel says otherwise.
 static constexpr int WARPS = 8;
-// Rows of a patch: few enough for many blocks, enough to load what is the same for all rows once.
+// Rows of a patch: few enough for many blocks, and enough to load data that all rows share only once.
 static constexpr int PATCH_ROWS = 32;
 static constexpr float LOWEST = -3.402823466e38f;
 
@@ -11,16 +11,17 @@ static __device__ __forceinline__ int lane_index() { return threadIdx.x % WARP; 
 static __device__ __forceinline__ int warp_index() { return threadIdx.x / WARP; }
 static __device__ __forceinline__ int divide_up(int count, int by) { return (count + by - 1) / by; }
 
-// A warp's view of 32 N columns of a row. VECTOR: a lane has N neighbours, read at once; the tile's columns are a multiple
-// of N, so rows start where vectors may, and a lane's N columns exist together or not at all. Otherwise it has every 32nd.
+// A warp's view of 32 N columns of a row. VECTOR: a lane has N neighboring elements, read at once. The tile's columns are then
+// a multiple of N, so rows are aligned for vectors, and a lane's N columns exist together or not at all. Otherwise a lane has
+// every 32nd element.
 template <int N, bool VECTOR>
 struct Span {
     static constexpr int width = WARP * N;
 
-    // Where in the span this lane's element i stands.
+    // Return where in the span this lane's element i is.
     static __device__ __forceinline__ int place(int i) { return VECTOR ? lane_index() * N + i : lane_index() + WARP * i; }
 
-    // This lane's elements of row[first : first + width]; `beyond` for those that a row of `columns` does not have.
+    // Load this lane's elements of row[first : first + width], and `beyond` for columns that the row does not have.
     template <typename T>
     static __device__ __forceinline__ void load(const T *row, int first, int columns, float (&to)[N], float beyond = 0.0f) {
         if constexpr (VECTOR) {
@@ -45,8 +46,8 @@ struct Span {
     }
 };
 
-// What one block of WARPS warps handles of a tile, where each warp takes a span of every WARPS-th row:
-// columns [column, column + 32 N), this warp's rows row, row + WARPS, ... below `end`.
+// The part of a tile that one block of WARPS warps handles, each warp a span of every WARPS-th row: columns [column, column +
+// 32 N), and this warp's rows row, row + WARPS, ... below `end`.
 struct Patch {
     int column, row, end;
 };
@@ -58,7 +59,7 @@ static __device__ __forceinline__ Patch own_patch(int rows, int columns) {
     return {int(blockIdx.x % spans) * WARP * N, first + warp_index(), min(rows, first + PATCH_ROWS)};
 }
 
-// The sum over a warp, the same bits in each lane.
+// Return the sum over a warp, with the same bits in each lane.
 template <typename T>
 static __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
@@ -72,12 +73,12 @@ static __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// The sum over a block of whole warps, the same bits in each thread.
+// Return the sum over a block of whole warps, with the same bits in each thread.
 template <typename T>
 static __device__ T block_sum(T value) {
     __shared__ T parts[WARP];
     value = warp_sum(value);
-    __syncthreads();  // an earlier sum has been read
+    __syncthreads();  // all threads have read an earlier sum
     if (lane_index() == 0) parts[warp_index()] = value;
     __syncthreads();
     T total = parts[0];
@@ -96,15 +97,15 @@ static __device__ float block_max(float value) {
     return largest;
 }
 
-// One array for all callers: each __shared__ variable of each instance of a template takes room of its own in a kernel.
+// One array for all callers: otherwise each instance of a template would take shared memory of its own in a kernel.
 template <int SUMS, int WIDTH>
 static __device__ __forceinline__ float (&sums_of_warps())[WARPS][SUMS][WIDTH] {
     __shared__ float sums[WARPS][SUMS][WIDTH];
     return sums;
 }
 
-// Column sums in two steps. In the first a block sums one span of one of `chunks` pieces of the rows;
-// add(row, column, sums) adds a row's part to this lane's sums. partial: (chunks, SUMS, columns).
+// Compute column sums, step one of two: a block sums one span of one of `chunks` chunks of the rows. add(row, column, sums)
+// adds a row's part to this lane's sums. partial: (chunks, SUMS, columns).
 template <int N, bool VECTOR, int SUMS, typename Add>
 static __device__ __forceinline__ void sum_chunk(int rows, int columns, int chunks, double *partial, Add add) {
     using Part = Span<N, VECTOR>;
@@ -128,7 +129,7 @@ static __device__ __forceinline__ void sum_chunk(int rows, int columns, int chun
     }
 }
 
-// The second step: a block sums the chunks of 32 columns. partial: rows of `stride` numbers, one for each chunk.
+// Step two: a block sums the chunks of 32 columns. partial: rows of `stride` numbers, one row per chunk.
 template <typename T>
 static __device__ __forceinline__ void sum_partials(const T *partial, int stride, int chunks, int columns, float *sums,
                                                     int accumulate) {
